@@ -1,0 +1,154 @@
+"""The error catalogue: every exception that fusec raises on purpose.
+
+Four families, told apart by who can do something about them:
+
+    Unsupported                      nobody has to: the operation runs as an eager kernel
+    UsageError                       the caller: a bad option, mode, target, input spec or stage
+    BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
+    InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
+
+A message says what was seen, where, and what to do next. Each class carries the exit code that the
+command line ends with; 0 is success and 1 a failed check, neither of which is an exception.
+
+Exceptions cross process boundaries (kernels are built in parallel), so each can be pickled: what
+`__init__` needs by position is in `args`, the rest is an ordinary attribute.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+BUILD_OUTPUT_LINES = 20
+"""How much of a failed compiler's output a message shows; the whole text is `BuildError.output`."""
+
+
+class FusecError(Exception):
+    """Base of all errors that fusec raises on purpose."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class Unsupported(FusecError):
+    """fusec has no lowering for this operation; it becomes an `Extern` and the compile goes on.
+
+    Args:
+        reason: why, in a few words that read well after the operation's name in `fusec explain`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class UsageError(FusecError):
+    """The caller asked for something that does not exist; the message says what does."""
+
+    exit_code: ClassVar[int] = 2
+
+    @classmethod
+    def unknown(cls, kind: str, seen: str, valid: Iterable[str]) -> UsageError:
+        """Return the error for a name outside a closed set, naming the nearest member and the set.
+
+        Args:
+            kind: what was named, in the singular: "mode", "option", "stage".
+        """
+        names = list(valid)
+        near = nearest(seen, names)
+        hint = f" Did you mean {near!r}?" if near is not None else ""
+        return cls(f"unknown {kind} {seen!r}.{hint} Valid: {', '.join(names)}.")
+
+
+class EnvironmentProblem(FusecError):
+    """The machine lacks something: a compiler, a device, a writable directory, a package."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class BuildError(FusecError):
+    """A compiler (C++, Triton, ptxas) rejected what fusec emitted, or died.
+
+    Args:
+        command: the command line, by argument.
+        output: everything the compiler printed.
+        returncode: its exit status; negative for a signal.
+    """
+
+    def __init__(self, command: Sequence[str], output: str, returncode: int = 1) -> None:
+        super().__init__(tuple(command), output, returncode)
+        self.command = tuple(command)
+        self.output = output
+        self.returncode = returncode
+
+    def __str__(self) -> str:
+        lines = self.output.strip().splitlines() or ["(it printed nothing)"]
+        tail = "\n  ".join(lines[-BUILD_OUTPUT_LINES:])
+        return (
+            f"build failed with exit status {self.returncode}: {shlex.join(self.command)}\n"
+            f"  {tail}\n"
+            "Run `fusec doctor` to check the compiler; if it is sound, the source is at fault."
+        )
+
+
+class StageError(FusecError):
+    """A defect of fusec, with the stage in which it showed.
+
+    The raiser often does not know its stage, so whoever runs the stages fills in `stage` with
+    `in_stage` when the error passes by.
+    """
+
+    blame: ClassVar[str]
+    advice: ClassVar[str] = (
+        "This is a defect of fusec; please report it. "
+        'options={"verify": True} checks each stage and shows which one is to blame.'
+    )
+
+    def __init__(self, seen: object, *, stage: str = "") -> None:
+        super().__init__(seen)
+        self.stage = stage
+
+    def in_stage(self, stage: str) -> StageError:
+        """Record the stage, unless a deeper one was recorded already, and return this error."""
+        self.stage = self.stage or stage
+        return self
+
+    def __reduce__(self) -> tuple[type[StageError], tuple[str], dict[str, object]]:
+        # What was seen may be a node that cannot be pickled: its text is what the reader needs.
+        return type(self), (str(self.args[0]),), dict(self.__dict__)
+
+    def __str__(self) -> str:
+        place = f" in stage {self.stage!r}" if self.stage else ""
+        return f"{self.blame}{place}: {self.args[0]}\n{self.advice}"
+
+
+class InvalidIR(StageError):
+    """A verifier found a structure that is not legal at this stage."""
+
+    blame = "invalid IR"
+
+
+class InternalError(StageError):
+    """A broken invariant, such as a node that no case of a `match` covers.
+
+    `InternalError(node)` is enough: the message names the node's type beside its text.
+    """
+
+    blame = "internal error of fusec"
+
+    def __init__(self, seen: object, *, stage: str = "") -> None:
+        described = seen if isinstance(seen, str) else f"unexpected {type(seen).__name__}: {seen}"
+        super().__init__(described, stage=stage)
+
+
+def nearest(seen: str, valid: Iterable[str]) -> str | None:
+    """Return the member of `valid` that `seen` most likely meant, or None if nothing is close.
+
+    Dotted names are also tried by their last part, so that "triton.cudagraphs" finds "cudagraphs".
+    """
+    names = list(valid)
+    for attempt in (seen.lower(), seen.lower().rpartition(".")[2]):
+        if close := difflib.get_close_matches(attempt, names, n=1):
+            return close[0]
+    return None

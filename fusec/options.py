@@ -1,0 +1,244 @@
+"""Options of one compile, and the only reader of the environment and of torch.compile's arguments.
+
+Decides: what each option is called, its type, its default, and who wins. From weak to strong:
+
+    default of the field  <  environment variable  <  torch.compile(mode=...)  <  options={...}
+
+The environment variable of field `cache_dir` is `FUSEC_CACHE_DIR`; the table of all of them is
+`environment_variables()`, which `fusec --help` prints. To add an option, add a field to `Options`:
+parsing, checking, help and the nearest-name message follow from its declaration.
+
+    >>> Options.from_compile("reduce-overhead", None, environ={"FUSEC_THREADS": "1"}).cudagraphs
+    True
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from fusec.errors import UsageError
+
+MODES: Mapping[str, Mapping[str, bool]] = {
+    "default": {},
+    "reduce-overhead": {"cudagraphs": True},
+    "max-autotune": {"autotune": True, "cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"autotune": True, "cudagraphs": False},
+}
+"""What each mode of torch.compile sets: names and meaning are those that users know already."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a field's declaration says beyond its type and default.
+
+    Attributes:
+        help: one line for `fusec --help`.
+        changes_code: part of `Options.key()`, because generated code depends on it.
+        also_read: further environment variables, read when fusec's own is unset.
+    """
+
+    help: str
+    changes_code: bool = False
+    also_read: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One row of the table of environment variables."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def _about(help: str, **more: Any) -> dict[str, About]:
+    return {"about": About(help, **more)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything a user can choose about a compile. Plain `Options()` is all defaults."""
+
+    strict: bool = field(
+        default=False,
+        metadata=_about("a failure inside fusec is an error, not a fallback to eager kernels"),
+    )
+    cache: bool = field(default=True, metadata=_about("keep compiled kernels on disk"))
+    cache_dir: str | None = field(
+        default=None,
+        metadata=_about("directory of the cache; default: the user's cache directory"),
+    )
+    cache_size_mb: int = field(
+        default=2048,
+        metadata=_about("size limit of the cache in MiB; what was not used longest goes first"),
+    )
+    threads: int = field(
+        default=0, metadata=_about("compiler processes that run in parallel; 0: one for each core")
+    )
+    cudagraphs: bool = field(
+        default=False, metadata=_about("record each graph's launches as one CUDA graph")
+    )
+    autotune: bool = field(
+        default=False,
+        metadata=_about("measure candidate configurations on the device", changes_code=True),
+    )
+    fusion: bool = field(
+        default=True,
+        metadata=_about(
+            "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
+        ),
+    )
+    verify: bool = field(default=False, metadata=_about("run the IR verifiers after each pass"))
+    dump_dir: str | None = field(
+        default=None, metadata=_about("write every stage of every compile under this directory")
+    )
+    cxx: str | None = field(
+        default=None,
+        metadata=_about("C++ compiler; default: CXX, else g++, else clang++", also_read=("CXX",)),
+    )
+    target: str | None = field(
+        default=None,
+        metadata=_about("compile for this target, not the inputs' device", changes_code=True),
+    )
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if _checked(declared, value, f"option {declared.name!r}") is not value:
+                raise UsageError(f"option {declared.name!r}: {value!r} must be given as str")
+
+    @classmethod
+    def from_compile(
+        cls,
+        mode: str | None,
+        options: Mapping[str, object] | None,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> Options:
+        """Return the options that torch.compile's `mode=` and `options=` and the environment give.
+
+        Args:
+            environ: read in place of `os.environ`.
+        Raises:
+            UsageError: for an unknown mode or option (the nearest valid name is in the message),
+                and for a value of the wrong type, wherever it came from.
+        """
+        declared = {option.name: option for option in fields(cls)}
+        chosen: dict[str, Any] = _from_environment(os.environ if environ is None else environ)
+        chosen.update(_from_mode(mode))
+        for name, value in (options or {}).items():
+            if name not in declared:
+                raise UsageError.unknown("option", str(name), declared)
+            chosen[name] = _checked(declared[name], value, f"option {name!r}")
+        return cls(**chosen)
+
+    def key(self) -> str:
+        """Return the fields that change generated code, as stable text for cache keys.
+
+        `cxx` is not among them: who builds adds the compiler's identity, which a path is not.
+        """
+        parts = [o.name for o in fields(self) if _declared(o).changes_code]
+        return ",".join(f"{name}={getattr(self, name)!r}" for name in sorted(parts))
+
+
+def environment_variables() -> tuple[Variable, ...]:
+    """Return the environment variables that fusec reads, one row for each option."""
+    return tuple(
+        Variable(
+            _variable(option),
+            str(option.type).removesuffix(" | None"),
+            "" if option.default is None else _shown(option.default),
+            _declared(option).help,
+        )
+        for option in fields(Options)
+    )
+
+
+def _from_mode(mode: str | None) -> Mapping[str, bool]:
+    if mode is None:
+        return {}
+    if mode not in MODES:
+        raise UsageError.unknown("mode", str(mode), MODES)
+    return MODES[mode]
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for option in fields(Options):
+        # An empty variable counts as unset, so that `FUSEC_CACHE= command` means the default.
+        for variable in (_variable(option), *_declared(option).also_read):
+            if text := environ.get(variable, "").strip():
+                parsed = _PARSERS[str(option.type)](text, variable)
+                chosen[option.name] = _checked(option, parsed, f"environment variable {variable}")
+                break
+    return chosen
+
+
+def _checked(option: Field[Any], value: object, where: str) -> Any:
+    """Return `value` in the type of `option`'s field; raise UsageError, naming `where`, if not."""
+    match str(option.type), value:
+        case "bool", bool():
+            return value
+        case "int", int() if not isinstance(value, bool):
+            if value < 0:
+                raise UsageError(f"{where}: {value} is negative; give 0 or more.")
+            return value
+        case "str | None", None | str():
+            return value
+        case "str | None", os.PathLike():
+            return os.fspath(value)
+        case expected, _:
+            kind = expected.removesuffix(" | None")
+            raise UsageError(
+                f"{where}: expected {kind}, got {value!r} ({type(value).__name__}). "
+                f"{_declared(option).help[0].upper()}{_declared(option).help[1:]}."
+            )
+
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def _parse_bool(text: str, variable: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise UsageError(f"environment variable {variable}: {text!r} is not 1 or 0.")
+
+
+def _parse_int(text: str, variable: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"environment variable {variable}: {text!r} is no integer.") from None
+
+
+def _parse_str(text: str, variable: str) -> str:
+    return text
+
+
+_PARSERS: Mapping[str, Callable[[str, str], object]] = {
+    "bool": _parse_bool,
+    "int": _parse_int,
+    "str | None": _parse_str,
+}
+"""By the annotation of the field, which `from __future__ import annotations` keeps as text."""
+
+
+def _declared(option: Field[Any]) -> About:
+    about = option.metadata["about"]
+    assert isinstance(about, About)
+    return about
+
+
+def _variable(option: Field[Any]) -> str:
+    return f"FUSEC_{option.name.upper()}"
+
+
+def _shown(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
