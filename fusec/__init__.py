@@ -1,0 +1,20 @@
+"""fusec: an operator-fusion compiler for PyTorch, used as ``torch.compile(model, backend="fusec")``.
+
+Importing this package is cheap: torch and the compiler's stages are loaded at first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "explain", "kernels"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("explain", "kernels"):
+        # Local: `import fusec` must not import torch, Dynamo and the compiler's stages.
+        from fusec import report
+
+        return getattr(report, name)
+    raise AttributeError(f"module 'fusec' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""From an ``fx.GraphModule`` of functional ATen to a ``Graph`` of index notation."""

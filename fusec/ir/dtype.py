@@ -1,0 +1,70 @@
+"""Element types: what is stored in memory, and what arithmetic is done in.
+
+A value of a 16-bit float type is computed in f32 and rounded when it is stored; small integers are
+computed in i32 and wrap when they are stored, as PyTorch's CPU and CUDA kernels do.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """What arithmetic an element type has."""
+
+    BOOL = "bool"
+    UNSIGNED = "unsigned"
+    SIGNED = "signed"
+    FLOAT = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type: its printed name, kind and size in memory (bytes)."""
+
+    name: str
+    kind: Kind
+    itemsize: int
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind is Kind.FLOAT
+
+    @property
+    def is_integer(self) -> bool:
+        """True for integers, not for bool."""
+        return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BOOL = DType("bool", Kind.BOOL, 1)
+U8 = DType("u8", Kind.UNSIGNED, 1)
+I8 = DType("i8", Kind.SIGNED, 1)
+I16 = DType("i16", Kind.SIGNED, 2)
+I32 = DType("i32", Kind.SIGNED, 4)
+I64 = DType("i64", Kind.SIGNED, 8)
+F16 = DType("f16", Kind.FLOAT, 2)
+BF16 = DType("bf16", Kind.FLOAT, 2)
+F32 = DType("f32", Kind.FLOAT, 4)
+F64 = DType("f64", Kind.FLOAT, 8)
+
+DTYPES: dict[str, DType] = {
+    d.name: d for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64)
+}
+
+
+def compute_type(dtype: DType) -> DType:
+    """Return the type in which a value stored as ``dtype`` is computed: f32, f64, i32, i64 or bool."""
+    if dtype in (F16, BF16):
+        return F32
+    if dtype in (U8, I8, I16):
+        return I32
+    return dtype
+
+
+def accumulate_type(dtype: DType) -> DType:
+    """Return the type in which a sum or product of ``dtype`` values is accumulated."""
+    return compute_type(dtype)

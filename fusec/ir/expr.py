@@ -1,0 +1,445 @@
+"""Scalar expressions: the value of one element at one point of the iteration space.
+
+Grammar of the printed form::
+
+    expr ::= buffer '[' index, ... ']' ['if' expr]      Load, 0 where its guard is false
+           | number | '(' index ')' ':' dtype           Const, IndexValue
+           | expr op expr | op '(' expr, ... ')'        Op
+           | dtype '(' expr ')'                         Cast
+           | 'where' '(' expr, expr, expr ')'           Select
+           | monoid '(' axis, ... ':' expr ')'          Reduce
+           | name                                       Var (programs only)
+
+Nodes are interned: equal expressions are one object, so sharing costs nothing and a memo table keyed
+by the node is a correct common-subexpression elimination. ``axes`` of a node are its free axes.
+
+Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes ``{m}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, Union
+
+from fusec.errors import InvalidIR
+from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
+from fusec.ir.index import (
+    Axis,
+    FloorDiv,
+    Index,
+    IntoIndex,
+    Mod,
+    Runtime,
+    index,
+    substitute,
+)
+from fusec.ir.intern import Node
+from fusec.ir.monoid import Monoid
+from fusec.ir.scalar import SCALAR_OPS
+
+_NO_AXES: frozenset[Axis] = frozenset()
+
+
+class Buffer:
+    """A tensor in memory: ``shape`` and ``strides`` (elements) are ``Index`` over sizes. By identity."""
+
+    __slots__ = ("__weakref__", "_flat", "base", "dtype", "name", "shape", "strides")
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[Index, ...],
+        strides: tuple[Index, ...],
+        dtype: DType,
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.base: Buffer = self
+        self._flat: Buffer | None = None
+
+    def flat(self) -> Buffer:
+        """Return the storage as one axis of stride 1, as programs address it; ``flat().base is self``."""
+        if self._flat is None:
+            length = index(1)
+            for extent, stride in zip(self.shape, self.strides, strict=True):
+                length = length + (extent - 1) * stride
+            self._flat = Buffer(self.name, (length,), (index(1),), self.dtype)
+            self._flat.base = self
+        return self._flat
+
+    def offset(self, indices: tuple[Index, ...]) -> Index:
+        """Return the element offset of ``self[indices]`` from the buffer's first element."""
+        total = index(0)
+        for position, stride in zip(indices, self.strides, strict=True):
+            total = total + position * stride
+        return total
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class _Expr(Node):
+    """Fields every expression has: ``dtype`` and ``axes`` (the free axes)."""
+
+    __slots__ = ("axes", "dtype")
+    axes: frozenset[Axis]
+    dtype: DType
+
+    def __repr__(self) -> str:
+        from fusec.ir.text import print_expr  # local: text imports the node classes
+
+        return print_expr(self)  # type: ignore[arg-type]
+
+    def substitute(self, mapping: Mapping[Axis, Index]) -> Expr:
+        """Return this expression with free axes replaced by indices."""
+        return substitute_axes(self, mapping)  # type: ignore[arg-type]
+
+
+class Load(_Expr):
+    """``buffer[indices]``; where ``guard`` is given and false, 0 without touching memory."""
+
+    __slots__ = ("buffer", "guard", "indices")
+
+    def __init__(
+        self, buffer: Buffer, indices: tuple[Index, ...], guard: Expr | None = None
+    ) -> None:
+        if len(indices) != len(buffer.shape):
+            raise InvalidIR(
+                f"{buffer.name} has {len(buffer.shape)} axes, indexed by {indices}"
+            )
+        self.buffer = buffer
+        self.indices = indices
+        self.guard = guard
+        self.dtype = buffer.dtype
+        axes = _union(indices)
+        self.axes = axes if guard is None else axes | guard.axes
+
+
+class Const(_Expr):
+    """A number. Interned by its printed form, so that 0.0, -0.0 and NaN keep apart."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float | int | bool, dtype: DType) -> None:
+        self.value = _coerce(value, dtype)
+        self.dtype = dtype
+        self.axes = _NO_AXES
+
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        value, dtype = fields
+        return (repr(_coerce(value, dtype)), dtype.name)
+
+
+class IndexValue(_Expr):
+    """The value of an index, as a number: arange, masks, positions."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, value: Index, dtype: DType = I64) -> None:
+        self.index = value
+        self.dtype = dtype
+        self.axes = value.axes
+
+
+class Op(_Expr):
+    """A scalar operation of ``scalar.SCALAR_OPS``; all arguments have one type."""
+
+    __slots__ = ("args", "name")
+
+    def __init__(self, name: str, args: tuple[Expr, ...]) -> None:
+        row = SCALAR_OPS.get(name)
+        if row is None or row.arity != len(args):
+            raise InvalidIR(f"no scalar operation {name} of {len(args)} arguments")
+        if any(a.dtype is not args[0].dtype for a in args):
+            raise InvalidIR(f"{name}: arguments of types {[a.dtype for a in args]}")
+        self.name = name
+        self.args = args
+        self.dtype = BOOL if row.result == "bool" else args[-1].dtype
+        self.axes = _union(args)
+
+
+class Cast(_Expr):
+    """Conversion to another type: floats to integers truncate, anything to bool is ``!= 0``."""
+
+    __slots__ = ("arg",)
+
+    def __init__(self, arg: Expr, dtype: DType) -> None:
+        self.arg = arg
+        self.dtype = dtype
+        self.axes = arg.axes
+
+
+class Select(_Expr):
+    """``then`` where ``condition``, else ``other``; only the chosen value matters (NaN in the other is fine)."""
+
+    __slots__ = ("condition", "other", "then")
+
+    def __init__(self, condition: Expr, then: Expr, other: Expr) -> None:
+        if condition.dtype is not BOOL or then.dtype is not other.dtype:
+            raise InvalidIR(f"where({condition.dtype}, {then.dtype}, {other.dtype})")
+        self.condition = condition
+        self.then = then
+        self.other = other
+        self.dtype = then.dtype
+        self.axes = condition.axes | then.axes | other.axes
+
+
+class Reduce(_Expr):
+    """``monoid`` over ``over`` (bound axes) of ``body``, accumulated in the body's type."""
+
+    __slots__ = ("body", "monoid", "over")
+
+    def __init__(self, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> None:
+        self.monoid = monoid
+        self.over = over
+        self.body = body
+        self.dtype = body.dtype
+        self.axes = body.axes - frozenset(over)
+
+
+class Var(_Expr):
+    """A named value of a program; ``axes`` are its lanes. By identity of ``serial``."""
+
+    __slots__ = ("name", "serial")
+
+    def __init__(
+        self, name: str, dtype: DType, lanes: frozenset[Axis], serial: int
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.axes = lanes
+        self.serial = serial
+
+
+Expr: TypeAlias = Union[Load, Const, IndexValue, Op, Cast, Select, Reduce, Var]
+
+
+def _union(nodes: Iterable[Any]) -> frozenset[Axis]:
+    axes = _NO_AXES
+    for node in nodes:
+        if node.axes is not axes:
+            axes = axes | node.axes if axes else node.axes
+    return axes
+
+
+def _coerce(value: float | int | bool, dtype: DType) -> float | int | bool:
+    if dtype.is_float:
+        return float(value)
+    return bool(value) if dtype is BOOL else int(value)
+
+
+# -- building ------------------------------------------------------------------------------------
+
+
+def op(name: str, *args: Expr) -> Expr:
+    """Return the operation, with constants folded where that is exact."""
+    return Op(name, args)
+
+
+def cast(arg: Expr, dtype: DType) -> Expr:
+    """Return ``arg`` as ``dtype``; the same object if it has that type already."""
+    if arg.dtype is dtype:
+        return arg
+    if (
+        isinstance(arg, Const)
+        and dtype in (F32, F64, I64, I32)
+        and arg.dtype in (F64, I64, BOOL)
+    ):
+        if not (arg.dtype.is_float and not dtype.is_float):
+            return Const(arg.value, dtype)
+    if isinstance(arg, IndexValue) and dtype in (I32, I64):
+        return IndexValue(arg.index, dtype)
+    return Cast(arg, dtype)
+
+
+def in_range(
+    value: IntoIndex, low: IntoIndex | None, high: IntoIndex | None
+) -> Expr | None:
+    """Return the guard ``low <= value < high`` without what is provable; None if all of it is."""
+    from fusec.ir.index import is_nonnegative
+
+    value = index(value)
+    guard: Expr | None = None
+    if low is not None and not is_nonnegative(value - low):
+        guard = Op("ge", (IndexValue(value), IndexValue(index(low))))
+    if high is not None and not is_nonnegative(index(high) - 1 - value):
+        below = Op("lt", (IndexValue(value), IndexValue(index(high))))
+        guard = below if guard is None else Op("and", (guard, below))
+    return guard
+
+
+def both(a: Expr | None, b: Expr | None) -> Expr | None:
+    """Return the conjunction of two guards, where None is true."""
+    if a is None or a is b:
+        return b
+    return a if b is None else Op("and", (a, b))
+
+
+# -- traversal: iterative, memoised on identity ----------------------------------------------------
+
+
+def index_exprs(value: Index) -> Iterator[Expr]:
+    """Yield the expressions inside an index (of gathers)."""
+    for monomial, _ in value.terms:
+        for atom in monomial:
+            match atom:
+                case Runtime():
+                    yield atom.expr
+                case FloorDiv() | Mod():
+                    yield from index_exprs(atom.dividend)
+                    yield from index_exprs(atom.divisor)
+
+
+def children(node: Expr) -> tuple[Expr, ...]:
+    """Return the direct sub-expressions of a node, those inside its indices included."""
+    match node:
+        case Op():
+            return node.args
+        case Cast():
+            return (node.arg,)
+        case Select():
+            return (node.condition, node.then, node.other)
+        case Reduce():
+            return (node.body,)
+        case Load():
+            inner = tuple(e for i in node.indices for e in index_exprs(i))
+            return inner if node.guard is None else (*inner, node.guard)
+        case IndexValue():
+            return tuple(index_exprs(node.index))
+        case _:
+            return ()
+
+
+def postorder(roots: Iterable[Expr]) -> list[Expr]:
+    """Return every node reachable from ``roots`` once, children before parents."""
+    seen: set[Expr] = set()
+    order: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend(
+                (child, False) for child in children(node) if child not in seen
+            )
+    return order
+
+
+def loads(roots: Iterable[Expr]) -> list[Load]:
+    """Return the distinct loads below ``roots``, in post-order."""
+    return [node for node in postorder(roots) if isinstance(node, Load)]
+
+
+def rebuild(
+    node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None
+) -> Expr:
+    """Return ``node`` with its children looked up in ``new`` and its indices substituted."""
+    match node:
+        case Op():
+            return Op(node.name, tuple(new[a] for a in node.args))
+        case Cast():
+            return cast(new[node.arg], node.dtype)
+        case Select():
+            return Select(new[node.condition], new[node.then], new[node.other])
+        case Reduce():
+            return Reduce(node.monoid, _bound(node.over, indices), new[node.body])
+        case Load():
+            guard = None if node.guard is None else new[node.guard]
+            return Load(
+                node.buffer, tuple(_index(i, new, indices) for i in node.indices), guard
+            )
+        case IndexValue():
+            return IndexValue(_index(node.index, new, indices), node.dtype)
+        case _:
+            return node
+
+
+def _bound(
+    over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None
+) -> tuple[Axis, ...]:
+    """Rename or split bound axes: each is replaced by the axes of what it maps to."""
+    if not indices:
+        return over
+    renamed: list[Axis] = []
+    for axis in over:
+        target = indices.get(axis)
+        if target is None:
+            renamed.append(axis)
+        else:
+            renamed.extend(sorted(target.axes, key=lambda a: a.serial))
+    return tuple(renamed)
+
+
+def _index(
+    value: Index, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None
+) -> Index:
+    if any(True for _ in index_exprs(value)):
+        value = _replace_runtime(value, new)
+    return substitute_plain(value, indices) if indices else value
+
+
+def substitute_plain(value: Index, mapping: Mapping[Axis, Index]) -> Index:
+    """Substitute axes in an index whose gathers' expressions have been replaced already."""
+    if not value.axes or value.axes.isdisjoint(mapping):
+        return value
+    total = index(value.const)
+    for monomial, coefficient in value.terms:
+        term = index(coefficient)
+        for atom in monomial:
+            match atom:
+                case Axis():
+                    term = term * (mapping.get(atom) or index(atom))
+                case FloorDiv():
+                    term = term * (
+                        substitute_plain(atom.dividend, mapping)
+                        // substitute_plain(atom.divisor, mapping)
+                    )
+                case Mod():
+                    term = term * (
+                        substitute_plain(atom.dividend, mapping)
+                        % substitute_plain(atom.divisor, mapping)
+                    )
+                case _:
+                    term = term * index(atom)
+        total = total + term
+    return total
+
+
+def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
+    total = index(value.const)
+    for monomial, coefficient in value.terms:
+        term = index(coefficient)
+        for atom in monomial:
+            match atom:
+                case Runtime():
+                    term = term * index(Runtime(new[atom.expr], atom.extent))
+                case FloorDiv():
+                    term = term * (
+                        _replace_runtime(atom.dividend, new)
+                        // _replace_runtime(atom.divisor, new)
+                    )
+                case Mod():
+                    term = term * (
+                        _replace_runtime(atom.dividend, new)
+                        % _replace_runtime(atom.divisor, new)
+                    )
+                case _:
+                    term = term * index(atom)
+        total = total + term
+    return total
+
+
+def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:
+    """Replace axes by indices, in loads, index values and (renamed or split) bound axes of reductions."""
+    if not mapping:
+        return root
+    new: dict[Expr, Expr] = {}
+    for node in postorder((root,)):
+        new[node] = rebuild(node, new, mapping)
+    return new[root]

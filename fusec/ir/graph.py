@@ -1,0 +1,177 @@
+"""Graphs and kernels: lists of definitions in index notation.
+
+Grammar of the printed form::
+
+    graph  ::= 'graph' name '(' buffer: dtype[shape], ... ')' line*  'return' buffer, ...
+    line   ::= buffer '[' axis, ... ']' '=' expr            Def
+             | buffer, ... '=' 'extern' target '(' ... ')'  Extern, with the reason
+    kernel ::= 'kernel' name '->' buffer, ...  'grid' axis:extent ... 'inside' axis:extent ...
+               (buffer '[' index, ... ']' '=' expr)*
+
+Worked example, LayerNorm's first half::
+
+    xr[m, c] = x[m, c] + r[m, c]
+    mu[m]    = sum(c: xr[m, c]) / 768
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusec.ir.expr import Buffer, Expr
+from fusec.ir.index import Axis, Index, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a definition comes from in the user's program.
+
+    Attributes:
+        ops: the ATen operations, in order, such as ``("add.Tensor", "mul.Tensor")``.
+        source: the user's lines, such as ``("model.py:41 in forward: x = x + r",)``.
+    """
+
+    ops: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+
+    def __add__(self, other: Origin) -> Origin:
+        return Origin(
+            tuple(dict.fromkeys(self.ops + other.ops)),
+            tuple(dict.fromkeys(self.source + other.source)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Def:
+    """``buffer[axes] = expr``: one line of index notation."""
+
+    buffer: Buffer
+    axes: tuple[Axis, ...]
+    expr: Expr
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window into a buffer, as an eager kernel takes it: sizes, strides, offset (elements)."""
+
+    buffer: Buffer
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+
+
+@dataclass(frozen=True, slots=True)
+class SizeValue:
+    """A symbolic integer among an extern's arguments."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConstant:
+    """An argument that only the FX graph can give: position ``path`` among the node's arguments."""
+
+    node: str
+    path: tuple[str | int, ...]
+
+
+Argument: TypeAlias = "View | SizeValue | NodeConstant | None | int | float | bool | str | tuple[Argument, ...]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extern:
+    """A call of the eager kernel of one FX node, with the reason why it is not lowered.
+
+    Attributes:
+        node: name of the FX node, which holds the callable.
+        target: its printed name, such as ``aten.mm.default``.
+        outputs: buffers it makes, None for results that are not tensors.
+        impure: it writes its arguments or talks to other ranks; kept, in order.
+        many: the call returns a sequence.
+    """
+
+    node: str
+    target: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[Buffer | None, ...]
+    reason: str
+    origin: Origin = Origin()
+    impure: bool = False
+    many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Definitions and externs in execution order.
+
+    Attributes:
+        inputs: tensors, symbolic sizes, or None for arguments nobody reads, in call order.
+        outputs: what the call returns: views of buffers, sizes, constants or None.
+    """
+
+    name: str
+    inputs: tuple[Buffer | Size | None, ...]
+    nodes: tuple[Def | Extern, ...]
+    outputs: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """``buffer[indices] = expr`` for every point of the kernel's axes that ``indices`` or ``expr`` have."""
+
+    buffer: Buffer
+    indices: tuple[Index, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """Several definitions over unified axes, internal loads substituted away.
+
+    Attributes:
+        grid: axes along which every store and reduction keeps its coordinate: parallel.
+        inside: axes that are reduced, or that only some stores have.
+        defs: the buffers of all definitions inside, also those that are never stored.
+        labels: names for values, from the definitions they were.
+    """
+
+    name: str
+    grid: tuple[Axis, ...]
+    inside: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    origin: Origin = Origin()
+    defs: tuple[Buffer, ...] = ()
+    labels: tuple[tuple[Expr, str], ...] = ()
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return self.grid + self.inside
+
+
+def argument_views(args: tuple[Argument, ...]) -> list[View]:
+    """Return every tensor view among (nested) arguments."""
+    found: list[View] = []
+    for arg in args:
+        if isinstance(arg, View):
+            found.append(arg)
+        elif isinstance(arg, tuple):
+            found.extend(argument_views(arg))
+    return found
+
+
+def extern_views(extern: Extern) -> list[View]:
+    """Return every tensor an extern reads."""
+    return argument_views(extern.args) + argument_views(
+        tuple(v for _, v in extern.kwargs)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A graph cut into kernels: kernels and externs in execution order."""
+
+    graph: Graph
+    steps: tuple[Kernel | Extern, ...]

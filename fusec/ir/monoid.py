@@ -1,0 +1,60 @@
+"""Reductions: an associative combination and its identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, DType, Kind
+
+_INTEGER_BITS = {"u8": 8, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Monoid:
+    """A reduction: ``combine`` names a row of ``scalar.SCALAR_OPS``."""
+
+    name: str
+    combine: str
+
+    def identity(self, dtype: DType) -> float | int | bool:
+        """Return e with ``combine(e, x) == x`` for every x of ``dtype``."""
+        match self.name:
+            case "sum":
+                return 0.0 if dtype.is_float else 0
+            case "prod":
+                return 1.0 if dtype.is_float else 1
+            case "any":
+                return False
+            case "all":
+                return True
+            case "max":
+                return _extreme(dtype, -1)
+            case "min":
+                return _extreme(dtype, 1)
+            case _:
+                raise InternalError("ir.monoid", f"no identity for {self.name}")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _extreme(dtype: DType, sign: int) -> float | int | bool:
+    if dtype.is_float:
+        return sign * float("inf")
+    if dtype is BOOL:
+        return sign > 0
+    bits = _INTEGER_BITS[dtype.name]
+    if dtype.kind is Kind.UNSIGNED:
+        return (1 << bits) - 1 if sign > 0 else 0
+    return (1 << (bits - 1)) - 1 if sign > 0 else -(1 << (bits - 1))
+
+
+SUM = Monoid("sum", "add")
+PROD = Monoid("prod", "mul")
+MAX = Monoid("max", "maximum")
+MIN = Monoid("min", "minimum")
+ANY = Monoid("any", "or")
+ALL = Monoid("all", "and")
+
+MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, PROD, MAX, MIN, ANY, ALL)}

@@ -1,0 +1,175 @@
+"""Programs: what the printers walk. One kernel, scheduled: scopes of statements over named values.
+
+Grammar of the printed form::
+
+    program   ::= 'program' name '(' buffer | size, ... ')' 'grid' axis:extent ... 'lanes' axis:extent ...
+                  statement*
+    statement ::= var ['<' lanes '>'] '=' expr            Let: one operation over vars and constants
+                | 'carry' var '=' constant                Carry: a value that loops update
+                | var ':=' expr                           Update
+                | 'for' axis 'in' start '..' min(stop, ...) ':' statement*
+                | buffer '[' offset ']' '=' var ['if' var]   Put
+                | 'scratch' buffer '[' length ']'         Scratch: an array private to the program
+
+Semantics. The body runs once for each point of the grid, in any order or in parallel. A lane axis is
+no loop: a value with lane axes is a tile that holds one element for each lane. ``Load`` has one index,
+the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value of the
+program; lanes whose guard is false touch no memory and give 0. ``Reduce`` in a ``Let`` folds lanes.
+``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a Carry declared outside
+keeps its value from one iteration to the next.
+
+Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
+
+    carry acc<ci> = 0.0
+    for co in 0 .. C//16:
+      v<ci> = x[m*C + co*16 + ci]
+      acc := acc + v
+    s = sum(ci: acc)
+    out[m] = s
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+from fusec.ir.expr import Buffer, Const, Expr, Var
+from fusec.ir.index import Axis, Index, Size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Let:
+    """Name a value. ``value`` is one node whose children are ``Var`` or ``Const``."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """Declare a value that ``Update`` changes, with its initial value in every lane."""
+
+    var: Var
+    initial: Const
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """Assign to a carry: ``value`` is one node over ``Var`` and ``Const``."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Put:
+    """Write ``value`` to the element ``offset`` of a buffer, in each lane where ``guard`` is true.
+
+    ``value`` has the buffer's type. Lanes that neither offset nor value has are written once.
+    """
+
+    buffer: Buffer
+    offset: Index
+    value: Var | Const
+    guard: Var | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scratch:
+    """Declare an array of ``length`` elements, private to one program instance, uninitialised."""
+
+    buffer: Buffer
+    length: Index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For:
+    """Run ``body`` for ``axis = start, start+1, ...`` while ``axis < min(stops)``, in order."""
+
+    axis: Axis
+    start: Index
+    stops: tuple[Index, ...]
+    body: tuple[Statement, ...]
+
+
+Statement: TypeAlias = Union[Let, Carry, Update, Put, Scratch, For]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A kernel ready to print.
+
+    Attributes:
+        reads, writes: buffers of the caller, in argument order; a buffer may be in both.
+        sizes: symbolic extents, passed as 64-bit integers after the buffers.
+        grid: one instance of the body for each point.
+        lanes: lane axes, outermost first; their extents are constants (powers of two on a GPU).
+        notation: the kernel in index notation, and the user's source lines: a header comment.
+        warps: for a GPU, warps of one program instance.
+        elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
+    """
+
+    name: str
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    sizes: tuple[Size, ...]
+    grid: tuple[Axis, ...]
+    lanes: tuple[Axis, ...]
+    body: tuple[Statement, ...]
+    notation: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    warps: int = 4
+    work: Index | None = None
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Every buffer argument once, in the order in which a launch passes them: reads, then writes."""
+        return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+
+def print_program(program: Program) -> str:
+    """Return the program as text."""
+    args = ", ".join(
+        [*(b.name for b in program.buffers), *(s.name for s in program.sizes)]
+    )
+    grid = "  ".join(f"{a.name}:{a.extent}" for a in program.grid) or "-"
+    lanes = "  ".join(f"{a.name}:{a.extent}" for a in program.lanes) or "-"
+    lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
+    _print_block(program.body, 1, lines)
+    return "\n".join(lines)
+
+
+def _print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
+    pad = "  " * depth
+    for statement in body:
+        match statement:
+            case Let():
+                lines.append(f"{pad}{_var(statement.var)} = {statement.value!r}")
+            case Carry():
+                lines.append(
+                    f"{pad}carry {_var(statement.var)} = {statement.initial!r}"
+                )
+            case Update():
+                lines.append(f"{pad}{statement.var.name} := {statement.value!r}")
+            case Put():
+                guard = (
+                    f" if {statement.guard!r}" if statement.guard is not None else ""
+                )
+                target = f"{statement.buffer.name}[{statement.offset}]"
+                lines.append(f"{pad}{target} = {statement.value!r}{guard}")
+            case Scratch():
+                lines.append(
+                    f"{pad}scratch {statement.buffer.name}[{statement.length}]"
+                )
+            case For():
+                stops = ", ".join(map(repr, statement.stops))
+                stop = f"min({stops})" if len(statement.stops) > 1 else stops
+                lines.append(
+                    f"{pad}for {statement.axis.name} in {statement.start} .. {stop}:"
+                )
+                _print_block(statement.body, depth + 1, lines)
+
+
+def _var(var: Var) -> str:
+    lanes = ", ".join(a.name for a in sorted(var.axes, key=lambda a: a.serial))
+    return f"{var.name}<{lanes}>" if lanes else var.name

@@ -1,0 +1,88 @@
+"""Rewriting expressions bottom-up, once per distinct node.
+
+``rewrite(roots, rule)`` offers each node, with its children rewritten already, to ``rule``; what the
+rule returns takes its place. Memoised on identity and iterative: deep chains are no problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fusec.ir.dtype import BOOL
+from fusec.ir.expr import (
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Select,
+    both,
+    children,
+    postorder,
+    rebuild,
+)
+from fusec.ir.index import Axis, Index
+
+Rule = Callable[[Expr], Expr]
+
+
+def rewrite(roots: tuple[Expr, ...], rule: Rule) -> tuple[Expr, ...]:
+    """Return the roots with ``rule`` applied to each node; the same objects where nothing changed."""
+    new: dict[Expr, Expr] = {}
+    for node in postorder(roots):
+        changed = any(new[child] is not child for child in children(node))
+        new[node] = rule(rebuild(node, new, None) if changed else node)
+    return tuple(new[root] for root in roots)
+
+
+def with_guard(expr: Expr, guard: Expr | None) -> Expr:
+    """Return the value of ``expr`` where ``guard`` holds and 0 elsewhere, its loads guarded too.
+
+    What a guarded load becomes when the buffer's definition takes its place.
+    """
+    if guard is None:
+        return expr
+    condition = guard
+
+    def guarded(node: Expr) -> Expr:
+        if isinstance(node, Load):
+            return Load(node.buffer, node.indices, both(node.guard, condition))
+        return node
+
+    (body,) = rewrite((expr,), guarded)
+    if body.dtype is BOOL:
+        return Op("and", (condition, body))
+    return Select(condition, body, Const(0, body.dtype))
+
+
+def inline_loads(
+    roots: tuple[Expr, ...], definitions: Mapping[object, tuple[tuple[Axis, ...], Expr]]
+) -> tuple[Expr, ...]:
+    """Replace each load of a defined buffer by its definition at the loaded index.
+
+    Args:
+        definitions: buffer -> (axes, expression over these axes).
+    """
+
+    def inlined(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer not in definitions:
+            return node
+        axes, body = definitions[node.buffer]
+        mapping: dict[Axis, Index] = {
+            a: i
+            for a, i in zip(axes, node.indices, strict=True)
+            if i.as_axis() is not a
+        }
+        return with_guard(body.substitute(mapping), node.guard)
+
+    return rewrite(roots, inlined)
+
+
+def is_index_only(expr: Expr) -> bool:
+    """Return True if ``expr`` reads no memory: constants, index values and operations on them."""
+    return not any(isinstance(node, Load) for node in postorder((expr,)))
+
+
+def count_index_values(expr: Expr) -> int:
+    """Return how many index values (arange, masks) ``expr`` computes."""
+    return sum(isinstance(node, IndexValue) for node in postorder((expr,)))

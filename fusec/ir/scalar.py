@@ -1,0 +1,101 @@
+"""The table of scalar operations: every ``Op`` node names one row.
+
+A row says how many arguments an operation takes, what its result's type is, and what it costs.
+A new primitive is one row here, one in each printer's table and one in the interpreter's;
+``tests/ir/test_scalar.py`` says which is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """One scalar operation.
+
+    Attributes:
+        arity: number of arguments.
+        result: "same" (the type of the last argument) or "bool".
+        cost: modelled cost in multiply-adds (an f32 vector unit, measured 2026-11, AVX-512).
+        infix: the operator it prints as, or None for a call.
+    """
+
+    name: str
+    arity: int
+    result: str = "same"
+    cost: int = 1
+    infix: str | None = None
+
+
+_ROWS = (
+    ScalarOp("add", 2, infix="+"),
+    ScalarOp("sub", 2, infix="-"),
+    ScalarOp("mul", 2, infix="*"),
+    ScalarOp("div", 2, cost=4, infix="/"),
+    ScalarOp("floordiv", 2, cost=8, infix="//"),  # integers: rounds down
+    ScalarOp("truncdiv", 2, cost=8),  # integers: rounds to zero
+    ScalarOp(
+        "remainder", 2, cost=8, infix="%"
+    ),  # sign of the divisor, as torch.remainder
+    ScalarOp("fmod", 2, cost=8),  # sign of the dividend
+    ScalarOp("pow", 2, cost=24),
+    ScalarOp("atan2", 2, cost=32),
+    ScalarOp("minimum", 2),  # NaN if either is
+    ScalarOp("maximum", 2),
+    ScalarOp("copysign", 2),
+    ScalarOp("nextafter", 2, cost=8),
+    ScalarOp("hypot", 2, cost=8),
+    ScalarOp("neg", 1),
+    ScalarOp("abs", 1),
+    ScalarOp("sign", 1),
+    ScalarOp("floor", 1),
+    ScalarOp("ceil", 1),
+    ScalarOp("trunc", 1),
+    ScalarOp("round", 1),  # half to even
+    ScalarOp("sqrt", 1, cost=6),
+    ScalarOp("rsqrt", 1, cost=6),
+    ScalarOp("reciprocal", 1, cost=4),
+    ScalarOp("exp", 1, cost=10),
+    ScalarOp("exp2", 1, cost=10),
+    ScalarOp("expm1", 1, cost=14),
+    ScalarOp("log", 1, cost=12),
+    ScalarOp("log2", 1, cost=12),
+    ScalarOp("log10", 1, cost=12),
+    ScalarOp("log1p", 1, cost=14),
+    ScalarOp("sin", 1, cost=16),
+    ScalarOp("cos", 1, cost=16),
+    ScalarOp("tan", 1, cost=32),
+    ScalarOp("asin", 1, cost=32),
+    ScalarOp("acos", 1, cost=32),
+    ScalarOp("atan", 1, cost=32),
+    ScalarOp("sinh", 1, cost=32),
+    ScalarOp("cosh", 1, cost=32),
+    ScalarOp("tanh", 1, cost=14),
+    ScalarOp("asinh", 1, cost=32),
+    ScalarOp("acosh", 1, cost=32),
+    ScalarOp("atanh", 1, cost=32),
+    ScalarOp("sigmoid", 1, cost=14),
+    ScalarOp("erf", 1, cost=18),
+    ScalarOp("erfc", 1, cost=32),
+    ScalarOp("erfinv", 1, cost=40),
+    ScalarOp("lgamma", 1, cost=64),
+    ScalarOp("round_f16", 1, cost=2),  # f32 -> f32, to the nearest f16
+    ScalarOp("round_bf16", 1, cost=2),  # f32 -> f32, to the nearest bf16
+    ScalarOp("and", 2, infix="&"),  # bool and integers: bitwise
+    ScalarOp("or", 2, infix="|"),
+    ScalarOp("xor", 2, infix="^"),
+    ScalarOp("not", 1),  # bool: logical; integers: bitwise
+    ScalarOp("shl", 2, infix="<<"),
+    ScalarOp("shr", 2, infix=">>"),  # arithmetic
+    ScalarOp("eq", 2, result="bool", infix="=="),
+    ScalarOp("ne", 2, result="bool", infix="!="),
+    ScalarOp("lt", 2, result="bool", infix="<"),
+    ScalarOp("le", 2, result="bool", infix="<="),
+    ScalarOp("gt", 2, result="bool", infix=">"),
+    ScalarOp("ge", 2, result="bool", infix=">="),
+    ScalarOp("isnan", 1, result="bool"),
+    ScalarOp("isinf", 1, result="bool"),
+)
+
+SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}

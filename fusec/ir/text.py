@@ -1,0 +1,197 @@
+"""The printed form of every structure, as logs, docs, dumps and golden files show it.
+
+The grammar stands on top of ``index.py``, ``expr.py``, ``graph.py`` and ``program.py``.
+"""
+
+from __future__ import annotations
+
+from fusec.errors import InternalError
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    children,
+    postorder,
+)
+from fusec.ir.graph import (
+    Argument,
+    Def,
+    Extern,
+    Graph,
+    Kernel,
+    NodeConstant,
+    Schedule,
+    SizeValue,
+    View,
+)
+from fusec.ir.index import Axis, Index, Size
+from fusec.ir.scalar import SCALAR_OPS
+
+
+def print_expr(root: Expr) -> str:
+    """Return the expression on one line; nodes used twice are printed twice."""
+    text: dict[Expr, str] = {}
+    for node in postorder((root,)):
+        text[node] = _expr(node, text)
+    return _strip(text[root])
+
+
+def print_lines(roots: dict[str, Expr]) -> list[str]:
+    """Return ``target = expr`` lines; larger nodes used more than once get a line ``t<n>`` of their own."""
+    uses: dict[Expr, int] = {}
+    order = postorder(roots.values())
+    for node in order:
+        for child in children(node):
+            uses[child] = uses.get(child, 0) + 1
+    for root in roots.values():
+        uses[root] = uses.get(root, 0) + 1
+    text: dict[Expr, str] = {}
+    lines: list[str] = []
+    for node in order:
+        text[node] = _expr(node, text)
+        if uses[node] > 1 and isinstance(node, Op | Select | Reduce):
+            axes = ", ".join(a.name for a in sorted(node.axes, key=lambda a: a.serial))
+            name = f"t{len(lines)}"
+            lines.append(f"{name}[{axes}] = {_strip(text[node])}")
+            text[node] = name
+    lines.extend(f"{target} = {_strip(text[root])}" for target, root in roots.items())
+    return lines
+
+
+def _strip(text: str) -> str:
+    """Drop one pair of parentheses around the whole text."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for position, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if depth == 0 and position < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _expr(node: Expr, text: dict[Expr, str]) -> str:
+    match node:
+        case Load():
+            body = f"{node.buffer.name}[{', '.join(map(repr, node.indices))}]"
+            return body if node.guard is None else f"({body} if {text[node.guard]})"
+        case Const():
+            return repr(node.value)
+        case IndexValue():
+            return f"({node.index}):{node.dtype}"
+        case Op():
+            row = SCALAR_OPS[node.name]
+            args = [text[a] for a in node.args]
+            if row.infix is not None:
+                return f"({args[0]} {row.infix} {args[1]})"
+            return f"{node.name}({', '.join(map(_strip, args))})"
+        case Cast():
+            return f"{node.dtype}({_strip(text[node.arg])})"
+        case Select():
+            parts = (node.condition, node.then, node.other)
+            return f"where({', '.join(_strip(text[p]) for p in parts)})"
+        case Reduce():
+            over = ", ".join(a.name for a in node.over)
+            return f"{node.monoid}({over}: {_strip(text[node.body])})"
+        case Var():
+            return node.name
+        case _:
+            raise InternalError("ir.text", f"cannot print {type(node).__name__}")
+
+
+def print_type(buffer: Buffer) -> str:
+    """Return ``dtype[shape]``, with the strides where they are not row-major."""
+    from fusec.ir.index import contiguous_strides
+
+    shape = ", ".join(map(repr, buffer.shape))
+    if buffer.strides == contiguous_strides(buffer.shape):
+        return f"{buffer.dtype}[{shape}]"
+    return f"{buffer.dtype}[{shape} : {', '.join(map(repr, buffer.strides))}]"
+
+
+def print_axes(axes: tuple[Axis, ...]) -> str:
+    return "  ".join(f"{a.name}:{a.extent}" for a in axes) or "-"
+
+
+def print_argument(arg: Argument) -> str:
+    match arg:
+        case View():
+            if arg.shape == arg.buffer.shape and arg.strides == arg.buffer.strides:
+                return arg.buffer.name
+            shape = ", ".join(map(repr, arg.shape))
+            strides = ", ".join(map(repr, arg.strides))
+            return f"{arg.buffer.name}[{shape} : {strides} + {arg.offset}]"
+        case SizeValue():
+            return repr(arg.index)
+        case NodeConstant():
+            return f"<{'.'.join(map(str, arg.path))} of {arg.node}>"
+        case tuple():
+            return f"[{', '.join(map(print_argument, arg))}]"
+        case _:
+            return repr(arg)
+
+
+def print_def(line: Def) -> str:
+    axes = ", ".join(a.name for a in line.axes)
+    return f"{line.buffer.name}[{axes}] = {line.expr!r}"
+
+
+def print_extern(line: Extern) -> str:
+    args = [print_argument(a) for a in line.args]
+    args += [f"{k}={print_argument(v)}" for k, v in line.kwargs]
+    outputs = ", ".join("_" if b is None else b.name for b in line.outputs)
+    return f"{outputs} = extern {line.target}({', '.join(args)})    # {line.reason}"
+
+
+def print_graph(graph: Graph) -> str:
+    """Return the whole graph, one line a definition."""
+    inputs = []
+    for item in graph.inputs:
+        match item:
+            case Buffer():
+                inputs.append(f"{item.name}: {print_type(item)}")
+            case Size():
+                inputs.append(f"{item.name}: size")
+            case None:
+                inputs.append("_")
+    lines = [f"graph {graph.name}({', '.join(inputs)})"]
+    for node in graph.nodes:
+        match node:
+            case Def():
+                lines.append(f"  {print_def(node)}    : {print_type(node.buffer)}")
+            case Extern():
+                lines.append(f"  {print_extern(node)}")
+    lines.append(f"  return {', '.join(map(print_argument, graph.outputs))}")
+    return "\n".join(lines)
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """Return a kernel: its axes, then its stores, shared sub-expressions on lines of their own."""
+    outputs = ", ".join(s.buffer.name for s in kernel.stores)
+    head = f"kernel {kernel.name} -> {outputs}    grid {print_axes(kernel.grid)}"
+    head += f"    inside {print_axes(kernel.inside)}"
+    roots = {
+        f"{s.buffer.name}[{', '.join(map(repr, s.indices))}]": s.expr
+        for s in kernel.stores
+    }
+    return "\n".join([head, *(f"  {line}" for line in print_lines(roots))])
+
+
+def print_schedule(schedule: Schedule) -> str:
+    """Return kernels and externs in execution order."""
+    blocks = [
+        print_kernel(step) if isinstance(step, Kernel) else print_extern(step)
+        for step in schedule.steps
+    ]
+    return "\n\n".join(blocks)
+
+
+def print_index(value: Index) -> str:
+    return repr(value)

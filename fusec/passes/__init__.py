@@ -1,0 +1,1 @@
+"""Graph to graph, graph to kernels, kernel to plan: everything that decides, nothing that prints."""

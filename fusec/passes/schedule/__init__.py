@@ -1,0 +1,1 @@
+"""Schedules: how each axis of a kernel runs on a target (grid, loop or lanes)."""
