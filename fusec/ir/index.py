@@ -76,6 +76,7 @@ class FloorDiv(Node):
     """``dividend // divisor``, rounded down; both are ``Index``."""
 
     __slots__ = ("axes", "dividend", "divisor", "serial")
+    axes: frozenset[Axis]
 
     def __init__(self, dividend: Index, divisor: Index) -> None:
         self.dividend = dividend
@@ -91,6 +92,7 @@ class Mod(Node):
     """``dividend % divisor``, with the sign of the divisor; both are ``Index``."""
 
     __slots__ = ("axes", "dividend", "divisor", "serial")
+    axes: frozenset[Axis]
 
     def __init__(self, dividend: Index, divisor: Index) -> None:
         self.dividend = dividend

@@ -33,7 +33,7 @@ class Monoid:
             case "min":
                 return _extreme(dtype, 1)
             case _:
-                raise InternalError("ir.monoid", f"no identity for {self.name}")
+                raise InternalError(self, stage="ir.monoid")
 
     def __repr__(self) -> str:
         return self.name

@@ -103,7 +103,7 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
         case Var():
             return node.name
         case _:
-            raise InternalError("ir.text", f"cannot print {type(node).__name__}")
+            raise InternalError(node, stage="ir.text")
 
 
 def print_type(buffer: Buffer) -> str:
