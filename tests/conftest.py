@@ -1,0 +1,35 @@
+"""What every test shares: markers that deselect or skip, and a cache of the run's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before any test module is imported: neither the user's settings nor the user's cache may
+    # decide what a test sees. Subprocesses inherit both.
+    for name in [name for name in os.environ if name.startswith("FUSEC_")]:
+        del os.environ[name]
+    directory = tempfile.mkdtemp(prefix="fusec-tests-")
+    os.environ["FUSEC_CACHE_DIR"] = os.path.join(directory, "cache")
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        slow = [item for item in items if "slow" in item.keywords]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if "slow" not in item.keywords]
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
