@@ -17,6 +17,7 @@ class Kind(enum.Enum):
     UNSIGNED = "unsigned"
     SIGNED = "signed"
     FLOAT = "float"
+    OPAQUE = "opaque"  # no arithmetic here: complex, quantised and the like flow between externs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class DType:
     @property
     def is_float(self) -> bool:
         return self.kind is Kind.FLOAT
+
+    @property
+    def is_opaque(self) -> bool:
+        """True for types whose values only externs compute with."""
+        return self.kind is Kind.OPAQUE
 
     @property
     def is_integer(self) -> bool:
@@ -51,8 +57,27 @@ BF16 = DType("bf16", Kind.FLOAT, 2)
 F32 = DType("f32", Kind.FLOAT, 4)
 F64 = DType("f64", Kind.FLOAT, 8)
 
+OPAQUE_TYPES: tuple[DType, ...] = tuple(
+    DType(name, Kind.OPAQUE, itemsize)
+    for name, itemsize in (
+        ("c32", 4),
+        ("c64", 8),
+        ("c128", 16),
+        ("u16", 2),
+        ("u32", 4),
+        ("u64", 8),
+        ("f8e4m3fn", 1),
+        ("f8e4m3fnuz", 1),
+        ("f8e5m2", 1),
+        ("f8e5m2fnuz", 1),
+        ("f8e8m0fnu", 1),
+        ("f4e2m1fn_x2", 1),
+        ("unknown", 1),
+    )
+)
+
 DTYPES: dict[str, DType] = {
-    d.name: d for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64)
+    d.name: d for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64, *OPAQUE_TYPES)
 }
 
 
