@@ -116,6 +116,10 @@ class Load(_Expr):
         axes = _union(indices)
         self.axes = axes if guard is None else axes | guard.axes
 
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        return fields if len(fields) == 3 else (*fields, None)
+
 
 class Const(_Expr):
     """A number. Interned by its printed form, so that 0.0, -0.0 and NaN keep apart."""
@@ -142,6 +146,10 @@ class IndexValue(_Expr):
         self.index = value
         self.dtype = dtype
         self.axes = value.axes
+
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        return fields if len(fields) == 2 else (*fields, I64)
 
 
 class Op(_Expr):
