@@ -1,0 +1,250 @@
+"""The reference meaning of graphs, kernels and schedules, in NumPy. Slow, small and exact.
+
+Tensors go in and come out by logical shape; inside, each buffer is flat storage that its strides
+address. bf16 values travel as float32 arrays (see ``interp_scalar.py``). What is unwritten reads as
+NaN or as the greatest integer, so that a missing store shows.
+
+Three things that a printed kernel may do only by mistake raise ``InternalError`` here: a load or
+store out of range, two points of a kernel that store to one element, and a load of a buffer that the
+same kernel writes at another index.
+
+``run_program`` and ``eval_expr`` are defined in ``interp_program.py`` and ``interp_expr.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fusec.errors import InternalError
+from fusec.ir.expr import Buffer, loads
+from fusec.ir.graph import (
+    Argument,
+    Def,
+    Extern,
+    Graph,
+    Kernel,
+    Schedule,
+    SizeValue,
+    Store,
+    View,
+)
+from fusec.ir.index import Size, index
+from fusec.ir.interp_expr import (
+    STAGE,
+    Env,
+    Memo,
+    Tile,
+    allocate,
+    check_offsets,
+    eval_expr,
+    eval_scalar,
+    eval_tile,
+    expand,
+    joint_axes,
+    locate,
+    ragged_mask,
+    storage_length,
+)
+from fusec.ir.interp_program import run_program
+from fusec.ir.interp_scalar import Array, convert
+
+__all__ = [
+    "Env",
+    "ExternCall",
+    "eval_expr",
+    "from_storage",
+    "run_graph",
+    "run_kernel",
+    "run_program",
+    "run_schedule",
+    "to_storage",
+]
+
+ExternCall: TypeAlias = Callable[[Extern, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]]
+"""Runs an extern: ``call(node, args, kwargs)`` returns one array (or None) for each of its outputs.
+
+Views arrive as strided arrays over the storage, so that a kernel that writes its arguments does;
+sizes as ints, ``NodeConstant`` as it is, all else as itself.
+"""
+
+
+# -- arrays and storage --------------------------------------------------------------------------
+
+
+def to_storage(buffer: Buffer, values: Array, env: Env) -> Array:
+    """Give ``buffer`` storage that holds ``values`` (by logical shape) and return the storage."""
+    values = np.asarray(values)
+    shape = tuple(eval_scalar(extent, env) for extent in buffer.shape)
+    if values.shape != shape:
+        raise InternalError(f"{buffer} has shape {shape}, not {values.shape}", stage=STAGE)
+    if buffer.dtype.is_opaque:
+        env.storage[buffer.base] = np.zeros(storage_length(buffer, env), values.dtype)
+    else:
+        allocate(buffer, env)
+    from_storage(buffer, env)[...] = convert(values, buffer.dtype)
+    return env.storage[buffer.base]
+
+
+def from_storage(buffer: Buffer, env: Env) -> Array:
+    """Return the contents of ``buffer`` by logical shape: a writable view of its storage."""
+    return _window(View(buffer, buffer.shape, buffer.strides, index(0)), env)
+
+
+def _window(view: View, env: Env) -> Array:
+    """Return a view as a strided array over its buffer's storage.
+
+    Raises:
+        InternalError: if it reaches outside the storage.
+    """
+    storage = env.storage[view.buffer.base]
+    shape = tuple(eval_scalar(extent, env) for extent in view.shape)
+    strides = tuple(eval_scalar(stride, env) for stride in view.strides)
+    offset = eval_scalar(view.offset, env)
+    if 0 in shape:
+        return np.empty(shape, storage.dtype)
+    steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
+    if offset + low < 0 or offset + high >= storage.size:
+        raise InternalError(f"{view} reaches outside its storage", stage=STAGE)
+    bytes_per_step = tuple(stride * storage.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, bytes_per_step)
+
+
+def _resolve(argument: Argument, env: Env) -> Any:
+    match argument:
+        case View():
+            return _window(argument, env)
+        case SizeValue():
+            return eval_scalar(argument.index, env)
+        case tuple():
+            return tuple(_resolve(item, env) for item in argument)
+        case _:
+            return argument
+
+
+# -- graphs and schedules ------------------------------------------------------------------------
+
+
+def run_graph(graph: Graph, inputs: Sequence[Any], extern: ExternCall | None = None) -> list[Any]:
+    """Return what the graph returns for these inputs.
+
+    Args:
+        inputs: one for each of ``graph.inputs``: arrays by logical shape, ints for sizes. A size
+            that is a tensor's extent is read from the tensor too.
+        extern: runs the externs; needed if there are any.
+    Returns:
+        One value for each of ``graph.outputs``: arrays (copies), ints for sizes, others as given.
+    """
+    env = _bind_inputs(graph, inputs)
+    for node in graph.nodes:
+        if isinstance(node, Extern):
+            _run_extern(node, env, extern)
+        else:
+            _run_def(node, env)
+    return _collect_outputs(graph, env)
+
+
+def run_schedule(
+    schedule: Schedule, inputs: Sequence[Any], extern: ExternCall | None = None
+) -> list[Any]:
+    """Return what the schedule's graph returns, computed by its kernels and externs."""
+    env = _bind_inputs(schedule.graph, inputs)
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            _run_extern(step, env, extern)
+        else:
+            run_kernel(step, env.storage, env.sizes)
+    return _collect_outputs(schedule.graph, env)
+
+
+def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:
+    sizes: dict[Size, int] = {}
+    for item, value in zip(graph.inputs, inputs, strict=True):
+        match item:
+            case Size():
+                _bind_size(sizes, item, int(value))
+            case Buffer():
+                for extent, length in zip(item.shape, np.shape(value), strict=True):
+                    if len(extent.terms) == 1 and isinstance(extent.terms[0][0][0], Size):
+                        symbol = extent.terms[0][0][0]
+                        if extent is index(symbol):
+                            _bind_size(sizes, symbol, length)
+    env = Env(sizes=sizes)
+    for item, value in zip(graph.inputs, inputs, strict=True):
+        if isinstance(item, Buffer):
+            to_storage(item, value, env)
+    return env
+
+
+def _bind_size(sizes: dict[Size, int], size: Size, value: int) -> None:
+    if sizes.setdefault(size, value) != value:
+        raise InternalError(f"size {size} is both {sizes[size]} and {value}", stage=STAGE)
+
+
+def _collect_outputs(graph: Graph, env: Env) -> list[Any]:
+    values = [_resolve(output, env) for output in graph.outputs]
+    return [value.copy() if isinstance(value, np.ndarray) else value for value in values]
+
+
+def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
+    if extern is None:
+        raise InternalError(f"nothing runs extern {node.target}", stage=STAGE)
+    args = tuple(_resolve(argument, env) for argument in node.args)
+    kwargs = {name: _resolve(argument, env) for name, argument in node.kwargs}
+    results = extern(node, args, kwargs)
+    for buffer, values in zip(node.outputs, results, strict=True):
+        if buffer is not None:
+            to_storage(buffer, np.asarray(values), env)
+
+
+def _run_def(line: Def, env: Env) -> None:
+    value = eval_tile(line.expr, env)
+    allocate(line.buffer, env)
+    _write(Store(line.buffer, tuple(map(index, line.axes)), line.expr), value, {}, env)
+
+
+# -- kernels -------------------------------------------------------------------------------------
+
+
+def run_kernel(kernel: Kernel, buffers: dict[Buffer, Array], sizes: Mapping[Size, int]) -> None:
+    """Run all stores of a kernel; ``buffers`` is flat storage by buffer, changed in place.
+
+    Buffers that the kernel writes and that have no storage get one.
+    """
+    _check_aliases(kernel)
+    env = Env(sizes=sizes, storage=buffers)
+    memo: Memo = {}
+    values = [eval_tile(store.expr, env, memo) for store in kernel.stores]
+    for store, value in zip(kernel.stores, values, strict=True):
+        if store.buffer.base not in buffers:
+            allocate(store.buffer, env)
+        _write(store, value, memo, env)
+
+
+def _check_aliases(kernel: Kernel) -> None:
+    written = {store.buffer.base for store in kernel.stores}
+    places = {(store.buffer, store.indices) for store in kernel.stores}
+    for load in loads(store.expr for store in kernel.stores):
+        if load.buffer.base in written and (load.buffer, load.indices) not in places:
+            raise InternalError(
+                f"kernel {kernel.name} reads {load}, which it writes at another index", stage=STAGE
+            )
+
+
+def _write(store: Store, value: Tile, memo: Memo, env: Env) -> None:
+    offset = locate(store.buffer, store.indices, env, memo)
+    axes = joint_axes((offset, value))
+    mask = ragged_mask(axes, env)
+    check_offsets(offset, mask, env, f"{store.buffer}[{', '.join(map(repr, store.indices))}]")
+    if mask is not None:
+        axes = joint_axes((offset, value, mask))
+    offsets, values = expand(offset, axes, env).reshape(-1), expand(value, axes, env).reshape(-1)
+    if mask is not None:
+        kept = expand(mask, axes, env).reshape(-1)
+        offsets, values = offsets[kept], values[kept]
+    if np.unique(offsets).size != offsets.size:
+        raise InternalError(f"two points store to one element of {store.buffer}", stage=STAGE)
+    env.storage[store.buffer.base][offsets] = convert(values, store.buffer.dtype)

@@ -1,0 +1,245 @@
+"""What each element type and each scalar operation means, in NumPy.
+
+NumPy has no bf16: a bf16 array is a float32 array that holds values of bf16 only. It is rounded, to
+nearest even, wherever a value of that type is made: by a cast, an operation, a reduction, a store.
+An operation on f16 or bf16 is computed in float32 and rounded once.
+
+Worked example: ``scalar_operation("add", BF16)(a, b)`` is ``round_bf16(a + b)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusec.errors import InternalError
+from fusec.ir.dtype import BF16, BOOL, DType
+from fusec.ir.monoid import MIN, Monoid
+
+Array: TypeAlias = NDArray[Any]
+Operation: TypeAlias = Callable[..., Array]
+
+_NUMPY_TYPES: dict[str, type[np.generic]] = {
+    "bool": np.bool_,
+    "u8": np.uint8,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "f16": np.float16,
+    "bf16": np.float32,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+
+
+def numpy_type(dtype: DType) -> type[np.generic]:
+    """Return the NumPy type that holds values of ``dtype``; float32 for bf16.
+
+    Raises:
+        InternalError: for an opaque type: no expression has one.
+    """
+    if dtype.is_opaque:
+        raise InternalError(f"no arithmetic of type {dtype}", stage="ir.interp")
+    return _NUMPY_TYPES[dtype.name]
+
+
+def round_bf16(values: Array) -> Array:
+    """Return the values as float32, each rounded to the nearest bf16 (ties to even, NaN kept)."""
+    single = np.ascontiguousarray(values, dtype=np.float32).reshape(np.shape(values))
+    bits = single.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(single), single, rounded.view(np.float32))
+
+
+def convert(values: Array, dtype: DType) -> Array:
+    """Return ``values`` as ``dtype``.
+
+    To bool is ``!= 0``, floats to integers truncate, integers wrap. Opaque values stay as they are.
+    """
+    if dtype.is_opaque:
+        return values
+    if dtype is BOOL:
+        return np.asarray(values != 0)
+    if dtype is BF16:
+        return round_bf16(values)
+    target = numpy_type(dtype)
+    if dtype.is_integer and values.dtype.kind == "f":
+        return values.astype(np.int64).astype(target)
+    return np.asarray(values, dtype=target)
+
+
+def fill_value(dtype: DType) -> Any:
+    """Return what memory holds that nobody wrote: a value that shows when it is read."""
+    if dtype.is_float:
+        return np.nan
+    if dtype is BOOL:
+        return False
+    return MIN.identity(dtype)
+
+
+# -- scalar operations ---------------------------------------------------------------------------
+
+
+def _is_integer(values: Array) -> bool:
+    return values.dtype.kind in "iu"
+
+
+def _truncdiv(a: Array, b: Array) -> Array:
+    if not _is_integer(a):
+        return np.asarray(np.trunc(a / b))
+    quotient = np.floor_divide(a, b)
+    inexact = (quotient * b != a) & ((a < 0) != (b < 0))
+    return np.asarray(quotient + inexact)
+
+
+def _pow(a: Array, b: Array) -> Array:
+    if not _is_integer(a):
+        return np.asarray(np.power(a, b))
+    positive = np.power(a, np.maximum(b, 0))
+    odd = (b & 1) != 0
+    inverse = np.where(a == 1, 1, np.where(a == -1, np.where(odd, -1, 1), 0))
+    return np.asarray(np.where(b < 0, inverse, positive))
+
+
+def _sign(a: Array) -> Array:
+    return np.asarray((a > 0).astype(a.dtype) - (a < 0).astype(a.dtype))
+
+
+def _lgamma(x: float) -> float:
+    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
+        return math.inf
+    return math.lgamma(x)
+
+
+def _erfinv(y: float) -> float:
+    """Return x with ``erf(x) == y``: Winitzki's estimate, then Newton's method on erf or erfc."""
+    if abs(y) >= 1 or math.isnan(y):
+        return math.copysign(math.inf, y) if abs(y) == 1 else math.nan
+    if y == 0:
+        return y
+    target = abs(y)
+    log = math.log1p(-target * target)
+    half = 2 / (math.pi * 0.147) + log / 2
+    x = math.sqrt(max(math.sqrt(half * half - log / 0.147) - half, 0.0)) or target
+    for _ in range(4):
+        error = math.erf(x) - target if target < 0.5 else (1 - target) - math.erfc(x)
+        x -= error * math.sqrt(math.pi) / 2 * math.exp(x * x)
+    return math.copysign(x, y)
+
+
+def _vectorized(function: Callable[[float], float]) -> Operation:
+    return np.vectorize(function, otypes=[np.float64])
+
+
+OPERATIONS: dict[str, Operation] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "floordiv": np.floor_divide,
+    "truncdiv": _truncdiv,
+    "remainder": np.remainder,
+    "fmod": np.fmod,
+    "pow": _pow,
+    "atan2": np.arctan2,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "copysign": np.copysign,
+    "nextafter": np.nextafter,
+    "hypot": np.hypot,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": _sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "reciprocal": lambda a: 1 / a,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    "erf": _vectorized(math.erf),
+    "erfc": _vectorized(math.erfc),
+    "erfinv": _vectorized(_erfinv),
+    "lgamma": _vectorized(_lgamma),
+    "round_f16": lambda a: a.astype(np.float16),
+    "round_bf16": round_bf16,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+}
+
+
+def scalar_operation(name: str, dtype: DType) -> Operation:
+    """Return the operation on arrays of one type, with results of type ``dtype``."""
+    operation = OPERATIONS[name]
+
+    def computed(*args: Array) -> Array:
+        if args[0].dtype == np.float16:
+            args = tuple(a.astype(np.float32) for a in args)
+        return convert(np.asarray(operation(*args)), dtype)
+
+    return computed
+
+
+# -- reductions ----------------------------------------------------------------------------------
+
+_UFUNCS = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+}
+
+
+def reduce_array(monoid: Monoid, values: Array, dims: tuple[int, ...], dtype: DType) -> Array:
+    """Return ``values`` reduced over ``dims``, which disappear.
+
+    Float sums and products are accumulated in float64 and rounded once: a reduction has no order,
+    so its meaning is the exact result.
+    """
+    if monoid.name not in _UFUNCS:
+        raise InternalError(f"no reduction {monoid}", stage="ir.interp")
+    wide = np.float64 if dtype.is_float else numpy_type(dtype)
+    identity = np.asarray(monoid.identity(dtype), dtype=wide)
+    reduced = _UFUNCS[monoid.name].reduce(
+        values.astype(wide), axis=dims, dtype=wide, initial=identity[()]
+    )
+    return convert(np.asarray(reduced), dtype)
