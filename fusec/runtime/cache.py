@@ -1,0 +1,490 @@
+"""The cache of compiled kernels: in memory for this process, on disk for the next ones.
+
+Decides: where entries live, when they are trusted, and what is thrown away. A key is text that
+names everything the blobs depend on (see `fingerprint` and `cpu_features`); what blobs mean is the
+business of whoever stored them.
+
+    cache = open_cache(options)
+    with cache.building(key):                       # one process builds, the others wait for it
+        blobs = cache.load(key)
+        if blobs is None:
+            blobs = {"kernels.so": compile_all()}
+            cache.store(key, blobs)                 # `blobs` are used from here on, not re-read
+    library = ctypes.CDLL(str(cache.materialise(key, "kernels.so")))
+
+What users may rely on, all of it tested in tests/runtime/test_cache.py:
+
+- One entry is one file (`entry.py`), written under a name of its own, synced, then renamed: readers
+  see all of it or nothing, whoever dies when.
+- Every load checks lengths and digests; damage is a miss, and the damaged file is removed.
+- A fault of the machine (full or read-only disk, no home directory) costs one warning, never a
+  compile. A directory that others could write to is not used at all.
+- Only files that this module named are ever removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import os
+import platform
+import re
+import secrets
+import stat
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from fusec.errors import EnvironmentProblem
+from fusec.options import Options
+from fusec.runtime.entry import decode, encode
+from fusec.runtime.memory_file import as_file
+
+logger = logging.getLogger("fusec.cache")
+
+MEMORY_BYTES = 256 << 20
+"""Size of the layer in memory; a graph's blobs are 20 kB to 2 MB."""
+
+ABANDONED_S = 3600
+"""Age in seconds at which a temporary file is taken for the rest of a process that died."""
+
+LOCKS = 64
+"""How many lock files there are; keys share them, so that their number stays bounded."""
+
+LOCK_POLL_S = 0.02
+"""Seconds between two looks at a lock that another process holds."""
+
+_ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.fusec")
+_TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+_REMEDY = (
+    "Compiled kernels stay in memory, and the next process builds them again. Set FUSEC_CACHE_DIR "
+    "to a directory that is yours alone, or FUSEC_CACHE=0 to run without the disk."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a cache holds and did.
+
+    Attributes:
+        problem: why the disk is not used, None if it is.
+        hits, misses: loads since the process began.
+    """
+
+    directory: Path | None
+    problem: str | None
+    entries: int
+    bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One of our files in the directory."""
+
+    name: str
+    bytes: int
+    last_use: float
+    temporary: bool
+
+
+class Cache:
+    """Blobs by key, in memory and in one directory; may be used from several threads.
+
+    Args:
+        directory: where entries live; None: the user's cache directory.
+        limit_bytes: what the files may occupy together; 0: memory only, the disk is not touched.
+    """
+
+    def __init__(self, directory: Path | None, limit_bytes: int) -> None:
+        self.directory = _default_directory() if directory is None else _absolute(directory)
+        self.limit_bytes = limit_bytes
+        self._memory: OrderedDict[str, dict[str, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._hits = 0
+        self._misses = 0
+
+    def load(self, key: str) -> dict[str, bytes] | None:
+        """Return the blobs that were stored under `key`, verified, or None."""
+        with self._lock:
+            blobs = self._memory.get(key)
+            if blobs is not None:
+                self._memory.move_to_end(key)
+        if blobs is None:
+            blobs = self._load_from_disk(key)
+            if blobs is not None:
+                self._remember(key, blobs)
+        with self._lock:
+            self._hits += blobs is not None
+            self._misses += blobs is None
+        return None if blobs is None else dict(blobs)
+
+    def store(self, key: str, blobs: Mapping[str, bytes]) -> None:
+        """Keep `blobs` under `key`; a fault of the machine costs the entry on disk, no more."""
+        self._remember(key, dict(blobs))
+        if not self.limit_bytes:
+            return
+        content = encode(key, blobs)
+        if len(content) > self.limit_bytes:
+            logger.info("an entry of %d bytes is larger than the cache", len(content))
+            return
+        with self._faults_tolerated(), self._opened(create=True) as directory:
+            try:
+                _publish(directory, _entry_name(key), content)
+            finally:
+                _evict(directory, self.limit_bytes)
+
+    def materialise(self, key: str, name: str) -> Path | None:
+        """Return a path whose content is blob `name` of `key`, for loaders that want a file.
+
+        The file holds the verified bytes and nobody can change it (`memory_file.py`). The path is
+        good for the life of this process. None if there is no such blob, or nowhere to put it.
+        """
+        blobs = self.load(key)
+        if blobs is None or name not in blobs:
+            return None
+        path: Path | None = None
+        with self._faults_tolerated():
+            path = as_file(blobs[name])
+        return path
+
+    @contextlib.contextmanager
+    def building(self, key: str, *, patience_s: float = 300.0) -> Iterator[None]:
+        """Let one process at a time build `key`: load inside, and build only if that misses.
+
+        It saves work and nothing depends on it: after `patience_s` seconds, or where files cannot
+        be locked, the body runs unlocked. Do not nest, for two keys may share a lock.
+        """
+        descriptor = self._open_lock(key)
+        locked = descriptor is not None and _wait_for_lock(descriptor, patience_s)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                if locked:
+                    # Closing would not do: a process forked meanwhile holds a copy.
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+    def forget(self) -> None:
+        """Empty the layer in memory; what is on disk stays."""
+        with self._lock:
+            self._memory.clear()
+
+    def clear(self) -> int:
+        """Remove every entry, in memory and on disk, and return how many files that were."""
+        self.forget()
+        removed = 0
+        with self._faults_tolerated(), self._opened(create=False) as directory:
+            for found in _files_in(directory):
+                removed += _remove(directory, found.name)
+        return removed
+
+    def stats(self) -> Stats:
+        """Return the cache's size and use, and why the disk is not used if it is not."""
+        problem = None if self.limit_bytes else "the cache on disk is turned off"
+        entries: list[_Found] = []
+        if problem is None:
+            try:
+                with self._opened(create=False) as directory:
+                    entries = [found for found in _files_in(directory) if not found.temporary]
+            except FileNotFoundError:
+                pass  # nothing was stored yet
+            except (EnvironmentProblem, OSError) as error:
+                problem = str(error)
+        return Stats(
+            self.directory,
+            problem,
+            len(entries),
+            sum(entry.bytes for entry in entries),
+            self.limit_bytes,
+            self._hits,
+            self._misses,
+        )
+
+    def _remember(self, key: str, blobs: dict[str, bytes]) -> None:
+        with self._lock:
+            self._memory[key] = blobs
+            self._memory.move_to_end(key)
+            size = sum(len(blob) for kept in self._memory.values() for blob in kept.values())
+            while size > MEMORY_BYTES and len(self._memory) > 1:
+                _, dropped = self._memory.popitem(last=False)
+                size -= sum(map(len, dropped.values()))
+
+    def _load_from_disk(self, key: str) -> dict[str, bytes] | None:
+        if not self.limit_bytes:
+            return None
+        name = _entry_name(key)
+        blobs: dict[str, bytes] | None = None
+        with self._faults_tolerated(), self._opened(create=False) as directory:
+            content = _read(directory, name)
+            if content is not None:
+                blobs = decode(key, content)
+                if blobs is None:
+                    logger.info("cache entry %s is damaged: removed, to be built again", name)
+                    _remove(directory, name)
+        return blobs
+
+    @contextlib.contextmanager
+    def _opened(self, *, create: bool) -> Iterator[int]:
+        """Yield a descriptor of the directory, checked: every file is opened relative to it.
+
+        Raises:
+            EnvironmentProblem: if others could have put files there.
+            OSError: if it cannot be made or opened.
+        """
+        if self.directory is None:
+            raise EnvironmentProblem(f"there is no home directory for a cache. {_REMEDY}")
+        if create:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.directory.mkdir(mode=0o700)
+        if self.directory.is_symlink():
+            raise EnvironmentProblem(f"the cache {self.directory} is a symbolic link. {_REMEDY}")
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.directory, flags)
+        try:
+            _refuse_if_unsafe(self.directory, os.fstat(descriptor))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _faults_tolerated(self) -> Iterator[None]:
+        """Turn a fault of the machine into one warning for each kind, and go on."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # no directory yet, or somebody cleared it just now: an ordinary miss
+        except EnvironmentProblem as problem:
+            _warn_once("unsafe", str(problem))
+        except OSError as fault:
+            kind = "full" if fault.errno in (errno.ENOSPC, errno.EDQUOT) else "unusable"
+            reason = fault.strerror or str(fault)
+            _warn_once(kind, f"the cache {self.directory} is {kind}: {reason}. {_REMEDY}")
+
+    def _open_lock(self, key: str) -> int | None:
+        """Return a descriptor of the lock file that `key` shares, or None without a directory."""
+        if not self.limit_bytes:
+            return None
+        name = f".lock-{int(_entry_name(key)[:8], 16) % LOCKS:02d}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with self._opened(create=True) as directory:
+                return os.open(name, flags, 0o600, dir_fd=directory)
+        except (EnvironmentProblem, OSError) as fault:  # `store` will warn of it
+            logger.debug("building without a lock: %s", fault)
+            return None
+
+
+def open_cache(options: Options) -> Cache:
+    """Return this process's cache for `options`: equal settings share one, and so its memory."""
+    limit_bytes = options.cache_size_mb << 20 if options.cache else 0
+    return _shared_cache(options.cache_dir, limit_bytes)
+
+
+@functools.cache
+def _shared_cache(directory: str | None, limit_bytes: int) -> Cache:
+    return Cache(None if directory is None else Path(directory), limit_bytes)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Return a digest of what every kernel depends on: fusec's sources, torch, Triton, Python.
+
+    A ptxas that the environment puts in place of Triton's own counts with its content.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h")):
+        digest.update(f"{source.relative_to(package).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(source.read_bytes()).digest())
+    for distribution in ("torch", "triton"):
+        digest.update(f"{distribution} {_version(distribution)}\0".encode())
+    digest.update(f"{sys.implementation.cache_tag} {platform.python_version()}\0".encode())
+    for variable in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
+        with contextlib.suppress(OSError):
+            if path := os.environ.get(variable):
+                digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+# Extensions of the instruction set that a compiler may use for arithmetic, by the prefix of their
+# names in /proc/cpuinfo; the rest of that line is about virtual machines and power.
+_X86_PREFIXES = (
+    "sse",
+    "ssse",
+    "avx",
+    "fma",
+    "f16c",
+    "bmi",
+    "abm",
+    "popcnt",
+    "movbe",
+    "amx",
+    "gfni",
+)
+_ARM_PREFIXES = ("asimd", "fp", "sve", "sme", "bf16", "i8mm", "fcma", "atomics")
+
+
+@functools.cache
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the architecture and its vector extensions: "x86_64 avx avx2 fma ..."."""
+    architecture = platform.machine()
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return f"{architecture} {platform.processor()}".strip()
+    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    prefixes = _ARM_PREFIXES if architecture in ("aarch64", "arm64") else _X86_PREFIXES
+    flags = {flag for flag in listed[1].split() if flag.startswith(prefixes)} if listed else set()
+    return " ".join((architecture, *sorted(flags)))
+
+
+def _version(distribution: str) -> str:
+    # The metadata, because importing both packages takes more than a second.
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _default_directory() -> Path | None:
+    # Without HOME and without an entry in the user database, older releases of platformdirs return
+    # a path with a literal "~", newer ones raise.
+    try:
+        directory = platformdirs.user_cache_path("fusec", appauthor=False)
+    except RuntimeError:
+        return None
+    return directory if directory.is_absolute() else None
+
+
+def _absolute(directory: Path) -> Path | None:
+    try:
+        return Path(os.path.abspath(directory.expanduser()))
+    except RuntimeError:  # a leading "~", and no home directory
+        return None
+
+
+def _refuse_if_unsafe(directory: Path, status: os.stat_result) -> None:
+    """Raise EnvironmentProblem if anybody but this user could have written into `directory`."""
+    if status.st_uid != os.geteuid():
+        found = f"belongs to user {status.st_uid}, and this process runs as {os.geteuid()}"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        found = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    else:
+        return
+    raise EnvironmentProblem(f"the cache {directory} {found}, so it is not used. {_REMEDY}")
+
+
+def _entry_name(key: str) -> str:
+    return f"{hashlib.sha256(key.encode()).hexdigest()}.fusec"
+
+
+def _read(directory: int, name: str) -> bytes | None:
+    """Return the content of the file and note the use, or None if there is no such file."""
+    # O_NONBLOCK: a FIFO in this place must not make us wait for its writer.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        with contextlib.suppress(OSError):  # a read-only file system: then nothing is evicted
+            os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))
+        return file.read()
+
+
+def _publish(directory: int, name: str, content: bytes) -> None:
+    """Write `content` under a name of its own, sync it, and rename it to `name` in one step."""
+    temporary = f".{name.removesuffix('.fusec')}.{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        _remove(directory, temporary)
+        raise
+
+
+def _wait_for_lock(descriptor: int, patience_s: float) -> bool:
+    """Lock the open file; False if others held it all the time, or it cannot be locked."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            # The kernel frees it when its holder dies, as it does not with lock files that exist.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_POLL_S)
+        except OSError:  # some network file systems have no locks
+            return False
+        else:
+            return True
+
+
+def _remove(directory: int, name: str) -> bool:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:  # another process was faster, or it is not ours to remove
+        return False
+    return True
+
+
+def _files_in(directory: int) -> list[_Found]:
+    """Return the files that this module wrote, whatever else the directory may hold."""
+    files = []
+    with os.scandir(directory) as listing:
+        for file in listing:
+            temporary = bool(_TEMPORARY_NAME.fullmatch(file.name))
+            if not temporary and not _ENTRY_NAME.fullmatch(file.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat(follow_symlinks=False)
+                files.append(_Found(file.name, status.st_size, status.st_atime, temporary))
+    return files
+
+
+def _evict(directory: int, limit_bytes: int) -> None:
+    """Remove abandoned temporary files, then the entries used longest ago until the rest fits."""
+    files = _files_in(directory)
+    for found in files:
+        if found.temporary and found.last_use < time.time() - ABANDONED_S:
+            _remove(directory, found.name)
+    entries = sorted((f for f in files if not f.temporary), key=lambda found: found.last_use)
+    excess = sum(entry.bytes for entry in entries) - limit_bytes
+    for entry in entries:
+        if excess <= 0:
+            return
+        _remove(directory, entry.name)
+        excess -= entry.bytes
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(kind: str, message: str) -> None:
+    if kind not in _warned:
+        _warned.add(kind)
+        logger.warning("%s", message)

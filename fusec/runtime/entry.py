@@ -1,0 +1,67 @@
+"""The file format of one cache entry: named blobs behind a manifest of lengths and digests.
+
+    header    magic (8 bytes), format version (u32), length of the manifest (u32), its SHA-256
+    manifest  JSON: {"key": ..., "blobs": [{"name": ..., "length": ..., "sha256": ...}, ...]}
+    blobs     their bytes, one after the other, in the manifest's order; then the file ends
+
+Integers are little-endian. `decode(key, encode(key, blobs)) == blobs`, and any other bytes, a
+truncated or longer file and an entry that was stored under another key included, decode to None.
+The digests find damage. They do not authenticate: the directory's permissions do that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+
+# As in PNG, the line ends in the magic show a transfer that translated text.
+MAGIC = b"fusec\x00\r\n"
+VERSION = 1
+HEADER = struct.Struct("<8sII32s")
+
+
+def encode(key: str, blobs: Mapping[str, bytes]) -> bytes:
+    """Return the content of the file that holds `blobs` under `key`."""
+    described = [
+        {"name": name, "length": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
+        for name, blob in blobs.items()
+    ]
+    manifest = json.dumps({"key": key, "blobs": described}).encode()
+    header = HEADER.pack(MAGIC, VERSION, len(manifest), hashlib.sha256(manifest).digest())
+    return b"".join((header, manifest, *blobs.values()))
+
+
+def decode(key: str, content: bytes) -> dict[str, bytes] | None:
+    """Return the blobs that were stored under `key`, or None if `content` is not exactly that."""
+    if len(content) < HEADER.size:
+        return None
+    magic, version, manifest_length, manifest_digest = HEADER.unpack_from(content)
+    blobs_start = HEADER.size + manifest_length
+    manifest = content[HEADER.size : blobs_start]
+    if (magic, version) != (MAGIC, VERSION) or len(manifest) != manifest_length:
+        return None
+    if hashlib.sha256(manifest).digest() != manifest_digest:
+        return None
+    try:
+        return _decode_blobs(key, json.loads(manifest), memoryview(content)[blobs_start:])
+    except (ValueError, KeyError, TypeError):  # a sound digest over something we never wrote
+        return None
+
+
+def _decode_blobs(key: str, manifest: dict[str, object], rest: memoryview) -> dict[str, bytes]:
+    """Return the blobs that `manifest` describes; raise ValueError if `rest` holds others."""
+    described = manifest["blobs"]
+    if manifest["key"] != key or not isinstance(described, list):
+        raise ValueError("an entry of another key")
+    blobs: dict[str, bytes] = {}
+    for blob in described:
+        name, content = blob["name"], bytes(rest[: blob["length"]])
+        if len(content) != blob["length"] or hashlib.sha256(content).hexdigest() != blob["sha256"]:
+            raise ValueError(f"blob {name!r} is damaged")
+        blobs[name] = content
+        rest = rest[len(content) :]
+    if rest:
+        raise ValueError("bytes behind the last blob")
+    return blobs
