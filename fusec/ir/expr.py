@@ -445,9 +445,14 @@ def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
 
 def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:
     """Replace axes by indices, in loads, index values and (renamed or split) bound axes of reductions."""
+    return substitute_all((root,), mapping)[0]
+
+
+def substitute_all(roots: tuple[Expr, ...], mapping: Mapping[Axis, Index]) -> tuple[Expr, ...]:
+    """``substitute_axes`` for several expressions at once, so that what they share stays shared."""
     if not mapping:
-        return root
+        return roots
     new: dict[Expr, Expr] = {}
-    for node in postorder((root,)):
+    for node in postorder(roots):
         new[node] = rebuild(node, new, mapping)
-    return new[root]
+    return tuple(new[root] for root in roots)

@@ -1,0 +1,655 @@
+"""Lowering: (kernel, plan) -> program. One generic walk; the plan decides, this only carries out.
+
+Each axis becomes at most three: a grid or loop part and a lane part (``c = co*16 + ci``). What is left
+are regions: a list of tasks (stores, and updates of reductions) below some bound loops. A region
+
+1. collects the reductions that are at home in it: their free loops are bound, the reduced ones not;
+2. gives each task the number of the sweep it can first run in: one more than the reductions it reads;
+3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
+
+A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows)
+accumulates in a private array. What is dear and needed in two sweeps (``exp`` of a softmax) is kept in
+one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of full tiles, then one
+masked tile) or masked throughout; a reduction sees its identity there, a load touches no memory.
+
+Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c looped: sweep 0 is
+``for co: acc += x``, sweep 1 ``for co: y = x / s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, I32, I64
+from fusec.ir.expr import (
+    Buffer,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    both,
+    children,
+    postorder,
+    rebuild,
+    substitute_all,
+)
+from fusec.ir.graph import Kernel, Store
+from fusec.ir.index import (
+    Axis,
+    Index,
+    Size,
+    floordiv,
+    index,
+    mod,
+    most,
+    product,
+    substitute,
+)
+from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.schedule.plan import Binding, Place, Plan
+
+KEEP_COST = 8
+"""Multiply-adds a point from which a value is kept for the next sweep instead of computed again."""
+KEEP_BYTES = 1 << 19
+"""The longest array kept for that: it has to stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop part: full tiles run to ``full``, ragged ones to each of ``stops``."""
+
+    full: tuple[Index, ...]
+    stops: tuple[Index, ...]
+    lane: Axis | None = None
+    position: Index | None = None  # of the cut axis, for the mask of ragged tiles
+    extent: Index | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Scope:
+    """One open loop (or the program's top level): its statements and the values named in it."""
+
+    loop: Axis | None
+    bound: frozenset[Axis]
+    masks: dict[Axis, Expr]
+    body: list[Statement] = field(default_factory=list)
+    memo: dict[Expr, Var | Const] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Accumulate:
+    """Fold the body of a reduction into its carry or, with ``slot``, into a private array."""
+
+    reduction: Reduce
+    carry: Var | None
+    array: Buffer | None = None
+    slot: Index | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Keep:
+    """Write a value to a private array for a later sweep."""
+
+    value: Expr
+    array: Buffer
+    slot: Index
+
+
+_Task = Store | _Accumulate | _Keep
+
+
+class _Lowering:
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.grid: list[Axis] = []
+        self.nest: list[Axis] = []
+        self.lanes: list[Axis] = []
+        self.loops: dict[Axis, _Loop] = {}
+        self.cut: dict[Axis, Index] = {}
+        self.masks: dict[Axis, Expr] = {}
+        self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
+        self.names: dict[str, int] = {}
+        self.serial = 0
+        for binding in plan.bindings:
+            self._bind(binding)
+        roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
+        exprs = substitute_all(roots, self.cut)
+        self.stores = [
+            Store(s.buffer, (substitute(s.indices[0], self.cut),), e)
+            for s, e in zip(kernel.stores, exprs, strict=False)
+        ]
+        names = (n for _, n in kernel.labels)
+        self.labels = dict(zip(exprs[len(self.stores) :], names, strict=True))
+        self.scopes = [_Scope(None, frozenset(), self.masks)]
+
+    # -- axes --------------------------------------------------------------------------------------
+
+    def _bind(self, binding: Binding) -> None:
+        axis, tile = binding.axis, binding.tile
+        lane = Axis(f"{axis.name}i", index(tile)) if tile > 1 else None
+        if lane is not None:
+            self.lanes.append(lane)
+        tiles = floordiv(axis.extent + (tile - 1), index(tile))
+        match binding.place:
+            case Place.LANES:
+                assert lane is not None
+                self.cut[axis] = index(lane)
+                self._mask_always(axis, lane)
+            case Place.GRID if binding.chunk:
+                self._bind_chunked(binding, lane, tiles)
+            case Place.GRID:
+                outer = axis if lane is None else Axis(f"{axis.name}o", tiles)
+                self.grid.append(outer)
+                if lane is not None:
+                    self.cut[axis] = index(outer) * tile + index(lane)
+                    self._mask_always(axis, lane)
+            case Place.LOOP:
+                self._bind_loop(axis, lane, tile, tiles)
+
+    def _bind_chunked(self, binding: Binding, lane: Axis | None, tiles: Index) -> None:
+        axis, tile, chunk = binding.axis, binding.tile, binding.chunk
+        outer = Axis(f"{axis.name}g", floordiv(tiles + (chunk - 1), index(chunk)))
+        loop = Axis(f"{axis.name}o", index(chunk))
+        self.grid.append(outer)
+        self.nest.append(loop)
+        here = index(outer) * chunk + index(loop)
+        self.cut[axis] = here * tile + index(lane) if lane is not None else here
+        left = tiles - index(outer) * chunk
+        stops = (index(chunk),) if mod(tiles, index(chunk)) is index(0) else (index(chunk), left)
+        full = stops
+        if mod(axis.extent, index(tile)) is not index(0):
+            whole = floordiv(axis.extent, index(tile)) - index(outer) * chunk
+            full = (index(chunk), whole)
+        self.loops[loop] = _Loop(full, stops, lane, self.cut[axis], axis.extent)
+
+    def _bind_loop(self, axis: Axis, lane: Axis | None, tile: int, tiles: Index) -> None:
+        if lane is None:
+            self.nest.append(axis)
+            stops = (axis.extent,) if axis.limit is None else (axis.extent, axis.limit)
+            self.loops[axis] = _Loop(stops, stops)
+            return
+        if axis.limit is not None:
+            raise InternalError(f"ragged axis {axis.name} has lanes", stage="codegen.lower")
+        loop = Axis(f"{axis.name}o", tiles)
+        self.nest.append(loop)
+        self.cut[axis] = index(loop) * tile + index(lane)
+        exact = mod(axis.extent, index(tile)) is index(0)
+        full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
+        self.loops[loop] = _Loop(full, (tiles,), lane, self.cut[axis], axis.extent)
+
+    def _mask_always(self, axis: Axis, lane: Axis) -> None:
+        ragged = mod(axis.extent, lane.extent) is not index(0)
+        if ragged or axis.limit is not None:
+            limit = axis.extent if axis.limit is None else axis.limit
+            self.masks[lane] = _below(self.cut[axis], limit)
+
+    def _loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
+        return {a for a in axes if a in self.loops}
+
+    # -- values ------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> _Scope:
+        return self.scopes[-1]
+
+    def _home(self, node: Expr) -> _Scope:
+        """Return the outermost open scope in which all loops the node depends on are bound."""
+        needed = self._loops_of(node.axes)
+        for scope in self.scopes:
+            if needed <= scope.bound:
+                return scope
+        raise InternalError(f"{node} is needed outside its loops", stage="codegen.lower")
+
+    def _known(self, node: Expr) -> Var | Const | None:
+        if isinstance(node, Const | Var):
+            return node
+        for scope in reversed(self.scopes):
+            found = scope.memo.get(node)
+            if found is not None:
+                return found
+        return None
+
+    def value(self, root: Expr) -> Var | Const:
+        """Return the name of a value, naming what it needs first, each in its home scope."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if self._known(node) is not None:
+                stack.pop()
+                continue
+            below = [c for c in self._operands(node) if self._known(c) is None]
+            if below:
+                stack.extend(below)
+                continue
+            stack.pop()
+            self._name(node)
+        known = self._known(root)
+        assert known is not None
+        return known
+
+    def _operands(self, node: Expr) -> tuple[Expr, ...]:
+        """Return what must be named before ``node``: its children, and the masks it runs under."""
+        if node in self.arrays:
+            return ()
+        if isinstance(node, Reduce) and self._loops_of(node.over):
+            raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
+        masks = ()
+        if isinstance(node, Load):
+            masks = tuple(self._masks_of(node.axes))
+        elif isinstance(node, Reduce):
+            masks = tuple(self._masks_of(node.over))
+        return (*children(node), *masks)
+
+    def _masks_of(self, axes: Iterable[Axis]) -> list[Expr]:
+        masks = self.here.masks
+        return [masks[a] for a in sorted(axes, key=lambda a: a.serial) if a in masks]
+
+    def _name(self, node: Expr) -> None:
+        scope = self._home(node)
+        if node in self.arrays:
+            array, slot = self.arrays[node]
+            self._let(scope, node, Load(array.flat(), (slot,)))
+            return
+        new = {child: self._atom(child) for child in children(node)}
+        shown = rebuild(node, new, None)
+        match node:
+            case Load():
+                guard = self._conjunction(scope, [node.guard, *self._masks_of(node.axes)])
+                assert isinstance(shown, Load)
+                self._let(scope, node, Load(shown.buffer, shown.indices, guard))
+            case Reduce():
+                body = self._masked(scope, node, self._atom(node.body))
+                self._let(scope, node, Reduce(node.monoid, node.over, body))
+            case _:
+                self._let(scope, node, shown)
+
+    def _masked(self, scope: _Scope, node: Reduce, body: Expr) -> Expr:
+        """Replace ragged lanes of a reduction's body by the identity."""
+        guard = self._conjunction(scope, [*self._masks_of(node.over)])
+        if guard is None:
+            return body
+        neutral = Const(node.monoid.identity(node.dtype), node.dtype)
+        chosen = Select(guard, body, neutral)
+        known = self._known(chosen)
+        return known if known is not None else self._let(scope, chosen, chosen)
+
+    def _conjunction(self, scope: _Scope, guards: list[Expr | None]) -> Expr | None:
+        """Return one named guard for several, or None."""
+        total: Expr | None = None
+        for guard in guards:
+            if guard is None:
+                continue
+            total = both(total, self._atom(guard))
+            if isinstance(total, Op):
+                known = self._known(total)
+                total = known if known is not None else self._let(scope, total, total)
+        return total
+
+    def _atom(self, node: Expr) -> Var | Const:
+        known = self._known(node)
+        if known is None:
+            raise InternalError(f"{node} has no name yet", stage="codegen.lower")
+        return known
+
+    def _let(self, scope: _Scope, key: Expr, shown: Expr) -> Var:
+        lanes = frozenset(a for a in shown.axes if a in self.lanes)
+        var = self._var(self._hint(key), shown.dtype, lanes)
+        scope.body.append(Let(var, shown))
+        scope.memo[key] = var
+        return var
+
+    def _hint(self, node: Expr) -> str:
+        label = self.labels.get(node)
+        if label is not None:
+            return label
+        match node:
+            case Load():
+                return node.buffer.name
+            case Reduce():
+                return node.monoid.name
+            case Op():
+                return "t" if SCALAR_OPS[node.name].infix else node.name
+            case IndexValue():
+                return "i"
+            case _:
+                return "t"
+
+    def _var(self, hint: str, dtype: object, lanes: frozenset[Axis]) -> Var:
+        count = self.names.get(hint, 0)
+        self.names[hint] = count + 1
+        self.serial += 1
+        name = f"v_{hint}" if count == 0 else f"v_{hint}_{count}"
+        return Var(name, dtype, lanes, self.serial)
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def region(self, tasks: list[_Task]) -> None:
+        """Emit some tasks in the current scope, sweep by sweep."""
+        homes = self._home_reductions(tasks)
+        depth = _Depth(homes)
+        sweeps: dict[int, list[_Task | Reduce]] = {}
+        for reduction in homes:
+            sweeps.setdefault(depth.below(reduction), []).append(reduction)
+        for task in tasks:
+            sweeps.setdefault(depth.of(_roots(task)), []).append(task)
+        for level in sorted(sweeps):
+            later = [t for other in sorted(sweeps) if other > level for t in sweeps[other]]
+            self._sweep(sweeps[level], later)
+
+    def _home_reductions(self, tasks: list[_Task]) -> list[Reduce]:
+        found: list[Reduce] = []
+        stop = self.here.bound
+        for node in postorder(root for t in tasks for root in _roots(t)):
+            if not isinstance(node, Reduce) or not self._loops_of(node.over):
+                continue
+            if self._known(node) is not None or node in self.arrays:
+                continue
+            free = self._loops_of(node.axes) - stop
+            if not free or self._first(self._loops_of(node.over)) < self._first(free):
+                found.append(node)
+        return found
+
+    def _first(self, loops: set[Axis]) -> int:
+        return min(self.nest.index(a) for a in loops)
+
+    def _loops_left(self, task: _Task | Reduce) -> set[Axis]:
+        match task:
+            case Reduce():
+                axes: frozenset[Axis] = frozenset(task.over) | task.body.axes
+            case Store():
+                axes = task.indices[0].axes | task.expr.axes
+            case _Accumulate():
+                axes = frozenset(task.reduction.over) | task.reduction.body.axes
+            case _Keep():
+                axes = task.value.axes
+        return self._loops_of(axes) - self.here.bound
+
+    def _sweep(self, items: list[_Task | Reduce], later: list[_Task | Reduce]) -> None:
+        groups: dict[Axis | None, list[_Task]] = {}
+        done: list[tuple[Reduce, _Accumulate]] = []
+        kept: list[_Keep] = []
+        for item in items:
+            left = self._loops_left(item)
+            first = self.nest[self._first(left)] if left else None
+            if isinstance(item, Reduce):
+                task: _Task = self._start(item)
+                done.append((item, task))  # type: ignore[arg-type]
+            else:
+                task = item
+            groups.setdefault(first, []).append(task)
+        if self.plan.scratch:
+            for loop, group in groups.items():
+                if loop is not None:
+                    keeps = self._worth_keeping(loop, group, later)
+                    group.extend(keeps)
+                    kept.extend(keeps)
+        for task in groups.pop(None, []):
+            self._emit(task)
+        for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
+            self._run(loop, groups[loop])
+        for reduction, task in done:
+            self._finish(reduction, task)
+        for keep in kept:
+            self.arrays[keep.value] = (keep.array, keep.slot)
+
+    def _run(self, loop: Axis, tasks: list[_Task]) -> None:
+        """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
+        info = self.loops[loop]
+        ragged = info.full is not info.stops and info.full != info.stops
+        start = index(0)
+        variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
+        if ragged and not self.plan.peel:
+            variants = [(info.stops, True)]
+        for stops, masked in variants:
+            if len(stops) == 1 and (stops[0] - start).is_constant and (stops[0] - start).const <= 0:
+                continue
+            masks = dict(self.here.masks)
+            if masked:
+                assert info.lane is not None and info.position is not None and info.extent is not None
+                masks[info.lane] = _below(info.position, info.extent)
+            self.scopes.append(_Scope(loop, self.here.bound | {loop}, masks))
+            self.region(tasks)
+            scope = self.scopes.pop()
+            if scope.body:
+                self.here.body.append(For(loop, start, stops, tuple(scope.body)))
+            start = stops[-1] if not masked else start
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def _start(self, reduction: Reduce) -> _Accumulate:
+        """Declare what a reduction accumulates in: a carry, or a private array with a slot a lane."""
+        lanes = frozenset(
+            a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes
+        )
+        neutral = Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
+        free = self._loops_of(reduction.axes) - self.here.bound
+        if not free:
+            carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
+            self.here.body.append(Carry(carry, neutral))
+            return _Accumulate(reduction, carry)
+        array, slot = self._array(reduction, self._hint(reduction))
+        self._fill(array, slot, neutral)
+        return _Accumulate(reduction, None, array, slot)
+
+    def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
+        """Declare a private array with a slot for each point of a node's unbound loops and lanes."""
+        axes = sorted(self._loops_of(node.axes) - self.here.bound, key=self.nest.index)
+        axes += [a for a in self.lanes if a in node.axes]
+        slot = index(0)
+        for axis in axes:
+            slot = slot * axis.extent + index(axis)
+        length = product(a.extent for a in axes)
+        count = self.names.get(f"{hint}[]", 0)
+        self.names[f"{hint}[]"] = count + 1
+        name = f"a_{hint}" if count == 0 else f"a_{hint}_{count}"
+        array = Buffer(name, (length,), (index(1),), node.dtype)
+        self.here.body.append(Scratch(array, length))
+        return array, slot
+
+    def _fill(self, array: Buffer, slot: Index, value: Const) -> None:
+        body: tuple[Statement, ...] = (Put(array.flat(), slot, value, None),)
+        for loop in reversed([a for a in self.nest if a in slot.axes]):
+            body = (For(loop, index(0), self.loops[loop].stops, body),)
+        self.here.body.extend(body)
+
+    def _finish(self, reduction: Reduce, task: _Accumulate) -> None:
+        lanes = tuple(a for a in reduction.over if a in self.lanes)
+        if task.carry is None:
+            if lanes:
+                raise InternalError("a private array over reduced lanes", stage="codegen.lower")
+            assert task.array is not None and task.slot is not None
+            self.arrays[reduction] = (task.array, task.slot)
+        elif lanes:
+            self._let(self.here, reduction, Reduce(reduction.monoid, lanes, task.carry))
+        else:
+            self.here.memo[reduction] = task.carry
+
+    def _emit(self, task: _Task) -> None:
+        """Emit a task whose loops are all bound."""
+        match task:
+            case Store():
+                value = self.value(task.expr)
+                offset = self._offset(task.indices[0])
+                guards = self._masks_of(task.indices[0].axes)
+                self.here.body.append(Put(task.buffer, offset, value, self._guard(guards)))
+            case _Keep():
+                value = self.value(task.value)
+                self.here.body.append(Put(task.array.flat(), task.slot, value, None))
+            case _Accumulate():
+                self._accumulate(task)
+
+    def _guard(self, masks: list[Expr]) -> Var | None:
+        for mask in masks:
+            self.value(mask)
+        guard = self._conjunction(self.here, list(masks))
+        assert guard is None or isinstance(guard, Var)
+        return guard
+
+    def _offset(self, value: Index) -> Index:
+        """Return an offset whose gathers are named values."""
+        probe = IndexValue(value)
+        new = {child: self.value(child) for child in children(probe)}
+        shown = rebuild(probe, new, None)
+        assert isinstance(shown, IndexValue)
+        return shown.index
+
+    def _accumulate(self, task: _Accumulate) -> None:
+        reduction = task.reduction
+        body: Expr = self.value(reduction.body)
+        for mask in self._masks_of(reduction.over):
+            self.value(mask)
+        body = self._masked(self.here, reduction, body)
+        if task.carry is not None:
+            self.here.body.append(
+                Update(task.carry, Op(reduction.monoid.combine, (task.carry, body)))
+            )
+            return
+        assert task.array is not None and task.slot is not None
+        old = self._var("old", reduction.dtype, frozenset(a for a in task.slot.axes if a in self.lanes))
+        new = self._var("new", reduction.dtype, old.axes | body.axes)
+        self.here.body += [
+            Let(old, Load(task.array.flat(), (task.slot,))),
+            Let(new, Op(reduction.monoid.combine, (old, body))),
+            Put(task.array.flat(), task.slot, new, None),
+        ]
+
+    # -- keeping values between sweeps ---------------------------------------------------------------
+
+    def _worth_keeping(
+        self, loop: Axis, group: list[_Task], later: list[_Task | Reduce]
+    ) -> list[_Keep]:
+        """Return what this sweep computes at some cost and a later one over the same loop needs again."""
+        again = [t for t in later if (left := self._loops_left(t)) and self._first(left) == self.nest.index(loop)]
+        if not again:
+            return []
+        now = set(postorder(r for t in group for r in _roots(t)))
+        unbound = self._loops_of(self.loops) - self.here.bound
+        kept: list[_Keep] = []
+        covered: set[Expr] = set()
+        for node in reversed(postorder(r for t in again for r in _roots(t))):
+            if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
+                continue
+            if unbound & node.axes != {loop} or isinstance(node, Reduce | IndexValue):
+                continue
+            if self._varying_cost(node, loop) < KEEP_COST or node in self.arrays:
+                continue
+            covered.update(postorder((node,)))
+            length = most(self.loops[loop].stops[0])
+            if length is None or length * 16 * node.dtype.itemsize > KEEP_BYTES:
+                continue
+            array, slot = self._array(node, self._hint(node))
+            kept.append(_Keep(node, array, slot))
+        return kept
+
+    def _varying_cost(self, root: Expr, loop: Axis) -> int:
+        total = 0
+        stack = [root]
+        seen: set[Expr] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen or loop not in node.axes or node in self.arrays:
+                continue
+            seen.add(node)
+            if isinstance(node, Op):
+                total += SCALAR_OPS[node.name].cost
+            stack.extend(children(node))
+        return total
+
+
+class _Depth:
+    """How many sweeps must come before a value: reductions at home in the region, nested."""
+
+    def __init__(self, homes: list[Reduce]) -> None:
+        self.homes = set(homes)
+        self.memo: dict[Expr, int] = {}
+
+    def of(self, roots: Iterable[Expr]) -> int:
+        roots = list(roots)
+        for node in postorder(roots):
+            if node not in self.memo:
+                below = max((self.memo[c] for c in children(node)), default=0)
+                self.memo[node] = below + 1 if node in self.homes else below
+        return max((self.memo[r] for r in roots), default=0)
+
+    def below(self, reduction: Reduce) -> int:
+        return self.of((reduction.body,))
+
+
+def _roots(task: _Task | Reduce) -> tuple[Expr, ...]:
+    match task:
+        case Store():
+            return (task.expr, IndexValue(task.indices[0]))
+        case _Accumulate():
+            return (task.reduction.body,)
+        case _Keep():
+            return (task.value,)
+        case Reduce():
+            return (task.body,)
+
+
+def _below(position: Index, extent: Index) -> Expr:
+    """Return the mask ``position < extent``, in 32 bits where that is provably enough."""
+    high = most(position)
+    dtype = I32 if high is not None and high < 2**31 - 1 else I64
+    return Op("lt", (IndexValue(position, dtype), IndexValue(extent, dtype)))
+
+
+def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program:
+    """Return the program of a kernel with flat accesses (see ``passes.coalesce``) under a plan.
+
+    Raises:
+        InternalError: if the plan binds the axes in a way the kernel cannot run.
+    """
+    lowering = _Lowering(kernel, plan)
+    lowering.region(list(lowering.stores))
+    reads = [n.buffer.base for n in postorder(s.expr for s in kernel.stores) if isinstance(n, Load)]
+    writes = [s.buffer.base for s in kernel.stores]
+    return Program(
+        kernel.name,
+        tuple(dict.fromkeys(reads)),
+        tuple(dict.fromkeys(writes)),
+        _sizes(kernel, lowering),
+        tuple(lowering.grid),
+        tuple(lowering.lanes),
+        tuple(lowering.scopes[0].body),
+        notation,
+        kernel.origin.source,
+        plan.warps,
+        product(a.extent for a in kernel.axes),
+    )
+
+
+def _sizes(kernel: Kernel, lowering: _Lowering) -> tuple[Size, ...]:
+    found: dict[Size, None] = {}
+
+    def visit(value: Index) -> None:
+        for monomial, _ in value.terms:
+            for atom in monomial:
+                if isinstance(atom, Size):
+                    found[atom] = None
+                elif isinstance(atom, Axis):
+                    pass
+                elif hasattr(atom, "dividend"):
+                    visit(atom.dividend)
+                    visit(atom.divisor)
+
+    for store in kernel.stores:
+        visit(store.indices[0])
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Load):
+            visit(node.indices[0])
+        elif isinstance(node, IndexValue):
+            visit(node.index)
+    for axis in kernel.axes:
+        visit(axis.extent)
+        if axis.limit is not None:
+            visit(axis.limit)
+    return tuple(sorted(found, key=lambda s: s.name))

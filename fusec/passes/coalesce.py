@@ -1,0 +1,106 @@
+"""Address memory by flat offsets, and merge neighbouring axes that walk through memory as one.
+
+Spec: ``kernel -> kernel``; same stores. Each load and store has one index afterwards, the element
+offset. Axes a, b (a slower) become one axis n of extent A*B where every offset and every index value has
+``B * coefficient(b)`` for the coefficient of a, and every reduction runs over both or neither: then
+``a = n // B``, ``b = n % B`` and no division is left.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder, substitute_all
+from fusec.ir.graph import Kernel, Store
+from fusec.ir.index import Axis, Index, index, substitute
+from fusec.ir.rewrite import rewrite
+
+
+def coalesce(kernel: Kernel) -> Kernel:
+    """Return the kernel with flat accesses and as few axes as they allow."""
+    kernel = flatten(kernel)
+    merged = True
+    while merged:
+        merged = False
+        for group in (kernel.grid, kernel.inside):
+            for outer, inner in zip(group, group[1:], strict=False):
+                if _mergeable(kernel, outer, inner):
+                    kernel = _merge(kernel, outer, inner)
+                    merged = True
+                    break
+            if merged:
+                break
+    return kernel
+
+
+def flatten(kernel: Kernel) -> Kernel:
+    """Return the kernel with every load and store addressed by its element offset."""
+
+    def flat(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer.base is node.buffer:
+            return Load(node.buffer.flat(), (node.buffer.offset(node.indices),), node.guard)
+        return node
+
+    roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
+    exprs = rewrite(roots, flat)
+    stores = tuple(
+        Store(s.buffer.flat(), (s.buffer.offset(s.indices),), e)
+        for s, e in zip(kernel.stores, exprs, strict=False)
+    )
+    names = (name for _, name in kernel.labels)
+    labels = tuple(zip(exprs[len(stores) :], names, strict=True))
+    return Kernel(
+        kernel.name, kernel.grid, kernel.inside, stores, kernel.origin, kernel.defs, labels
+    )
+
+
+def offsets(kernel: Kernel) -> list[Index]:
+    """Return every distinct index of a flat kernel: of loads, stores and index values."""
+    found: dict[Index, None] = {}
+    for store in kernel.stores:
+        found[store.indices[0]] = None
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Load):
+            found[node.indices[0]] = None
+        elif isinstance(node, IndexValue):
+            found[node.index] = None
+    return list(found)
+
+
+def _mergeable(kernel: Kernel, outer: Axis, inner: Axis) -> bool:
+    if outer.limit is not None or inner.limit is not None:
+        return False
+    for axis in kernel.axes:
+        if axis.limit is not None and axis.limit.axes & {outer, inner}:
+            return False
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Reduce) and (outer in node.over) != (inner in node.over):
+            return False
+    for offset in offsets(kernel):
+        slow, fast = offset.coefficient(outer), offset.coefficient(inner)
+        if slow is None or fast is None or slow is not fast * inner.extent:
+            return False
+    return True
+
+
+def _merge(kernel: Kernel, outer: Axis, inner: Axis) -> Kernel:
+    both = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
+    mapping = {outer: index(both) // inner.extent, inner: index(both) % inner.extent}
+    roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
+    exprs = substitute_all(roots, mapping)
+    stores = tuple(
+        Store(s.buffer, (substitute(s.indices[0], mapping),), e)
+        for s, e in zip(kernel.stores, exprs, strict=False)
+    )
+    names = (name for _, name in kernel.labels)
+
+    def swap(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(both if a is outer else a for a in axes if a is not inner)
+
+    return Kernel(
+        kernel.name,
+        swap(kernel.grid),
+        swap(kernel.inside),
+        stores,
+        kernel.origin,
+        kernel.defs,
+        tuple(zip(exprs[len(stores) :], names, strict=True)),
+    )

@@ -1,0 +1,110 @@
+"""Modelled time of a kernel: bytes over bandwidth, operations over rate, and a launch.
+
+Ranks alternatives; a benchmark has the last word. Rates: H200 measured copy 4.3 TB/s and its issue
+budget (6.9 thread-instructions a byte); CPU: one shared socket, two cores, measured 2026-11 within a
+factor of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis, Index, product
+from fusec.ir.scalar import SCALAR_OPS
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the price of a kernel depends on.
+
+    Attributes:
+        bytes_per_us: memory traffic, reads and writes together.
+        operations_per_us: multiply-adds of one f32 lane.
+        launch_us: from one kernel to the next, host and device.
+        units: grid points that keep the machine busy.
+        parts: partial results of a split reduction.
+    """
+
+    bytes_per_us: float
+    operations_per_us: float
+    launch_us: float
+    units: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Traffic (bytes), arithmetic (multiply-adds) and modelled time (microseconds) of one kernel."""
+
+    bytes: int
+    operations: int
+    us: float
+
+
+def count(axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
+    """Return the number of points of some axes, at the hints of their sizes."""
+    return product(a.extent for a in axes).hint()
+
+
+def numel(buffer: Buffer) -> int:
+    """Return the number of distinct elements of a buffer: expanded axes count once."""
+    total = 1
+    for extent, stride in zip(buffer.shape, buffer.strides, strict=True):
+        if not (stride.is_constant and stride.const == 0):
+            total *= extent.hint()
+    return total
+
+
+def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
+    """Return buffer -> (bytes read, bytes written), each element counted once."""
+    read: dict[Buffer, int] = {}
+    written: dict[Buffer, int] = {}
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Load):
+            touched = min(numel(node.buffer), count(_index_axes(node.indices)))
+            size = touched * node.buffer.dtype.itemsize
+            total = numel(node.buffer) * node.buffer.dtype.itemsize
+            previous = read.get(node.buffer, 0)
+            # Two loads of one buffer overlap wholly unless together they cover more than one does.
+            read[node.buffer] = min(total, max(previous, size) if previous else size)
+    for store in kernel.stores:
+        written[store.buffer] = numel(store.buffer) * store.buffer.dtype.itemsize
+    return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
+
+
+def _index_axes(indices: tuple[Index, ...]) -> frozenset[Axis]:
+    axes: frozenset[Axis] = frozenset()
+    for position in indices:
+        axes |= position.axes
+    return axes
+
+
+def kernel_operations(kernel: Kernel) -> int:
+    """Return modelled multiply-adds: each node once for each point of its free axes."""
+    total = 0
+    for node in postorder(s.expr for s in kernel.stores):
+        match node:
+            case Op():
+                total += SCALAR_OPS[node.name].cost * count(node.axes)
+            case Reduce():
+                total += count(node.body.axes | frozenset(node.over))
+            case Select() | IndexValue() | Load():
+                total += count(node.axes)
+    return total
+
+
+def expression_cost(expr: Expr) -> int:
+    """Return modelled multiply-adds for one point of an expression without reductions."""
+    return sum(SCALAR_OPS[n.name].cost for n in postorder((expr,)) if isinstance(n, Op))
+
+
+def price(kernel: Kernel, machine: Machine) -> Price:
+    """Return the modelled price; a grid too small for the machine uses a fraction of its rates."""
+    traffic = kernel_traffic(kernel)
+    moved = sum(r + w for r, w in traffic.values())
+    operations = kernel_operations(kernel)
+    busy = min(1.0, max(count(kernel.grid), 1) / machine.units)
+    work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
+    return Price(moved, operations, work / busy + machine.launch_us)

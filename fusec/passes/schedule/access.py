@@ -1,0 +1,67 @@
+"""How a kernel's accesses walk along each axis: the facts that schedules choose by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.expr import Load, postorder
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis, Index, product
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One load or store of a flat kernel: element offset, element size (bytes), points that need it."""
+
+    offset: Index
+    itemsize: int
+    points: int
+
+
+def accesses(kernel: Kernel) -> list[Access]:
+    """Return the loads and stores of a kernel with flat accesses, each once."""
+    found: list[Access] = []
+    for store in kernel.stores:
+        offset = store.indices[0]
+        found.append(Access(offset, store.buffer.dtype.itemsize, _points(offset)))
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Load):
+            offset = node.indices[0]
+            found.append(Access(offset, node.buffer.dtype.itemsize, _points(offset)))
+    return found
+
+
+def _points(offset: Index) -> int:
+    return product(a.extent for a in offset.axes).hint()
+
+
+def step(access: Access, axis: Axis) -> int | None:
+    """Return by how many elements the offset grows along an axis, at hints; None if it is not affine."""
+    coefficient = access.offset.coefficient(axis)
+    return None if coefficient is None else coefficient.hint()
+
+
+def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
+    """Return the axis along which most traffic is contiguous, or None where no access is.
+
+    Each access votes with its bytes: for an axis of unit step, against one of another step; an access
+    that does not vary along the axis is free, as a broadcast.
+    """
+    best: tuple[float, int] | None = None
+    chosen: Axis | None = None
+    found = accesses(kernel)
+    for position, axis in enumerate(candidates):
+        if axis.limit is not None:
+            continue
+        score = 0.0
+        for access in found:
+            by = step(access, axis)
+            weight = access.points * access.itemsize
+            if by == 1:
+                score += weight
+            elif by != 0:
+                score -= weight
+        rank = (score, position)
+        if any(step(a, axis) == 1 for a in found) and (best is None or rank > best):
+            best, chosen = rank, axis
+    return chosen

@@ -1,0 +1,77 @@
+"""Plans: how each axis of a kernel runs.
+
+Grammar of the printed form::
+
+    plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n
+    binding ::= 'grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile
+
+An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part that
+is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid point, in a
+loop, so that only the last of them can be ragged.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from fusec.ir.index import Axis
+
+
+class Place(enum.Enum):
+    """Where the outer part of an axis runs."""
+
+    GRID = "grid"
+    LOOP = "loop"
+    LANES = "lanes"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How one axis runs.
+
+    Attributes:
+        place: where the outer part runs; LANES means that there is no outer part.
+        tile: lanes of the inner part; 1 means that the axis has no lanes.
+        chunk: for GRID, tiles that one grid point visits in a loop; 0 for none.
+    """
+
+    axis: Axis
+    place: Place
+    tile: int = 1
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a kernel runs.
+
+    Attributes:
+        bindings: one for each axis, in nesting order: grid first, then loops, outermost first.
+        warps: warps of a program instance (a GPU's tunable).
+        peel: run full tiles without masks and the ragged rest in a second loop; else mask every tile.
+        scratch: arrays in memory private to an instance may be used (a CPU's cache).
+    """
+
+    bindings: tuple[Binding, ...]
+    warps: int = 4
+    peel: bool = True
+    scratch: bool = True
+
+    def binding(self, axis: Axis) -> Binding:
+        """Return how ``axis`` runs."""
+        return next(b for b in self.bindings if b.axis is axis)
+
+
+def print_plan(name: str, plan: Plan) -> str:
+    """Return the plan on one line."""
+    parts = []
+    for b in plan.bindings:
+        match b.place:
+            case Place.LANES:
+                text = f"lanes({b.tile})"
+            case _:
+                text = b.place.value + (f"*{b.tile}" if b.tile > 1 else "")
+                text += f" by {b.chunk}" if b.chunk else ""
+        parts.append(f"{b.axis.name}={text}")
+    return f"plan {name}    {'  '.join(parts)}    warps={plan.warps}"

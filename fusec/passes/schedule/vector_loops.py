@@ -1,0 +1,51 @@
+"""The CPU's schedule: parallel loops over the grid, loops inside, vector lanes along the fastest axis.
+
+The lane axis is innermost, whether it is on the grid or inside, so that memory is walked in order; a
+reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
+kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis, product
+from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.plan import Binding, Place, Plan
+
+CHUNK_ELEMENTS = 4096
+"""Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1 cache."""
+MIN_GRID = 16
+"""Grid points that balance the load of a few threads."""
+
+
+def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
+    """Return the plan of a flat kernel for vectors of ``width`` lanes."""
+    lane = fastest_axis(kernel, kernel.axes)
+    grid = [a for a in kernel.grid if a is not lane]
+    inside = [a for a in kernel.inside if a is not lane]
+    outer = product(a.extent for a in grid).hint()
+    bindings = [Binding(a, Place.GRID) for a in grid]
+    loops = [Binding(a, Place.LOOP) for a in inside]
+    if lane is None:
+        return Plan((*bindings, *loops))
+    tile = width if lane.extent.hint() >= width // 2 else 1
+    if lane in kernel.inside or (outer >= MIN_GRID and not _is_long(lane, width)):
+        return Plan((*bindings, *loops, Binding(lane, Place.LOOP, tile)))
+    chunk = _chunk(lane, tile, outer)
+    return Plan((*bindings, *loops, Binding(lane, Place.GRID, tile, chunk)))
+
+
+def _is_long(lane: Axis, width: int) -> bool:
+    return lane.extent.hint() > 16 * CHUNK_ELEMENTS
+
+
+def _chunk(lane: Axis, tile: int, outer: int) -> int:
+    """Return tiles a grid point: a cache's worth, less where that would leave too few points."""
+    tiles = -(-lane.extent.hint() // tile)
+    wanted = max(1, MIN_GRID // max(outer, 1))
+    chunk = max(1, min(CHUNK_ELEMENTS // tile, -(-tiles // wanted)))
+    if lane.extent.is_constant:
+        # A divisor of the number of tiles saves the loop's second bound.
+        exact = [c for c in range(max(1, chunk // 2), chunk + 1) if tiles % c == 0]
+        chunk = exact[-1] if exact else chunk
+    return chunk

@@ -1,0 +1,182 @@
+"""Simplify expressions by rules that keep every value (rounding that nobody can see aside).
+
+Spec: ``expr -> expr``; same value at each point, except that a rounding to 16 bits between two f32
+operations of one kernel is dropped (`round_*` operations mark the roundings that must stay: explicit
+casts, comparisons, values that are also stored). Nothing here depends on the target.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import index, is_nonnegative, least, most
+from fusec.ir.rewrite import rewrite
+
+ROUND = {F16: "round_f16", BF16: "round_bf16"}
+_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
+_INT32_MAX = 2**31 - 1
+
+
+def simplify(graph: Graph) -> Graph:
+    """Return the graph with each definition's expression simplified."""
+    nodes = tuple(_simplify_def(n) if isinstance(n, Def) else n for n in graph.nodes)
+    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
+        return graph
+    return Graph(graph.name, graph.inputs, nodes, graph.outputs)
+
+
+def _simplify_def(line: Def) -> Def:
+    (expr,) = simplify_exprs((line.expr,))
+    return line if expr is line.expr else Def(line.buffer, line.axes, expr, line.origin)
+
+
+def simplify_exprs(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Return the expressions simplified, together, so that what they share stays shared."""
+    return rewrite(roots, _rule)
+
+
+def _rule(node: Expr) -> Expr:
+    match node:
+        case Cast():
+            return _cast(node)
+        case Op():
+            return _op(node)
+        case Select():
+            return _select(node)
+        case Load(guard=Const(value=True)):
+            return Load(node.buffer, node.indices, None)
+        case _:
+            return node
+
+
+def _cast(node: Cast) -> Expr:
+    inner = node.arg
+    if isinstance(inner, Cast) and node.dtype is F32 and inner.dtype in ROUND:
+        if inner.arg.dtype is F32:
+            return inner.arg  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
+    if isinstance(inner, Op) and ROUND.get(node.dtype) == inner.name:
+        return cast(inner.args[0], node.dtype)  # the cast rounds anyway
+    if isinstance(inner, Cast) and inner.dtype is BOOL and inner.arg.dtype is node.dtype is BOOL:
+        return inner.arg
+    return node
+
+
+def _op(node: Op) -> Expr:
+    if node.name in ("round_f16", "round_bf16"):
+        return _round(node)
+    if node.name in _COMPARE:
+        return _compare(node)
+    if len(node.args) != 2:
+        if node.name == "neg" and isinstance(node.args[0], Op) and node.args[0].name == "neg":
+            return node.args[0].args[0]
+        return node
+    a, b = node.args
+    match node.name:
+        case "and" | "or" if node.dtype is BOOL:
+            return _logic(node.name, a, b, node)
+        case "mul" if _is_number(b, 1):
+            return a
+        case "mul" if _is_number(a, 1):
+            return b
+        case "sub" if _is_number(b, 0) and not _is_negative_zero(b):
+            return a
+        case "add" if node.dtype.is_integer and _is_number(b, 0):
+            return a
+        case "div" if isinstance(b, Const) and node.dtype.is_float:
+            return _divide_by_constant(a, b, node)
+        case _:
+            return node
+
+
+def _round(node: Op) -> Expr:
+    """A rounding of what has 16 bits already is nothing."""
+    (inner,) = node.args
+    target = F16 if node.name == "round_f16" else BF16
+    if isinstance(inner, Op) and inner.name == node.name:
+        return inner
+    if isinstance(inner, Cast) and inner.arg.dtype is target:
+        return inner
+    return node
+
+
+def _logic(name: str, a: Expr, b: Expr, node: Expr) -> Expr:
+    if a is b:
+        return a
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Const):
+            return y if x.value is (name == "and") else x
+    return node
+
+
+def _divide_by_constant(a: Expr, b: Const, node: Expr) -> Expr:
+    """``a / 2**k`` is ``a * 2**-k``, exactly."""
+    value = float(b.value)
+    if value == 1.0:
+        return a
+    mantissa, exponent = math.frexp(abs(value)) if math.isfinite(value) and value else (0.0, 0)
+    if mantissa == 0.5 and abs(exponent) < 120:
+        return Op("mul", (a, Const(1.0 / value, b.dtype)))
+    return node
+
+
+def _select(node: Select) -> Expr:
+    if isinstance(node.condition, Const):
+        return node.then if node.condition.value else node.other
+    return node.then if node.then is node.other else node
+
+
+def _is_number(node: Expr, value: float) -> bool:
+    return isinstance(node, Const) and node.value == value and node.dtype is not BOOL
+
+
+def _is_negative_zero(node: Expr) -> bool:
+    return isinstance(node, Const) and repr(node.value) == "-0.0"
+
+
+def _compare(node: Op) -> Expr:
+    """Decide comparisons of indices by their bounds; compare in 32 bits where both sides fit."""
+    a, b = (_index_of(x) for x in node.args)
+    if a is None or b is None:
+        return node
+    difference = a.index - b.index
+    verdict: bool | None = None
+    at_least, at_most = is_nonnegative(difference), is_nonnegative(-difference)
+    match node.name:
+        case "ge":
+            verdict = True if at_least else False if is_nonnegative(-difference - 1) else None
+        case "lt":
+            verdict = False if at_least else True if is_nonnegative(-difference - 1) else None
+        case "le":
+            verdict = True if at_most else False if is_nonnegative(difference - 1) else None
+        case "gt":
+            verdict = False if at_most else True if is_nonnegative(difference - 1) else None
+        case "eq" | "ne" if at_least and at_most:
+            verdict = node.name == "eq"
+    if verdict is not None:
+        return Const(verdict, BOOL)
+    if node.args[0].dtype is I64 and all(_fits_32_bits(x) for x in (a, b)):
+        return Op(node.name, (IndexValue(a.index, I32), IndexValue(b.index, I32)))
+    return node
+
+
+def _index_of(node: Expr) -> IndexValue | None:
+    if isinstance(node, IndexValue):
+        return node
+    if isinstance(node, Const) and node.dtype in (I64, I32):
+        return IndexValue(index(int(node.value)), node.dtype)
+    return None
+
+
+def _fits_32_bits(value: IndexValue) -> bool:
+    low, high = least(value.index), most(value.index)
+    return low is not None and high is not None and -_INT32_MAX <= low and high <= _INT32_MAX
+
+
+def is_reduction(expr: Expr) -> bool:
+    """Return True if the expression has a ``Reduce`` anywhere."""
+    from fusec.ir.expr import postorder
+
+    return any(isinstance(node, Reduce) for node in postorder((expr,)))

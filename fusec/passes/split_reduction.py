@@ -1,0 +1,151 @@
+"""Split a reduction over many rows into partial sums in parallel and one small final sum.
+
+Spec: ``graph -> graph``. ``w[c] = sum(m: f[m, c])`` becomes ``p[b, c] = sum(i: f[b*R + i, c])`` and
+``w[c] = sum(b: p[b, c])``. After it no large reduction hinders its neighbours from keeping rows in
+the grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number of parts depends on
+the shapes and the target, never on the number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import InvalidIR
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
+from fusec.ir.graph import Def, Extern, Graph
+from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
+from fusec.ir.monoid import MONOIDS
+from fusec.ir.rewrite import rewrite
+from fusec.passes.cost import Machine
+
+MIN_ELEMENTS = 1 << 14
+"""A reduction of fewer elements is not worth a second kernel (a launch is some 5 us)."""
+MIN_ROWS_PER_PART = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How one reduced axis runs: along the parts, inside a part, or cut into both."""
+
+    parts: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    value: dict[Axis, Index]
+
+
+def split_reduction(graph: Graph, machine: Machine) -> Graph:
+    """Return the graph with large column and full reductions split into partial and final ones.
+
+    Raises:
+        InvalidIR: if a reduction's monoid is not in the table of associative ones.
+    """
+    nodes: list[Def | Extern] = []
+    for node in graph.nodes:
+        nodes.extend(_split_def(node, machine) if isinstance(node, Def) else (node,))
+    if len(nodes) == len(graph.nodes):
+        return graph
+    return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs)
+
+
+def _split_def(line: Def, machine: Machine) -> tuple[Def, ...]:
+    reductions = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
+    if len(reductions) != 1 or not _worth_splitting(line, reductions[0], machine):
+        return (line,)
+    (reduction,) = reductions
+    if reduction.monoid.name not in MONOIDS:
+        raise InvalidIR(f"{reduction.monoid} is not associative", stage="split_reduction")
+    split = _cut(reduction, machine)
+    if split is None:
+        return (line,)
+    own = tuple(Axis(a.name, a.extent) for a in line.axes)
+    shape = tuple(a.extent for a in (*split.parts, *own))
+    part = Buffer(
+        f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype
+    )
+    renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
+    body = reduction.body.substitute({**renamed, **split.value})
+    partial = Def(part, (*split.parts, *own), Reduce(reduction.monoid, split.inner, body), line.origin)
+    finals = tuple(Axis(a.name, a.extent) for a in split.parts)
+    read = Load(part, tuple(index(a) for a in (*finals, *line.axes)))
+    final = Reduce(reduction.monoid, finals, read)
+
+    def replace(node: Expr) -> Expr:
+        return final if node is reduction else node
+
+    (expr,) = rewrite((line.expr,), replace)
+    return partial, Def(line.buffer, line.axes, expr, line.origin)
+
+
+def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
+    rows = product(a.extent for a in reduction.over).hint()
+    kept = product(a.extent for a in line.axes).hint()
+    if rows * kept < MIN_ELEMENTS or rows < 2 * MIN_ROWS_PER_PART or reduction.axes - set(line.axes):
+        return False
+    if kept * 4 > rows * kept:  # the partial buffer would rival the input
+        return False
+    if _contiguous_axis_is_kept(reduction):
+        return True
+    return kept < machine.units // 2
+
+
+def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
+    """Return True for a column reduction: the largest load runs fastest along a kept axis."""
+    largest: Load | None = None
+    for load in loads((reduction.body,)):
+        if largest is None or len(load.axes) > len(largest.axes):
+            largest = load
+    if largest is None:
+        return False
+    offset = largest.buffer.offset(largest.indices)
+    steps = {a: offset.coefficient(a) for a in offset.axes}
+    fastest = min(
+        (a for a, k in steps.items() if k is not None and k.hint() > 0),
+        key=lambda a: (steps[a] or index(0)).hint(),
+        default=None,
+    )
+    return fastest is not None and fastest not in reduction.over
+
+
+def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
+    """Spread the outermost reduced axes over about ``machine.parts`` parts."""
+    wanted = machine.parts
+    rows = product(a.extent for a in reduction.over).hint()
+    wanted = max(1, min(wanted, rows // MIN_ROWS_PER_PART))
+    parts: list[Axis] = []
+    inner: list[Axis] = []
+    value: dict[Axis, Index] = {}
+    for axis in reduction.over:
+        extent = axis.extent.hint()
+        if wanted <= 1:
+            fresh = Axis(axis.name, axis.extent)
+            inner.append(fresh)
+            value[axis] = index(fresh)
+        elif extent <= wanted:
+            fresh = Axis(axis.name, axis.extent)
+            parts.append(fresh)
+            value[axis] = index(fresh)
+            wanted //= max(extent, 1)
+        else:
+            outer, within = _cut_axis(axis, wanted)
+            parts.append(outer)
+            inner.append(within)
+            value[axis] = index(outer) * within.extent + index(within)
+            wanted = 1
+    if not parts or not inner:
+        return None
+    return _Split(tuple(parts), tuple(inner), value)
+
+
+def _cut_axis(axis: Axis, parts: int) -> tuple[Axis, Axis]:
+    """Cut ``axis`` into ``outer*R + inner``; ragged (inner has a limit) where R does not divide."""
+    extent = axis.extent
+    rows = floordiv(extent + (parts - 1), index(parts))
+    if extent.is_constant:
+        exact = [r for r in range(rows.const, 2 * rows.const) if extent.const % r == 0]
+        rows = index(exact[0]) if exact else rows
+        count = index(-(-extent.const // rows.const))
+    else:
+        count = index(parts)
+    outer = Axis(f"{axis.name}o", count)
+    if extent.is_constant and extent.const == count.const * rows.const:
+        return outer, Axis(f"{axis.name}i", rows)
+    return outer, Axis(f"{axis.name}i", rows, limit=extent - index(outer) * rows)

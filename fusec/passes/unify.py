@@ -1,0 +1,437 @@
+"""Axis unification: may these definitions share one kernel, and over which axes?
+
+The rule. Walk every load of an internal buffer and match its index with the producer's axes: a plain
+axis is united with the producer's axis; where a reshape merged or split axes, both sides are first cut
+to their common refinement (``m`` of extent B*T becomes ``(b, t)``), so that no division is left; a
+pointwise producer read at any other index is computed again at that index; anything else is rejected,
+with the reason. Then axes that anyone reduces are *inside*, the rest is the *grid*.
+
+Loads of one buffer from outside are matched too, softly: where that fails nothing is lost but sharing.
+
+Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`` unite n with m (the
+internal edge) and c' with c (both load x), giving grid {m}, inside {c}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, postorder
+from fusec.ir.graph import Def, Kernel, Origin, Store
+from fusec.ir.index import (
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    floordiv,
+    index,
+    mod,
+    substitute,
+)
+from fusec.ir.rewrite import rewrite, with_guard
+from fusec.passes.simplify import ROUND, simplify_exprs
+
+
+class Rejection(Exception):
+    """These definitions may not share a kernel; ``reason`` says why, for the decision log."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """One axis of a mixed-radix index, fastest last."""
+
+    axis: Axis
+
+
+class _Unifier:
+    """Union-find over axes whose classes are refined as the walk goes: ``value`` maps axis -> finer axes."""
+
+    def __init__(self, defs: tuple[Def, ...]) -> None:
+        self.defs = defs
+        self.value: dict[Axis, Index] = {}
+        self.producer = {d.buffer: d for d in defs}
+        self.reduced = {
+            axis for d in defs for n in postorder((d.expr,)) if isinstance(n, Reduce) for axis in n.over
+        }
+        self.recomputed: set[tuple[Buffer, tuple[Index, ...]]] = set()
+
+    # -- classes ---------------------------------------------------------------------------------
+
+    def resolve(self, value: Index) -> Index:
+        """Return ``value`` over the finest axes."""
+        while not value.axes.isdisjoint(self.value):
+            value = substitute(value, self.value)
+        return value
+
+    def _unite(self, a: Axis, b: Axis) -> None:
+        if a is b:
+            return
+        if a.extent is not b.extent or a.limit is not b.limit:
+            raise Rejection(f"extents {a.extent} of {a.name} and {b.extent} of {b.name} differ")
+        self.value[b] = index(a)
+
+    def _split(self, axis: Axis, inner: Index) -> tuple[Axis, Axis]:
+        """Cut an axis into ``outer*inner + fine``."""
+        if axis.limit is not None:
+            raise Rejection(f"ragged axis {axis.name} cannot be cut again")
+        outer = Axis(f"{axis.name}o", floordiv(axis.extent, inner))
+        fine = Axis(f"{axis.name}i", inner)
+        self.value[axis] = index(outer) * inner + index(fine)
+        return outer, fine
+
+    # -- divisions ---------------------------------------------------------------------------------
+
+    def remove_divisions(self, value: Index) -> Index:
+        """Resolve ``value``, cutting plain axes so that its divisions by them disappear."""
+        for _ in range(8):
+            value = self.resolve(value)
+            cut = next((c for m, _ in value.terms for x in m if (c := self._cut_for(x))), None)
+            if cut is None:
+                return value
+            self._split(*cut)
+        return value
+
+    def _cut_for(self, atom: object) -> tuple[Axis, Index] | None:
+        if not isinstance(atom, FloorDiv | Mod) or not atom.divisor.axes == frozenset():
+            return None
+        for inner in (x for m, _ in atom.dividend.terms for x in m):
+            if isinstance(inner, FloorDiv | Mod) and (cut := self._cut_for(inner)):
+                return cut
+        if atom.dividend.const:
+            return None
+        for monomial, coefficient in atom.dividend.terms:
+            axis = monomial[-1] if len(monomial) == 1 else None
+            if not isinstance(axis, Axis) or axis.limit is not None:
+                continue
+            step = _exact_quotient(atom.divisor, index(coefficient))
+            if step is None or step.is_constant and step.const <= 1 or step is axis.extent:
+                continue
+            if _exact_quotient(axis.extent, step) is not None:
+                return axis, step
+        return None
+
+    # -- matching ----------------------------------------------------------------------------------
+
+    def match(self, left: Index, right: Index) -> None:
+        """Make two indices equal by uniting and cutting axes; raise Rejection where that is impossible."""
+        left, right = self.remove_divisions(left), self.remove_divisions(right)
+        if left is right:
+            return
+        a, b = _digits(left), _digits(right)
+        if a is None or b is None:
+            raise Rejection(f"index {left if a is None else right} is computed, not an axis")
+        self._match_digits(a, b)
+
+    def _match_digits(self, left: list[_Digit], right: list[_Digit]) -> None:
+        while left and right:
+            a, b = left[-1].axis, right[-1].axis
+            if a is b or (a.extent is b.extent and a.limit is b.limit):
+                self._unite(a, b)
+                left.pop()
+                right.pop()
+            elif a.limit is not None and b.limit is None:
+                self._join_ragged(left, right)
+            elif b.limit is not None and a.limit is None:
+                self._join_ragged(right, left)
+            elif _exact_quotient(a.extent, b.extent) is not None:
+                self._peel(left, right)
+            elif _exact_quotient(b.extent, a.extent) is not None:
+                self._peel(right, left)
+            else:
+                raise Rejection(f"extents {a.extent} and {b.extent} have no common refinement")
+        for digit in (*left, *right):
+            if not (digit.axis.extent.is_constant and digit.axis.extent.const == 1):
+                raise Rejection("index maps cover different numbers of elements")
+
+    def _peel(self, longer: list[_Digit], shorter: list[_Digit]) -> None:
+        """Cut the last digit of ``longer`` at the extent of the last digit of ``shorter``."""
+        fine = shorter.pop().axis
+        whole = longer.pop().axis
+        outer, inner = self._split(whole, fine.extent)
+        self._unite(fine, inner)
+        longer.append(_Digit(outer))
+
+    def _join_ragged(self, ragged: list[_Digit], plain: list[_Digit]) -> None:
+        """Replace a plain axis of extent E by ``outer*R + inner`` where inner's limit is ``E - outer*R``."""
+        inner = ragged.pop().axis
+        whole = plain.pop().axis
+        if not ragged or inner.limit is None:
+            raise Rejection(f"ragged axis {inner.name} stands alone")
+        outer = ragged.pop().axis
+        if (inner.limit + index(outer) * inner.extent) is not whole.extent:
+            raise Rejection(f"ragged axis {inner.name} covers another extent than {whole.name}")
+        self.value[whole] = index(outer) * inner.extent + index(inner)
+
+    # -- the walk ----------------------------------------------------------------------------------
+
+    def unify_internal(self) -> None:
+        """Match every load of an internal buffer with its producer."""
+        for line in self.defs:
+            for load in loads((line.expr,)):
+                producer = self.producer.get(load.buffer)
+                if producer is None or producer is line:
+                    continue
+                saved = dict(self.value)
+                try:
+                    for position, axis in zip(load.indices, producer.axes, strict=True):
+                        self.match(position, index(axis))
+                    self._check_distinct()
+                except Rejection as rejection:
+                    self.value = saved
+                    if any(isinstance(n, Reduce) for n in postorder((producer.expr,))):
+                        raise Rejection(
+                            f"{line.buffer.name} reads {load.buffer.name} at another place: "
+                            f"{rejection.reason}"
+                        ) from None
+                    self.recomputed.add((load.buffer, load.indices))
+
+    def unify_shared(self) -> None:
+        """Match loads of one outside buffer with each other, where that contradicts nothing."""
+        first: dict[Buffer, list[Load]] = {}
+        for line in self.defs:
+            for load in loads((line.expr,)):
+                if load.buffer not in self.producer and load.axes:
+                    first.setdefault(load.buffer, []).append(load)
+        for group in first.values():
+            for load in group[1:]:
+                self._try(lambda load=load, pivot=group[0]: self._match_loads(pivot, load))
+
+    def _match_loads(self, a: Load, b: Load) -> None:
+        for left, right in zip(a.indices, b.indices, strict=True):
+            self.match(left, right)
+
+    def unify_siblings(self) -> None:
+        """Unite, by position, the axes of definitions of equal extents that share nothing."""
+        head = max(self.defs, key=lambda d: len(d.axes))
+        for line in self.defs:
+            if line is not head and len(line.axes) == len(head.axes):
+                self._try(lambda line=line: self._match_axes(head, line))
+
+    def _match_axes(self, a: Def, b: Def) -> None:
+        for left, right in zip(a.axes, b.axes, strict=True):
+            self.match(index(left), index(right))
+
+    def _try(self, action: object) -> None:
+        saved = dict(self.value)
+        try:
+            action()  # type: ignore[operator]
+            self._check_distinct()
+        except Rejection:
+            self.value = saved
+
+    def fine_axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Return the finest axes of some axes, slowest first."""
+        found: list[Axis] = []
+        for axis in axes:
+            digits = _digits(self.resolve(index(axis)))
+            if digits is None:
+                found.extend(sorted(self.resolve(index(axis)).axes, key=lambda a: a.serial))
+            else:
+                found.extend(d.axis for d in digits)
+        return tuple(found)
+
+    def _check_distinct(self) -> None:
+        """No definition may use one axis twice, and no reduction may capture a free axis of its body."""
+        for line in self.defs:
+            own = self.fine_axes(line.axes)
+            if len(set(own)) != len(own):
+                raise Rejection(f"two axes of {line.buffer.name} would become one")
+            for node in postorder((line.expr,)):
+                if isinstance(node, Reduce):
+                    over = self.fine_axes(node.over)
+                    free = set(self.fine_axes(tuple(node.axes)))
+                    if len(set(over)) != len(over) or free & set(over):
+                        raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
+
+
+def _exact_quotient(a: Index, b: Index) -> Index | None:
+    """Return a/b where b divides a for certain, else None."""
+    return floordiv(a, b) if mod(a, b) is index(0) else None
+
+
+def _digits(value: Index) -> list[_Digit] | None:
+    """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
+    if value.const:
+        return None
+    steps: list[tuple[Index, Axis]] = []
+    for axis in value.axes:
+        step = value.coefficient(axis)
+        if step is None:
+            return None
+        steps.append((step, axis))
+    total = index(0)
+    for step, axis in steps:
+        total = total + step * index(axis)
+    if total is not value:
+        return None
+    expected = index(1)
+    found: list[_Digit] = []
+    while steps:
+        match = next((s for s in steps if s[0] is expected), None)
+        if match is None:
+            return None
+        steps.remove(match)
+        found.append(_Digit(match[1]))
+        expected = expected * match[1].extent
+    return found[::-1]
+
+
+def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -> Kernel:
+    """Return one kernel that computes all of ``defs`` (in execution order).
+
+    Args:
+        live_out: buffers that are needed outside; the others never reach memory.
+    Raises:
+        Rejection: if the definitions may not share a kernel.
+    """
+    unifier = _Unifier(defs)
+    unifier.unify_internal()
+    unifier.unify_shared()
+    if len(defs) > 1:
+        unifier.unify_siblings()
+    stored = tuple(d for d in defs if d.buffer in live_out)
+    grid, inside = _bind(unifier, defs, stored)
+    exprs, labels = _resolve(unifier, defs, live_out)
+    stores = tuple(
+        Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), exprs[d.buffer])
+        for d in stored
+    )
+    final = simplify_exprs(tuple(s.expr for s in stores))
+    stores = tuple(Store(s.buffer, s.indices, e) for s, e in zip(stores, final, strict=True))
+    used = {a for s in stores for i in s.indices for a in i.axes}
+    for node in postorder(final):
+        used |= set(node.over) if isinstance(node, Reduce) else node.axes
+    origin = sum((d.origin for d in defs), Origin())
+    return Kernel(
+        name,
+        tuple(a for a in grid if a in used),
+        tuple(a for a in inside if a in used),
+        stores,
+        origin,
+        tuple(d.buffer for d in defs),
+        labels,
+    )
+
+
+def _bind(
+    unifier: _Unifier, defs: tuple[Def, ...], stored: tuple[Def, ...]
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Split the unified axes into grid and inside."""
+    order = _axis_order(unifier, defs)
+    inside = {
+        axis
+        for d in defs
+        for n in postorder((d.expr,))
+        if isinstance(n, Reduce)
+        for axis in unifier.fine_axes(n.over)
+    }
+    grid = [a for a in order if a not in inside]
+    for line in defs:
+        heavy = line in stored or any(isinstance(n, Reduce) for n in postorder((line.expr,)))
+        if not heavy:
+            continue
+        own = set(unifier.fine_axes(line.axes))
+        missing = [a for a in grid if a not in own]
+        if not missing:
+            continue
+        # An axis that a stored definition lacks must run inside; that is sound for the fastest
+        # axes only, or neighbouring grid points would walk through memory with large steps.
+        last_kept = max((grid.index(a) for a in grid if a in own), default=-1)
+        if any(grid.index(a) < last_kept for a in missing):
+            raise Rejection(f"{line.buffer.name} lacks the outer axis {missing[0].name} of the others")
+        inside.update(missing)
+        grid = [a for a in grid if a in own]
+    for axis in list(grid):
+        if axis.limit is not None:  # a ragged axis is a loop with a bound
+            inside.add(axis)
+            grid.remove(axis)
+    return tuple(grid), tuple(a for a in order if a in inside)
+
+
+def _axis_order(unifier: _Unifier, defs: tuple[Def, ...]) -> list[Axis]:
+    """Return all axes, slowest first: those of the definition with most axes lead."""
+    candidates: list[tuple[Axis, ...]] = []
+    for line in defs:
+        own = unifier.fine_axes(line.axes)
+        candidates.append(own)
+        for node in postorder((line.expr,)):
+            if isinstance(node, Reduce):
+                candidates.append(own + unifier.fine_axes(node.over))
+                break
+    candidates.sort(key=len, reverse=True)
+    merged: list[Axis] = []
+    for axes in candidates:
+        merged.extend(a for a in axes if a not in merged)
+    for line in defs:
+        for node in postorder((line.expr,)):
+            if isinstance(node, Reduce):
+                merged.extend(a for a in unifier.fine_axes(node.over) if a not in merged)
+    return merged
+
+
+def _resolve(
+    unifier: _Unifier, defs: tuple[Def, ...], live_out: frozenset[Buffer]
+) -> tuple[dict[Buffer, Expr], tuple[tuple[Expr, str], ...]]:
+    """Substitute internal loads and unified axes; return buffer -> expression, and names for values."""
+    mapping = {
+        axis: unifier.resolve(index(axis))
+        for d in defs
+        for axis in (*d.axes, *_bound_axes(d.expr))
+        if unifier.resolve(index(axis)).as_axis() is not axis
+    }
+    exprs: dict[Buffer, Expr] = {}
+    seen_by_readers: dict[Buffer, Expr] = {}
+    labels: list[tuple[Expr, str]] = []
+    for line in defs:
+
+        def inline(node: Expr) -> Expr:
+            if not isinstance(node, Load) or node.buffer not in seen_by_readers:
+                return node
+            producer = unifier.producer[node.buffer]
+            own = tuple(unifier.resolve(index(a)) for a in producer.axes)
+            body = seen_by_readers[node.buffer]
+            if own != node.indices:
+                body = _recompute(body, own, node.indices, node.buffer)
+            return with_guard(body, node.guard)
+
+        resolved = line.expr.substitute(mapping)
+        (expr,) = rewrite((resolved,), inline)
+        exprs[line.buffer] = expr
+        labels.append((simplify_exprs((expr,))[0], line.buffer.name))
+        seen_by_readers[line.buffer] = _rounded(expr) if line.buffer in live_out else expr
+    return exprs, tuple(labels)
+
+
+def _recompute(
+    body: Expr, own: tuple[Index, ...], wanted: tuple[Index, ...], buffer: Buffer
+) -> Expr:
+    """Return a producer's value at another index than the kernel's own."""
+    if any(isinstance(n, Reduce) for n in postorder((body,))):
+        raise Rejection(f"{buffer.name} would be reduced again at another index")
+    mapping: dict[Axis, Index] = {}
+    for have, want in zip(own, wanted, strict=True):
+        digits = _digits(have)
+        if digits is None:
+            raise Rejection(f"{buffer.name} is read at a computed index")
+        rest = want
+        for digit in digits[::-1]:
+            if digit.axis.limit is not None:
+                raise Rejection(f"{buffer.name} is read at another index along a ragged axis")
+            mapping[digit.axis] = mod(rest, digit.axis.extent) if len(digits) > 1 else rest
+            rest = floordiv(rest, digit.axis.extent)
+    return body.substitute(mapping)
+
+
+def _rounded(expr: Expr) -> Expr:
+    """Return what readers see of a 16-bit value that is also stored: the stored, rounded value."""
+    if isinstance(expr, Cast) and expr.dtype in ROUND and expr.arg.dtype.name == "f32":
+        return Cast(Op(ROUND[expr.dtype], (expr.arg,)), expr.dtype)
+    return expr
+
+
+def _bound_axes(expr: Expr) -> tuple[Axis, ...]:
+    return tuple(a for n in postorder((expr,)) if isinstance(n, Reduce) for a in n.over)
