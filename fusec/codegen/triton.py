@@ -1,0 +1,499 @@
+"""Print a ``Program`` as a Triton kernel: the source of one Python module.
+
+Arguments of the kernel: a pointer for each of ``program.buffers``, then an integer for each of
+``program.sizes``. Everything else is a literal. The launch grid is ``grid_exprs(program)``.
+
+Grid axes become program ids, lane axes ``tl.arange``. With n lane axes a value with lanes is a tile
+of rank n whose extent is 1 along the lane axes that it lacks; a value without lanes is a scalar.
+Names are those of the program's values, axes, sizes and buffers, made unique.
+
+Indices are computed in 32 bits where their bounds fit and in 64 bits elsewhere. Bounds use extents,
+and ``MAX_SIZE`` for a symbolic size, which is therefore a 32-bit argument: a launch checks that.
+The part of an offset that has no lanes is added to the pointer first, as a scalar, so that a large
+buffer costs 64-bit arithmetic once and not in each lane.
+
+Assumes that the program was verified: one operation a ``Let``, carries of constant type, no
+``Scratch``.
+
+Worked example::
+
+    @triton.jit
+    def k0(x, y, M):
+        m = tl.program_id(0)
+        c = tl.arange(0, 1024)
+        t0 = tl.load(x + m.to(tl.int64) * 1024 + c)
+        t1 = tl.maximum(t0, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(y + m.to(tl.int64) * 1024 + c, t1)
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Iterable, Mapping
+
+from fusec.codegen.triton_index import MAX_SIZE, IndexText, fits_32_bits
+from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE, STAGE, template
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, F32, I32, I64, DType
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    children,
+)
+from fusec.ir.index import Axis, Index, Size, index, product
+from fusec.ir.monoid import Monoid
+from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+
+_TYPES = {
+    "bool": "int1",
+    "u8": "uint8",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+}
+_POINTERS = {
+    "bool": "*i1",
+    "u8": "*u8",
+    "i8": "*i8",
+    "i16": "*i16",
+    "i32": "*i32",
+    "i64": "*i64",
+    "f16": "*fp16",
+    "bf16": "*bf16",
+    "f32": "*fp32",
+    "f64": "*fp64",
+}
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+_RESERVED = {"tl", "triton", "range", "float", LIBDEVICE, *FUNCTIONS, *keyword.kwlist}
+_GRID_YZ_LIMIT = 65535
+
+
+# -- the interface of a kernel -------------------------------------------------------------------
+
+
+def argument_names(program: Program) -> tuple[str, ...]:
+    """Return the kernel's parameters: buffers, then sizes."""
+    names = _argument_names(program)
+    return (*map(names.of, program.buffers), *map(names.of, program.sizes))
+
+
+def signature(program: Program) -> dict[str, str]:
+    """Return the Triton type of each parameter, in order: "*bf16", "i32"."""
+    types = [_POINTERS[b.dtype.name] for b in program.buffers] + ["i32"] * len(program.sizes)
+    return dict(zip(argument_names(program), types, strict=True))
+
+
+def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None) -> tuple[int, ...]:
+    """Return the positions of arguments that a launch promises to be multiples of 16.
+
+    Args:
+        aligned: says of a buffer's name whether its address is one, in bytes; it is if not named.
+            Sizes are taken at their hint.
+    """
+    aligned = aligned or {}
+    facts = [aligned.get(b.name, True) for b in program.buffers]
+    facts += [s.hint % 16 == 0 for s in program.sizes]
+    return tuple(position for position, fact in enumerate(facts) if fact)
+
+
+def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
+    """Return the launch grid; the innermost grid axis is the first, which runs fastest."""
+    extents = [axis.extent for axis in reversed(program.grid)]
+    if not _is_direct(program.grid):
+        extents = [product(extents)]
+    x, y, z, *_ = (*extents, index(1), index(1), index(1))
+    return x, y, z
+
+
+def _is_direct(grid: tuple[Axis, ...]) -> bool:
+    """True if each grid axis is a program id of its own: at most 3, the outer ones static and
+    small."""
+    outer = grid[:-1]
+    return len(grid) <= 3 and all(
+        a.extent.is_constant and a.extent.const <= _GRID_YZ_LIMIT for a in outer
+    )
+
+
+def print_kernel(program: Program, *, cheap: frozenset[str] = frozenset()) -> str:
+    """Return the source of a module with one Triton kernel, ``program.name``.
+
+    Args:
+        cheap: operations that may print in their form of 16-bit accuracy (see ``triton_ops.py``).
+    Raises:
+        InternalError: for a scratch array, or an operation that its operands do not have.
+    """
+    return _Printer(program, cheap).module()
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+class _Names:
+    """A name for each buffer, size, axis and value, all different, by identity of what is named."""
+
+    def __init__(self) -> None:
+        self._taken = set(_RESERVED)
+        self._names: dict[object, str] = {}
+
+    def add(self, thing: Buffer | Size | Axis | Var) -> str:
+        wanted = "".join(
+            c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in thing.name
+        )
+        wanted = wanted if wanted[:1].isalpha() else f"v{wanted}"
+        name, count = wanted, 0
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        self._names[thing] = name
+        return name
+
+    def of(self, thing: Buffer | Size | Axis | Var) -> str:
+        return self._names.get(thing) or self.add(thing)
+
+
+def _argument_names(program: Program) -> _Names:
+    names = _Names()
+    for buffer in program.buffers:
+        names.add(buffer)
+    for size in program.sizes:
+        names.add(size)
+    return names
+
+
+def _comment(text: str) -> str:
+    """Return ``text`` as one comment line: it may hold anything that a user's file name can."""
+    return "# " + "".join(c if c.isprintable() else " " for c in text).rstrip()
+
+
+# -- the walk ------------------------------------------------------------------------------------
+
+
+class _Printer:
+    """One print: the names, the lines so far, and what they need."""
+
+    def __init__(self, program: Program, cheap: frozenset[str]) -> None:
+        self.program = program
+        self.cheap = cheap
+        self.names = _argument_names(program)
+        for axis in (*program.grid, *program.lanes):
+            self.names.add(axis)
+        self.index = IndexText(self.names.of, frozenset(program.lanes))
+        self.buffers = {b.base: self.names.of(b) for b in program.buffers}
+        self.narrow = _narrow_values(program)
+        self.needs: dict[str, None] = {}
+        self.lines: list[str] = []
+
+    def module(self) -> str:
+        self._block(self.program.body, 1)
+        name = self.program.name
+        arguments = ", ".join(argument_names(self.program))
+        kernel = [_comment(text) for text in (*self.program.notation, *self.program.source)]
+        kernel += ["@triton.jit", f"def {name}({arguments}):"]
+        kernel += [f"    {line}" for line in (*self._grid(), *self._lanes())]
+        kernel += self.lines or ["    pass"]
+        functions = [f"@triton.jit\n{FUNCTIONS[f].source}" for f in self._functions()]
+        imports = ["import triton", "import triton.language as tl"]
+        if LIBDEVICE in self.needs:
+            imports.append("from triton.language.extra import libdevice")
+        return "\n\n\n".join(["\n".join(imports), *functions, "\n".join(kernel)]) + "\n"
+
+    def _functions(self) -> list[str]:
+        self.needs.update(dict.fromkeys(sorted(self.index.needs)))
+        for name in list(self.needs):
+            if name != LIBDEVICE:
+                self.needs.update(dict.fromkeys(FUNCTIONS[name].needs))
+        return [name for name in FUNCTIONS if name in self.needs]
+
+    # axes
+
+    def _grid(self) -> list[str]:
+        used = [a for a in self.program.grid if a in self.index.used]
+        if _is_direct(self.program.grid):
+            ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
+            return [f"{self.names.of(a)} = tl.program_id({ids[a]})" for a in used]
+        lines = ["pid = tl.program_id(0)"] if used else []
+        inner = index(1)
+        for axis in reversed(self.program.grid):
+            if axis in self.index.used:
+                text = "pid" if inner is index(1) else f"pid // {self.index.factor(inner)}"
+                if axis is not self.program.grid[0]:
+                    text += f" % {self.index.factor(axis.extent)}"
+                lines.append(f"{self.names.of(axis)} = {text}")
+            inner = inner * axis.extent
+        return lines
+
+    def _lanes(self) -> list[str]:
+        lines = []
+        for position, axis in enumerate(self.program.lanes):
+            if axis in self.index.used:
+                dims = [":" if p == position else "None" for p in range(len(self.program.lanes))]
+                view = f"[{', '.join(dims)}]" if len(dims) > 1 else ""
+                lines.append(f"{self.names.of(axis)} = tl.arange(0, {_lane_extent(axis)}){view}")
+        return lines
+
+    def _shape(self, lanes: Iterable[Axis]) -> str:
+        """Return the shape of a tile with these lanes, as a tuple; of a scalar, ``()``."""
+        held = set(lanes)
+        if not held:
+            return "()"
+        dims = [str(_lane_extent(a)) if a in held else "1" for a in self.program.lanes]
+        return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+    # statements
+
+    def _block(self, body: tuple[Statement, ...], depth: int) -> None:
+        pad = "    " * depth
+        for statement in body:
+            match statement:
+                case Let() | Update():
+                    line = f"{self.names.of(statement.var)} = {self._assigned(statement)}"
+                case Carry():
+                    lanes, var = statement.var.axes, statement.var
+                    line = f"{self.names.of(var)} = {self._full(statement.initial, lanes)}"
+                case Put():
+                    line = self._put(statement)
+                case For():
+                    self._loop(statement, depth)
+                    continue
+                case Scratch():
+                    raise InternalError("Triton has no scratch arrays", stage=STAGE)
+                case _:
+                    raise InternalError(statement, stage=STAGE)
+            self.lines.append(pad + line)
+
+    def _loop(self, loop: For, depth: int) -> None:
+        start = self.index.text(loop.start)
+        stop, *others = (self.index.text(s) for s in loop.stops)
+        for other in others:
+            stop = f"tl.minimum({stop}, {other})"
+        bounds = stop if loop.start is index(0) else f"{start}, {stop}"
+        name = self.names.of(loop.axis)
+        self.index.loops.add(loop.axis)
+        self.lines.append(f"{'    ' * depth}for {name} in range({bounds}):")
+        self._block(loop.body, depth + 1)
+
+    def _put(self, put: Put) -> str:
+        lanes = put.offset.axes & set(self.program.lanes)
+        guard_lanes = frozenset() if put.guard is None else put.guard.axes
+        pointer = self._pointer(put.buffer, put.offset, lanes | put.value.axes | guard_lanes)
+        value = self._literal(put.value) if isinstance(put.value, Const) else self._name(put.value)
+        mask = "" if put.guard is None else f", mask={self._name(put.guard)}"
+        return f"tl.store({pointer}, {value}{mask})"
+
+    def _pointer(self, buffer: Buffer, offset: Index, lanes: frozenset[Axis]) -> str:
+        """Return the pointers to ``buffer[offset]``, as a tile with ``lanes``."""
+        text = self.buffers[buffer.base]
+        if offset is not index(0):
+            text = f"{text} + {self.index.text(offset)}"
+        if offset.axes & set(self.program.lanes) == lanes:
+            return text
+        return f"tl.broadcast_to({text}, {self._shape(lanes)})"
+
+    # values
+
+    def _assigned(self, statement: Let | Update) -> str:
+        var, value = statement.var, statement.value
+        text = self._value(value, var in self.narrow)
+        lanes = value.axes & set(self.program.lanes)
+        return text if lanes == var.axes else f"tl.broadcast_to({text}, {self._shape(var.axes)})"
+
+    def _value(self, value: Expr, narrow: bool) -> str:
+        match value:
+            case Var():
+                return self._name(value)
+            case Const():
+                return self._full(value, ())
+            case IndexValue():
+                return self._index_value(value, narrow)
+            case Load():
+                return self._load(value)
+            case Cast():
+                return self._cast(value)
+            case Select():
+                return self._select(value)
+            case Op():
+                return self._op(value)
+            case Reduce():
+                return self._reduce(value)
+            case _:
+                raise InternalError(value, stage=STAGE)
+
+    def _name(self, value: Expr) -> str:
+        if not isinstance(value, Var):
+            raise InternalError(value, stage=STAGE)
+        return self.names.of(value)
+
+    def _load(self, load: Load) -> str:
+        offset = load.indices[0]
+        pointer = self._pointer(load.buffer, offset, load.axes & set(self.program.lanes))
+        if load.guard is None:
+            return f"tl.load({pointer})"
+        other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)
+        return f"tl.load({pointer}, mask={self._name(load.guard)}, other={other})"
+
+    def _index_value(self, value: IndexValue, narrow: bool) -> str:
+        text = self.index.text(value.index)
+        if narrow and not value.index.is_constant:
+            return text
+        return f"tl.cast({text}, tl.{_TYPES[value.dtype.name]})"
+
+    def _cast(self, cast: Cast) -> str:
+        if isinstance(cast.arg, Const):
+            return self._full(Const(cast.arg.value, cast.dtype), ())
+        name = self._name(cast.arg)
+        if cast.dtype is BOOL:
+            return f"{name} != 0"
+        if cast.arg.dtype.is_float and cast.dtype.is_integer and cast.dtype.itemsize < 4:
+            name = f"{name}.to(tl.int32)"  # a value out of range wraps, as in PyTorch
+        return f"{name}.to(tl.{_TYPES[cast.dtype.name]})"
+
+    def _select(self, select: Select) -> str:
+        condition = self._operand(select.condition)
+        branches = (select.then, select.other)
+        typed = all(isinstance(branch, Const) for branch in branches)
+        then, other = (self._operand(branch, typed) for branch in branches)
+        return f"tl.where({condition}, {then}, {other})"
+
+    def _op(self, op: Op) -> str:
+        kind = op.args[0].dtype
+        wide = F32 if kind.is_float and kind.itemsize == 2 else kind
+        found = template(op.name, wide, cheap=op.name in self.cheap)
+        self.needs.update(dict.fromkeys(found.needs))
+        typed = all(isinstance(arg, Const) for arg in op.args)
+        operands = [self._operand(arg, typed) for arg in op.args]
+        if wide is not kind:
+            operands = [f"{text}.to(tl.float32)" for text in operands]
+        text = found.text.format(*operands, t=f"tl.{_TYPES[wide.name]}")
+        return f"({text}).to(tl.{_TYPES[kind.name]})" if wide is not kind is op.dtype else text
+
+    def _operand(self, value: Expr, typed: bool = False) -> str:
+        if not isinstance(value, Const):
+            return self._name(value)
+        if typed or not _is_plain(value):
+            return self._full(value, ())
+        return self._literal(value)
+
+    def _literal(self, value: Const) -> str:
+        return _number(value.value)
+
+    def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
+        dtype = _TYPES[value.dtype.name]
+        return f"tl.full({self._shape(lanes)}, {self._literal(value)}, tl.{dtype})"
+
+    def _reduce(self, reduce: Reduce) -> str:
+        body = self._name(reduce.body)
+        over = set(reduce.over)
+        held = reduce.body.axes
+        if not over <= held:
+            body = f"tl.broadcast_to({body}, {self._shape(held | over)})"
+        if held <= over:
+            return self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
+        for position, axis in enumerate(self.program.lanes):
+            if axis in over:
+                body = self._reduce_dim(reduce.monoid, body, reduce.dtype, position)
+        return body
+
+    def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
+        """Return the reduction of a tile along ``dim``, which stays with extent 1; of all dims to a
+        scalar."""
+        where = "None" if dim is None else f"{dim}, keep_dims=True"
+        if monoid.name == "sum":
+            return f"tl.sum({text}{'' if dim is None else f', axis={where}'})"
+        name = monoid.name
+        if dtype is BOOL:
+            name = {"max": "any", "min": "all"}.get(name, name)
+        function = f"_{name}"
+        self.needs[function] = None
+        combine = f"{function}{'' if dim is None else ', keep_dims=True'}"
+        return f"tl.reduce({text}, {dim}, {combine})"
+
+
+# -- facts ---------------------------------------------------------------------------------------
+
+
+def _lane_extent(axis: Axis) -> int:
+    extent = axis.extent.const if axis.extent.is_constant else 0
+    if extent < 1 or extent & (extent - 1):
+        raise InternalError(f"lane axis {axis} has extent {axis.extent}", stage=STAGE)
+    return extent
+
+
+def _number(value: float | int | bool) -> str:
+    """Return a Python literal (an expression for infinities and NaN)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        sign = "-" if value < 0 else ""
+        return f'{sign}float("{"nan" if math.isnan(value) else "inf"}")'
+    return repr(value)
+
+
+def _is_plain(value: Const) -> bool:
+    """True if a bare literal means the same as a typed one in every operation.
+
+    Triton types a bare float as f32 if it is zero or normal in f32, and a bare integer by its size.
+    """
+    number = value.value
+    if value.dtype is F32:
+        return not math.isfinite(number) or number == 0 or 2**-126 <= abs(number) < 2**128
+    return value.dtype is BOOL or (value.dtype in (I32, I64) and -(2**31) <= number < 2**31)
+
+
+def _narrow_values(program: Program) -> frozenset[Var]:
+    """Return the i64 index values that may stay in 32 bits: they fit, and only their value matters.
+
+    That holds of operands of comparisons and casts, and of gathered indices, which are cast where
+    used.
+    """
+    fitting: set[Var] = set()
+    blocked: set[Expr] = set()
+    for statement in _statements(program.body):
+        match statement:
+            case Let() | Update():
+                value = statement.value
+                if isinstance(statement, Let) and isinstance(value, IndexValue):
+                    if value.dtype is I64 and fits_32_bits(value.index):
+                        fitting.add(statement.var)
+                elif not (_compares(value) or isinstance(value, Cast | Load)):
+                    blocked.update(children(value))
+            case Put():
+                blocked.add(statement.value)
+    return frozenset(fitting - blocked)
+
+
+def _compares(value: Expr) -> bool:
+    return (
+        isinstance(value, Op)
+        and value.name in _COMPARISONS
+        and all(_is_plain(arg) for arg in value.args if isinstance(arg, Const))
+    )
+
+
+def _statements(body: tuple[Statement, ...]) -> Iterable[Statement]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, For):
+            yield from _statements(statement.body)
+
+
+__all__ = [
+    "MAX_SIZE",
+    "argument_names",
+    "divisible_by_16",
+    "grid_exprs",
+    "print_kernel",
+    "signature",
+]

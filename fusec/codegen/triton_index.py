@@ -1,0 +1,156 @@
+"""Indices as Triton expressions: in 32 bits where their bounds fit, else in 64.
+
+A symbolic size is taken to be at most ``MAX_SIZE``; the launch checks it. Sums are printed with the
+terms without lanes first, so that ``pointer + offset`` adds the scalar part to a scalar pointer.
+
+Worked example: ``m*4096 + c`` with ``m < M`` and lanes ``c`` is ``m.to(tl.int64) * 4096 + c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusec.codegen.triton_ops import STAGE
+from fusec.errors import InternalError
+from fusec.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    Monomial,
+    Runtime,
+    Size,
+    is_nonnegative,
+)
+
+MAX_SIZE = 2**31 - 2**20
+"""The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
+
+_INT32_MAX = 2**31 - 1
+
+
+def magnitude(value: Index) -> int | None:
+    """Return a bound on the absolute value of every partial sum of ``value``, or None."""
+    total = abs(value.const)
+    for monomial, coefficient in value.terms:
+        term = abs(coefficient)
+        for atom in monomial:
+            bound = _atom_bound(atom)
+            if bound is None:
+                return None
+            term *= bound
+        total += term
+    return total
+
+
+def _atom_bound(atom: Atom) -> int | None:
+    match atom:
+        case Size():
+            return MAX_SIZE
+        case Axis() | Runtime():
+            bound = magnitude(atom.extent)
+            return None if bound is None else max(bound - 1, 0)
+        case Mod():
+            return magnitude(atom.divisor)
+        case FloorDiv():
+            bound = magnitude(atom.dividend)
+            if bound is None or not atom.divisor.is_constant:
+                return bound
+            return bound // max(abs(atom.divisor.const), 1) + 1
+        case _:
+            raise InternalError(atom, stage=STAGE)
+
+
+def fits_32_bits(value: Index) -> bool:
+    """True if the index and each of its partial sums is a 32-bit integer."""
+    bound = magnitude(value)
+    return bound is not None and bound <= _INT32_MAX
+
+
+class IndexText:
+    """Prints indices.
+
+    Attributes:
+        name: gives the name of an axis, a size or a value.
+        lanes: the program's lane axes.
+        used: the axes printed so far.
+        needs: names of ``triton_ops.FUNCTIONS`` that the text calls.
+        loops: axes that are loop variables; Triton's interpreter has plain integers there.
+    """
+
+    def __init__(self, name: Callable[[Any], str], lanes: frozenset[Axis]) -> None:
+        self.name = name
+        self.lanes = lanes
+        self.used: set[Axis] = set()
+        self.needs: set[str] = set()
+        self.loops: set[Axis] = set()
+
+    def text(self, value: Index) -> str:
+        """Return ``value`` as a sum: terms without lanes, the constant, terms with lanes."""
+        scalar = tuple(t for t in value.terms if not self._has_lanes(t[0]))
+        tiled = tuple(t for t in value.terms if self._has_lanes(t[0]))
+        if not scalar and not tiled:
+            return str(value.const)
+        inner = 0 if scalar else value.const
+        parts = self._terms(scalar, value.const - inner, wide=not fits_32_bits(value))
+        parts += self._terms(tiled, inner, wide=not fits_32_bits(Index(tiled, inner)))
+        text = " ".join(f"{'-' if negative else '+'} {body}" for negative, body in parts)
+        return text[2:] if text.startswith("+ ") else f"-{text[2:]}"
+
+    def factor(self, value: Index) -> str:
+        """Return ``value`` as an operand of a product, a division or a remainder."""
+        text = self.text(value)
+        simple = value.is_constant and value.const >= 0
+        if not simple and len(value.terms) == 1 and not value.const:
+            monomial, coefficient = value.terms[0]
+            simple = (
+                coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis | Size)
+            )
+        return text if simple else f"({text})"
+
+    def _has_lanes(self, monomial: Monomial) -> bool:
+        return any(not self.lanes.isdisjoint(atom.axes) for atom in monomial)
+
+    def _terms(
+        self, terms: tuple[tuple[Monomial, int], ...], const: int, *, wide: bool
+    ) -> list[tuple[bool, str]]:
+        """Return the terms as (is negative, text)."""
+        parts = []
+        for monomial, coefficient in terms:
+            first, *rest = sorted(monomial, key=lambda atom: isinstance(atom, Size))
+            factors = [self._atom(first, wide), *(self._atom(atom, False) for atom in rest)]
+            if abs(coefficient) != 1:
+                factors.append(str(abs(coefficient)))
+            parts.append((coefficient < 0, " * ".join(factors)))
+        if const:
+            parts.append((const < 0, str(abs(const))))
+        return parts
+
+    def _atom(self, atom: Atom, wide: bool) -> str:
+        match atom:
+            case Axis():
+                self.used.add(atom)
+                text = self.name(atom)
+                if wide and atom in self.loops:
+                    return f"tl.cast({text}, tl.int64)"
+            case Size():
+                text = self.name(atom)
+            case Runtime():
+                return f"{self.name(atom.expr)}.to({'tl.int64' if wide else 'tl.int32'})"
+            case FloorDiv():
+                text = self._divide(atom, "//")
+            case Mod():
+                text = self._divide(atom, "%")
+            case _:
+                raise InternalError(atom, stage=STAGE)
+        return f"{text}.to(tl.int64)" if wide else text
+
+    def _divide(self, atom: FloorDiv | Mod, operator: str) -> str:
+        """Return the quotient or remainder, rounded down; Triton's own operators round to zero."""
+        if is_nonnegative(atom.dividend) and is_nonnegative(atom.divisor):
+            return f"({self.factor(atom.dividend)} {operator} {self.factor(atom.divisor)})"
+        function = "_floor_div" if operator == "//" else "_remainder"
+        self.needs.add(function)
+        return f"{function}({self.text(atom.dividend)}, {self.text(atom.divisor)})"

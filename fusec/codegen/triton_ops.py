@@ -1,0 +1,288 @@
+"""What each scalar operation prints as in Triton: one row of templates an operation.
+
+A row has a template for each kind of element type: ``{0}`` and ``{1}`` are the operands, ``{t}`` is
+the operands' Triton type. Types narrower than f32 never get here: the printer widens them.
+
+The accurate form is the default: it is IEEE where PyTorch's CUDA kernels are (``div``, ``sqrt``)
+and calls the same libdevice function elsewhere. A ``cheap`` form has a relative error of some 1e-5,
+or an absolute one of 1.5e-7, and is meant for values that are rounded to 16 bits; whoever prints a
+program asks for it by the operation's name.
+
+Functions that Triton lacks are in ``FUNCTIONS``; the printer writes those that a kernel needs in
+front of it, and what these need in turn.
+
+Worked example: ``maximum`` of f32 is ``tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, F64, DType, Kind
+
+STAGE = "codegen.triton"
+LIBDEVICE = "libdevice"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with places for operands, and what it needs: names of ``FUNCTIONS``, or
+    ``LIBDEVICE``."""
+
+    text: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A ``@triton.jit`` function that kernels call, and what it needs itself."""
+
+    source: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one operation prints; None where it has no meaning for such types.
+
+    Attributes:
+        floats: f32, and f64 unless ``double`` says otherwise.
+        cheap: f32, where 16-bit accuracy is enough.
+        integers: signed integers, and unsigned ones unless ``unsigned`` says otherwise.
+        bools: bool.
+    """
+
+    floats: Template | None = None
+    double: Template | None = None
+    cheap: Template | None = None
+    integers: Template | None = None
+    unsigned: Template | None = None
+    bools: Template | None = None
+
+
+def _text(text: str) -> Template:
+    return Template(text)
+
+
+def _call(function: str, arity: int = 2) -> Template:
+    return Template(f"{function}({', '.join(f'{{{i}}}' for i in range(arity))})", (function,))
+
+
+def _lib(text: str) -> Template:
+    return Template(text, (LIBDEVICE,))
+
+
+def _libdevice(name: str) -> Row:
+    return Row(_lib(f"libdevice.{name}({{0}})"))
+
+
+def _libdevice2(name: str) -> Row:
+    return Row(_lib(f"libdevice.{name}({{0}}, {{1}})"))
+
+
+def _arithmetic(operator: str) -> Row:
+    text = _text(f"{{0}} {operator} {{1}}")
+    return Row(floats=text, integers=text)
+
+
+def _bitwise(operator: str) -> Row:
+    text = _text(f"{{0}} {operator} {{1}}")
+    return Row(integers=text, bools=text)
+
+
+def _comparison(operator: str) -> Row:
+    text = _text(f"{{0}} {operator} {{1}}")
+    return Row(floats=text, integers=text, bools=text)
+
+
+_NAN = "propagate_nan=tl.PropagateNan.ALL"
+_SAME = _text("{0}")
+_SIGN = _text("({0} > 0).to({t}) - ({0} < 0).to({t})")
+
+ROWS: dict[str, Row] = {
+    "add": _arithmetic("+"),
+    "sub": _arithmetic("-"),
+    "mul": _arithmetic("*"),
+    "div": Row(
+        floats=_text("tl.div_rn({0}, {1})"),
+        double=_text("{0} / {1}"),
+        cheap=_text("{0} / {1}"),
+    ),
+    "floordiv": Row(
+        floats=_call("_float_floor_div"),
+        integers=_call("_floor_div"),
+        unsigned=_text("{0} // {1}"),
+    ),
+    "truncdiv": Row(
+        floats=_lib("libdevice.trunc(tl.div_rn({0}, {1}))"),
+        double=_lib("libdevice.trunc({0} / {1})"),
+        integers=_text("{0} // {1}"),  # Triton's integer division rounds to zero, as C's
+    ),
+    "remainder": Row(
+        floats=_call("_float_remainder"),
+        integers=_call("_remainder"),
+        unsigned=_text("{0} % {1}"),
+    ),
+    "fmod": Row(_lib("libdevice.fmod({0}, {1})"), integers=_text("{0} % {1}")),
+    "pow": Row(_lib("libdevice.pow({0}, {1})"), integers=_call("_int_pow")),
+    "atan2": _libdevice2("atan2"),
+    "minimum": Row(
+        floats=_text(f"tl.minimum({{0}}, {{1}}, {_NAN})"),
+        integers=_text("tl.minimum({0}, {1})"),
+        bools=_text("{0} & {1}"),
+    ),
+    "maximum": Row(
+        floats=_text(f"tl.maximum({{0}}, {{1}}, {_NAN})"),
+        integers=_text("tl.maximum({0}, {1})"),
+        bools=_text("{0} | {1}"),
+    ),
+    "copysign": _libdevice2("copysign"),
+    "nextafter": _libdevice2("nextafter"),
+    "hypot": _libdevice2("hypot"),
+    "neg": Row(_text("-{0}"), integers=_text("-{0}")),
+    "abs": Row(_text("tl.abs({0})"), integers=_text("tl.abs({0})"), unsigned=_SAME, bools=_SAME),
+    "sign": Row(_SIGN, integers=_SIGN, unsigned=_text("({0} > 0).to({t})"), bools=_SAME),
+    "floor": Row(_text("tl.floor({0})"), integers=_SAME),
+    "ceil": Row(_text("tl.ceil({0})"), integers=_SAME),
+    "trunc": Row(_lib("libdevice.trunc({0})"), integers=_SAME),
+    "round": Row(_lib("libdevice.rint({0})"), integers=_SAME),
+    "sqrt": Row(
+        floats=_text("tl.sqrt_rn({0})"),
+        double=_text("tl.sqrt({0})"),
+        cheap=_text("tl.sqrt({0})"),
+    ),
+    "rsqrt": Row(_text("tl.rsqrt({0})")),
+    "reciprocal": Row(
+        floats=_text("tl.div_rn(1.0, {0})"),
+        double=_text("1.0 / {0}"),
+        cheap=_text("1.0 / {0}"),
+    ),
+    "exp": Row(_lib("libdevice.exp({0})"), cheap=_text("tl.exp({0})")),
+    "exp2": Row(_text("tl.exp2({0})")),
+    "expm1": _libdevice("expm1"),
+    "log": Row(_text("tl.log({0})")),
+    "log2": Row(_text("tl.log2({0})")),
+    "log10": _libdevice("log10"),
+    "log1p": _libdevice("log1p"),
+    "sin": Row(_text("tl.sin({0})")),
+    "cos": Row(_text("tl.cos({0})")),
+    "tan": _libdevice("tan"),
+    "asin": _libdevice("asin"),
+    "acos": _libdevice("acos"),
+    "atan": _libdevice("atan"),
+    "sinh": _libdevice("sinh"),
+    "cosh": _libdevice("cosh"),
+    "tanh": _libdevice("tanh"),
+    "asinh": _libdevice("asinh"),
+    "acosh": _libdevice("acosh"),
+    "atanh": _libdevice("atanh"),
+    "sigmoid": Row(
+        floats=_lib("tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))"),
+        double=_lib("1.0 / (1.0 + libdevice.exp(-{0}))"),
+        cheap=_text("tl.sigmoid({0})"),
+    ),
+    "erf": Row(_text("tl.erf({0})"), cheap=_call("_cheap_erf", 1)),
+    "erfc": _libdevice("erfc"),
+    "erfinv": _libdevice("erfinv"),
+    "lgamma": _libdevice("lgamma"),
+    "round_f16": Row(_text("{0}.to(tl.float16).to({t})")),
+    "round_bf16": Row(_text("{0}.to(tl.bfloat16).to({t})")),
+    "and": _bitwise("&"),
+    "or": _bitwise("|"),
+    "xor": _bitwise("^"),
+    "not": Row(integers=_text("~{0}"), bools=_text("{0} ^ True")),
+    "shl": Row(integers=_text("{0} << {1}")),
+    "shr": Row(integers=_text("{0} >> {1}")),
+    "eq": _comparison("=="),
+    "ne": _comparison("!="),
+    "lt": _comparison("<"),
+    "le": _comparison("<="),
+    "gt": _comparison(">"),
+    "ge": _comparison(">="),
+    "isnan": Row(_text("{0} != {0}")),
+    "isinf": Row(_text('tl.abs({0}) == float("inf")')),
+}
+
+_WRONG_SIGN = "(rest != 0) & ((rest < 0) != (b < 0))"
+
+FUNCTIONS: dict[str, Function] = {
+    "_floor_div": Function(
+        f"""\
+def _floor_div(a, b):
+    quotient = a // b
+    rest = a - quotient * b
+    return tl.where({_WRONG_SIGN}, quotient - 1, quotient)"""
+    ),
+    "_remainder": Function(
+        f"""\
+def _remainder(a, b):
+    rest = a % b
+    return tl.where({_WRONG_SIGN}, rest + b, rest)"""
+    ),
+    "_float_remainder": Function(
+        f"""\
+def _float_remainder(a, b):
+    rest = libdevice.fmod(a, b)
+    return tl.where({_WRONG_SIGN}, rest + b, rest)""",
+        (LIBDEVICE,),
+    ),
+    "_float_floor_div": Function(
+        f"""\
+def _float_floor_div(a, b):
+    rest = libdevice.fmod(a, b)
+    quotient = libdevice.rint((a - rest) / b)
+    quotient = tl.where({_WRONG_SIGN}, quotient - 1, quotient)
+    return tl.where(b == 0, a / b, quotient)""",
+        (LIBDEVICE,),
+    ),
+    "_int_pow": Function(
+        """\
+def _int_pow(a, b):
+    base = a + 0 * b
+    exponent = tl.maximum(b + 0 * a, 0)
+    power = 0 * base + 1
+    for _ in range(64):
+        power = tl.where((exponent & 1) != 0, power * base, power)
+        base = base * base
+        exponent = exponent >> 1
+    inverse = tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))
+    return tl.where(b < 0, inverse, power)"""
+    ),
+    # Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26: |error| <= 1.5e-7.
+    "_cheap_erf": Function(
+        """\
+def _cheap_erf(x):
+    size = tl.abs(x)
+    t = 1.0 / (1.0 + 0.3275911 * size)
+    p = ((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736
+    p = (p * t + 0.254829592) * t
+    near = 1.0 - p * tl.exp2(size * size * -1.4426950408889634)
+    return tl.where(x < 0, -near, near)"""
+    ),
+    "_prod": Function("def _prod(a, b):\n    return a * b"),
+    "_max": Function(f"def _max(a, b):\n    return tl.maximum(a, b, {_NAN})"),
+    "_min": Function(f"def _min(a, b):\n    return tl.minimum(a, b, {_NAN})"),
+    "_any": Function("def _any(a, b):\n    return a | b"),
+    "_all": Function("def _all(a, b):\n    return a & b"),
+}
+
+
+def template(name: str, dtype: DType, *, cheap: bool) -> Template:
+    """Return the template of operation ``name`` on operands of ``dtype``.
+
+    Raises:
+        InternalError: if the operation has no meaning for such operands.
+    """
+    row = ROWS[name]
+    if dtype is BOOL:
+        found = row.bools
+    elif dtype is F64:
+        found = row.double or row.floats
+    elif dtype.is_float:
+        found = (row.cheap if cheap else None) or row.floats
+    else:
+        found = (row.unsigned if dtype.kind is Kind.UNSIGNED else None) or row.integers
+    if found is None:
+        raise InternalError(f"Triton has no {name} of {dtype}", stage=STAGE)
+    return found
