@@ -350,7 +350,7 @@ class _Printer:
         text = self.index.text(value.index)
         if narrow and not value.index.is_constant:
             return text
-        return f"tl.cast({text}, tl.{_TYPES[value.dtype.name]})"
+        return f"tl.cast({text}, tl.{'int32' if narrow else _TYPES[value.dtype.name]})"
 
     def _cast(self, cast: Cast) -> str:
         if isinstance(cast.arg, Const):
@@ -396,11 +396,14 @@ class _Printer:
         return f"tl.full({self._shape(lanes)}, {self._literal(value)}, tl.{dtype})"
 
     def _reduce(self, reduce: Reduce) -> str:
-        body = self._name(reduce.body)
         over = set(reduce.over)
         held = reduce.body.axes
-        if not over <= held:
-            body = f"tl.broadcast_to({body}, {self._shape(held | over)})"
+        if isinstance(reduce.body, Const):
+            body = self._full(reduce.body, over)
+        else:
+            body = self._name(reduce.body)
+            if not over <= held:
+                body = f"tl.broadcast_to({body}, {self._shape(held | over)})"
         if held <= over:
             return self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
         for position, axis in enumerate(self.program.lanes):

@@ -141,8 +141,8 @@ ROWS: dict[str, Row] = {
     "nextafter": _libdevice2("nextafter"),
     "hypot": _libdevice2("hypot"),
     "neg": Row(_text("-{0}"), integers=_text("-{0}")),
-    "abs": Row(_text("tl.abs({0})"), integers=_text("tl.abs({0})"), unsigned=_SAME, bools=_SAME),
-    "sign": Row(_SIGN, integers=_SIGN, unsigned=_text("({0} > 0).to({t})"), bools=_SAME),
+    "abs": Row(_text("tl.abs({0})"), integers=_text("tl.abs({0})"), unsigned=_SAME),
+    "sign": Row(_SIGN, integers=_SIGN, unsigned=_text("({0} > 0).to({t})")),
     "floor": Row(_text("tl.floor({0})"), integers=_SAME),
     "ceil": Row(_text("tl.ceil({0})"), integers=_SAME),
     "trunc": Row(_lib("libdevice.trunc({0})"), integers=_SAME),
@@ -191,7 +191,11 @@ ROWS: dict[str, Row] = {
     "and": _bitwise("&"),
     "or": _bitwise("|"),
     "xor": _bitwise("^"),
-    "not": Row(integers=_text("~{0}"), bools=_text("{0} ^ True")),
+    "not": Row(
+        integers=_text("~{0}"),
+        unsigned=_text("{0} ^ 255"),  # u8 is the only unsigned type
+        bools=_text("{0} ^ True"),
+    ),
     "shl": Row(integers=_text("{0} << {1}")),
     "shr": Row(integers=_text("{0} >> {1}")),
     "eq": _comparison("=="),

@@ -1,0 +1,141 @@
+"""Run printed Triton kernels on CPU tensors, with Triton's interpreter.
+
+The interpreter is chosen for one launch, not for the process (as TRITON_INTERPRET would), so that
+the same process can compile. What Triton's interpreter lacks or gets wrong is put right while a
+launch runs: conversions to bf16 truncate there, libdevice functions return None, a reduction with a
+function of its own visits element by element, and each nested call patches `triton.language` again.
+
+Grid points run one after another in the caller's thread; use few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpretedFunction, TensorHandle
+from triton.runtime.jit import JITFunction
+
+from fusec.runtime.triton_kernel import load_function
+
+LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
+    "acos": torch.acos,
+    "acosh": torch.acosh,
+    "asin": torch.asin,
+    "asinh": torch.asinh,
+    "atan": torch.atan,
+    "atan2": torch.atan2,
+    "atanh": torch.atanh,
+    "copysign": torch.copysign,
+    "cosh": torch.cosh,
+    "erfc": torch.erfc,
+    "erfinv": torch.erfinv,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "fmod": torch.fmod,
+    "hypot": torch.hypot,
+    "lgamma": torch.lgamma,
+    "log10": torch.log10,
+    "log1p": torch.log1p,
+    "nextafter": torch.nextafter,
+    "pow": torch.pow,
+    "rint": torch.round,
+    "sinh": torch.sinh,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "trunc": torch.trunc,
+}
+"""The libdevice functions that kernels may call, each computed in f64 and rounded."""
+
+_functions: dict[Any, InterpretedFunction] = {}
+
+
+def interpret(
+    source: str, name: str, grid: tuple[int, int, int], args: Sequence[torch.Tensor | int]
+) -> None:
+    """Run kernel ``name`` of a printed module over ``grid``; tensors are changed in place."""
+    function = load_function(source, name)
+    with _interpreting(), np.errstate(all="ignore"):
+        InterpretedFunction(function.fn)[grid](*args)
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    patched: set[frozenset[str]] = set()
+    patch_lang = interpreter._patch_lang
+
+    def patch_once(fn: Any) -> Any:
+        modules = (v.__name__ for v in fn.__globals__.values() if v is tl or v is tl.core)
+        languages = frozenset(modules)
+        if languages in patched:
+            return interpreter._LangPatchScope()
+        patched.add(languages)
+        return patch_lang(fn)
+
+    functions = {name: _libdevice(name) for name in LIBDEVICE}
+    with (
+        mock.patch.object(interpreter, "_patch_lang", patch_once),
+        mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
+        mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
+        mock.patch.object(JITFunction, "__call__", _call),
+        mock.patch.multiple(libdevice, **functions),
+    ):
+        yield
+
+
+def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
+    function = _functions.setdefault(self.fn, InterpretedFunction(self.fn))
+    return function(*args, **kwargs)
+
+
+def _libdevice(name: str) -> Callable[..., Any]:
+    def computed(*args: Any) -> Any:
+        args = tuple(interpreter.interpreter_semantic.to_tensor(a) for a in args)
+        dtype = args[0].handle.data.dtype
+        wide = dtype if name == "nextafter" else np.float64
+        operands = [torch.from_numpy(np.array(a.handle.data, dtype=wide)) for a in args]
+        result = np.asarray(LIBDEVICE[name](*operands).numpy(), dtype=dtype)
+        return tl.tensor(TensorHandle(result, args[0].dtype), args[0].type)
+
+    return computed
+
+
+def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Fold halves of the axis onto each other with the kernel's own function."""
+    (tile,) = inputs
+    data = tile.handle.data
+    rank = data.ndim
+    data = data.reshape(-1) if self.axis is None else np.moveaxis(data, self.axis, 0)
+    while len(data) > 1:
+        half = len(data) // 2
+        low, high = (self.to_tensor(part, tile.dtype) for part in (data[:half], data[half:]))
+        data = self.combine_fn.fn(low, high).handle.data
+    if self.axis is None:
+        data = data.reshape((1,) * rank) if self.keep_dims else data[0].item()
+    else:
+        data = np.expand_dims(data[0], self.axis) if self.keep_dims else data[0]
+    return [self.to_tensor(data, tile.dtype)]
+
+
+def _cast(self: Any, source: TensorHandle, target: Any) -> TensorHandle:
+    """Convert with bf16 (held as its bits, in uint16) rounded to nearest even.
+
+    The data of a comparison is bool, whatever type its handle names.
+    """
+    after = target.scalar
+    data = source.data
+    if source.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
+        if after == tl.bfloat16:
+            return source
+        data = (data.astype(np.uint32) << 16).view(np.float32)
+    if after == tl.bfloat16:
+        single = torch.from_numpy(np.array(data)).to(torch.bfloat16)
+        return TensorHandle(single.view(torch.uint16).numpy().reshape(data.shape), after)
+    return TensorHandle(data.astype(interpreter._get_np_dtype(target)), after)
