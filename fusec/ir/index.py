@@ -8,8 +8,8 @@ Grammar of the printed form::
 
 An ``Index`` is a sum of integer multiples of products of atoms, plus a constant. The form is
 canonical: equal sums are the same object. Division and remainder are simplified by bounds,
-``(a*n + b)//n -> a`` and ``(a*n + b)%n -> b`` where ``0 <= b < n``. All sizes are at least 1: a graph
-with a zero-size tensor never reaches this IR with symbols.
+``(a*n + b)//n -> a`` and ``(a*n + b)%n -> b`` where ``0 <= b < n``. All sizes are at least 1: a
+graph with a zero-size tensor never reaches this IR with symbols.
 
 Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` and ``m%8`` is ``t``.
 """
@@ -17,7 +17,7 @@ Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, Union
 
 from fusec.ir.intern import Node
@@ -56,10 +56,6 @@ class Size(Node):
         self.name = name
         self.hint = hint
 
-    @classmethod
-    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
-        return fields
-
     @property
     def serial(self) -> str:
         return self.name
@@ -72,9 +68,7 @@ class Size(Node):
         return self.name
 
 
-class FloorDiv(Node):
-    """``dividend // divisor``, rounded down; both are ``Index``."""
-
+class _Division(Node):
     __slots__ = ("axes", "dividend", "divisor", "serial")
     axes: frozenset[Axis]
 
@@ -83,22 +77,21 @@ class FloorDiv(Node):
         self.divisor = divisor
         self.axes = dividend.axes | divisor.axes
         self.serial = next(_serial)
+
+
+class FloorDiv(_Division):
+    """``dividend // divisor``, rounded down; both are ``Index``."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"({self.dividend})//({self.divisor})"
 
 
-class Mod(Node):
+class Mod(_Division):
     """``dividend % divisor``, with the sign of the divisor; both are ``Index``."""
 
-    __slots__ = ("axes", "dividend", "divisor", "serial")
-    axes: frozenset[Axis]
-
-    def __init__(self, dividend: Index, divisor: Index) -> None:
-        self.dividend = dividend
-        self.divisor = divisor
-        self.axes = dividend.axes | divisor.axes
-        self.serial = next(_serial)
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"({self.dividend})%({self.divisor})"
@@ -119,7 +112,7 @@ class Runtime(Node):
         return f"[{self.expr}]"
 
 
-Atom: TypeAlias = Union[Axis, Size, FloorDiv, Mod, Runtime]
+Atom: TypeAlias = Axis | Size | FloorDiv | Mod | Runtime
 Monomial: TypeAlias = tuple[Atom, ...]
 IntoIndex: TypeAlias = Union["Index", Axis, Size, FloorDiv, Mod, Runtime, int]
 
@@ -129,7 +122,7 @@ def _atom_order(atom: Atom) -> tuple[str, str]:
 
 
 class Index(Node):
-    """A canonical sum ``const + sum(coefficient * product of atoms)``; build with ``index(...)``."""
+    """A canonical sum ``const + sum(coefficient * product of atoms)``; made by ``index(...)``."""
 
     __slots__ = ("axes", "const", "terms")
 
@@ -158,11 +151,7 @@ class Index(Node):
         if not other.terms:
             if other.const == 1:
                 return self
-            scaled = (
-                tuple((m, c * other.const) for m, c in self.terms)
-                if other.const
-                else ()
-            )
+            scaled = tuple((m, c * other.const) for m, c in self.terms) if other.const else ()
             return Index(scaled, self.const * other.const)
         if not self.terms:
             return other * self.const
@@ -198,31 +187,20 @@ class Index(Node):
         """Return the axis if this index is exactly one axis, else None."""
         if self.const == 0 and len(self.terms) == 1:
             monomial, coefficient = self.terms[0]
-            if (
-                coefficient == 1
-                and len(monomial) == 1
-                and isinstance(monomial[0], Axis)
-            ):
+            if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis):
                 return monomial[0]
         return None
 
     def coefficient(self, axis: Axis) -> Index | None:
-        """Return k where the index is ``k*axis + rest`` and neither k nor rest has the axis, else None."""
-        factor: list[tuple[Monomial, int]] = []
-        const = 0
+        """Return k where this is ``k*axis + rest`` and neither k nor rest has the axis, or None."""
+        factors: list[tuple[Monomial, int]] = []
         for monomial, coefficient in self.terms:
-            if not any(axis in atom.axes for atom in monomial):
-                continue
-            if monomial.count(axis) != 1 or any(
-                axis in atom.axes for atom in monomial if atom is not axis
-            ):
+            holding = [atom for atom in monomial if axis in atom.axes]
+            if holding == [axis]:
+                factors.append((_without(monomial, axis), coefficient))
+            elif holding:
                 return None
-            rest = tuple(atom for atom in monomial if atom is not axis)
-            if rest:
-                factor.append((rest, coefficient))
-            else:
-                const += coefficient
-        return _sum(factor, const)
+        return _sum(factors, 0)
 
     def hint(self) -> int:
         """Return the value with each size at its hint and each axis at 0."""
@@ -243,7 +221,9 @@ class Index(Node):
         return total
 
     def __repr__(self) -> str:
-        return _print(self)
+        from fusec.ir.text import print_index  # local: text imports this module
+
+        return print_index(self)
 
 
 def index(value: IntoIndex) -> Index:
@@ -269,34 +249,36 @@ def _sum(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
 
 
 def _rejoin_divisions(merged: dict[Monomial, int]) -> int:
-    """Rewrite ``k*n*(x//n) + k*(x%n)`` to ``k*x``, for a constant n: what a reshape and its inverse give.
+    """Rewrite ``k*n*(x//n) + k*(x%n)`` to ``k*x``, for a constant n: a reshape and its inverse.
 
-    Changes ``merged`` and returns what is to be added to the constant.
+    Changes ``merged`` and returns what is to be added to the constant. One pair at a time, for the
+    x that comes of a pair may be half of the next.
     """
     const = 0
-    for monomial, coefficient in list(merged.items()):
-        atom = monomial[0]
-        if (
-            len(monomial) != 1
-            or not isinstance(atom, Mod)
-            or not atom.divisor.is_constant
-        ):
-            continue
-        quotient_index = floordiv(atom.dividend, atom.divisor)
-        if len(quotient_index.terms) != 1 or quotient_index.const:
-            continue
-        quotient, unit = quotient_index.terms[0]
-        scale = coefficient * atom.divisor.const
-        if (
-            unit == 1
-            and merged.get(quotient) == scale != 0
-            and merged.get(monomial) == coefficient
-        ):
-            del merged[quotient], merged[monomial]
-            for inner, c in atom.dividend.terms:
-                merged[inner] = merged.get(inner, 0) + c * coefficient
-            const += atom.dividend.const * coefficient
+    while (pair := _division_pair(merged)) is not None:
+        remainder, quotient = pair
+        coefficient = merged.pop((remainder,))
+        del merged[quotient]
+        for inner, c in remainder.dividend.terms:
+            merged[inner] = merged.get(inner, 0) + c * coefficient
+        const += remainder.dividend.const * coefficient
     return const
+
+
+def _division_pair(merged: dict[Monomial, int]) -> tuple[Mod, Monomial] | None:
+    """Return some ``x%n`` and the monomial of ``x//n``, n times as often, or None."""
+    for monomial, coefficient in merged.items():
+        atom = monomial[0]
+        if not coefficient or len(monomial) != 1:
+            continue
+        if not isinstance(atom, Mod) or not atom.divisor.is_constant:
+            continue
+        quotient = floordiv(atom.dividend, atom.divisor)
+        if len(quotient.terms) != 1 or quotient.const or quotient.terms[0][1] != 1:
+            continue
+        if merged.get(quotient.terms[0][0]) == coefficient * atom.divisor.const:
+            return atom, quotient.terms[0][0]
+    return None
 
 
 def floordiv(a: Index, b: Index) -> Index:
@@ -311,7 +293,9 @@ def floordiv(a: Index, b: Index) -> Index:
         return index(a.const // b.const)
     if is_in_range(a, b):
         return index(0)
-    if len(a.terms) == 1 and not a.const and b.is_constant:
+    if not b.is_constant and is_nonnegative(-1 - a) and is_nonnegative(a + b):
+        return index(-1)
+    if len(a.terms) == 1 and not a.const and b.is_constant and b.const > 0:
         monomial, c = a.terms[0]
         inner = monomial[0]
         if (
@@ -373,71 +357,140 @@ def is_in_range(value: Index, extent: Index) -> bool:
 
 
 def is_nonnegative(value: Index) -> bool:
-    """Return True if ``value >= 0`` is provable: axes in their domains, sizes at least 1."""
+    """Return True if ``value >= 0`` is provable: axes in their domains, sizes at least 1.
+
+    First with every division bounded by itself, then with those that their divisors multiply
+    bounded by what they divide: ``x - (n - 1) <= n*(x//n) <= x``.
+    """
+    if _proves_nonnegative(value):
+        return True
+    relaxed = _relax_divisions(value)
+    return relaxed is not value and _proves_nonnegative(relaxed)
+
+
+def _proves_nonnegative(value: Index) -> bool:
     low = _least(value)
-    if low is None:
-        return False
-    return _sizes_nonnegative(low)
+    if low is None or _sizes_nonnegative(low):
+        return low is not None
+    bounded = _bound_atoms(low, _is_division)
+    if bounded is not None and _sizes_nonnegative(bounded):
+        return True
+    return _sizes_nonnegative(_relax_divisions(low))
 
 
 def _least(value: Index) -> Index | None:
-    """Replace each axis by the end of its domain that makes the sum least; None where unknown."""
-    for _ in range(8):
-        axis = next((x for m, _ in value.terms for x in m if isinstance(x, Axis)), None)
-        if axis is None:
-            break
-        k = value.coefficient(axis)
-        if k is None:
+    """Return a lower bound without axes, each at the end of its domain that makes the sum least.
+
+    None where there is none. Ragged axes go first, for their limits mention others.
+    """
+    axes = {x for m, _ in value.terms for x in m if isinstance(x, Axis)}
+    if not axes:
+        return _bound_atoms(value, _is_varying)
+    axis = min(axes, key=lambda a: (a.limit is None, -a.serial))
+    rest = _sum([(m, c) for m, c in value.terms if axis not in m], value.const)
+    factors = [(_without(m, axis), c) for m, c in value.terms if axis in m]
+    factor = _sum(factors, 0)
+    if _sizes_nonnegative(factor):
+        return _least(rest)
+    if not _sizes_nonnegative(-factor):  # of both signs: the least of each term by itself
+        if not all(_all_nonnegative(m) for m, _ in factors):
             return None
-        rest = value - k * index(axis)
-        if _sizes_nonnegative(k):
-            value = rest
-        elif _sizes_nonnegative(-k):
-            last = axis.extent - 1
-            ragged = (
-                rest + k * (axis.limit - 1) if axis.limit is not None else None
-            )  # min(extent, limit) - 1: either bound is sound
-            if ragged is not None:
-                tight = _least(ragged)
-                if tight is not None and _sizes_nonnegative(tight):
-                    return tight
-            value = rest + k * last
-        else:
-            return None
-    if any(isinstance(x, Axis) for m, _ in value.terms for x in m):
-        return None
+        factor = _sum([(m, c) for m, c in factors if c < 0], 0)
+    if axis.limit is not None:
+        tight = _least(rest + factor * (axis.limit - 1))
+        if tight is not None and _sizes_nonnegative(tight):
+            return tight
+    return _least(rest + factor * (axis.extent - 1))
+
+
+def _without(monomial: Monomial, atom: Atom) -> Monomial:
+    """Return the product with one occurrence of ``atom`` left out."""
+    position = monomial.index(atom)
+    return monomial[:position] + monomial[position + 1 :]
+
+
+def _is_division(atom: Atom) -> bool:
+    return isinstance(atom, FloorDiv | Mod | Runtime)
+
+
+def _is_varying(atom: Atom) -> bool:
+    return isinstance(atom, Runtime) or (_is_division(atom) and bool(atom.axes))
+
+
+def _bound_atoms(value: Index, chosen: Callable[[Atom], bool]) -> Index | None:
+    """Return a lower bound in which no chosen division or gather is left, or None."""
     total = index(value.const)
     for monomial, coefficient in value.terms:
-        bounded = _bound_atoms(monomial, coefficient)
-        if bounded is None:
-            return None
-        total = total + bounded
+        bounded = [atom for atom in monomial if chosen(atom)]
+        term = product((coefficient, *(atom for atom in monomial if not chosen(atom))))
+        if bounded:
+            bound = _least_product(bounded) if coefficient > 0 else _most_product(bounded)
+            if bound is None or not _all_nonnegative(a for a in monomial if not chosen(a)):
+                return None
+            term = term * bound
+        total = total + term
     return total
 
 
-def _bound_atoms(monomial: Monomial, coefficient: int) -> Index | None:
-    """Return the least value of ``coefficient * monomial`` over its division and gather atoms."""
-    product = index(coefficient)
-    for atom in monomial:
-        match atom:
-            case Size():
-                product = product * index(atom)
-            case Mod() if len(monomial) == 1:
-                product = index(0) if coefficient > 0 else product * (atom.divisor - 1)
-            case Runtime() if len(monomial) == 1:
-                product = index(0) if coefficient > 0 else product * (atom.extent - 1)
-            case FloorDiv() if atom.divisor.is_constant and atom.divisor.const > 0:
-                if coefficient > 0:
-                    return index(0) if is_nonnegative(atom.dividend) else None
-                most = _most(atom.dividend)
-                if most is None or not most.is_constant or len(monomial) != 1:
-                    return None
-                product = index(coefficient * (most.const // atom.divisor.const))
-            case _:
-                if atom.axes:
-                    return None
-                product = product * index(atom)
-    return product
+def _least_product(atoms: list[Atom]) -> Index | None:
+    if len(atoms) == 1:
+        return _least_atom(atoms[0])
+    return index(0) if _all_nonnegative(atoms) else None
+
+
+def _most_product(atoms: list[Atom]) -> Index | None:
+    bounds = [_most_atom(atom) for atom in atoms]
+    if None in bounds or (len(atoms) > 1 and not _all_nonnegative(atoms)):
+        return None
+    return product(bound for bound in bounds if bound is not None)
+
+
+def _least_atom(atom: Atom) -> Index | None:
+    match atom:
+        case FloorDiv():
+            return _divide_bound(_least(atom.dividend), atom.divisor)
+        case Mod():
+            return index(0) if _is_positive(atom.divisor) else None
+        case _:
+            return index(0)
+
+
+def _most_atom(atom: Atom) -> Index | None:
+    match atom:
+        case FloorDiv():
+            return _divide_bound(_most(atom.dividend), atom.divisor)
+        case Mod():
+            return atom.divisor - 1 if _is_positive(atom.divisor) else None
+        case Runtime():
+            return atom.extent - 1
+        case _:
+            return None
+
+
+def _divide_bound(bound: Index | None, divisor: Index) -> Index | None:
+    return floordiv(bound, divisor) if bound is not None and _is_positive(divisor) else None
+
+
+def _is_positive(divisor: Index) -> bool:
+    return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor - 1)
+
+
+def _relax_divisions(value: Index) -> Index:
+    """Replace each ``k*n*(x//n)`` by a bound below it: ``k*x``, or ``k*(x - (n-1))`` for k > 0."""
+    relaxed = index(value.const)
+    for monomial, coefficient in value.terms:
+        term = Index(((monomial, coefficient),), 0)
+        for atom in monomial:
+            others = _without(monomial, atom)
+            if not isinstance(atom, FloorDiv) or not _is_positive(atom.divisor):
+                continue
+            factor, left = _divide_terms(_sum([(others, coefficient)], 0), atom.divisor)
+            if factor is not None and left is index(0) and _all_nonnegative(others):
+                low = atom.dividend - (atom.divisor - 1 if coefficient > 0 else 0)
+                term = _relax_divisions(factor * low)
+                break
+        relaxed = relaxed + term
+    return relaxed
 
 
 def _most(value: Index) -> Index | None:
@@ -458,44 +511,48 @@ def least(value: Index) -> int | None:
 
 
 def _sizes_nonnegative(value: Index) -> bool:
-    """Prove ``value >= 0`` for a polynomial in sizes >= 1: positive terms must outweigh at size 1."""
-    total = value.const
+    """Prove ``value >= 0`` for a polynomial in sizes and other atoms with constant lower bounds."""
+    expanded = _shift_atoms(value)
+    return expanded is not None and all(c >= 0 for c in expanded.values())
+
+
+def _shift_atoms(value: Index) -> dict[Monomial, int] | None:
+    """Return the polynomial with each atom written as its constant lower bound plus a rest >= 0."""
+    expanded: dict[Monomial, int] = {(): value.const}
     for monomial, coefficient in value.terms:
-        if not all(isinstance(atom, Size) for atom in monomial):
-            if coefficient < 0 or not all(_atom_nonnegative(atom) for atom in monomial):
-                return False
-            continue
-        if coefficient < 0:
-            dominated = _dominating(value, monomial, -coefficient)
-            if not dominated:
-                return False
-            continue
-        total += coefficient
-    spent = sum(-c for _, c in value.terms if c < 0)
-    return total - spent >= 0
-
-
-def _dominating(value: Index, monomial: Monomial, amount: int) -> bool:
-    """True if a positive term with all atoms of ``monomial`` has at least this coefficient."""
-    for other, coefficient in value.terms:
-        left = list(other)
-        if coefficient < amount:
-            continue
+        partial: dict[Monomial, int] = {(): coefficient}
         for atom in monomial:
-            if atom not in left:
-                break
-            left.remove(atom)
-        else:
-            return True
-    return False
+            low = _constant_least(atom)
+            if low is None:
+                return None
+            grown = {(*m, atom): c for m, c in partial.items()}
+            if low:
+                grown.update({m: c * low for m, c in partial.items()})
+            partial = grown
+        for m, c in partial.items():
+            expanded[m] = expanded.get(m, 0) + c
+    return expanded
 
 
-def _atom_nonnegative(atom: Atom) -> bool:
+def _constant_least(atom: Atom) -> int | None:
+    """Return a constant lower bound of 0 or more, or None."""
     match atom:
-        case Axis() | Size() | Mod() | Runtime():
-            return True
+        case Axis() | Runtime():
+            return 0
+        case Size():
+            return 1
+        case Mod():
+            return 0 if _is_positive(atom.divisor) else None
         case FloorDiv():
-            return is_nonnegative(atom.dividend) and is_nonnegative(atom.divisor)
+            low = _least(atom.dividend)
+            expanded = None if low is None else _shift_atoms(low)
+            if expanded is None or min(expanded.values()) < 0 or not _is_positive(atom.divisor):
+                return None
+            return expanded[()] // atom.divisor.const if atom.divisor.is_constant else 0
+
+
+def _all_nonnegative(atoms: Iterable[Atom]) -> bool:
+    return all(_constant_least(atom) is not None for atom in atoms)
 
 
 def substitute(value: Index, mapping: Mapping[Axis, Index]) -> Index:
@@ -516,13 +573,9 @@ def _substitute_atom(atom: Atom, mapping: Mapping[Axis, Index]) -> Index:
         case Axis():
             return mapping.get(atom) or index(atom)
         case FloorDiv():
-            return floordiv(
-                substitute(atom.dividend, mapping), substitute(atom.divisor, mapping)
-            )
+            return floordiv(substitute(atom.dividend, mapping), substitute(atom.divisor, mapping))
         case Mod():
-            return mod(
-                substitute(atom.dividend, mapping), substitute(atom.divisor, mapping)
-            )
+            return mod(substitute(atom.dividend, mapping), substitute(atom.divisor, mapping))
         case Runtime():
             return index(Runtime(atom.expr.substitute(mapping), atom.extent))
         case _:
@@ -545,19 +598,3 @@ def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
         strides.append(step)
         step = step * extent
     return tuple(reversed(strides))
-
-
-def _print(value: Index) -> str:
-    parts: list[str] = []
-    for monomial, coefficient in value.terms:
-        body = "*".join(repr(atom) for atom in monomial)
-        if coefficient == 1:
-            parts.append(f"+ {body}")
-        elif coefficient == -1:
-            parts.append(f"- {body}")
-        else:
-            parts.append(f"{'-' if coefficient < 0 else '+'} {abs(coefficient)}*{body}")
-    if value.const or not parts:
-        parts.append(f"{'-' if value.const < 0 else '+'} {abs(value.const)}")
-    text = " ".join(parts)
-    return text[2:] if text.startswith("+ ") else "-" + text[2:]

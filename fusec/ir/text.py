@@ -194,4 +194,17 @@ def print_schedule(schedule: Schedule) -> str:
 
 
 def print_index(value: Index) -> str:
-    return repr(value)
+    """Return the index as a sum; the grammar stands on top of ``index.py``."""
+    parts: list[str] = []
+    for monomial, coefficient in value.terms:
+        body = "*".join(repr(atom) for atom in monomial)
+        if coefficient == 1:
+            parts.append(f"+ {body}")
+        elif coefficient == -1:
+            parts.append(f"- {body}")
+        else:
+            parts.append(f"{'-' if coefficient < 0 else '+'} {abs(coefficient)}*{body}")
+    if value.const or not parts:
+        parts.append(f"{'-' if value.const < 0 else '+'} {abs(value.const)}")
+    text = " ".join(parts)
+    return text[2:] if text.startswith("+ ") else "-" + text[2:]
