@@ -5,8 +5,8 @@ address. bf16 values travel as float32 arrays (see ``interp_scalar.py``). What i
 NaN or as the greatest integer, so that a missing store shows.
 
 Three things that a printed kernel may do only by mistake raise ``InternalError`` here: a load or
-store out of range, two points of a kernel that store to one element, and a load of a buffer that the
-same kernel writes at another index.
+store out of range, two points of a kernel that store to one element, and a load of a buffer that
+the same kernel writes at another index.
 
 ``run_program`` and ``eval_expr`` are defined in ``interp_program.py`` and ``interp_expr.py``.
 """

@@ -1,10 +1,10 @@
 """The reference meaning of a program: one instance after another, one statement after another.
 
-Grid points run in row-major order as Python loops, lanes are array dimensions. A program writes out
-all of its masks, so that limits of ragged axes mean nothing here: a lane that touches memory outside
-a buffer is an error, whatever the axis.
+Grid points run in row-major order as Python loops, lanes are array dimensions. A program writes
+out all of its masks, so that limits of ragged axes mean nothing here: a lane that touches memory
+outside a buffer is an error, whatever the axis.
 
-Worked example: ``for co in 0 .. 3: acc := acc + v`` evaluates ``acc + v`` three times, on all lanes.
+Worked example: ``for co in 0 .. 3: acc := acc + v`` evaluates ``acc + v`` three times, on tiles.
 
 Because a real launch runs instances in any order, an element of a caller's buffer that one instance
 writes and another one touches is an error too.
