@@ -61,6 +61,8 @@ class Buffer:
 
     def flat(self) -> Buffer:
         """Return the storage as one axis of stride 1, as programs address it; ``flat().base is self``."""
+        if self.base is not self:
+            return self
         if self._flat is None:
             length = index(1)
             for extent, stride in zip(self.shape, self.strides, strict=True):
