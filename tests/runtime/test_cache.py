@@ -478,6 +478,12 @@ def test_temporary_files_of_dead_writers_are_removed_and_young_ones_kept(directo
     assert young.exists()
 
 
+def test_an_entry_of_any_age_stays_while_there_is_room(directory: Path) -> None:
+    os.utime(stored_file(directory), (1, 1))
+    fresh(directory).store("l", BLOBS)
+    assert fresh(directory).load("k") == BLOBS
+
+
 def test_files_of_others_are_never_removed(directory: Path) -> None:
     directory.mkdir(parents=True, mode=0o700)
     for name in ("notes.txt", "k.fusec", ".hidden.tmp"):
