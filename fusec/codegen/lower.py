@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, I32, I64
+from fusec.ir.dtype import BOOL, I32, I64, DType
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -42,7 +42,9 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import (
     Axis,
+    FloorDiv,
     Index,
+    Mod,
     Size,
     floordiv,
     index,
@@ -176,11 +178,14 @@ class _Lowering:
             stops = (axis.extent,) if axis.limit is None else (axis.extent, axis.limit)
             self.loops[axis] = _Loop(stops, stops)
             return
-        if axis.limit is not None:
-            raise InternalError(f"ragged axis {axis.name} has lanes", stage="codegen.lower")
         loop = Axis(f"{axis.name}o", tiles)
         self.nest.append(loop)
         self.cut[axis] = index(loop) * tile + index(lane)
+        if axis.limit is not None:  # every tile may be ragged
+            last = floordiv(axis.limit + (tile - 1), index(tile))
+            here = self.cut[axis]
+            self.loops[loop] = _Loop((index(0),), (tiles, last), lane, here, axis.limit)
+            return
         exact = mod(axis.extent, index(tile)) is index(0)
         full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
         self.loops[loop] = _Loop(full, (tiles,), lane, self.cut[axis], axis.extent)
@@ -241,7 +246,7 @@ class _Lowering:
             return ()
         if isinstance(node, Reduce) and self._loops_of(node.over):
             raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
-        masks = ()
+        masks: tuple[Expr, ...] = ()
         if isinstance(node, Load):
             masks = tuple(self._masks_of(node.axes))
         elif isinstance(node, Reduce):
@@ -322,7 +327,7 @@ class _Lowering:
             case _:
                 return "t"
 
-    def _var(self, hint: str, dtype: object, lanes: frozenset[Axis]) -> Var:
+    def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
         count = self.names.get(hint, 0)
         self.names[hint] = count + 1
         self.serial += 1
@@ -413,7 +418,9 @@ class _Lowering:
                 continue
             masks = dict(self.here.masks)
             if masked:
-                assert info.lane is not None and info.position is not None and info.extent is not None
+                assert (
+                    info.lane is not None and info.position is not None and info.extent is not None
+                )
                 masks[info.lane] = _below(info.position, info.extent)
             self.scopes.append(_Scope(loop, self.here.bound | {loop}, masks))
             self.region(tasks)
@@ -426,9 +433,7 @@ class _Lowering:
 
     def _start(self, reduction: Reduce) -> _Accumulate:
         """Declare what a reduction accumulates in: a carry, or a private array with a slot a lane."""
-        lanes = frozenset(
-            a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes
-        )
+        lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
         neutral = Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
         free = self._loops_of(reduction.axes) - self.here.bound
         if not free:
@@ -513,7 +518,9 @@ class _Lowering:
             )
             return
         assert task.array is not None and task.slot is not None
-        old = self._var("old", reduction.dtype, frozenset(a for a in task.slot.axes if a in self.lanes))
+        old = self._var(
+            "old", reduction.dtype, frozenset(a for a in task.slot.axes if a in self.lanes)
+        )
         new = self._var("new", reduction.dtype, old.axes | body.axes)
         self.here.body += [
             Let(old, Load(task.array.flat(), (task.slot,))),
@@ -527,7 +534,11 @@ class _Lowering:
         self, loop: Axis, group: list[_Task], later: list[_Task | Reduce]
     ) -> list[_Keep]:
         """Return what this sweep computes at some cost and a later one over the same loop needs again."""
-        again = [t for t in later if (left := self._loops_left(t)) and self._first(left) == self.nest.index(loop)]
+        again = [
+            t
+            for t in later
+            if (left := self._loops_left(t)) and self._first(left) == self.nest.index(loop)
+        ]
         if not again:
             return []
         now = set(postorder(r for t in group for r in _roots(t)))
@@ -635,9 +646,7 @@ def _sizes(kernel: Kernel, lowering: _Lowering) -> tuple[Size, ...]:
             for atom in monomial:
                 if isinstance(atom, Size):
                     found[atom] = None
-                elif isinstance(atom, Axis):
-                    pass
-                elif hasattr(atom, "dividend"):
+                elif isinstance(atom, FloorDiv | Mod):
                     visit(atom.dividend)
                     visit(atom.divisor)
 

@@ -13,6 +13,7 @@ from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, po
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.schedule.access import fastest_axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Machine:
         launch_us: from one kernel to the next, host and device.
         units: grid points that keep the machine busy.
         parts: partial results of a split reduction.
+        tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
     """
 
     bytes_per_us: float
@@ -32,6 +34,7 @@ class Machine:
     launch_us: float
     units: int
     parts: int
+    tile: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,15 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     traffic = kernel_traffic(kernel)
     moved = sum(r + w for r, w in traffic.values())
     operations = kernel_operations(kernel)
-    busy = min(1.0, max(count(kernel.grid), 1) / machine.units)
+    busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     return Price(moved, operations, work / busy + machine.launch_us)
+
+
+def programs(kernel: Kernel, machine: Machine) -> int:
+    """Return how many independent pieces a kernel has: grid points, tiles of them along the fastest axis."""
+    fast = fastest_axis(kernel, kernel.axes) if kernel.inside else None
+    points = count(tuple(a for a in kernel.grid if a is not fast))
+    if fast is not None and fast in kernel.grid:
+        points *= -(-fast.extent.hint() // machine.tile)
+    return points

@@ -55,13 +55,13 @@ def find_uses(graph: Graph) -> Uses:
     return Uses(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
 
 
-def dependencies(graph: Graph) -> nx.DiGraph:
+def dependencies(graph: Graph) -> nx.DiGraph[int]:
     """Return the DAG of the graph's lines, by position.
 
     An edge a -> b means that b must run after a: b reads what a makes, or b writes in place what a
     reads, or both are impure and a stands first.
     """
-    dag: nx.DiGraph = nx.DiGraph()
+    dag: nx.DiGraph[int] = nx.DiGraph()
     producer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
     last_impure: int | None = None

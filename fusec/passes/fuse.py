@@ -169,7 +169,9 @@ class _Fuser:
             if a not in self.groups or b not in self.groups:
                 continue
             if self.has_detour(a, b):
-                self.decide(a, b, False, "a kernel or extern between them needs one's result", -negative)
+                self.decide(
+                    a, b, False, "a kernel or extern between them needs one's result", -negative
+                )
                 continue
             self.merge(a, b, -negative)
 
@@ -207,9 +209,7 @@ class _Fuser:
         return False
 
     def decide(self, a: int, b: int, taken: bool, reason: str, saved: float | None) -> None:
-        names = [
-            "+".join(s.buffer.name for s in self.groups[g].kernel.stores) for g in (a, b)
-        ]
+        names = ["+".join(s.buffer.name for s in self.groups[g].kernel.stores) for g in (a, b)]
         self.decisions.append(Decision(names[0], names[1], taken, reason, saved))
 
     # -- result ------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ def _cast(node: Cast) -> Expr:
     inner = node.arg
     if isinstance(inner, Cast) and node.dtype is F32 and inner.dtype in ROUND:
         if inner.arg.dtype is F32:
-            return inner.arg  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
+            return (
+                inner.arg
+            )  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
     if isinstance(inner, Op) and ROUND.get(node.dtype) == inner.name:
         return cast(inner.args[0], node.dtype)  # the cast rounds anyway
     if isinstance(inner, Cast) and inner.dtype is BOOL and inner.arg.dtype is node.dtype is BOOL:

@@ -16,7 +16,7 @@ from fusec.ir.graph import Def, Extern, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.rewrite import rewrite
-from fusec.passes.cost import Machine
+from fusec.passes.cost import Machine, count
 
 MIN_ELEMENTS = 1 << 14
 """A reduction of fewer elements is not worth a second kernel (a launch is some 5 us)."""
@@ -58,12 +58,12 @@ def _split_def(line: Def, machine: Machine) -> tuple[Def, ...]:
         return (line,)
     own = tuple(Axis(a.name, a.extent) for a in line.axes)
     shape = tuple(a.extent for a in (*split.parts, *own))
-    part = Buffer(
-        f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype
-    )
+    part = Buffer(f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype)
     renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
     body = reduction.body.substitute({**renamed, **split.value})
-    partial = Def(part, (*split.parts, *own), Reduce(reduction.monoid, split.inner, body), line.origin)
+    partial = Def(
+        part, (*split.parts, *own), Reduce(reduction.monoid, split.inner, body), line.origin
+    )
     finals = tuple(Axis(a.name, a.extent) for a in split.parts)
     read = Load(part, tuple(index(a) for a in (*finals, *line.axes)))
     final = Reduce(reduction.monoid, finals, read)
@@ -78,7 +78,11 @@ def _split_def(line: Def, machine: Machine) -> tuple[Def, ...]:
 def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     rows = product(a.extent for a in reduction.over).hint()
     kept = product(a.extent for a in line.axes).hint()
-    if rows * kept < MIN_ELEMENTS or rows < 2 * MIN_ROWS_PER_PART or reduction.axes - set(line.axes):
+    if (
+        rows * kept < MIN_ELEMENTS
+        or rows < 2 * MIN_ROWS_PER_PART
+        or reduction.axes - set(line.axes)
+    ):
         return False
     if kept * 4 > rows * kept:  # the partial buffer would rival the input
         return False
@@ -91,7 +95,7 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     """Return True for a column reduction: the largest load runs fastest along a kept axis."""
     largest: Load | None = None
     for load in loads((reduction.body,)):
-        if largest is None or len(load.axes) > len(largest.axes):
+        if largest is None or count(load.axes) > count(largest.axes):
             largest = load
     if largest is None:
         return False

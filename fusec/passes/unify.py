@@ -55,9 +55,17 @@ class _Unifier:
         self.value: dict[Axis, Index] = {}
         self.producer = {d.buffer: d for d in defs}
         self.reduced = {
-            axis for d in defs for n in postorder((d.expr,)) if isinstance(n, Reduce) for axis in n.over
+            axis
+            for d in defs
+            for n in postorder((d.expr,))
+            if isinstance(n, Reduce)
+            for axis in n.over
         }
         self.recomputed: set[tuple[Buffer, tuple[Index, ...]]] = set()
+        for line in defs:
+            for axis in (*line.axes, *_bound_axes(line.expr)):
+                if axis.extent is index(1):
+                    self.value[axis] = index(0)
 
     # -- classes ---------------------------------------------------------------------------------
 
@@ -228,7 +236,7 @@ class _Unifier:
         found: list[Axis] = []
         for axis in axes:
             digits = _digits(self.resolve(index(axis)))
-            if digits is None:
+            if digits is None:  # a sum that is no mixed radix: cannot be, but sound
                 found.extend(sorted(self.resolve(index(axis)).axes, key=lambda a: a.serial))
             else:
                 found.extend(d.axis for d in digits)
@@ -257,6 +265,8 @@ def _digits(value: Index) -> list[_Digit] | None:
     """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
     if value.const:
         return None
+    if value is index(0):
+        return []
     steps: list[tuple[Index, Axis]] = []
     for axis in value.axes:
         step = value.coefficient(axis)
@@ -342,7 +352,9 @@ def _bind(
         # axes only, or neighbouring grid points would walk through memory with large steps.
         last_kept = max((grid.index(a) for a in grid if a in own), default=-1)
         if any(grid.index(a) < last_kept for a in missing):
-            raise Rejection(f"{line.buffer.name} lacks the outer axis {missing[0].name} of the others")
+            raise Rejection(
+                f"{line.buffer.name} lacks the outer axis {missing[0].name} of the others"
+            )
         inside.update(missing)
         grid = [a for a in grid if a in own]
     for axis in list(grid):

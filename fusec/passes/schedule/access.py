@@ -19,14 +19,14 @@ class Access:
 
 
 def accesses(kernel: Kernel) -> list[Access]:
-    """Return the loads and stores of a kernel with flat accesses, each once."""
+    """Return the loads and stores of a kernel, each once."""
     found: list[Access] = []
     for store in kernel.stores:
-        offset = store.indices[0]
+        offset = store.buffer.offset(store.indices)
         found.append(Access(offset, store.buffer.dtype.itemsize, _points(offset)))
     for node in postorder(s.expr for s in kernel.stores):
         if isinstance(node, Load):
-            offset = node.indices[0]
+            offset = node.buffer.offset(node.indices)
             found.append(Access(offset, node.buffer.dtype.itemsize, _points(offset)))
     return found
 

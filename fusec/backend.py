@@ -1,0 +1,77 @@
+"""The ``torch.compile`` backend, found by its entry point: ``torch.compile(m, backend="fusec")``.
+
+Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
+``compiler.compile_graph``. ``aot_autograd`` (not ``aot_module_simplified``) because DDP relies on a counter
+that it keeps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from fusec.compiler import RECENT, compile_graph
+from fusec.frontend.decompositions import decompositions
+from fusec.options import Options
+
+_serial = itertools.count()
+
+
+def fusec(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph; called by ``torch.compile``.
+
+    Args:
+        mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
+        options: fields of ``fusec.options.Options`` by name.
+    Raises:
+        UsageError: for an unknown mode or option; the message names the nearest one.
+    """
+    chosen = Options.from_compile(mode, options)
+    return compile_with(gm, example_inputs, partial(_compile_graph, options=chosen))
+
+
+def compile_with(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Run AOTAutograd over a Dynamo graph; ``compile_one(graph, inputs, name=...)`` compiles each part."""
+    compiled: Callable[..., Any] = aot_autograd(
+        fw_compiler=partial(compile_one, name="forward"),
+        bw_compiler=partial(compile_one, name="backward"),
+        inference_compiler=partial(compile_one, name="inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )(gm, list(example_inputs))
+    return compiled
+
+
+def _compile_graph(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, name: str, options: Options
+) -> Callable[[list[Any]], Any]:
+    call = compile_graph(graph, name, options)
+
+    def boxed(args: list[Any]) -> Any:
+        return call(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def reset() -> None:
+    """Forget what this process has compiled; ``torch._dynamo.reset`` calls it."""
+    RECENT.clear()
+
+
+fusec.reset = reset  # type: ignore[attr-defined]

@@ -1,0 +1,544 @@
+"""The C++ printer: one function a program, over the vocabulary of ``prelude.h``.
+
+A value with the program's lane axis is a vector of ``FUSEC_W`` lanes, any other a scalar. 16-bit floats
+live as f32 and small integers as i32 between memory and memory: a load widens, ``Put`` rounds or wraps,
+and a value cast down and used again is rounded by its cast. Grid axes are OpenMP loops, run by torch's
+own threads; a kernel of little work stays on one.
+
+An index read from memory is checked: out of range it touches no memory and sets ``*status``, which the
+caller turns into an ``IndexError``.
+
+Worked example::
+
+    extern "C" void k0(const m_f32 *x, m_f32 *y, int *status) {
+      #pragma omp parallel for schedule(static)
+      for (long long m = 0; m < 8; ++m) {
+        const float v_x = lds_f32(x + m);
+        sts_f32(y + m, v_x);
+      }
+    }
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import resources
+
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, F16, BF16, F32, F64, I32, I64, DType, Kind, compute_type
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+)
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
+from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+
+PARALLEL_WORK = 1 << 15
+"""Points below which one thread is faster: waking OpenMP's threads takes some 5 us."""
+STACK_BYTES = 1 << 17
+"""Private arrays up to this size live on the stack of their thread."""
+
+_VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
+_SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
+_VECTOR = {F32: "vf32", F64: "vf64", I64: "vi64", I32: "vi32", BOOL: "vm"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_HORIZONTAL = {
+    "sum": "f_hsum", "prod": "f_hprod", "max": "f_hmax", "min": "f_hmin", "any": "f_hany", "all": "f_hall",
+}  # fmt: skip
+_FEATURES: dict[str, str] = {}
+_SUPPORT = """
+FUSEC_INLINE long long fusec_least(long long a, long long b) { return a < b ? a : b; }
+FUSEC_INLINE long long fusec_floordiv(long long a, long long b) {
+  long long q = a / b;
+  return q - (a % b != 0 && (a < 0) != (b < 0));
+}
+FUSEC_INLINE long long fusec_mod(long long a, long long b) { return a - b * fusec_floordiv(a, b); }
+FUSEC_INLINE bool fusec_in_range(long long i, long long n) { return i >= 0 && i < n; }
+FUSEC_INLINE vm fusec_in_range(vi64 i, long long n) {
+  return f_ge(i, v_i64(0)) & f_lt(i, v_i64(n));
+}
+// Which lanes may be read: those wanted and in range; a wanted one out of range sets *status.
+FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
+  if (wanted && !ok) *status = 1;
+  return ok && wanted;
+}
+FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
+  if (f_hany(wanted & ~ok)) *status = 1;
+  return ok & wanted;
+}
+"""
+
+
+def prelude(width: int, needs: frozenset[str] = frozenset()) -> str:
+    """Return the text in front of the kernels of one translation unit.
+
+    Args:
+        width: lanes of a vector, 16, 8 or 4.
+        needs: feature macros of the prelude that the kernels use.
+    """
+    text = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
+    defines = "".join(f"#define {name}\n" for name in sorted(needs))
+    return f"#define FUSEC_W {width}\n{defines}{text}{_SUPPORT}\n"
+
+
+def print_kernel(program: Program) -> str:
+    """Return the C++ function of a program."""
+    return _Printer(program).print()
+
+
+def features(programs: tuple[Program, ...]) -> frozenset[str]:
+    """Return the prelude's feature macros that some programs need."""
+    names = {
+        statement.value.name
+        for program in programs
+        for statement in _all_statements(program.body)
+        if isinstance(statement, Let | Update) and isinstance(statement.value, Op)
+    }
+    return frozenset(_FEATURES[n] for n in names if n in _FEATURES)
+
+
+def _all_statements(body: tuple[Statement, ...]) -> list[Statement]:
+    found: list[Statement] = []
+    for statement in body:
+        found.append(statement)
+        if isinstance(statement, For):
+            found.extend(_all_statements(statement.body))
+    return found
+
+
+class _Printer:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.lane = program.lanes[0] if program.lanes else None
+        self.lines: list[str] = []
+        self.depth = 0
+        self.names: dict[Axis | Buffer | Size, str] = {}
+        self.taken: set[str] = {"status"}
+        self.frees: list[str] = []
+        self.unrounded = _used_by_puts_alone(program.body)
+        for buffer in program.buffers:
+            self.name(buffer, buffer.name)
+        for size in program.sizes:
+            self.name(size, size.name)
+
+    def name(self, item: Axis | Buffer | Size, wanted: str) -> str:
+        """Return the unique C++ name of an axis, buffer or size."""
+        known = self.names.get(item)
+        if known is None:
+            safe = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
+            prefix = {Buffer: "p", Axis: "i", Size: "n"}[type(item)]
+            known = base = f"{prefix}_{safe}"
+            count = 1
+            while known in self.taken:
+                count += 1
+                known = f"{base}_{count}"
+            self.taken.add(known)
+            self.names[item] = known
+        return known
+
+    def emit(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    # -- structure ---------------------------------------------------------------------------------
+
+    def print(self) -> str:
+        program = self.program
+        for line in (*program.notation, *program.source):
+            self.emit(f"// {_comment(line)}")
+        self.emit(f'extern "C" void {program.name}({", ".join(self.parameters())}) {{')
+        self.depth += 1
+        if program.grid:
+            self.emit(self.pragma())
+        for axis in program.grid:
+            i = self.name(axis, axis.name)
+            self.emit(f"for (long long {i} = 0; {i} < {self.scalar_index(axis.extent)}; ++{i})")
+        self.emit("{")
+        self.depth += 1
+        self.block(program.body)
+        for line in self.frees:
+            self.emit(line)
+        self.depth -= 1
+        self.emit("}")
+        self.depth -= 1
+        self.emit("}")
+        return "\n".join(self.lines) + "\n"
+
+    def parameters(self) -> list[str]:
+        written = set(self.program.writes)
+        found = []
+        for buffer in self.program.buffers:
+            qualifier = "" if buffer in written else "const "
+            found.append(f"{qualifier}m_{buffer.dtype} *__restrict {self.names[buffer]}")
+        found.extend(f"const long long {self.names[s]}" for s in self.program.sizes)
+        return [*found, "int *status"]
+
+    def pragma(self) -> str:
+        text = "#pragma omp parallel for"
+        if len(self.program.grid) > 1:
+            text += f" collapse({len(self.program.grid)})"
+        text += " schedule(static)"
+        work = self.program.work
+        if work is not None and not work.is_constant:
+            return f"{text} if ({self.scalar_index(work)} >= {PARALLEL_WORK})"
+        if work is not None and work.const < PARALLEL_WORK:
+            return f"{text} if (0)"
+        return text
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Let():
+                self.let(statement)
+            case Carry():
+                var = statement.var
+                start = self.operand(statement.initial, self.is_vector(var))
+                self.emit(f"{self.type_of(var)} {var.name} = {start};")
+            case Update():
+                var = statement.var
+                self.emit(f"{var.name} = {self.expression(statement.value, self.is_vector(var))};")
+            case Put():
+                self.put(statement)
+            case Scratch():
+                self.scratch(statement)
+            case For():
+                self.loop(statement)
+            case _:
+                raise InternalError(statement, stage="codegen.cpp")
+
+    def loop(self, loop: For) -> None:
+        i = self.name(loop.axis, loop.axis.name)
+        stops = [self.scalar_index(s) for s in loop.stops]
+        stop = stops[0]
+        for other in stops[1:]:
+            stop = f"fusec_least({stop}, {other})"
+        start = self.scalar_index(loop.start)
+        if len(stops) > 1 or loop.start.axes:
+            self.emit(f"for (long long {i} = {start}, {i}_end = {stop}; {i} < {i}_end; ++{i}) {{")
+        else:
+            self.emit(f"for (long long {i} = {start}; {i} < {stop}; ++{i}) {{")
+        self.depth += 1
+        self.block(loop.body)
+        self.depth -= 1
+        self.emit("}")
+
+    def scratch(self, statement: Scratch) -> None:
+        buffer = statement.buffer
+        name = self.name(buffer, buffer.name)
+        length = most(statement.length)
+        kind = f"m_{buffer.dtype}"
+        if length is not None and length * buffer.dtype.itemsize <= STACK_BYTES:
+            self.emit(f"alignas(64) {kind} {name}[{length}];")
+            return
+        size = f"sizeof({kind}) * ({self.scalar_index(statement.length)})"
+        self.emit(f"{kind} *{name} = ({kind} *)__builtin_malloc({size});")
+        self.frees.append(f"__builtin_free({name});")
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def is_vector(self, node: Expr) -> bool:
+        return self.lane is not None and self.lane in node.axes
+
+    def type_of(self, node: Expr) -> str:
+        table = _VECTOR if self.is_vector(node) else _SCALAR
+        return table[compute_type(node.dtype)]
+
+    def let(self, let: Let) -> None:
+        value = self.expression(let.value, self.is_vector(let.var), let.var)
+        self.emit(f"const {self.type_of(let.var)} {let.var.name} = {value};")
+
+    def operand(self, node: Expr, vector: bool) -> str:
+        """Return an argument, broadcast if the result has lanes and it has none."""
+        match node:
+            case Const():
+                text = _literal(node)
+            case Var():
+                text = node.name
+            case _:
+                raise InternalError(node, stage="codegen.cpp")
+        if vector and not self.is_vector(node):
+            return f"v_{_VALUE[compute_type(node.dtype)]}({text})"
+        return text
+
+    def expression(self, node: Expr, vector: bool, var: Var | None = None) -> str:
+        match node:
+            case Load():
+                return self.load(node, vector)
+            case Op():
+                return self.operation(node, vector)
+            case Cast():
+                return self.cast(node, vector, var)
+            case Select():
+                if not self.is_vector(node.condition):
+                    condition = self.operand(node.condition, False)
+                else:
+                    condition = self.operand(node.condition, vector)
+                then, other = self.operand(node.then, vector), self.operand(node.other, vector)
+                return f"f_select({condition}, {then}, {other})"
+            case IndexValue():
+                if not vector:
+                    text = self.scalar_index(node.index)
+                    return text if node.dtype is I64 else f"(int)({text})"
+                return self.vector_index(node.index, node.dtype)
+            case Reduce():
+                return f"{_HORIZONTAL[node.monoid.name]}({self.operand(node.body, True)})"
+            case Const() | Var():
+                return self.operand(node, vector)
+            case _:
+                raise InternalError(node, stage="codegen.cpp")
+
+    def operation(self, node: Op, vector: bool) -> str:
+        args = [self.operand(a, vector) for a in node.args]
+        symbol = _INFIX.get(node.name)
+        if symbol is not None:
+            return f"{args[0]} {symbol} {args[1]}"
+        if node.name == "neg":
+            return f"-{args[0]}"
+        if node.name.startswith("round_"):
+            return f"{node.name}({args[0]})"
+        return f"f_{node.name}({', '.join(args)})"
+
+    def cast(self, node: Cast, vector: bool, var: Var | None) -> str:
+        arg = self.operand(node.arg, vector)
+        source, target = compute_type(node.arg.dtype), compute_type(node.dtype)
+        text = arg if source is target else f"to_{_VALUE[target]}({arg})"
+        if node.dtype in (F16, BF16):
+            if var is not None and var in self.unrounded:
+                return text  # the store rounds
+            return f"round_{node.dtype}({text})"
+        if node.dtype.itemsize < 4 and node.dtype.kind in (Kind.SIGNED, Kind.UNSIGNED):
+            return f"to_{node.dtype}({text})"
+        return text
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def load(self, node: Load, vector: bool) -> str:
+        pointer = self.name(node.buffer.base, node.buffer.name)
+        dtype = node.buffer.dtype
+        offset = node.indices[0]
+        guard = self.guarded(node.guard, offset)
+        base, by = self.along_lane(offset)
+        zero = _zero(dtype)
+        if not vector or (by is not None and by is index(0) and not self.lane_guard(guard)):
+            text = (
+                f"lds_{dtype}({pointer} + {self.scalar_index(base if by is not None else offset)})"
+            )
+            text = text if guard is None else f"({guard[0]} ? {text} : {zero})"
+            return f"v_{_VALUE[compute_type(dtype)]}({text})" if vector else text
+        if guard is not None and not guard[1]:  # a guard without lanes
+            loaded = self.vector_load(pointer, dtype, offset, None)
+            return f"({guard[0]} ? {loaded} : v_{_VALUE[compute_type(dtype)]}({zero}))"
+        return self.vector_load(pointer, dtype, offset, guard[0] if guard else None)
+
+    def lane_guard(self, guard: tuple[str, bool] | None) -> bool:
+        return guard is not None and guard[1]
+
+    def vector_load(self, pointer: str, dtype: DType, offset: Index, mask: str | None) -> str:
+        base, by = self.along_lane(offset)
+        m = "" if mask is None else "m"
+        tail = "" if mask is None else f", {mask}"
+        if by is index(1):
+            return f"ld{m}_{dtype}({pointer} + {self.scalar_index(base)}{tail})"
+        if by is not None:
+            at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
+            return f"ldg{m}_{dtype}({at}{tail})"
+        return f"ldi{m}_{dtype}({pointer}, {self.vector_index(offset, I64)}{tail})"
+
+    def put(self, statement: Put) -> None:
+        pointer = self.name(statement.buffer.base, statement.buffer.name)
+        dtype = statement.buffer.dtype
+        offset = statement.offset
+        base, by = self.along_lane(offset)
+        guard = statement.guard
+        if self.lane is None or self.lane not in offset.axes:
+            line = f"sts_{dtype}({pointer} + {self.scalar_index(offset)}, "
+            line += f"{self.operand(statement.value, False)});"
+            self.emit(line if guard is None else f"if ({guard.name}) {line}")
+            return
+        value = self.operand(statement.value, True)
+        mask = "" if guard is None else f", {self.operand(guard, True)}"
+        m = "" if guard is None else "m"
+        if by is index(1):
+            self.emit(f"st{m}_{dtype}({pointer} + {self.scalar_index(base)}, {value}{mask});")
+        elif by is not None:
+            at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
+            self.emit(f"stg{m}_{dtype}({at}, {value}{mask});")
+        else:
+            where = self.vector_index(offset, I64)
+            self.emit(f"sti{m}_{dtype}({pointer}, {where}, {value}{mask});")
+
+    def guarded(self, guard: Expr | None, offset: Index) -> tuple[str, bool] | None:
+        """Return a load's guard and whether it has lanes, gathers checked for their range."""
+        text = None if guard is None else self.operand(guard, False)
+        vector = guard is not None and self.is_vector(guard)
+        for gather in _gathers(offset):
+            expr = gather.expr
+            wide = self.is_vector(expr)
+            if isinstance(expr, Const):
+                continue
+            name = expr.name if expr.dtype is I64 else f"to_i64({expr.name})"
+            extent = self.scalar_index(gather.extent)
+            ok = f"fusec_in_range({name}, {extent})"
+            if text is not None and vector != wide:
+                text = text if vector else f"v_bool({text})"
+                ok = ok if wide else f"v_bool({ok})"
+            vector = vector or wide
+            checked = f"ok_{len(self.lines)}"
+            kind = "vm" if vector else "bool"
+            wanted = text if text is not None else ("v_bool(true)" if vector else "true")
+            self.emit(f"const {kind} {checked} = fusec_checked({ok}, {wanted}, status);")
+            text = checked
+        return None if text is None else (text, vector)
+
+    # -- indices -----------------------------------------------------------------------------------
+
+    def along_lane(self, offset: Index) -> tuple[Index, Index | None]:
+        """Split an offset into its part without the lane axis and its step along it."""
+        if self.lane is None or self.lane not in offset.axes:
+            return offset, index(0)
+        by = offset.coefficient(self.lane)
+        if by is None or by.axes:
+            return offset, None
+        return offset - by * index(self.lane), by
+
+    def scalar_index(self, value: Index) -> str:
+        """Return an index without lanes as C++."""
+        parts: list[str] = []
+        for monomial, coefficient in value.terms:
+            factors = [self.scalar_atom(atom) for atom in monomial]
+            if coefficient != 1:
+                factors.append(f"{coefficient}LL")
+            parts.append(" * ".join(factors))
+        if value.const or not parts:
+            parts.append(
+                f"{value.const}LL" if parts or abs(value.const) >= 2**31 else str(value.const)
+            )
+        return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
+
+    def scalar_atom(self, atom: object) -> str:
+        match atom:
+            case Axis() | Size():
+                return self.names[atom] if atom in self.names else self.name(atom, atom.name)
+            case FloorDiv():
+                a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
+                return f"fusec_floordiv({a}, {b})"
+            case Mod():
+                a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
+                return f"fusec_mod({a}, {b})"
+            case Runtime():
+                return f"(long long){self.operand(atom.expr, False)}"
+            case _:
+                raise InternalError(atom, stage="codegen.cpp")
+
+    def vector_index(self, value: Index, dtype: DType) -> str:
+        """Return an index with lanes as a vector of i64 or i32."""
+        kind = _VALUE[dtype]
+        cast = "" if dtype is I64 else "(int)"
+        base, by = self.along_lane(value)
+        if by is not None:
+            iota = "v_iota()" if dtype is I64 else "to_i32(v_iota())"
+            lanes = (
+                iota if by is index(1) else f"{iota} * v_{kind}({cast}({self.scalar_index(by)}))"
+            )
+            rest = f"v_{kind}({cast}({self.scalar_index(base)}))"
+            return lanes if base is index(0) else f"({rest} + {lanes})"
+        parts: list[str] = []
+        plain = index(value.const)
+        for monomial, coefficient in value.terms:
+            if self.lane is None or not any(self.lane in atom.axes for atom in monomial):
+                plain = plain + coefficient * product(index(a) for a in monomial)
+                continue
+            factors = [self.vector_atom(atom, dtype) for atom in monomial]
+            if coefficient != 1:
+                factors.append(f"v_{kind}({coefficient})")
+            parts.append(" * ".join(factors))
+        if plain is not index(0):
+            parts.append(f"v_{kind}({cast}({self.scalar_index(plain)}))")
+        return "(" + " + ".join(parts) + ")"
+
+    def vector_atom(self, atom: object, dtype: DType) -> str:
+        kind = _VALUE[dtype]
+        match atom:
+            case Axis() if atom is self.lane:
+                return "v_iota()" if dtype is I64 else "to_i32(v_iota())"
+            case FloorDiv() | Mod() if self.lane in atom.axes:
+                a = self.vector_index(atom.dividend, dtype)
+                b = self.vector_index(atom.divisor, dtype)
+                return f"{'f_floordiv' if isinstance(atom, FloorDiv) else 'f_remainder'}({a}, {b})"
+            case Runtime() if self.is_vector(atom.expr):
+                text = self.operand(atom.expr, True)
+                return text if atom.expr.dtype is dtype else f"to_{kind}({text})"
+            case _:
+                return f"v_{kind}({self.scalar_atom(atom)})"
+
+
+def _gathers(offset: Index) -> list[Runtime]:
+    found: list[Runtime] = []
+    for monomial, _ in offset.terms:
+        for atom in monomial:
+            if isinstance(atom, Runtime):
+                found.append(atom)
+            elif isinstance(atom, FloorDiv | Mod):
+                found.extend(_gathers(atom.dividend))
+    return found
+
+
+def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
+    """Return values that are only ever stored: their rounding may be left to the store."""
+    from fusec.ir.expr import children
+
+    stored: set[Var] = set()
+    read: set[Expr] = set()
+    for statement in _all_statements(body):
+        match statement:
+            case Let() | Update():
+                read.update(children(statement.value))
+                read.add(statement.value)
+            case Put() if isinstance(statement.value, Var):
+                stored.add(statement.value)
+    return frozenset(v for v in stored if v not in read)
+
+
+def _literal(node: Const) -> str:
+    value, dtype = node.value, compute_type(node.dtype)
+    if dtype is BOOL:
+        return "true" if value else "false"
+    if not dtype.is_float:
+        if value == -(2**63):
+            return "(-0x7fffffffffffffffLL - 1)"
+        return (
+            f"{int(value)}LL"
+            if dtype is I64
+            else f"{int(value)}"
+            if value != -(2**31)
+            else "(-0x7fffffff - 1)"
+        )
+    number = float(value)
+    suffix = "f" if dtype is F32 else ""
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number):
+        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    if dtype is F32 and abs(number) > 3.4028235677973366e38:
+        return f"{'-' if number < 0 else ''}__builtin_inff()"
+    return f"{number!r}{suffix}"
+
+
+def _zero(dtype: DType) -> str:
+    return _literal(Const(0, compute_type(dtype)))
+
+
+def _comment(line: str) -> str:
+    """Return text that stays inside its comment: printable, no line splice at the end."""
+    clean = "".join(c if c.isprintable() else " " for c in line)
+    return clean.rstrip("\\ ").replace("??/", "?/")

@@ -1,0 +1,86 @@
+"""The targets: one row each. The only place that asks which target code is made for.
+
+A row says what the machine costs (for fusion), how a kernel is scheduled, and which printer writes it.
+A new target is one printer, one loader in ``runtime`` and one row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusec.codegen import cpp, triton
+from fusec.errors import UsageError
+from fusec.ir.graph import Kernel
+from fusec.ir.program import Program
+from fusec.passes.cost import Machine
+from fusec.passes.schedule import choose_gpu_plan
+from fusec.passes.schedule.plan import Plan
+from fusec.passes.schedule.vector_loops import plan_vector_loops
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What codegen needs to know of a target.
+
+    Attributes:
+        name: as the command line spells it.
+        language: "cpp" or "triton": the printer, and the loader in ``runtime``.
+        machine: modelled rates.
+        plan: schedule of a kernel with flat accesses.
+        print_kernel: program -> source text.
+        device: torch's name of the device type.
+    """
+
+    name: str
+    language: str
+    machine: Machine
+    plan: Callable[[Kernel], Plan]
+    print_kernel: Callable[[Program], str]
+    device: str
+
+
+CPU_MACHINE = Machine(
+    bytes_per_us=2.0e4, operations_per_us=6.0e4, launch_us=3.0, units=4, parts=16, tile=1024
+)
+H200_MACHINE = Machine(
+    bytes_per_us=4.3e6, operations_per_us=3.0e7, launch_us=4.0, units=132, parts=264, tile=128
+)
+A100_MACHINE = Machine(
+    bytes_per_us=1.7e6, operations_per_us=1.9e7, launch_us=4.0, units=108, parts=216, tile=128
+)
+
+
+def _cpu(width: int) -> Target:
+    return Target(
+        "cpu", "cpp", CPU_MACHINE, lambda k: plan_vector_loops(k, width), cpp.print_kernel, "cpu"
+    )
+
+
+def _gpu(name: str, machine: Machine) -> Target:
+    return Target(name, "triton", machine, choose_gpu_plan, triton.print_kernel, "cuda")
+
+
+GPUS = {
+    "sm_80": A100_MACHINE,
+    "sm_90": H200_MACHINE,
+    "sm_100": H200_MACHINE,
+    "sm_120": A100_MACHINE,
+    "gfx942": H200_MACHINE,
+}
+NAMES = ("cpu", *GPUS)
+
+
+def find_target(name: str, vector_width: int = 16) -> Target:
+    """Return the row of a target.
+
+    Args:
+        vector_width: f32 lanes of a CPU's vector registers: 16, 8 or 4.
+    Raises:
+        UsageError: if there is no such target.
+    """
+    if name == "cpu":
+        return _cpu(vector_width)
+    if name in GPUS:
+        return _gpu(name, GPUS[name])
+    raise UsageError.unknown("target", name, NAMES)

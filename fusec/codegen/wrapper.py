@@ -1,0 +1,284 @@
+"""The wrapper printer: the graph's ``call(args)`` as readable Python.
+
+The names it uses are few, and ``runtime.executable`` binds them: ``empty`` (shape, strides, dtype),
+``window`` (a strided view), ``restride`` (an eager kernel's result with the traced strides), ``constant``
+(an argument that only the FX graph has), the kernels by name, and ``extern_<node>`` for eager kernels.
+Buffers are freed after their last use; a dead buffer of the same layout is written again instead of
+allocating a new one.
+
+Worked example::
+
+    def call(args):
+        x, w, b = args
+        args.clear()
+        mm = restride(aten.mm.default(x, window(w, (64, 64), (1, 64), 0)), (64, 1))
+        y = empty((8, 64), (64, 1), f32)
+        k0(mm, b, y)
+        return (y,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fusec.errors import InternalError
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import (
+    Argument,
+    Extern,
+    Graph,
+    Kernel,
+    NodeConstant,
+    Schedule,
+    SizeValue,
+    View,
+    argument_views,
+    extern_views,
+)
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, contiguous_strides, index
+from fusec.ir.program import Program
+
+_RESERVED = {"args", "call", "empty", "window", "restride", "constant", "aten", "None"}
+_KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution")
+"""Eager kernels whose results never share memory with their arguments."""
+
+
+@dataclass(slots=True)
+class _Names:
+    taken: set[str] = field(default_factory=lambda: set(_RESERVED))
+    of: dict[object, str] = field(default_factory=dict)
+
+    def __call__(self, item: Buffer | Size) -> str:
+        known = self.of.get(item)
+        if known is None:
+            base = "".join(c if c.isalnum() or c == "_" else "_" for c in item.name)
+            base = base if base and not base[0].isdigit() else f"b_{base}"
+            known, count = base, 1
+            while known in self.taken or known.startswith("extern_"):
+                count += 1
+                known = f"{base}_{count}"
+            self.taken.add(known)
+            self.of[item] = known
+        return known
+
+
+class _Wrapper:
+    def __init__(self, schedule: Schedule, programs: dict[str, Program]) -> None:
+        self.schedule = schedule
+        self.programs = programs
+        self.names = _Names(taken=_RESERVED | set(programs))
+        self.lines: list[str] = []
+        self.last_use = self._last_uses()
+        self.reusable = self._reusable()
+        self.free: list[Buffer] = []
+
+    # -- liveness ----------------------------------------------------------------------------------
+
+    def _reads(self, step: Kernel | Extern) -> list[Buffer]:
+        if isinstance(step, Extern):
+            return [v.buffer for v in extern_views(step)]
+        program = self.programs[step.name]
+        return list(program.buffers)
+
+    def _last_uses(self) -> dict[Buffer, int]:
+        last: dict[Buffer, int] = {}
+        for position, step in enumerate(self.schedule.steps):
+            for buffer in self._reads(step):
+                last[buffer] = position
+        for view in argument_views(self.schedule.graph.outputs):
+            last[view.buffer] = len(self.schedule.steps)
+        return last
+
+    def _reusable(self) -> set[Buffer]:
+        """Buffers that kernels make and nobody else can keep a view of."""
+        made = {
+            s.buffer.base for k in self.schedule.steps if isinstance(k, Kernel) for s in k.stores
+        }
+        for step in self.schedule.steps:
+            if isinstance(step, Extern) and not step.target.startswith(_KEEPS_NOTHING):
+                made.difference_update(v.buffer for v in extern_views(step))
+        made.difference_update(b for b in self.schedule.graph.inputs if isinstance(b, Buffer))
+        return made
+
+    # -- lines -------------------------------------------------------------------------------------
+
+    def print(self) -> str:
+        graph = self.schedule.graph
+        self._inputs(graph)
+        for position, step in enumerate(self.schedule.steps):
+            if isinstance(step, Kernel):
+                self._kernel(step)
+            else:
+                self._extern(step)
+            self._release(position, step)
+        outputs = ", ".join(self._argument(o) for o in graph.outputs)
+        comma = "," if len(graph.outputs) == 1 else ""
+        self.lines.append(f"return ({outputs}{comma})")
+        body = "\n".join(f"    {line}" for line in self.lines)
+        return f"# graph {graph.name}\ndef call(args):\n{body}\n"
+
+    def _inputs(self, graph: Graph) -> None:
+        if graph.inputs:
+            names = ["_" if item is None else self.names(item) for item in graph.inputs]
+            comma = "," if len(names) == 1 else ""
+            self.lines.append(f"{', '.join(names)}{comma} = args")
+        self.lines.append("args.clear()")
+
+    def _kernel(self, kernel: Kernel) -> None:
+        program = self.programs[kernel.name]
+        made: set[Buffer] = set()
+        for store in kernel.stores:
+            buffer = store.buffer.base
+            if buffer not in made:
+                made.add(buffer)
+                self._allocate(buffer)
+        args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
+        self.lines.append(f"{kernel.name}({', '.join(args)})")
+
+    def _allocate(self, buffer: Buffer) -> None:
+        for dead in self.free:
+            same = dead.shape == buffer.shape and dead.strides == buffer.strides
+            if same and dead.dtype is buffer.dtype:
+                self.free.remove(dead)
+                self.lines.append(f"{self.names(buffer)} = {self.names(dead)}  # memory reused")
+                self.lines.append(f"del {self.names(dead)}")
+                return
+        shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
+        self.lines.append(f"{self.names(buffer)} = empty({shape}, {strides}, {buffer.dtype})")
+
+    def _extern(self, extern: Extern) -> None:
+        args = [self._argument(a) for a in extern.args]
+        args += [f"{k}={self._argument(v)}" for k, v in extern.kwargs]
+        made = extern.outputs
+        if extern.target == "get_attr":
+            assert made[0] is not None
+            self.lines.append(f"{self.names(made[0])} = constant({extern.node!r}, ())")
+            return
+        call = f"{callee(extern)}({', '.join(args)})"
+        used = [b for b in made if b is not None and b in self.last_use]
+        if not used:
+            self.lines.append(call)
+            return
+        if not extern.many and len(made) == 1:
+            assert made[0] is not None
+            self.lines.append(f"{self.names(made[0])} = {self._restride(made[0], call)}")
+            return
+        targets = [self.names(b) if b in self.last_use and b is not None else "_" for b in made]
+        comma = "," if len(targets) == 1 else ""
+        self.lines.append(f"{', '.join(targets)}{comma} = {call}")
+        for buffer in used:
+            name = self.names(buffer)
+            self.lines.append(f"{name} = {self._restride(buffer, name)}")
+
+    def _restride(self, buffer: Buffer, value: str) -> str:
+        return f"restride({value}, {_tuple(buffer.strides, self.names)})"
+
+    def _release(self, position: int, step: Kernel | Extern) -> None:
+        """Free what was used for the last time here; keep a kernel's own buffers for reuse."""
+        touched = dict.fromkeys(self._reads(step))
+        for buffer in touched:
+            if self.last_use.get(buffer) != position or buffer not in self.names.of:
+                continue
+            if buffer in self.reusable and self._wanted_later(buffer, position):
+                self.free.append(buffer)
+            else:
+                self.lines.append(f"del {self.names(buffer)}")
+
+    def _wanted_later(self, dead: Buffer, position: int) -> bool:
+        """Return True if a later kernel writes a new buffer of the same layout."""
+        waiting = sum(
+            b.shape == dead.shape and b.strides == dead.strides and b.dtype is dead.dtype
+            for b in self.free
+        )
+        for step in self.schedule.steps[position + 1 :]:
+            if not isinstance(step, Kernel):
+                continue
+            for buffer in dict.fromkeys(s.buffer.base for s in step.stores):
+                same = buffer.shape == dead.shape and buffer.strides == dead.strides
+                if same and buffer.dtype is dead.dtype:
+                    if waiting == 0:
+                        return True
+                    waiting -= 1
+        return False
+
+    # -- arguments ---------------------------------------------------------------------------------
+
+    def _argument(self, arg: Argument) -> str:
+        match arg:
+            case View():
+                return self._view(arg)
+            case SizeValue():
+                return print_size(arg.index, self.names)
+            case NodeConstant():
+                return f"constant({arg.node!r}, {arg.path!r})"
+            case tuple():
+                return f"[{', '.join(self._argument(a) for a in arg)}]"
+            case float():
+                return repr(arg) if arg == arg and abs(arg) != float("inf") else f"float('{arg}')"
+            case _:
+                return repr(arg)
+
+    def _view(self, view: View) -> str:
+        name = self.names(view.buffer)
+        same = view.shape == view.buffer.shape and view.offset is index(0)
+        if same and _same_strides(view, view.buffer):
+            return name
+        shape, strides = _tuple(view.shape, self.names), _tuple(view.strides, self.names)
+        return f"window({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
+
+
+def _same_strides(view: View, buffer: Buffer) -> bool:
+    return all(
+        a is b or (extent.is_constant and extent.const == 1)
+        for extent, a, b in zip(view.shape, view.strides, buffer.strides, strict=True)
+    )
+
+
+def callee(extern: Extern) -> str:
+    """Return the name an extern is called by: its full name if torch.ops has it, else ``extern_<node>``."""
+    if extern.target.startswith("aten."):
+        return extern.target
+    return f"extern_{extern.node}"
+
+
+def _tuple(values: tuple[Index, ...], names: Callable[[Size], str]) -> str:
+    parts = [print_size(v, names) for v in values]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def print_size(value: Index, names: Callable[[Size], str]) -> str:
+    """Return an index without axes as a Python expression."""
+    parts: list[str] = []
+    for monomial, coefficient in value.terms:
+        factors = [_print_atom(atom, names) for atom in monomial]
+        if coefficient != 1:
+            factors.insert(0, str(coefficient))
+        parts.append(" * ".join(factors))
+    if value.const or not parts:
+        parts.append(str(value.const))
+    return " + ".join(parts)
+
+
+def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
+    match atom:
+        case Size():
+            return names(atom)
+        case FloorDiv():
+            return f"(({print_size(atom.dividend, names)}) // ({print_size(atom.divisor, names)}))"
+        case Mod():
+            return f"(({print_size(atom.dividend, names)}) % ({print_size(atom.divisor, names)}))"
+        case Axis():
+            raise InternalError(f"axis {atom} in the size of a buffer", stage="codegen.wrapper")
+        case _:
+            raise InternalError(atom, stage="codegen.wrapper")
+
+
+def print_wrapper(schedule: Schedule, programs: dict[str, Program]) -> str:
+    """Return the source of ``call(args)`` for a scheduled graph; ``programs`` by kernel name."""
+    return _Wrapper(schedule, programs).print()
+
+
+def is_contiguous(buffer: Buffer) -> bool:
+    """Return True if a buffer is row-major without gaps."""
+    return buffer.strides == contiguous_strides(buffer.shape)

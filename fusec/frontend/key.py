@@ -1,0 +1,49 @@
+"""The identity of an FX graph: equal keys mean that the same code is right for both.
+
+Everything that captured code depends on is in it: operations, arguments, and of every value the type,
+shape, strides, device and symbolic expressions. Names of the user's parameters and paths are not, so
+identical blocks share one entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def graph_key(gm: fx.GraphModule, *salt: str) -> str:
+    """Return a hexadecimal digest of a graph and of ``salt`` (versions, options, target)."""
+    text: list[str] = list(salt)
+    for node in gm.graph.nodes:
+        text.append(f"{node.op} {node.name} {_target(node)} {node.args!r} {node.kwargs!r}")
+        text.append(_value(node.meta.get("val")))
+        if "nn_module_stack" not in node.meta and node.op == "output":
+            text.append("output")
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _target(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else str(node.target)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return (
+            f"{value.dtype} {list(map(_number, value.shape))} {list(map(_number, strides))} "
+            f"{value.device} {value.layout} {value.is_conj()} {value.is_neg()}"
+        )
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(_value, value)) + ")"
+    return repr(_number(value))
+
+
+def _number(value: Any) -> Any:
+    """Return a size as an int, or a symbol with its hint (kernels are scheduled for hints)."""
+    if isinstance(value, torch.SymInt):
+        node = value.node
+        return f"{node.expr}~{node.hint if node.has_hint() else None}"
+    return value

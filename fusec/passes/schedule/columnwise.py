@@ -1,0 +1,34 @@
+"""GPU schedule of column reductions: columns across lanes, rows in a loop of small tiles.
+
+A tile is 32 rows by 128 columns; the accumulator keeps the tile's shape and is folded once, after the
+loop. Deterministic: no atomics.
+"""
+
+from __future__ import annotations
+
+from fusec.errors import InternalError
+from fusec.ir.graph import Kernel
+from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.pointwise import GPU, power_of_two
+
+COLUMNS = 128
+ROWS = 32
+
+
+def accepts(kernel: Kernel) -> bool:
+    """Return True if the axis of contiguous memory is on the grid while others are reduced."""
+    return bool(kernel.inside) and fastest_axis(kernel, kernel.axes) in kernel.grid
+
+
+def plan(kernel: Kernel) -> Plan:
+    """Return the plan of a column reduction."""
+    column = fastest_axis(kernel, kernel.axes)
+    if column is None:
+        raise InternalError("a column reduction without a fast axis", stage="passes.schedule")
+    width = min(COLUMNS, power_of_two(column.extent.hint()))
+    grid = [Binding(a, Place.GRID, width if a is column else 1) for a in kernel.grid]
+    *outer, last = kernel.inside
+    rows = min(ROWS, power_of_two(last.extent.hint()))
+    loops = [Binding(a, Place.LOOP) for a in outer]
+    return Plan((*grid, *loops, Binding(last, Place.LOOP, rows)), 4, **GPU)

@@ -1,0 +1,78 @@
+"""GPU schedule of kernels without reductions: tiles along the fastest axis, 16 bytes a thread.
+
+Rules (compiled offline for sm_90, 2026-11): two 16-byte vectors a thread and tensor keep about 64 KB in
+flight on an SM; more elements a thread than 16 bytes of the widest type make layout conversions.
+Accesses that are contiguous along different axes (a transpose) get a square tile.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis
+from fusec.passes.schedule.access import accesses, fastest_axis, step
+from fusec.passes.schedule.plan import Binding, Place, Plan
+
+THREADS = 128
+VECTOR_BYTES = 16
+
+
+def accepts(kernel: Kernel) -> bool:
+    """Return True for kernels whose axes are all on the grid."""
+    return not kernel.inside
+
+
+def plan(kernel: Kernel) -> Plan:
+    """Return the plan of a pointwise kernel."""
+    fast = fastest_axis(kernel, kernel.grid)
+    if fast is None:
+        return Plan(tuple(Binding(a, Place.GRID) for a in kernel.grid), warps=1, **GPU)
+    other = _other_fast_axis(kernel, fast)
+    if other is not None:
+        return _square(kernel, fast, other)
+    block = tile_elements(kernel)
+    extent = fast.extent.hint()
+    if extent >= block // 2 or len(kernel.grid) == 1:
+        return _plan(kernel, {fast: block}, 4)
+    width = power_of_two(extent)
+    outer = max((a for a in kernel.grid if a is not fast), key=kernel.grid.index, default=None)
+    if outer is None:
+        return _plan(kernel, {fast: width}, 4)
+    rows = min(max(1, block // width), power_of_two(outer.extent.hint()))
+    return _plan(kernel, {fast: width, outer: rows}, 4)
+
+
+GPU = {"peel": False, "scratch": False}
+"""What no GPU plan does: peeled loops double the code, and lanes have no private memory."""
+
+
+def tile_elements(kernel: Kernel) -> int:
+    """Return elements of a tile: two 16-byte vectors of the widest type for each thread."""
+    widest = max((a.itemsize for a in accesses(kernel)), default=4)
+    return THREADS * 2 * max(1, VECTOR_BYTES // widest)
+
+
+def power_of_two(extent: int) -> int:
+    """Return the least power of two that is at least ``extent``."""
+    return 1 << max(0, extent - 1).bit_length()
+
+
+def _other_fast_axis(kernel: Kernel, fast: Axis) -> Axis | None:
+    """Return a second axis along which large accesses are contiguous, while not along the first."""
+    for access in accesses(kernel):
+        if step(access, fast) in (0, 1) or step(access, fast) is None:
+            continue
+        for axis in kernel.grid:
+            if axis is not fast and step(access, axis) == 1 and axis.extent.hint() >= 16:
+                return axis if fast.extent.hint() >= 16 else None
+    return None
+
+
+def _square(kernel: Kernel, fast: Axis, other: Axis) -> Plan:
+    widest = max(a.itemsize for a in accesses(kernel))
+    side = 64 if widest <= 2 else 32
+    return _plan(kernel, {fast: side, other: side}, 8 if side == 64 else 4)
+
+
+def _plan(kernel: Kernel, tiles: dict[Axis, int], warps: int) -> Plan:
+    bindings = tuple(Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid)
+    return Plan(bindings, warps, **GPU)

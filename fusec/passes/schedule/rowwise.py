@@ -1,0 +1,54 @@
+"""GPU schedule of row kernels: a row in registers where it fits, a loop over the row beyond.
+
+Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row without spills at 16 warps;
+``warps = row / 1024`` (32 elements a thread); rows shorter than 1024 share a program. Other inside axes
+(rows of a partial sum, images of a batch) are loops around the row.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis
+from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.pointwise import GPU, power_of_two
+
+RESIDENT = 32768
+"""Elements of a row that stay in registers."""
+LOOP_TILE = 8192
+
+
+def accepts(kernel: Kernel) -> bool:
+    """Return True if the axis of contiguous memory runs inside."""
+    fast = fastest_axis(kernel, kernel.axes)
+    return bool(kernel.inside) and (fast is None or fast in kernel.inside)
+
+
+def plan(kernel: Kernel) -> Plan:
+    """Return the plan of a row kernel."""
+    fast = fastest_axis(kernel, kernel.axes)
+    row = fast if fast is not None else kernel.inside[-1]
+    extent = row.extent.hint()
+    loops = [Binding(a, Place.LOOP) for a in kernel.inside if a is not row]
+    width = power_of_two(extent)
+    if width > RESIDENT or not row.extent.is_constant or row.limit is not None:
+        grid = [Binding(a, Place.GRID) for a in kernel.grid]
+        tile = min(LOOP_TILE, max(width, 16))
+        return Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), _warps(tile), **GPU)
+    rows = 1 if loops or width >= 512 else _rows_per_program(kernel, width)
+    grid = [Binding(a, Place.GRID) for a in kernel.grid]
+    if rows > 1:
+        grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
+    lanes = Binding(row, Place.LANES, max(width, 2))
+    return Plan((*grid, *loops, lanes), _warps(width * rows), **GPU)
+
+
+def _warps(elements: int) -> int:
+    return max(1, min(16, elements // 1024))
+
+
+def _rows_per_program(kernel: Kernel, width: int) -> int:
+    if not kernel.grid:
+        return 1
+    last: Axis = kernel.grid[-1]
+    return max(1, min(1024 // width, power_of_two(last.extent.hint()), 64))

@@ -1,0 +1,158 @@
+"""``compile_graph``: the one visible list of stages, top to bottom.
+
+FX graph -> capture -> Graph -> simplify, split, inline -> fuse -> Kernels -> plan, lower -> Programs
+-> print -> sources -> build -> cache -> bind -> a callable. The key of the cache is made of the FX graph,
+so a warm start does nothing but read an entry and bind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.codegen import cpp, wrapper
+from fusec.codegen.lower import lower
+from fusec.codegen.targets import Target
+from fusec.frontend.capture import capture, main_device
+from fusec.ir import text
+from fusec.ir.graph import Extern, Graph, Kernel, Schedule
+from fusec.ir.program import Program, print_program
+from fusec.ir.verify import verify_graph, verify_program, verify_schedule
+from fusec.options import Options
+from fusec.passes.coalesce import coalesce
+from fusec.passes.dead_code import dead_code
+from fusec.passes.fuse import Decision, fuse, separate
+from fusec.passes.inline import inline
+from fusec.passes.schedule.plan import Plan, print_plan
+from fusec.passes.simplify import simplify
+from fusec.passes.split_reduction import split_reduction
+from fusec.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A graph after codegen, before anything is built.
+
+    Attributes:
+        schedule: kernels and externs in order.
+        programs, plans: by kernel name.
+        sources: kernel name -> source text.
+        wrapper: the Python source of ``call``.
+    """
+
+    schedule: Schedule
+    decisions: tuple[Decision, ...]
+    plans: dict[str, Plan]
+    programs: dict[str, Program]
+    sources: dict[str, str]
+    wrapper: str
+
+
+def optimise(
+    graph: Graph, target: Target, options: Options, trace: Trace
+) -> tuple[Schedule, tuple[Decision, ...]]:
+    """Return the graph cut into kernels, and the decisions that led there."""
+    graph = simplify(graph)
+    graph = dead_code(graph)
+    graph = split_reduction(graph, target.machine)
+    graph = inline(graph)
+    graph = dead_code(graph)
+    if options.verify:
+        verify_graph(graph)
+    trace.keep("defs", graph, lambda: text.print_graph(graph))
+    if not options.fusion:
+        return separate(graph), ()
+    schedule, decisions = fuse(graph, target.machine)
+    if options.verify:
+        verify_schedule(schedule)
+    return schedule, decisions
+
+
+def generate(
+    schedule: Schedule,
+    decisions: tuple[Decision, ...],
+    target: Target,
+    options: Options,
+) -> Compiled:
+    """Return plans, programs and sources of every kernel, and the wrapper."""
+    plans: dict[str, Plan] = {}
+    programs: dict[str, Program] = {}
+    sources: dict[str, str] = {}
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            continue
+        flat = coalesce(step)
+        plan = target.plan(flat)
+        program = lower(flat, plan, notation(step))
+        if options.verify:
+            verify_program(program)
+        plans[step.name], programs[step.name] = plan, program
+        sources[step.name] = target.print_kernel(program)
+    return Compiled(
+        schedule, decisions, plans, programs, sources, wrapper.print_wrapper(schedule, programs)
+    )
+
+
+def notation(kernel: Kernel) -> tuple[str, ...]:
+    """Return a kernel in index notation, as the comment on top of its source."""
+    return tuple(text.print_kernel(kernel).splitlines())
+
+
+def compile_to_source(
+    gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
+) -> Compiled:
+    """Take an FX graph through all stages up to source text."""
+    trace.keep("fx", gm, lambda: gm.print_readable(print_output=False))
+    with trace.timed("capture"):
+        graph = capture(gm, name)
+    trace.keep("graph", graph, lambda: text.print_graph(graph))
+    if options.verify:
+        verify_graph(graph)
+    with trace.timed("passes"):
+        schedule, decisions = optimise(graph, target, options, trace)
+    trace.keep("kernels", schedule, lambda: text.print_schedule(schedule))
+    with trace.timed("codegen"):
+        compiled = generate(schedule, decisions, target, options)
+    plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
+    trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
+    trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))
+    trace.keep("source", sources, lambda: "\n\n".join(sources.values()))
+    trace.keep("wrapper", compiled, lambda: compiled.wrapper)
+    return compiled
+
+
+def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
+    """Return what a loader needs to know of each kernel."""
+    return [
+        {
+            "name": name,
+            "buffers": len(program.buffers),
+            "sizes": len(program.sizes),
+            "where": program.source[-1] if program.source else "compiled graph",
+        }
+        for name, program in compiled.programs.items()
+    ]
+
+
+def cpp_unit(compiled: Compiled, width: int) -> str:
+    """Return the C++ translation unit with all kernels of a graph."""
+    needs = cpp.features(tuple(compiled.programs.values()))
+    return cpp.prelude(width, needs) + "\n".join(compiled.sources.values())
+
+
+def manifest(compiled: Compiled) -> bytes:
+    """Return the cache entry's description of its kernels, as JSON."""
+    return json.dumps({"kernels": kernel_rows(compiled)}, sort_keys=True).encode()
+
+
+Call = Callable[[list[Any]], Any]
+
+
+def graph_device(gm: fx.GraphModule) -> torch.device:
+    """Return the device on which a graph's kernels run."""
+    return main_device(gm)

@@ -1,0 +1,123 @@
+"""Build and load C++ kernels: one compiler call and one shared library a graph, called by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fusec.errors import BuildError, EnvironmentProblem
+from fusec.options import Options
+
+logger = logging.getLogger("fusec.build")
+
+FLAGS = (
+    "-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=fast", "-fwrapv", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
+)  # fmt: skip
+
+
+@functools.cache
+def find_compiler(preferred: str | None) -> str | None:
+    """Return the C++ compiler's path: the option, then $CXX's value in it, then g++ or clang++."""
+    for name in (preferred, "g++", "clang++", "c++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    return None
+
+
+@functools.cache
+def warn_no_compiler() -> None:
+    """Say once a process that CPU kernels cannot be built."""
+    warnings.warn(
+        "fusec: no C++ compiler found; CPU graphs run as eager kernels. "
+        "Install g++ or clang++, or name one with FUSEC_CXX.",
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def vector_width() -> int:
+    """Return the f32 lanes of this machine's vector registers: 16, 8 or 4."""
+    from fusec.runtime.cache import cpu_features
+
+    flags = set(cpu_features().replace(":", " ").replace(",", " ").split())
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
+        return 16
+    return 8 if {"avx2", "fma"} <= flags else 4
+
+
+def build(source: str, options: Options) -> bytes:
+    """Compile one translation unit to a shared library and return its bytes.
+
+    Raises:
+        EnvironmentProblem: if there is no compiler.
+        BuildError: if the compiler fails.
+    """
+    compiler = find_compiler(options.cxx)
+    if compiler is None:
+        raise EnvironmentProblem("no C++ compiler found; install g++ or clang++, or set FUSEC_CXX")
+    with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
+        unit, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+        unit.write_text(source, encoding="utf-8")
+        command = [compiler, *FLAGS, str(unit), "-o", str(library), "-lm"]
+        logger.debug("building %d bytes of C++", len(source))
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+        )
+        if done.returncode:
+            raise BuildError(command, done.stdout + done.stderr, done.returncode)
+        return library.read_bytes()
+
+
+class CppKernel:
+    """One function of a loaded library: called with tensors, then sizes.
+
+    Raises:
+        IndexError: when an index read from memory was out of range.
+    """
+
+    __slots__ = ("_call", "_status", "_status_pointer", "name", "where")
+
+    def __init__(self, library: ctypes.CDLL, name: str, where: str) -> None:
+        self.name = name
+        self.where = where
+        self._call: Callable[..., Any] = getattr(library, name)
+        self._status = ctypes.c_int(0)
+        self._status_pointer = ctypes.byref(self._status)
+
+    def declare(self, buffers: int, sizes: int) -> None:
+        """Set the argument types: pointers, 64-bit sizes, the status word."""
+        pointer, size = ctypes.c_void_p, ctypes.c_longlong
+        self._call.argtypes = [*[pointer] * buffers, *[size] * sizes, pointer]  # type: ignore[attr-defined]
+        self._call.restype = None  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any) -> None:
+        status = ctypes.c_int(0)
+        self._call(*[a if type(a) is int else a.data_ptr() for a in args], ctypes.byref(status))
+        if status.value:
+            raise IndexError(f"index out of range in {self.name} ({self.where})")
+
+
+def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel]:
+    """Return the kernels of a shared library by name.
+
+    Args:
+        kernels: for each its ``name``, ``buffers`` and ``sizes`` (counts), and ``where`` it comes from.
+    """
+    handle = ctypes.CDLL(str(library))
+    loaded: dict[str, CppKernel] = {}
+    for row in kernels:
+        kernel = CppKernel(handle, row["name"], row["where"])
+        kernel.declare(row["buffers"], row["sizes"])
+        loaded[row["name"]] = kernel
+    return loaded

@@ -1,0 +1,91 @@
+"""A compiled graph, ready to run: binds the names that a printed wrapper uses and calls it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+DTYPES = {
+    "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
+    "i32": torch.int32, "i64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
+    "f32": torch.float32, "f64": torch.float64,
+}  # fmt: skip
+
+
+def window(base: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
+    """Return a strided view of ``base``, ``offset`` elements from its first."""
+    return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
+
+
+def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return ``tensor`` with the strides that were traced, copied only if it has others.
+
+    Strides of axes of extent one, and of empty tensors, do not matter.
+    """
+    if tensor.stride() == strides:
+        return tensor
+    if tensor.numel() == 0 or all(
+        n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ):
+        return tensor
+    if 0 in strides:  # an expanded result: a dense copy cannot have these strides
+        raise RuntimeError(
+            f"an eager kernel returned strides {tensor.stride()}, {strides} were traced"
+        )
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def bind(
+    source: str,
+    kernels: Mapping[str, Callable[..., None]],
+    gm: fx.GraphModule,
+    device: torch.device,
+) -> Callable[[list[Any]], Any]:
+    """Return the ``call`` of a printed wrapper.
+
+    Args:
+        source: text printed by ``codegen.wrapper``.
+        kernels: launchers by kernel name.
+        gm: the FX graph, which holds eager callables and constants by node name.
+    """
+    nodes = {node.name: node for node in gm.graph.nodes}
+
+    def constant(name: str, path: tuple[str | int, ...]) -> Any:
+        node = nodes[name]
+        if not path:
+            return functools.reduce(getattr, str(node.target).split("."), gm)
+        value: Any = node
+        for step in path:
+            value = getattr(value, step) if isinstance(step, str) and value is node else value[step]
+        return _constant_value(value, gm)
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    namespace: dict[str, Any] = {
+        "empty": empty,
+        "window": window,
+        "restride": restride,
+        "constant": constant,
+        "aten": torch.ops.aten,
+        **DTYPES,
+        **kernels,
+    }
+    for node in nodes.values():
+        if node.op == "call_function":
+            namespace[f"extern_{node.name}"] = node.target
+    exec(compile(source, "<fusec wrapper>", "exec"), namespace)
+    call: Callable[[list[Any]], Any] = namespace["call"]
+    return call
+
+
+def _constant_value(value: Any, gm: fx.GraphModule) -> Any:
+    """Resolve FX nodes that stand for attributes of the module (sub-graphs of control flow)."""
+    if isinstance(value, fx.Node) and value.op == "get_attr":
+        return functools.reduce(getattr, str(value.target).split("."), gm)
+    return value
