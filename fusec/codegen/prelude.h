@@ -34,9 +34,6 @@
 #define FUSEC_RARE static __attribute__((noinline, unused))
 #define FUSEC_VEC(type, lanes) __attribute__((vector_size(sizeof(type) * (lanes)))) type
 #define FUSEC_CONVERT __builtin_convertvector
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
-#define FUSEC_X86_BUILTINS 1  // gcc's names; clang takes the portable definitions below
-#endif
 
 #define FUSEC_H (FUSEC_W / 2)
 typedef FUSEC_VEC(float, FUSEC_W) vf32;
@@ -81,6 +78,59 @@ typedef unsigned char m_u8, m_bool;
 #define FUSEC_TWICE(l) 2 * (l)
 #define FUSEC_UPPER(l) (l) + FUSEC_H
 
+// ---- what an instruction set has and vector extensions cannot say -------------------------------
+// gcc's builtins for one register; whatever stays undefined has a portable definition further down.
+// min and max give their second operand if either is NaN.
+// Rounding: 8 nearest, 9 down, 10 up, 11 to 0.
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#if FUSEC_W == 16 && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define FUSEC_AVX512 1
+#define FUSEC_SQRT_F32(x) __builtin_ia32_sqrtps512_mask(x, x, -1, 4)
+#define FUSEC_SQRT_F64(x) __builtin_ia32_sqrtpd512_mask(x, x, -1, 4)
+#define FUSEC_ROUND_F32(x, how) __builtin_ia32_rndscaleps_mask(x, how, x, -1, 4)
+#define FUSEC_ROUND_F64(x, how) __builtin_ia32_rndscalepd_mask(x, how, x, -1, 4)
+#define FUSEC_MIN_F32(x, y) __builtin_ia32_minps512_mask(x, y, x, -1, 4)
+#define FUSEC_MAX_F32(x, y) __builtin_ia32_maxps512_mask(x, y, x, -1, 4)
+#define FUSEC_SCALE_F32(x, n) __builtin_ia32_scalefps512_mask(x, n, x, -1, 4)
+#define FUSEC_FROM_F16(h) __builtin_ia32_vcvtph2ps512_mask(h, vf32{}, -1, 4)
+#define FUSEC_TO_F16(x) __builtin_ia32_vcvtps2ph512_mask(x, 0, vi16{}, -1)
+#define FUSEC_WORDS_OF_HALVES(h) __builtin_ia32_pmovzxwd512_mask(h, vi32{}, -1)
+#define FUSEC_HALVES_OF_WORDS(x) __builtin_ia32_pmovdw512_mask(x, vi16{}, -1)
+#define FUSEC_WORDS_OF_BYTES(b) __builtin_ia32_pmovzxbd512_mask((c8x16)b, vi32{}, -1)
+#define FUSEC_BYTES_OF_WORDS(x) __builtin_ia32_pmovdb512_mask(x, c8x16{}, -1)
+#define FUSEC_EVEN_PRODUCTS(x, y) __builtin_ia32_pmuludq512_mask(x, y, hi64{}, -1)
+#define FUSEC_MASK_BITS(m) __builtin_ia32_cvtd2mask512(m)
+typedef char c8x16 __attribute__((vector_size(16)));
+#elif FUSEC_W == 8 && defined(__AVX2__)
+#define FUSEC_AVX2 1
+#define FUSEC_SQRT_F32(x) __builtin_ia32_sqrtps256(x)
+#define FUSEC_SQRT_F64(x) __builtin_ia32_sqrtpd256(x)
+#define FUSEC_ROUND_F32(x, how) __builtin_ia32_roundps256(x, how)
+#define FUSEC_ROUND_F64(x, how) __builtin_ia32_roundpd256(x, how)
+#define FUSEC_MIN_F32(x, y) __builtin_ia32_minps256(x, y)
+#define FUSEC_MAX_F32(x, y) __builtin_ia32_maxps256(x, y)
+#ifdef __F16C__
+#define FUSEC_FROM_F16(h) __builtin_ia32_vcvtph2ps256(h)
+#define FUSEC_TO_F16(x) __builtin_ia32_vcvtps2ph256(x, 0)
+#endif
+#define FUSEC_WORDS_OF_HALVES(h) __builtin_ia32_pmovzxwd256(h)
+#define FUSEC_EVEN_PRODUCTS(x, y) __builtin_ia32_pmuludq256(x, y)
+#define FUSEC_MASK_BITS(m) __builtin_ia32_movmskps256((vf32)(m))
+#elif FUSEC_W == 4
+#define FUSEC_SQRT_F32(x) __builtin_ia32_sqrtps(x)
+#define FUSEC_SQRT_F64(x) __builtin_ia32_sqrtpd(x)
+#ifdef __SSE4_1__
+#define FUSEC_ROUND_F32(x, how) __builtin_ia32_roundps(x, how)
+#define FUSEC_ROUND_F64(x, how) __builtin_ia32_roundpd(x, how)
+#endif
+#define FUSEC_MIN_F32(x, y) __builtin_ia32_minps(x, y)
+#define FUSEC_MAX_F32(x, y) __builtin_ia32_maxps(x, y)
+#define FUSEC_EVEN_PRODUCTS(x, y) __builtin_ia32_pmuludq128(x, y)
+#define FUSEC_MASK_BITS(m) __builtin_ia32_movmskps((vf32)(m))
+#endif
+#endif
+
 // ---- 64-bit lanes: pairs of registers -----------------------------------------------------------
 // The implicit constructor broadcasts, so that `v * 2.0` and `2.0 * v` both work.
 
@@ -92,9 +142,9 @@ struct vm {
     half a, b;                                                                          \
     V() = default;                                                                      \
     FUSEC_INLINE_MEMBER V(half x, half y) : a(x), b(y) {}                               \
-    FUSEC_INLINE_MEMBER V(scalar s) : a(s - half{}), b(a) {}          \
-    FUSEC_INLINE_MEMBER scalar operator[](int l) const {              \
-      return l < FUSEC_H ? a[l] : b[l - FUSEC_H];                                                   \
+    FUSEC_INLINE_MEMBER V(scalar s) : a(s - half{}), b(a) {}                            \
+    FUSEC_INLINE_MEMBER scalar operator[](int l) const {                                \
+      return l < FUSEC_H ? a[l] : b[l - FUSEC_H];                                       \
     }                                                                                   \
   };                                                                                    \
   FUSEC_PAIR_OP(V, +) FUSEC_PAIR_OP(V, -) FUSEC_PAIR_OP(V, *)                           \
@@ -246,10 +296,8 @@ FUSEC_INLINE vf32 round_bf16(vf32 x) { return (vf32)(fusec_bf16_bits(x) << 16); 
 // binary16: by hardware where gcc has it, otherwise on the bits: a multiplication by 2^112 moves
 // the exponent and normalises subnormals; the addition of 0.5 rounds to multiples of 2^-24.
 FUSEC_INLINE vf32 fusec_f16_value(vu16 h) {
-#if FUSEC_X86_BUILTINS && defined(__AVX512F__) && FUSEC_W == 16
-  return __builtin_ia32_vcvtph2ps512_mask((vi16)h, vf32{}, -1, 4);
-#elif FUSEC_X86_BUILTINS && defined(__F16C__) && FUSEC_W == 8
-  return __builtin_ia32_vcvtph2ps256((vi16)h);
+#ifdef FUSEC_FROM_F16
+  return FUSEC_FROM_F16((vi16)h);
 #else
   vu32 u = FUSEC_CONVERT(h, vu32), magnitude = (u & 0x7fff) << 13;
   vu32 finite = (vu32)((vf32)magnitude * 0x1p112f);
@@ -258,10 +306,8 @@ FUSEC_INLINE vf32 fusec_f16_value(vu16 h) {
 #endif
 }
 FUSEC_INLINE vu16 fusec_f16_bits(vf32 x) {
-#if FUSEC_X86_BUILTINS && defined(__AVX512F__) && FUSEC_W == 16
-  return (vu16)__builtin_ia32_vcvtps2ph512_mask(x, 0, vi16{}, -1);
-#elif FUSEC_X86_BUILTINS && defined(__F16C__) && FUSEC_W == 8
-  return (vu16)__builtin_ia32_vcvtps2ph256(x, 0);
+#ifdef FUSEC_TO_F16
+  return (vu16)FUSEC_TO_F16(x);
 #else
   vu32 u = (vu32)x, magnitude = u & 0x7fffffff;
   vu32 normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
@@ -314,70 +360,145 @@ FUSEC_INLINE vi64 fusec_ldi(const raw64 *p, vi64 o) {
   return vi64(hi64{FUSEC_HALF_LANES(FUSEC_AT_OFFSET)}, hi64{FUSEC_HALF_LANES(FUSEC_UPPER_OFFSET)});
 }
 
-// Partial access, portable: lane by lane through a small array.
-#define FUSEC_PARTIAL(R, raw)                                                           \
-  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) {                                 \
-    raw t[FUSEC_W] = {};                                                                      \
-    for (int l = 0; l < n; l++) t[l] = p[l];                                            \
-    return fusec_ld(t);                                                                 \
-  }                                                                                     \
-  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) {                               \
-    raw t[FUSEC_W];                                                                           \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < n; l++) p[l] = t[l];                                            \
-  }                                                                                     \
-  FUSEC_INLINE R fusec_ldm(const raw *p, vm m) { return fusec_ldgm(p, 1, m); }          \
-  FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) { fusec_stgm(p, 1, v, m); }
-// Strided and indexed access under a mask.
+// Strided and indexed access under a mask, and strided and indexed stores: lane by lane through a
+// small array.
 #define FUSEC_SCATTERED(R, raw)                                                         \
   FUSEC_INLINE R fusec_ldgm(const raw *p, long long s, vm m) {                          \
-    raw t[FUSEC_W] = {};                                                                      \
-    for (int l = 0; l < FUSEC_W; l++)                                                         \
+    raw t[FUSEC_W] = {};                                                                \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
       if (m.v[l]) t[l] = p[l * s];                                                      \
     return fusec_ld(t);                                                                 \
   }                                                                                     \
-  FUSEC_INLINE void fusec_stgm(raw *p, long long s, R v, vm m) {                        \
-    raw t[FUSEC_W];                                                                           \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++)                                                         \
-      if (m.v[l]) p[l * s] = t[l];                                                      \
-  }                                                                                     \
   FUSEC_INLINE R fusec_ldim(const raw *p, vi64 o, vm m) {                               \
-    raw t[FUSEC_W] = {};                                                                      \
-    for (int l = 0; l < FUSEC_W; l++)                                                         \
+    raw t[FUSEC_W] = {};                                                                \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
       if (m.v[l]) t[l] = p[o[l]];                                                       \
     return fusec_ld(t);                                                                 \
   }                                                                                     \
-  FUSEC_INLINE void fusec_stim(raw *p, vi64 o, R v, vm m) {                             \
-    raw t[FUSEC_W];                                                                           \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++)                                                         \
-      if (m.v[l]) p[o[l]] = t[l];                                                       \
-  }                                                                                     \
   FUSEC_INLINE void fusec_stg(raw *p, long long s, R v) {                               \
-    raw t[FUSEC_W];                                                                           \
+    raw t[FUSEC_W];                                                                     \
     fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++) p[l * s] = t[l];                                        \
+    for (int l = 0; l < FUSEC_W; l++) p[l * s] = t[l];                                  \
+  }                                                                                     \
+  FUSEC_INLINE void fusec_stgm(raw *p, long long s, R v, vm m) {                        \
+    raw t[FUSEC_W];                                                                     \
+    fusec_st(t, v);                                                                     \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
+      if (m.v[l]) p[l * s] = t[l];                                                      \
   }                                                                                     \
   FUSEC_INLINE void fusec_sti(raw *p, vi64 o, R v) {                                    \
-    raw t[FUSEC_W];                                                                           \
+    raw t[FUSEC_W];                                                                     \
     fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++) p[o[l]] = t[l];                                         \
+    for (int l = 0; l < FUSEC_W; l++) p[o[l]] = t[l];                                   \
+  }                                                                                     \
+  FUSEC_INLINE void fusec_stim(raw *p, vi64 o, R v, vm m) {                             \
+    raw t[FUSEC_W];                                                                     \
+    fusec_st(t, v);                                                                     \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
+      if (m.v[l]) p[o[l]] = t[l];                                                       \
   }
 FUSEC_SCATTERED(vu8, raw8)
 FUSEC_SCATTERED(vu16, raw16)
 FUSEC_SCATTERED(vi32, raw32)
 FUSEC_SCATTERED(vi64, raw64)
+
+// The first n neighbours, and those under a mask.
+#define FUSEC_PARTIAL(R, raw)                                                           \
+  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) {                                 \
+    raw t[FUSEC_W] = {};                                                                \
+    for (int l = 0; l < n; l++) t[l] = p[l];                                            \
+    return fusec_ld(t);                                                                 \
+  }                                                                                     \
+  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) {                               \
+    raw t[FUSEC_W];                                                                     \
+    fusec_st(t, v);                                                                     \
+    for (int l = 0; l < n; l++) p[l] = t[l];                                            \
+  }                                                                                     \
+  FUSEC_INLINE R fusec_ldm(const raw *p, vm m) { return fusec_ldgm(p, 1, m); }          \
+  FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) { fusec_stgm(p, 1, v, m); }
+#define FUSEC_PARTIAL_BY_MASK(R, raw)                                                   \
+  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) { return fusec_ldm(p, v_first(n)); } \
+  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) { fusec_stm(p, v, v_first(n)); }
+#if FUSEC_AVX512
+#define FUSEC_PARTIAL_BY_BITS(R, raw)                                                   \
+  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) { return fusec_ldk(p, (1u << n) - 1); } \
+  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) { fusec_stk(p, v, (1u << n) - 1); } \
+  FUSEC_INLINE R fusec_ldm(const raw *p, vm m) { return fusec_ldk(p, FUSEC_MASK_BITS(m.v)); } \
+  FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) { fusec_stk(p, v, FUSEC_MASK_BITS(m.v)); }
+FUSEC_INLINE vu8 fusec_ldk(const raw8 *p, unsigned k) {
+  return (vu8)__builtin_ia32_loaddquqi128_mask((const char *)p, c8x16{}, k);
+}
+FUSEC_INLINE vu16 fusec_ldk(const raw16 *p, unsigned k) {
+  return (vu16)__builtin_ia32_loaddquhi256_mask((const short *)p, vi16{}, k);
+}
+FUSEC_INLINE vi32 fusec_ldk(const raw32 *p, unsigned k) {
+  return __builtin_ia32_loaddqusi512_mask((const int *)p, vi32{}, k);
+}
+FUSEC_INLINE vi64 fusec_ldk(const raw64 *p, unsigned k) {
+  return vi64(__builtin_ia32_loaddqudi512_mask((const long long *)p, hi64{}, k),
+              __builtin_ia32_loaddqudi512_mask((const long long *)p + FUSEC_H, hi64{}, k >> 8));
+}
+FUSEC_INLINE void fusec_stk(raw8 *p, vu8 v, unsigned k) {
+  __builtin_ia32_storedquqi128_mask((char *)p, (c8x16)v, k);
+}
+FUSEC_INLINE void fusec_stk(raw16 *p, vu16 v, unsigned k) {
+  __builtin_ia32_storedquhi256_mask((short *)p, (vi16)v, k);
+}
+FUSEC_INLINE void fusec_stk(raw32 *p, vi32 v, unsigned k) {
+  __builtin_ia32_storedqusi512_mask((int *)p, v, k);
+}
+FUSEC_INLINE void fusec_stk(raw64 *p, vi64 v, unsigned k) {
+  __builtin_ia32_storedqudi512_mask((long long *)p, v.a, k);
+  __builtin_ia32_storedqudi512_mask((long long *)p + FUSEC_H, v.b, k >> 8);
+}
+FUSEC_PARTIAL_BY_BITS(vu8, raw8)
+FUSEC_PARTIAL_BY_BITS(vu16, raw16)
+FUSEC_PARTIAL_BY_BITS(vi32, raw32)
+FUSEC_PARTIAL_BY_BITS(vi64, raw64)
+#elif FUSEC_AVX2
+FUSEC_INLINE vi32 fusec_ldm(const raw32 *p, vm m) {
+  return __builtin_ia32_maskloadd256((const vi32 *)p, m.v);
+}
+FUSEC_INLINE void fusec_stm(raw32 *p, vi32 v, vm m) {
+  __builtin_ia32_maskstored256((vi32 *)p, m.v, v);
+}
+FUSEC_INLINE vi64 fusec_ldm(const raw64 *p, vm m) {
+  vi64 k = fusec_widen(m.v);
+  return vi64(__builtin_ia32_maskloadq256((const hi64 *)p, k.a),
+              __builtin_ia32_maskloadq256((const hi64 *)(p + FUSEC_H), k.b));
+}
+FUSEC_INLINE void fusec_stm(raw64 *p, vi64 v, vm m) {
+  vi64 k = fusec_widen(m.v);
+  __builtin_ia32_maskstoreq256((hi64 *)p, k.a, v.a);
+  __builtin_ia32_maskstoreq256((hi64 *)(p + FUSEC_H), k.b, v.b);
+}
+FUSEC_PARTIAL(vu8, raw8)
+FUSEC_PARTIAL(vu16, raw16)
+FUSEC_PARTIAL_BY_MASK(vi32, raw32)
+FUSEC_PARTIAL_BY_MASK(vi64, raw64)
+#else
 FUSEC_PARTIAL(vu8, raw8)
 FUSEC_PARTIAL(vu16, raw16)
 FUSEC_PARTIAL(vi32, raw32)
 FUSEC_PARTIAL(vi64, raw64)
+#endif
 
-// Bytes and halves to words, one at a time: gcc scalarises a conversion by a factor of four.
+// Bytes and halves to words and back. Portable: by a factor of two at a time, since gcc scalarises
+// a conversion by four.
+#ifdef FUSEC_WORDS_OF_HALVES
+FUSEC_INLINE vu32 fusec_words(vu16 x) { return (vu32)FUSEC_WORDS_OF_HALVES((vi16)x); }
+#else
 FUSEC_INLINE vu32 fusec_words(vu16 x) { return FUSEC_CONVERT(x, vu32); }
-FUSEC_INLINE vu32 fusec_words(vu8 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu16), vu32); }
+#endif
+#ifdef FUSEC_WORDS_OF_BYTES
+FUSEC_INLINE vu32 fusec_words(vu8 x) { return (vu32)FUSEC_WORDS_OF_BYTES(x); }
+FUSEC_INLINE vu16 fusec_halves(vu32 x) { return (vu16)FUSEC_HALVES_OF_WORDS((vi32)x); }
+FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return (vu8)FUSEC_BYTES_OF_WORDS((vi32)x); }
+#else
+FUSEC_INLINE vu32 fusec_words(vu8 x) { return fusec_words(FUSEC_CONVERT(x, vu16)); }
 FUSEC_INLINE vu16 fusec_halves(vu32 x) { return FUSEC_CONVERT(x, vu16); }
 FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu16), vu8); }
+#endif
 
 FUSEC_INLINE float fusec_bf16_scalar(unsigned short s) {
   unsigned bits = (unsigned)s << 16;
@@ -448,29 +569,8 @@ FUSEC_ACCESS(u8, raw8, vi32, int, (vi32)fusec_words(r), fusec_bytes((vu32)v), s,
 FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((vu32)-v.v), s != 0,
              v)
 
-// ---- arithmetic ---------------------------------------------------------------------------------
-// FUSEC_PAIRS* lift a template over native vectors and scalars to the paired types.
-
-#define FUSEC_LIFT1(f, g)                                                               \
-  FUSEC_INLINE float f(float x) { return g(x); }                                        \
-  FUSEC_INLINE double f(double x) { return g(x); }                                      \
-  FUSEC_INLINE vf32 f(vf32 x) { return g(x); }                                          \
-  FUSEC_INLINE vf64 f(vf64 x) { return vf64(g(x.a), g(x.b)); }
-#define FUSEC_LIFT1_INT(f, g)                                                           \
-  FUSEC_INLINE int f(int x) { return g(x); }                                            \
-  FUSEC_INLINE long long f(long long x) { return g(x); }                                \
-  FUSEC_INLINE vi32 f(vi32 x) { return g(x); }                                          \
-  FUSEC_INLINE vi64 f(vi64 x) { return vi64(g(x.a), g(x.b)); }
-#define FUSEC_LIFT2(f, g)                                                               \
-  FUSEC_INLINE float f(float x, float y) { return g(x, y); }                            \
-  FUSEC_INLINE double f(double x, double y) { return g(x, y); }                         \
-  FUSEC_INLINE vf32 f(vf32 x, vf32 y) { return g(x, y); }                               \
-  FUSEC_INLINE vf64 f(vf64 x, vf64 y) { return vf64(g(x.a, y.a), g(x.b, y.b)); }
-#define FUSEC_LIFT2_INT(f, g)                                                           \
-  FUSEC_INLINE int f(int x, int y) { return g(x, y); }                                  \
-  FUSEC_INLINE long long f(long long x, long long y) { return g(x, y); }                \
-  FUSEC_INLINE vi32 f(vi32 x, vi32 y) { return g(x, y); }                               \
-  FUSEC_INLINE vi64 f(vi64 x, vi64 y) { return vi64(g(x.a, y.a), g(x.b, y.b)); }
+// ---- across lanes -------------------------------------------------------------------------------
+// Halves fold onto each other until one lane is left.
 
 // If either is NaN, NaN: the comparison lets a NaN x through, the second line a NaN y.
 template <class T> FUSEC_INLINE T fusec_max(T x, T y) {
@@ -481,170 +581,10 @@ template <class T> FUSEC_INLINE T fusec_min(T x, T y) {
   T r = y < x ? y : x;
   return y != y ? y : r;
 }
-FUSEC_LIFT2(f_maximum, fusec_max)
-FUSEC_LIFT2_INT(f_maximum, fusec_max)
-FUSEC_LIFT2(f_minimum, fusec_min)
-FUSEC_LIFT2_INT(f_minimum, fusec_min)
-
-// A scalar of bits broadcast to the integer vector that goes with x.
-FUSEC_INLINE vf32 fusec_and_bits(vf32 x, unsigned m) { return (vf32)((vu32)x & m); }
-FUSEC_INLINE hf64 fusec_and_bits(hf64 x, unsigned long long m) { return (hf64)((hu64)x & m); }
-FUSEC_INLINE vf32 fusec_sign_of(vf32 x) { return fusec_and_bits(x, 0x80000000u); }
-FUSEC_INLINE hf64 fusec_sign_of(hf64 x) { return fusec_and_bits(x, 1ull << 63); }
-FUSEC_INLINE vf32 fusec_abs(vf32 x) { return fusec_and_bits(x, 0x7fffffffu); }
-FUSEC_INLINE hf64 fusec_abs(hf64 x) { return fusec_and_bits(x, ~(1ull << 63)); }
-FUSEC_INLINE float fusec_abs(float x) { return __builtin_fabsf(x); }
-FUSEC_INLINE double fusec_abs(double x) { return __builtin_fabs(x); }
-FUSEC_LIFT1(f_abs, fusec_abs)
-template <class T> FUSEC_INLINE T fusec_int_abs(T x) { return x < 0 ? -x : x; }
-FUSEC_LIFT1_INT(f_abs, fusec_int_abs)
-
-// magnitude >= 0 with the sign bits of x.
-FUSEC_INLINE vf32 fusec_with_sign(vf32 magnitude, vf32 x) {
-  return (vf32)((vi32)magnitude | (vi32)fusec_sign_of(x));
-}
-FUSEC_INLINE hf64 fusec_with_sign(hf64 magnitude, hf64 x) {
-  return (hf64)((hi64)magnitude | (hi64)fusec_sign_of(x));
-}
-
-template <class T> FUSEC_INLINE T f_fma(T x, T y, T z) { return x * y + z; }
-
-FUSEC_INLINE float fusec_sqrt(float x) { return __builtin_sqrtf(x); }
-FUSEC_INLINE double fusec_sqrt(double x) { return __builtin_sqrt(x); }
-#if FUSEC_X86_BUILTINS && FUSEC_W == 16 && defined(__AVX512F__)
-FUSEC_INLINE vf32 fusec_sqrt(vf32 x) { return __builtin_ia32_sqrtps512_mask(x, x, -1, 4); }
-FUSEC_INLINE hf64 fusec_sqrt(hf64 x) { return __builtin_ia32_sqrtpd512_mask(x, x, -1, 4); }
-#elif FUSEC_X86_BUILTINS && FUSEC_W == 8 && defined(__AVX__)
-FUSEC_INLINE vf32 fusec_sqrt(vf32 x) { return __builtin_ia32_sqrtps256(x); }
-FUSEC_INLINE hf64 fusec_sqrt(hf64 x) { return __builtin_ia32_sqrtpd256(x); }
-#elif FUSEC_X86_BUILTINS && FUSEC_W == 4
-FUSEC_INLINE vf32 fusec_sqrt(vf32 x) { return __builtin_ia32_sqrtps(x); }
-FUSEC_INLINE hf64 fusec_sqrt(hf64 x) { return __builtin_ia32_sqrtpd(x); }
-#else
-#define FUSEC_SQRT_LANE(l) __builtin_sqrtf(x[l])
-#define FUSEC_SQRT_HALF_LANE(l) __builtin_sqrt(x[l])
-FUSEC_INLINE vf32 fusec_sqrt(vf32 x) { return vf32{FUSEC_LANES(FUSEC_SQRT_LANE)}; }
-FUSEC_INLINE hf64 fusec_sqrt(hf64 x) { return hf64{FUSEC_HALF_LANES(FUSEC_SQRT_HALF_LANE)}; }
+#ifdef FUSEC_MAX_F32
+FUSEC_INLINE vf32 fusec_max(vf32 x, vf32 y) { return x != x ? x : FUSEC_MAX_F32(x, y); }
+FUSEC_INLINE vf32 fusec_min(vf32 x, vf32 y) { return x != x ? x : FUSEC_MIN_F32(x, y); }
 #endif
-FUSEC_LIFT1(f_sqrt, fusec_sqrt)
-template <class T> FUSEC_INLINE T fusec_rsqrt(T x) { return 1 / fusec_sqrt(x); }
-FUSEC_LIFT1(f_rsqrt, fusec_rsqrt)
-template <class T> FUSEC_INLINE T fusec_reciprocal(T x) { return 1 / x; }
-FUSEC_LIFT1(f_reciprocal, fusec_reciprocal)
-
-// ---- exponential and friends, f32 ---------------------------------------------------------------
-// Coefficients are minimax fits with float coefficients, made for this file; each comment names
-// the fitted function, its interval and the relative error. Range reductions: Cody and Waite,
-// Software Manual for the Elementary Functions (1980); Muller, Elementary Functions, ch. 11.
-
-// x = n ln 2 + r, |r| <= ln 2 / 2: the float t carries n in its low bits, by rounding at 1.5 * 2^23.
-// n ln2_high is exact: 15 bits of ln 2 times 9 bits of n.
-#define FUSEC_ROUNDER 0x1.8p23f
-FUSEC_INLINE vf32 fusec_exp_reduce(vf32 x, vf32 &t) {
-  t = x * 0x1.715476p0f + FUSEC_ROUNDER;
-  vf32 n = t - FUSEC_ROUNDER;
-  return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
-}
-// (exp(r) - 1 - r) / r^2 on |r| <= 0.348: 2^-28 of exp(r).
-FUSEC_INLINE vf32 fusec_exp_tail(vf32 r) {
-  return 0.49999994f + r * (0.16666521f + r * (0.04166829f +
-         r * (0.008368704f + r * 0.0013818939f)));
-}
-// y 2^n, in two factors so that the result may overflow or be subnormal.
-FUSEC_INLINE vf32 fusec_scale(vf32 y, vf32 t) {
-#if FUSEC_X86_BUILTINS && FUSEC_W == 16 && defined(__AVX512F__)
-  return __builtin_ia32_scalefps512_mask(y, t - FUSEC_ROUNDER, y, -1, 4);
-#else
-  vi32 n = (vi32)t - (vi32)v_f32(FUSEC_ROUNDER), half = n >> 1;
-  vf32 s1 = (vf32)((half + 127) << 23), s2 = (vf32)((n - half + 127) << 23);
-  return y * s1 * s2;
-#endif
-}
-FUSEC_INLINE vf32 f_exp(vf32 x) {
-  x = 89.0f < x ? v_f32(89) : x;
-  x = x < -104.0f ? v_f32(-104) : x;
-  vf32 t, r = fusec_exp_reduce(x, t);
-  return fusec_scale(1 + (r + r * r * fusec_exp_tail(r)), t);
-}
-
-// x = m 2^e with m in [sqrt(1/2), sqrt(2)), from the bits; subnormals are scaled first.
-FUSEC_INLINE vf32 fusec_log_reduce(vf32 x, vf32 &e) {
-  vi32 small = x < 0x1p-126f;
-  vi32 bits = (vi32)(small ? x * 0x1p24f : x) - 0x3f3504f3;
-  e = FUSEC_CONVERT((bits >> 23) - (small & 24), vf32);
-  return (vf32)((bits & 0x7fffff) + 0x3f3504f3);
-}
-// (log1p(f) - f + f^2 / 2) / f^3 on [sqrt(1/2) - 1, sqrt(2) - 1]: 2^-30 of log1p(f).
-FUSEC_INLINE vf32 fusec_log_tail(vf32 f) {
-  return 0.33333313f + f * (-0.2500001f + f * (0.20002072f + f * (-0.16667989f +
-         f * (0.1422036f + f * (-0.124062404f + f * (0.11883538f +
-         f * (-0.11670016f + f * 0.06749175f)))))));
-}
-// Zero, negative, infinite, NaN arguments of a logarithm.
-FUSEC_INLINE vf32 fusec_log_special(vf32 x, vf32 y) {
-  y = x < __builtin_inff() ? y : x;
-  y = x < 0 ? v_f32(__builtin_nanf("")) : y;
-  return x == 0 ? v_f32(-__builtin_inff()) : y;
-}
-FUSEC_INLINE vf32 f_log(vf32 x) {
-  vf32 e, f = fusec_log_reduce(x, e) - 1;
-  vf32 tail = f * f * (f * fusec_log_tail(f) - 0.5f) + e * 0x1.7f7d1cp-20f;
-  return fusec_log_special(x, e * 0x1.62e4p-1f + (f + tail));
-}
-
-FUSEC_INLINE vf32 f_sigmoid(vf32 x) { return 1 / (1 + f_exp(-x)); }
-
-// Below 0.625 x + x^3 p(x^2), p fits (tanh(x) - x) / x^3 to 2^-27.6; above, 1 - 2 / (e^2x + 1).
-FUSEC_INLINE vf32 f_tanh(vf32 x) {
-  vf32 a = fusec_abs(x), s = x * x;
-  vf32 low = x + x * s * (-0.33333278f + s * (0.13331322f + s * (-0.053729363f +
-             s * (0.020604275f + s * -0.005665036f))));
-  vf32 high = 1 - 2 / (f_exp(a + a) + 1);
-  return a < 0.625f ? low : fusec_with_sign(high, x);
-}
-
-// Below 0.75 x + x p(x^2), p fits erf(x) / x - 1 to 2^-29; above, 1 - exp(-q(x)), q fits
-// -log(erfc(x)) on [0.75, 4] to 2^-28 of erf; from 4 on the result is exactly 1.
-FUSEC_INLINE vf32 f_erf(vf32 x) {
-  vf32 a = fusec_abs(x), s = x * x;
-  vf32 low = x + x * (0.12837917f + s * (-0.3761262f + s * (0.11283379f +
-             s * (-0.026834335f + s * (0.005113157f + s * -0.0006737584f)))));
-  a = 4.0f < a ? v_f32(4) : a;
-  vf32 q = 2.1405562e-05f + a * (1.1284335f + a * (0.6358418f + a * (0.10516453f +
-           a * (-0.022848235f + a * (0.0032057348f + a * -0.00021316553f)))));
-  vf32 t, r = fusec_exp_reduce(-q, t);
-  vf32 high = 1 - fusec_scale(1 + (r + r * r * fusec_exp_tail(r)), t);
-  return a < 0.75f ? low : fusec_with_sign(high, x);
-}
-
-// ---- functions left to libm, lane by lane -------------------------------------------------------
-
-#define FUSEC_LIBM_SCALAR(name)                                                         \
-  FUSEC_INLINE float f_##name(float x) { return __builtin_##name##f(x); }               \
-  FUSEC_INLINE double f_##name(double x) { return __builtin_##name(x); }
-#define FUSEC_LIBM_F64(name)                                                            \
-  FUSEC_RARE vf64 f_##name(vf64 x) {                                                    \
-    for (int l = 0; l < FUSEC_H; l++)                                                   \
-      x.a[l] = __builtin_##name(x.a[l]), x.b[l] = __builtin_##name(x.b[l]);             \
-    return x;                                                                           \
-  }
-#define FUSEC_LIBM_F32(name)                                                            \
-  FUSEC_RARE vf32 f_##name(vf32 x) {                                                    \
-    for (int l = 0; l < FUSEC_W; l++) x[l] = __builtin_##name##f(x[l]);                 \
-    return x;                                                                           \
-  }
-#define FUSEC_LIBM(name) FUSEC_LIBM_SCALAR(name) FUSEC_LIBM_F64(name)
-FUSEC_LIBM(exp)
-FUSEC_LIBM(log)
-FUSEC_LIBM(erf)
-FUSEC_LIBM(tanh)
-template <class T> FUSEC_INLINE T fusec_logistic(T x) { return 1 / (1 + f_exp(-x)); }
-FUSEC_INLINE float f_sigmoid(float x) { return fusec_logistic(x); }
-FUSEC_INLINE double f_sigmoid(double x) { return fusec_logistic(x); }
-FUSEC_INLINE vf64 f_sigmoid(vf64 x) { return 1.0 / (1.0 + f_exp(-x)); }
-
-// ---- across lanes -------------------------------------------------------------------------------
-// Halves fold onto each other until one lane is left.
 
 struct fusec_sum {
   template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x + y; }
@@ -659,13 +599,13 @@ struct fusec_smallest {
   template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_min(x, y); }
 };
 template <class Op, class T, int lanes> struct fusec_tree {
-  typedef T half __attribute__((vector_size(sizeof(T) * lanes / 2)));
+  typedef T half __attribute__((vector_size(sizeof(T) * lanes / 2), may_alias));
   template <class V> static FUSEC_INLINE_MEMBER T of(V v) {
     return fusec_tree<Op, T, lanes / 2>::of(Op::of(((half *)&v)[0], ((half *)&v)[1]));
   }
 };
 template <class Op, class T> struct fusec_tree<Op, T, 2> {
-  template <class V> static FUSEC_INLINE_MEMBER T of(V v) { return Op::of(v[0], v[1]); }
+  template <class V> static FUSEC_INLINE_MEMBER T of(V v) { return Op::of((T)v[0], (T)v[1]); }
 };
 #define FUSEC_REDUCTION(f, Op)                                                          \
   FUSEC_INLINE float f(vf32 x) { return fusec_tree<Op, float, FUSEC_W>::of(x); }        \
@@ -680,6 +620,598 @@ FUSEC_REDUCTION(f_hsum, fusec_sum)
 FUSEC_REDUCTION(f_hprod, fusec_prod)
 FUSEC_REDUCTION(f_hmax, fusec_largest)
 FUSEC_REDUCTION(f_hmin, fusec_smallest)
-// A set lane is -1, so the smallest lane tells whether any is set.
+#ifdef FUSEC_MASK_BITS
+FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
+FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
+#else  // a set lane is -1
 FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
 FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
+#endif
+
+// ---- indices read from memory -------------------------------------------------------------------
+
+FUSEC_INLINE bool fusec_in_range(long long i, long long extent) { return i >= 0 && i < extent; }
+FUSEC_INLINE vm fusec_in_range(vi64 i, long long extent) {
+  return f_ge(i, vi64(0)) & f_lt(i, vi64(extent));
+}
+// What is wanted and in range; raises *status if something wanted is not.
+FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
+  if (__builtin_expect(wanted && !ok, 0)) __atomic_store_n(status, 1, __ATOMIC_RELAXED);
+  return ok && wanted;
+}
+FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
+  if (__builtin_expect(f_hany(wanted & ~ok), 0)) __atomic_store_n(status, 1, __ATOMIC_RELAXED);
+  return ok & wanted;
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------
+// FUSEC_LIFT* make the overloads of f from a g over native vectors (vf32, hf64) and scalars;
+// FUSEC_BY_LANE* make those for lanes from the scalar f.
+
+#define FUSEC_LIFT1(f, g)                                                               \
+  FUSEC_INLINE float f(float x) { return g(x); }                                        \
+  FUSEC_INLINE double f(double x) { return g(x); }                                      \
+  FUSEC_INLINE vf32 f(vf32 x) { return g(x); }                                          \
+  FUSEC_INLINE vf64 f(vf64 x) { return vf64(g(x.a), g(x.b)); }
+#define FUSEC_LIFT2(f, g)                                                               \
+  FUSEC_INLINE float f(float x, float y) { return g(x, y); }                            \
+  FUSEC_INLINE double f(double x, double y) { return g(x, y); }                         \
+  FUSEC_INLINE vf32 f(vf32 x, vf32 y) { return g(x, y); }                               \
+  FUSEC_INLINE vf64 f(vf64 x, vf64 y) { return vf64(g(x.a, y.a), g(x.b, y.b)); }
+#define FUSEC_LIFT1_INT(f, g)                                                           \
+  FUSEC_INLINE int f(int x) { return g(x); }                                            \
+  FUSEC_INLINE long long f(long long x) { return g(x); }                                \
+  FUSEC_INLINE vi32 f(vi32 x) { return g(x); }                                          \
+  FUSEC_INLINE vi64 f(vi64 x) { return vi64(g(x.a), g(x.b)); }
+#define FUSEC_LIFT2_INT(f, g)                                                           \
+  FUSEC_INLINE int f(int x, int y) { return g(x, y); }                                  \
+  FUSEC_INLINE long long f(long long x, long long y) { return g(x, y); }                \
+  FUSEC_INLINE vi32 f(vi32 x, vi32 y) { return g(x, y); }                               \
+  FUSEC_INLINE vi64 f(vi64 x, vi64 y) { return vi64(g(x.a, y.a), g(x.b, y.b)); }
+#define FUSEC_BY_LANE1_F32(f)                                                           \
+  FUSEC_RARE vf32 f(vf32 x) {                                                           \
+    for (int l = 0; l < FUSEC_W; l++) x[l] = f((float)x[l]);                            \
+    return x;                                                                           \
+  }
+#define FUSEC_BY_LANE1_F64(f)                                                           \
+  FUSEC_RARE vf64 f(vf64 x) {                                                           \
+    for (int l = 0; l < FUSEC_H; l++)                                                   \
+      x.a[l] = f((double)x.a[l]), x.b[l] = f((double)x.b[l]);                           \
+    return x;                                                                           \
+  }
+#define FUSEC_BY_LANE2_NATIVE(name, f, V, S)                                            \
+  FUSEC_RARE V name(V x, V y) {                                                         \
+    for (int l = 0; l < FUSEC_W; l++) x[l] = f((S)x[l], (S)y[l]);                       \
+    return x;                                                                           \
+  }
+#define FUSEC_BY_LANE2_PAIR(name, f, V, S)                                              \
+  FUSEC_RARE V name(V x, V y) {                                                         \
+    for (int l = 0; l < FUSEC_H; l++)                                                   \
+      x.a[l] = f((S)x.a[l], (S)y.a[l]), x.b[l] = f((S)x.b[l], (S)y.b[l]);               \
+    return x;                                                                           \
+  }
+#define FUSEC_BY_LANE1(f) FUSEC_BY_LANE1_F32(f) FUSEC_BY_LANE1_F64(f)
+#define FUSEC_BY_LANE2(f)                                                               \
+  FUSEC_BY_LANE2_NATIVE(f, f, vf32, float) FUSEC_BY_LANE2_PAIR(f, f, vf64, double)
+// Scalar overloads from libm.
+#define FUSEC_LIBM1(name)                                                               \
+  FUSEC_INLINE float f_##name(float x) { return __builtin_##name##f(x); }               \
+  FUSEC_INLINE double f_##name(double x) { return __builtin_##name(x); }
+#define FUSEC_LIBM2(name)                                                               \
+  FUSEC_INLINE float f_##name(float x, float y) { return __builtin_##name##f(x, y); }   \
+  FUSEC_INLINE double f_##name(double x, double y) { return __builtin_##name(x, y); }
+
+FUSEC_LIFT2(f_maximum, fusec_max)
+FUSEC_LIFT2_INT(f_maximum, fusec_max)
+FUSEC_LIFT2(f_minimum, fusec_min)
+FUSEC_LIFT2_INT(f_minimum, fusec_min)
+
+template <class T> FUSEC_INLINE T f_fma(T x, T y, T z) { return x * y + z; }
+template <class T> FUSEC_INLINE T fusec_reciprocal(T x) { return 1 / x; }
+FUSEC_LIFT1(f_reciprocal, fusec_reciprocal)
+
+FUSEC_INLINE vf32 fusec_sign_bit(vf32 x) { return (vf32)((vu32)x & 0x80000000u); }
+FUSEC_INLINE hf64 fusec_sign_bit(hf64 x) { return (hf64)((hu64)x & 1ull << 63); }
+FUSEC_INLINE vf32 fusec_or(vf32 x, vf32 y) { return (vf32)((vi32)x | (vi32)y); }
+FUSEC_INLINE hf64 fusec_or(hf64 x, hf64 y) { return (hf64)((hi64)x | (hi64)y); }
+FUSEC_INLINE vf32 fusec_abs(vf32 x) { return (vf32)((vu32)x & 0x7fffffffu); }
+FUSEC_INLINE hf64 fusec_abs(hf64 x) { return (hf64)((hu64)x & ~(1ull << 63)); }
+FUSEC_INLINE float fusec_abs(float x) { return __builtin_fabsf(x); }
+FUSEC_INLINE double fusec_abs(double x) { return __builtin_fabs(x); }
+FUSEC_LIFT1(f_abs, fusec_abs)
+template <class T> FUSEC_INLINE T fusec_int_abs(T x) { return x < 0 ? -x : x; }
+FUSEC_LIFT1_INT(f_abs, fusec_int_abs)
+template <class T> FUSEC_INLINE T fusec_copysign(T x, T y) {
+  return fusec_or(fusec_abs(x), fusec_sign_bit(y));
+}
+FUSEC_INLINE float fusec_copysign(float x, float y) { return __builtin_copysignf(x, y); }
+FUSEC_INLINE double fusec_copysign(double x, double y) { return __builtin_copysign(x, y); }
+FUSEC_LIFT2(f_copysign, fusec_copysign)
+
+// The sign of zero and of NaN is 0, as in torch.
+template <class T> FUSEC_INLINE T fusec_sign(T x) {
+  T zero = {}, one = zero + 1, negative = x < 0 ? -one : zero;
+  return x > 0 ? one : negative;
+}
+FUSEC_LIFT1(f_sign, fusec_sign)
+FUSEC_LIFT1_INT(f_sign, fusec_sign)
+
+template <class S> FUSEC_INLINE bool f_isnan(S x) { return x != x; }
+template <class S> FUSEC_INLINE bool f_isfinite(S x) { return x - x == x - x; }
+template <class S> FUSEC_INLINE bool f_isinf(S x) { return x == x && x - x != x - x; }
+FUSEC_INLINE vm f_isnan(vf32 x) { return f_ne(x, x); }
+FUSEC_INLINE vm f_isnan(vf64 x) { return f_ne(x, x); }
+FUSEC_INLINE vm f_isfinite(vf32 x) { return f_eq(x - x, x - x); }
+FUSEC_INLINE vm f_isfinite(vf64 x) { return f_eq(x - x, x - x); }
+FUSEC_INLINE vm f_isinf(vf32 x) { return f_eq(x, x) & ~f_isfinite(x); }
+FUSEC_INLINE vm f_isinf(vf64 x) { return f_eq(x, x) & ~f_isfinite(x); }
+
+// ---- square root, rounding ----------------------------------------------------------------------
+
+FUSEC_LIBM1(sqrt)
+#ifdef FUSEC_SQRT_F32
+FUSEC_INLINE vf32 f_sqrt(vf32 x) { return FUSEC_SQRT_F32(x); }
+FUSEC_INLINE vf64 f_sqrt(vf64 x) { return vf64(FUSEC_SQRT_F64(x.a), FUSEC_SQRT_F64(x.b)); }
+#else
+#define FUSEC_SQRT_LANE(l) __builtin_sqrtf(x[l])
+#define FUSEC_SQRT_LOWER(l) __builtin_sqrt(x.a[l])
+#define FUSEC_SQRT_UPPER(l) __builtin_sqrt(x.b[l])
+FUSEC_INLINE vf32 f_sqrt(vf32 x) { return vf32{FUSEC_LANES(FUSEC_SQRT_LANE)}; }
+FUSEC_INLINE vf64 f_sqrt(vf64 x) {
+  return vf64(hf64{FUSEC_HALF_LANES(FUSEC_SQRT_LOWER)}, hf64{FUSEC_HALF_LANES(FUSEC_SQRT_UPPER)});
+}
+#endif
+FUSEC_INLINE float f_rsqrt(float x) { return 1 / f_sqrt(x); }
+FUSEC_INLINE double f_rsqrt(double x) { return 1 / f_sqrt(x); }
+FUSEC_INLINE vf32 f_rsqrt(vf32 x) { return 1 / f_sqrt(x); }
+FUSEC_INLINE vf64 f_rsqrt(vf64 x) { return 1.0 / f_sqrt(x); }
+
+#ifdef FUSEC_ROUND_F32
+FUSEC_INLINE vf32 fusec_round(vf32 x) { return FUSEC_ROUND_F32(x, 8); }
+FUSEC_INLINE hf64 fusec_round(hf64 x) { return FUSEC_ROUND_F64(x, 8); }
+FUSEC_INLINE vf32 fusec_floor(vf32 x) { return FUSEC_ROUND_F32(x, 9); }
+FUSEC_INLINE hf64 fusec_floor(hf64 x) { return FUSEC_ROUND_F64(x, 9); }
+FUSEC_INLINE vf32 fusec_ceil(vf32 x) { return FUSEC_ROUND_F32(x, 10); }
+FUSEC_INLINE hf64 fusec_ceil(hf64 x) { return FUSEC_ROUND_F64(x, 10); }
+FUSEC_INLINE vf32 fusec_trunc(vf32 x) { return FUSEC_ROUND_F32(x, 11); }
+FUSEC_INLINE hf64 fusec_trunc(hf64 x) { return FUSEC_ROUND_F64(x, 11); }
+#else
+// From 2^23 (2^52) on every float is an integer; adding that rounds anything smaller.
+FUSEC_INLINE vf32 fusec_all_integers_from(vf32) { return v_f32(0x1p23f); }
+FUSEC_INLINE hf64 fusec_all_integers_from(hf64) { return 0x1p52 + hf64{}; }
+template <class V> FUSEC_INLINE V fusec_round(V x) {
+  V big = fusec_all_integers_from(x), magnitude = fusec_abs(x);
+  return magnitude < big ? fusec_copysign(magnitude + big - big, x) : x;
+}
+template <class V> FUSEC_INLINE V fusec_floor(V x) {
+  V r = fusec_round(x);
+  return r > x ? r - 1 : r;
+}
+template <class V> FUSEC_INLINE V fusec_ceil(V x) { return -fusec_floor(-x); }
+template <class V> FUSEC_INLINE V fusec_trunc(V x) {
+  return fusec_copysign(fusec_floor(fusec_abs(x)), x);
+}
+#endif
+FUSEC_INLINE float fusec_round(float x) { return __builtin_rintf(x); }
+FUSEC_INLINE double fusec_round(double x) { return __builtin_rint(x); }
+FUSEC_INLINE float fusec_floor(float x) { return __builtin_floorf(x); }
+FUSEC_INLINE double fusec_floor(double x) { return __builtin_floor(x); }
+FUSEC_INLINE float fusec_ceil(float x) { return __builtin_ceilf(x); }
+FUSEC_INLINE double fusec_ceil(double x) { return __builtin_ceil(x); }
+FUSEC_INLINE float fusec_trunc(float x) { return __builtin_truncf(x); }
+FUSEC_INLINE double fusec_trunc(double x) { return __builtin_trunc(x); }
+FUSEC_LIFT1(f_round, fusec_round)
+FUSEC_LIFT1(f_floor, fusec_floor)
+FUSEC_LIFT1(f_ceil, fusec_ceil)
+FUSEC_LIFT1(f_trunc, fusec_trunc)
+
+// ---- division of integers, shifts ---------------------------------------------------------------
+// x / 0 is 0 (nothing traps), the smallest integer by -1 wraps.
+
+FUSEC_INLINE long long fusec_least(long long x, long long y) { return x < y ? x : y; }
+// For the index arithmetic of loops: y > 0.
+FUSEC_INLINE long long fusec_floordiv(long long x, long long y) { return x / y - (x % y < 0); }
+FUSEC_INLINE long long fusec_mod(long long x, long long y) {
+  long long r = x % y;
+  return r < 0 ? r + y : r;
+}
+
+template <bool floored, bool remainder, class S> FUSEC_INLINE S fusec_divide(S x, S y) {
+  if (y == 0) return 0;
+  S q = y == -1 ? -x : x / y, r = x - q * y;
+  S below = floored && r != 0 && (r ^ y) < 0;
+  return remainder ? r + below * y : q - below;
+}
+// 32 bits: the quotient of two doubles, truncated, is exact.
+template <bool floored, bool remainder> FUSEC_INLINE vi32 fusec_divide(vi32 x, vi32 y) {
+  vi32 q = to_i32(to_f64(x) / to_f64(y == 0 ? v_i32(1) : y)), r = x - q * y;
+  vi32 below = floored ? (r != 0) & ((r ^ y) < 0) : vi32{};
+  return y == 0 ? vi32{} : remainder ? r + (below & y) : q + below;
+}
+// 64 bits, all below 2^50: the integer nearest to the quotient of two doubles is the quotient
+// or one more; the remainder that it leaves is exact and tells which.
+FUSEC_INLINE hf64 fusec_exact_f64(hi64 x) { return (hf64)(x + 0x4338000000000000) - 0x1.8p52; }
+FUSEC_INLINE hi64 fusec_exact_i64(hf64 x) { return (hi64)(x + 0x1.8p52) - 0x4338000000000000; }
+template <bool floored, bool remainder> FUSEC_INLINE hi64 fusec_divide(hi64 x, hi64 y) {
+  hf64 a = fusec_exact_f64(x), b = fusec_exact_f64(y), c = fusec_abs(b);
+  hf64 q = fusec_abs(a) / c + 0x1.8p52 - 0x1.8p52, r = fusec_abs(a) - q * c;
+  q = r < 0 ? q - 1 : q;
+  r = fusec_copysign(r < 0 ? r + c : r, a);
+  q = (hf64)((hi64)q ^ (hi64)fusec_sign_bit(a) ^ (hi64)fusec_sign_bit(b));
+  hi64 below = r * b < 0;
+  if (floored) q = below ? q - 1 : q;
+  if (floored) r = below ? r + b : r;
+  return y == 0 ? hi64{} : fusec_exact_i64(remainder ? r : q);
+}
+#define FUSEC_INT_DIVISION(f, floored, remainder)                                       \
+  FUSEC_INLINE int f(int x, int y) { return fusec_divide<floored, remainder>(x, y); }   \
+  FUSEC_INLINE long long f(long long x, long long y) {                                  \
+    return fusec_divide<floored, remainder>(x, y);                                      \
+  }                                                                                     \
+  FUSEC_INLINE vi32 f(vi32 x, vi32 y) { return fusec_divide<floored, remainder>(x, y); } \
+  FUSEC_BY_LANE2_PAIR(fusec_by_lane_##f, f, vi64, long long)                            \
+  FUSEC_INLINE vi64 f(vi64 x, vi64 y) {                                                 \
+    vi64 least(-(1ll << 50)), most(1ll << 50);                                          \
+    vm small = f_gt(x, least) & f_gt(y, least) & f_lt(x, most) & f_lt(y, most);         \
+    if (__builtin_expect(!f_hall(small), 0)) return fusec_by_lane_##f(x, y);            \
+    return vi64(fusec_divide<floored, remainder>(x.a, y.a),                             \
+                fusec_divide<floored, remainder>(x.b, y.b));                            \
+  }
+FUSEC_INT_DIVISION(f_floordiv, true, false)
+FUSEC_INT_DIVISION(f_remainder, true, true)
+FUSEC_INT_DIVISION(f_truncdiv, false, false)
+FUSEC_INT_DIVISION(f_fmod, false, true)
+
+// A distance out of range shifts everything out, as in torch.
+template <class T> FUSEC_INLINE T fusec_shl(T x, T y) {
+  int top = sizeof(x[0]) * 8 - 1;
+  return ((y < 0) | (y > top)) ? T{} : x << (y & top);
+}
+template <class T> FUSEC_INLINE T fusec_shr(T x, T y) {
+  int top = sizeof(x[0]) * 8 - 1;
+  return x >> (((y < 0) | (y > top)) ? T{} + top : y);
+}
+#define FUSEC_SHIFT_SCALAR(S, V)                                                        \
+  FUSEC_INLINE S fusec_shl(S x, S y) { return fusec_shl(V{} + x, V{} + y)[0]; }         \
+  FUSEC_INLINE S fusec_shr(S x, S y) { return fusec_shr(V{} + x, V{} + y)[0]; }
+FUSEC_SHIFT_SCALAR(int, vi32)
+FUSEC_SHIFT_SCALAR(long long, hi64)
+FUSEC_LIFT2_INT(f_shl, fusec_shl)
+FUSEC_LIFT2_INT(f_shr, fusec_shr)
+
+// ---- exponential and friends, f32 ---------------------------------------------------------------
+// Polynomials are minimax fits with float coefficients made for this file: a comment names what is
+// fitted, where, and to which error relative to the function's value. Range reduction: Cody and
+// Waite, Software Manual for the Elementary Functions (1980); Muller, Elementary Functions, ch. 11.
+
+// limit where x is beyond it, else x, NaN included.
+#ifdef FUSEC_MIN_F32
+FUSEC_INLINE vf32 fusec_at_most(vf32 x, float limit) { return FUSEC_MIN_F32(v_f32(limit), x); }
+FUSEC_INLINE vf32 fusec_at_least(vf32 x, float limit) { return FUSEC_MAX_F32(v_f32(limit), x); }
+#else
+FUSEC_INLINE vf32 fusec_at_most(vf32 x, float limit) { return x > limit ? v_f32(limit) : x; }
+FUSEC_INLINE vf32 fusec_at_least(vf32 x, float limit) { return x < limit ? v_f32(limit) : x; }
+#endif
+
+// x = n ln 2 + r, |r| <= ln 2 / 2: t carries n in its low bits, by rounding at 1.5 * 2^23.
+// n times the upper part of ln 2 is exact: 15 bits times 9.
+#define FUSEC_ROUNDER 0x1.8p23f
+FUSEC_INLINE vf32 fusec_exp_reduce(vf32 x, vf32 &t) {
+  t = x * 0x1.715476p0f + FUSEC_ROUNDER;
+  vf32 n = t - FUSEC_ROUNDER;
+  return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
+}
+// exp(r) - 1, by (exp(r) - 1 - r) / r^2 on |r| <= 0.348, 2^-28 of exp(r).
+FUSEC_INLINE vf32 fusec_expm1_reduced(vf32 r) {
+  vf32 p = 0.49999994f + r * (0.16666521f + r * (0.04166829f +
+           r * (0.008368704f + r * 0.0013818939f)));
+  return r + r * r * p;
+}
+// y 2^n, in two factors so that the result may overflow or be subnormal.
+FUSEC_INLINE vf32 fusec_scale(vf32 y, vf32 t) {
+#ifdef FUSEC_SCALE_F32
+  return FUSEC_SCALE_F32(y, t - FUSEC_ROUNDER);
+#else
+  vi32 n = (vi32)t - (vi32)v_f32(FUSEC_ROUNDER), half = n >> 1;
+  return y * (vf32)((half + 127) << 23) * (vf32)((n - half + 127) << 23);
+#endif
+}
+FUSEC_INLINE vf32 f_exp(vf32 x) {
+  vf32 t, r = fusec_exp_reduce(fusec_at_least(fusec_at_most(x, 89), -104), t);
+  return fusec_scale(1 + fusec_expm1_reduced(r), t);
+}
+FUSEC_INLINE vf32 f_exp2(vf32 x) {
+  x = fusec_at_least(fusec_at_most(x, 129), -151);
+  vf32 t = x + FUSEC_ROUNDER, r = (x - (t - FUSEC_ROUNDER)) * 0x1.62e43p-1f;
+  return fusec_scale(1 + fusec_expm1_reduced(r), t);
+}
+// 2^n expm1(r) + (2^n - 1), at half the scale so that 2^128 exists. x = n ln 2 + r as above.
+FUSEC_INLINE vf32 f_expm1(vf32 x) {
+  vf32 t, r = fusec_exp_reduce(fusec_at_least(fusec_at_most(x, 89), -25), t);
+  vf32 p = fusec_expm1_reduced(r);
+  vf32 half = (vf32)(((vi32)t - (vi32)v_f32(FUSEC_ROUNDER) + 126) << 23);
+  vf32 y = 2 * (half * p + (half - 0.5f));
+  return fusec_abs(x) < 0x1p-30f ? x : t == FUSEC_ROUNDER ? p : y;
+}
+FUSEC_INLINE vf32 f_sigmoid(vf32 x) { return 1 / (1 + f_exp(-x)); }
+
+// x = m 2^e with m in [sqrt(1/2), sqrt(2)), from the bits; subnormals are scaled first.
+FUSEC_INLINE vf32 fusec_log_reduce(vf32 x, vf32 &e) {
+  vi32 small = x < 0x1p-126f;
+  vi32 bits = (vi32)(small ? x * 0x1p24f : x) - 0x3f3504f3;
+  e = FUSEC_CONVERT((bits >> 23) - (small & 24), vf32);
+  return (vf32)((bits & 0x7fffff) + 0x3f3504f3);
+}
+// log1p(f) - f, by (log1p(f) - f + f^2 / 2) / f^3 on [sqrt(1/2) - 1, sqrt(2) - 1], 2^-30.
+FUSEC_INLINE vf32 fusec_log1p_tail(vf32 f) {
+  vf32 p = 0.33333313f + f * (-0.2500001f + f * (0.20002072f + f * (-0.16667989f +
+           f * (0.1422036f + f * (-0.124062404f + f * (0.11883538f +
+           f * (-0.11670016f + f * 0.06749175f)))))));
+  return f * f * (f * p - 0.5f);
+}
+// What a logarithm of x is where x is zero, negative, infinite or NaN; y elsewhere.
+FUSEC_INLINE vf32 fusec_log_special(vf32 x, vf32 y) {
+  y = x < __builtin_inff() ? y : x;
+  y = x < 0 ? v_f32(__builtin_nanf("")) : y;
+  return x == 0 ? v_f32(-__builtin_inff()) : y;
+}
+FUSEC_INLINE vf32 f_log(vf32 x) {
+  vf32 e, f = fusec_log_reduce(x, e) - 1;
+  vf32 tail = fusec_log1p_tail(f) + e * 0x1.7f7d1cp-20f;
+  return fusec_log_special(x, e * 0x1.62e4p-1f + (f + tail));
+}
+FUSEC_INLINE vf32 f_log2(vf32 x) {
+  vf32 e, f = fusec_log_reduce(x, e) - 1;
+  vf32 tail = f * 0x1.c551dap-2f + fusec_log1p_tail(f) * 0x1.715476p0f;  // log2(e) is 1.44
+  return fusec_log_special(x, e + (f + tail));
+}
+FUSEC_INLINE vf32 f_log10(vf32 x) {
+  vf32 e, f = fusec_log_reduce(x, e) - 1;
+  vf32 tail = fusec_log1p_tail(f) * 0x1.bcb7b2p-2f + f * -0x1.5b235ep-27f + e * 0x1.3509f8p-18f;
+  return fusec_log_special(x, e * 0x1.344p-2f + (f * 0x1.bcb7b2p-2f + tail));
+}
+// u = 1 + x rounds; the rounding error over u corrects log(u). Near 0, f is x itself.
+FUSEC_INLINE vf32 f_log1p(vf32 x) {
+  vf32 u = 1 + x, e, m = fusec_log_reduce(u, e);
+  vf32 lost = (u > 1 ? 1 - (u - x) : x - (u - 1)) / u;
+  vf32 f = e == 0 ? x : m - 1;
+  vf32 tail = fusec_log1p_tail(f) + (e == 0 ? vf32{} : lost + e * 0x1.7f7d1cp-20f);
+  vf32 y = fusec_log_special(u, e * 0x1.62e4p-1f + (f + tail));
+  return x == 0 ? x : y;
+}
+
+// Below 0.625 x + x^3 p(x^2), p fits (tanh(x) - x) / x^3 to 2^-27.6; above, 1 - 2 / (e^2x + 1).
+FUSEC_INLINE vf32 f_tanh(vf32 x) {
+  vf32 a = fusec_abs(x), s = x * x;
+  vf32 low = a + a * s * (-0.33333278f + s * (0.13331322f + s * (-0.053729363f +
+             s * (0.020604275f + s * -0.005665036f))));
+  vf32 high = 1 - 2 / (f_exp(a + a) + 1);
+  return fusec_or(a < 0.625f ? low : high, fusec_sign_bit(x));
+}
+
+// Below 0.75 x + x p(x^2), p fits erf(x) / x - 1 to 2^-29; above, 1 - exp(-q(x)), q fits
+// -log(erfc(x)) on [0.75, 4] to 2^-28 of erf; from 4 on the result is exactly 1.
+FUSEC_INLINE vf32 f_erf(vf32 x) {
+  vf32 a = fusec_abs(x), s = x * x;
+  vf32 low = a + a * (0.12837917f + s * (-0.3761262f + s * (0.11283379f +
+             s * (-0.026834335f + s * (0.005113157f + s * -0.0006737584f)))));
+  a = fusec_at_most(a, 4);
+  vf32 q = -2.1405562e-05f + a * (-1.1284335f + a * (-0.6358418f + a * (-0.10516453f +
+           a * (0.022848235f + a * (-0.0032057348f + a * 0.00021316553f)))));
+  vf32 t, r = fusec_exp_reduce(q, t);
+  vf32 high = 1 - fusec_scale(1 + fusec_expm1_reduced(r), t);
+  return fusec_or(a < 0.75f ? low : high, fusec_sign_bit(x));
+}
+
+// ---- sine, cosine, tangent, f32 -----------------------------------------------------------------
+// x = n pi/2 + r in double: the first 33 bits of pi/2 times n are exact. |x| > 1e6 goes to libm.
+
+FUSEC_INLINE hf64 fusec_quarter_turns(hf64 x, hf64 &r) {
+  hf64 t = x * 0x1.45f306dc9c883p-1 + 0x1.8p52, n = t - 0x1.8p52;
+  r = x - n * 0x1.921fb544p0 - n * 0x1.0b4611a626331p-34;
+  return t;
+}
+// Sine and cosine of r; the quarter turns before it. On |r| <= 0.79, p fits (sin(r) - r) / r^3 to
+// 2^-27.8 and q fits (cos(r) - 1 + r^2 / 2) / r^4 to 2^-32.9.
+FUSEC_INLINE vi32 fusec_sincos(vf32 x, vf32 &sine, vf32 &cosine) {
+  vf64 d = to_f64(x), reduced;
+  hf64 ta = fusec_quarter_turns(d.a, reduced.a), tb = fusec_quarter_turns(d.b, reduced.b);
+  vf32 r = to_f32(reduced), s = r * r;
+  vf32 p = -0.16666654f + s * (0.008332106f + s * -0.00019507877f);
+  vf32 q = 0.041666646f + s * (-0.0013887305f + s * 2.4431425e-05f);
+  sine = r + r * s * p;
+  cosine = 1 + s * (s * q - 0.5f);
+  return fusec_narrow((hi64)ta, (hi64)tb);
+}
+FUSEC_LIBM1(sin)
+FUSEC_LIBM1(cos)
+FUSEC_LIBM1(tan)
+#define FUSEC_TRIGONOMETRIC(name, of)                                                   \
+  FUSEC_RARE vf32 fusec_##name##_by_lane(vf32 x) {                                      \
+    for (int l = 0; l < FUSEC_W; l++) x[l] = f_##name((float)x[l]);                     \
+    return x;                                                                           \
+  }                                                                                     \
+  FUSEC_INLINE vf32 f_##name(vf32 x) {                                                  \
+    vm large = ~f_le(fusec_abs(x), v_f32(1e6f));                                        \
+    if (__builtin_expect(f_hany(large), 0)) return fusec_##name##_by_lane(x);           \
+    vf32 sine, cosine;                                                                  \
+    vi32 turns = fusec_sincos(x, sine, cosine);                                         \
+    return of;                                                                          \
+  }                                                                                     \
+  FUSEC_BY_LANE1_F64(f_##name)
+FUSEC_INLINE vf32 fusec_flip_sign(vf32 x, vi32 odd) { return (vf32)((vi32)x ^ odd << 31); }
+FUSEC_TRIGONOMETRIC(sin, fusec_flip_sign(turns & 1 ? cosine : sine, turns >> 1))
+FUSEC_TRIGONOMETRIC(cos, fusec_flip_sign(turns & 1 ? sine : cosine, (turns + 1) >> 1))
+FUSEC_TRIGONOMETRIC(tan, turns & 1 ? -cosine / sine : sine / cosine)
+
+// ---- power, f32 ---------------------------------------------------------------------------------
+// 2^(y log2 |x|) in double, some 45 bits, so that the float result is rounded nearly once.
+
+// log2 of m 2^e by atanh((m - 1) / (m + 1)); p fits (atanh(s) / s - 1) / s^2 * 2 / ln 2.
+FUSEC_INLINE hf64 fusec_log2(hf64 x) {
+  hu64 u = (hu64)x + (0x3ff0000000000000 - 0x3fe6a09e667f3bcd);
+  hf64 e = (hf64)(u >> 52 | 0x4330000000000000) - (0x1p52 + 1023);
+  hf64 m = (hf64)((u & 0xfffffffffffff) + 0x3fe6a09e667f3bcd);
+  hf64 s = (m - 1) / (m + 1), z = s * s;
+  hf64 p = 0.9617966939259879 + z * (0.5770780163454509 + z * (0.4121985859590422 +
+           z * (0.32059851714647547 + z * (0.26233546424574555 + z * (0.22088121005070935 +
+           z * 0.21400400298343822)))));
+  hf64 y = e + (s * 2.885390081777927 + s * z * p);
+  y = x == 0 ? -__builtin_inf() + hf64{} : y;
+  return x < __builtin_inf() ? y : x;
+}
+// 2^x; the coefficients fit (exp(r) - 1 - r) / r^2 on |r| <= 0.3466 to 2^-45.8.
+FUSEC_INLINE hf64 fusec_exp2(hf64 x) {
+  x = x > 200 ? 200 + hf64{} : x;
+  x = x < -200 ? -200 + hf64{} : x;
+  hf64 t = x + 0x1.8p52, r = (x - (t - 0x1.8p52)) * 0.6931471805599453;
+  hf64 p = 0.4999999999966441 + r * (0.16666666667265106 + r * (0.04166666696218697 +
+           r * (0.00833333309511078 + r * (0.001388881115364447 + r * (0.00019841539089271467 +
+           r * (2.488080549932092e-05 + r * 2.749305599765846e-06))))));
+  return (1 + (r + r * r * p)) * (hf64)(((hi64)t << 52) + 0x3ff0000000000000);
+}
+FUSEC_INLINE vf32 f_pow(vf32 x, vf32 y) {
+  vf32 magnitude = fusec_abs(x);
+  vf64 m = to_f64(magnitude), d = to_f64(y);
+  vf32 z = to_f32(vf64(fusec_exp2(d.a * fusec_log2(m.a)), fusec_exp2(d.b * fusec_log2(m.b))));
+  vf32 half = y * 0.5f;
+  vi32 integer = fusec_floor(y) == y, odd = integer & (fusec_floor(half) != half);
+  z = (magnitude == 1) | (y == 0) ? v_f32(1) : z;
+  z = (x < 0) & ~integer & (magnitude < __builtin_inff()) ? v_f32(__builtin_nanf("")) : z;
+  z = (x != x) | (y != y) ? x + y : z;
+  z = odd ? fusec_or(z, fusec_sign_bit(x)) : z;
+  return (x == 1) | (y == 0) ? v_f32(1) : z;
+}
+
+// ---- functions left to libm ---------------------------------------------------------------------
+// exp, log, erf, tanh ... of double, and what is rare.
+
+#define FUSEC_F64_BY_LIBM(name) FUSEC_LIBM1(name) FUSEC_BY_LANE1_F64(f_##name)
+FUSEC_F64_BY_LIBM(exp)
+FUSEC_F64_BY_LIBM(exp2)
+FUSEC_F64_BY_LIBM(expm1)
+FUSEC_F64_BY_LIBM(log)
+FUSEC_F64_BY_LIBM(log2)
+FUSEC_F64_BY_LIBM(log10)
+FUSEC_F64_BY_LIBM(log1p)
+FUSEC_F64_BY_LIBM(tanh)
+FUSEC_F64_BY_LIBM(erf)
+FUSEC_INLINE float f_sigmoid(float x) { return 1 / (1 + f_exp(-x)); }
+FUSEC_INLINE double f_sigmoid(double x) { return 1 / (1 + f_exp(-x)); }
+FUSEC_INLINE vf64 f_sigmoid(vf64 x) { return 1.0 / (1.0 + f_exp(-x)); }
+
+#define FUSEC_BY_LIBM(name) FUSEC_LIBM1(name) FUSEC_BY_LANE1(f_##name)
+FUSEC_BY_LIBM(asin)
+FUSEC_BY_LIBM(acos)
+FUSEC_BY_LIBM(atan)
+FUSEC_BY_LIBM(sinh)
+FUSEC_BY_LIBM(cosh)
+FUSEC_BY_LIBM(asinh)
+FUSEC_BY_LIBM(acosh)
+FUSEC_BY_LIBM(atanh)
+FUSEC_BY_LIBM(erfc)
+FUSEC_BY_LIBM(lgamma)
+#define FUSEC_BY_LIBM2(name) FUSEC_LIBM2(name) FUSEC_BY_LANE2(f_##name)
+FUSEC_BY_LIBM2(atan2)
+FUSEC_BY_LIBM2(hypot)
+FUSEC_BY_LIBM2(nextafter)
+FUSEC_BY_LIBM2(fmod)
+FUSEC_LIBM2(pow)
+FUSEC_BY_LANE2_PAIR(f_pow, f_pow, vf64, double)
+
+// Division of floats as torch has it: the remainder has the sign of the divisor, and x equals
+// floordiv(x, y) y + remainder(x, y).
+template <class S> FUSEC_INLINE S fusec_float_remainder(S x, S y) {
+  S r = f_fmod(x, y);
+  return r != 0 && (y < 0) != (r < 0) ? r + y : r;
+}
+template <class S> FUSEC_INLINE S fusec_float_floordiv(S x, S y) {
+  if (y == 0) return x / y;
+  S q = (x - fusec_float_remainder(x, y)) / y, nearest = f_round(q);
+  return q == 0 ? f_copysign(q, x / y) : nearest;
+}
+#define FUSEC_FLOAT_DIVISION(name)                                                      \
+  FUSEC_INLINE float f_##name(float x, float y) { return fusec_float_##name(x, y); }    \
+  FUSEC_INLINE double f_##name(double x, double y) { return fusec_float_##name(x, y); } \
+  FUSEC_BY_LANE2(f_##name)
+FUSEC_FLOAT_DIVISION(remainder)
+FUSEC_FLOAT_DIVISION(floordiv)
+template <class T> FUSEC_INLINE T fusec_float_truncdiv(T x, T y) { return fusec_trunc(x / y); }
+FUSEC_LIFT2(f_truncdiv, fusec_float_truncdiv)
+
+// Integer powers by squaring; a negative exponent leaves only 1, -1 and 0.
+template <class S> FUSEC_INLINE S fusec_int_pow(S x, S n) {
+  if (n < 0) return x == 1 ? 1 : x == -1 ? (n & 1 ? -1 : 1) : 0;
+  S y = 1;
+  for (; n; n >>= 1, x *= x)
+    if (n & 1) y *= x;
+  return y;
+}
+FUSEC_INLINE int f_pow(int x, int n) { return fusec_int_pow(x, n); }
+FUSEC_INLINE long long f_pow(long long x, long long n) { return fusec_int_pow(x, n); }
+FUSEC_BY_LANE2_NATIVE(f_pow, f_pow, vi32, int)
+FUSEC_BY_LANE2_PAIR(f_pow, f_pow, vi64, long long)
+
+// erfinv: Winitzki's estimate (2008), then Halley's iteration, on erfc where 1 - |x| is exact.
+FUSEC_RARE double f_erfinv(double x) {
+  double p = f_abs(x), ln = f_log1p(-p * p), c = 4.3307467508 + ln / 2;
+  if (!(p < 1)) return p == 1 ? x * __builtin_inf() : __builtin_nan("");
+  double y = f_sqrt(f_sqrt(c * c - ln / 0.147) - c);
+  for (int i = 0; i < 3; i++) {
+    double error = p < 0.5 ? f_erf(y) - p : (1 - p) - f_erfc(y);
+    double step = error * 0.886226925452758 * f_exp(y * y);
+    y -= step / (1 + y * step);
+  }
+  return f_copysign(y, x);
+}
+FUSEC_INLINE float f_erfinv(float x) { return (float)f_erfinv((double)x); }
+FUSEC_BY_LANE1(f_erfinv)
+
+// ---- random numbers -----------------------------------------------------------------------------
+// Philox 4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). The 64-bit
+// seed is the key, the 64-bit offset the low half of the counter; the first word is the result.
+
+FUSEC_INLINE void fusec_wide_product(vu32 x, unsigned k, vu32 &high, vu32 &low) {
+  hu64 even = (hu64)x, odd = even >> 32;
+#ifdef FUSEC_EVEN_PRODUCTS
+  even = (hu64)FUSEC_EVEN_PRODUCTS((vi32)even, v_i32((int)k));
+  odd = (hu64)FUSEC_EVEN_PRODUCTS((vi32)odd, v_i32((int)k));
+#else
+  even = (even & 0xffffffff) * k, odd *= k;
+#endif
+  high = (vu32)(even >> 32 | (odd & 0xffffffff00000000));
+  low = (vu32)((even & 0xffffffff) | odd << 32);
+}
+FUSEC_INLINE void fusec_wide_product(unsigned x, unsigned k, unsigned &high, unsigned &low) {
+  unsigned long long product = (unsigned long long)x * k;
+  high = (unsigned)(product >> 32), low = (unsigned)product;
+}
+template <class U> FUSEC_INLINE U fusec_philox(U key0, U key1, U c0, U c1) {
+  U c2 = {}, c3 = {};
+  for (int i = 0; i < 10; i++) {
+    U high0, low0, high2, low2;
+    fusec_wide_product(c0, 0xd2511f53u, high0, low0);
+    fusec_wide_product(c2, 0xcd9e8d57u, high2, low2);
+    c0 = high2 ^ c1 ^ key0, c1 = low2;
+    c2 = high0 ^ c3 ^ key1, c3 = low0;
+    key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
+  }
+  return c0;
+}
+FUSEC_INLINE vu32 fusec_low_words(vi64 x) { return (vu32)fusec_narrow(x.a, x.b); }
+FUSEC_INLINE vu32 fusec_high_words(vi64 x) { return (vu32)fusec_narrow(x.a >> 32, x.b >> 32); }
+FUSEC_INLINE vu32 philox_u32(vi64 seed, vi64 offset) {
+  return fusec_philox(fusec_low_words(seed), fusec_high_words(seed), fusec_low_words(offset),
+                      fusec_high_words(offset));
+}
+FUSEC_INLINE unsigned philox_u32(long long seed, long long offset) {
+  return fusec_philox((unsigned)seed, (unsigned)(seed >> 32), (unsigned)offset,
+                      (unsigned)(offset >> 32));
+}
+// Uniform in [0, 1), a multiple of 2^-24.
+FUSEC_INLINE vf32 f_rand(vi64 seed, vi64 offset) {
+  return FUSEC_CONVERT((vi32)(philox_u32(seed, offset) >> 8), vf32) * 0x1p-24f;
+}
+FUSEC_INLINE float f_rand(long long seed, long long offset) {
+  return (float)(philox_u32(seed, offset) >> 8) * 0x1p-24f;
+}
