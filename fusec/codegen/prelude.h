@@ -628,22 +628,6 @@ FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
 FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
 #endif
 
-// ---- indices read from memory -------------------------------------------------------------------
-
-FUSEC_INLINE bool fusec_in_range(long long i, long long extent) { return i >= 0 && i < extent; }
-FUSEC_INLINE vm fusec_in_range(vi64 i, long long extent) {
-  return f_ge(i, vi64(0)) & f_lt(i, vi64(extent));
-}
-// What is wanted and in range; raises *status if something wanted is not.
-FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
-  if (__builtin_expect(wanted && !ok, 0)) __atomic_store_n(status, 1, __ATOMIC_RELAXED);
-  return ok && wanted;
-}
-FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
-  if (__builtin_expect(f_hany(wanted & ~ok), 0)) __atomic_store_n(status, 1, __ATOMIC_RELAXED);
-  return ok & wanted;
-}
-
 // ---- arithmetic ---------------------------------------------------------------------------------
 // FUSEC_LIFT* make the overloads of f from a g over native vectors (vf32, hf64) and scalars;
 // FUSEC_BY_LANE* make those for lanes from the scalar f.
@@ -807,14 +791,6 @@ FUSEC_LIFT1(f_trunc, fusec_trunc)
 
 // ---- division of integers, shifts ---------------------------------------------------------------
 // x / 0 is 0 (nothing traps), the smallest integer by -1 wraps.
-
-FUSEC_INLINE long long fusec_least(long long x, long long y) { return x < y ? x : y; }
-// For the index arithmetic of loops: y > 0.
-FUSEC_INLINE long long fusec_floordiv(long long x, long long y) { return x / y - (x % y < 0); }
-FUSEC_INLINE long long fusec_mod(long long x, long long y) {
-  long long r = x % y;
-  return r < 0 ? r + y : r;
-}
 
 template <bool floored, bool remainder, class S> FUSEC_INLINE S fusec_divide(S x, S y) {
   if (y == 0) return 0;
