@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fusec.codegen.layout import Layout, below
+from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, I32, I64, DType
+from fusec.ir.dtype import BOOL, DType
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -46,32 +48,19 @@ from fusec.ir.index import (
     Index,
     Mod,
     Size,
-    floordiv,
     index,
-    mod,
     most,
     product,
     substitute,
 )
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Plan
 
 KEEP_COST = 8
 """Multiply-adds a point from which a value is kept for the next sweep instead of computed again."""
 KEEP_BYTES = 1 << 19
 """The longest array kept for that: it has to stay in a core's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """A loop part: full tiles run to ``full``, ragged ones to each of ``stops``."""
-
-    full: tuple[Index, ...]
-    stops: tuple[Index, ...]
-    lane: Axis | None = None
-    position: Index | None = None  # of the cut axis, for the mask of ragged tiles
-    extent: Index | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -85,119 +74,25 @@ class _Scope:
     memo: dict[Expr, Var | Const] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Accumulate:
-    """Fold the body of a reduction into its carry or, with ``slot``, into a private array."""
-
-    reduction: Reduce
-    carry: Var | None
-    array: Buffer | None = None
-    slot: Index | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Keep:
-    """Write a value to a private array for a later sweep."""
-
-    value: Expr
-    array: Buffer
-    slot: Index
-
-
-_Task = Store | _Accumulate | _Keep
-
-
 class _Lowering:
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         self.kernel = kernel
         self.plan = plan
-        self.grid: list[Axis] = []
-        self.nest: list[Axis] = []
-        self.lanes: list[Axis] = []
-        self.loops: dict[Axis, _Loop] = {}
-        self.cut: dict[Axis, Index] = {}
-        self.masks: dict[Axis, Expr] = {}
+        self.layout = Layout(plan)
+        self.nest, self.lanes = self.layout.nest, self.layout.lanes
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
         self.names: dict[str, int] = {}
         self.serial = 0
-        for binding in plan.bindings:
-            self._bind(binding)
+        cut = self.layout.cut
         roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
-        exprs = substitute_all(roots, self.cut)
+        exprs = substitute_all(roots, cut)
         self.stores = [
-            Store(s.buffer, (substitute(s.indices[0], self.cut),), e)
+            Store(s.buffer, (substitute(s.indices[0], cut),), e)
             for s, e in zip(kernel.stores, exprs, strict=False)
         ]
         names = (n for _, n in kernel.labels)
         self.labels = dict(zip(exprs[len(self.stores) :], names, strict=True))
-        self.scopes = [_Scope(None, frozenset(), self.masks)]
-
-    # -- axes --------------------------------------------------------------------------------------
-
-    def _bind(self, binding: Binding) -> None:
-        axis, tile = binding.axis, binding.tile
-        lane = Axis(f"{axis.name}i", index(tile)) if tile > 1 else None
-        if lane is not None:
-            self.lanes.append(lane)
-        tiles = floordiv(axis.extent + (tile - 1), index(tile))
-        match binding.place:
-            case Place.LANES:
-                assert lane is not None
-                self.cut[axis] = index(lane)
-                self._mask_always(axis, lane)
-            case Place.GRID if binding.chunk:
-                self._bind_chunked(binding, lane, tiles)
-            case Place.GRID:
-                outer = axis if lane is None else Axis(f"{axis.name}o", tiles)
-                self.grid.append(outer)
-                if lane is not None:
-                    self.cut[axis] = index(outer) * tile + index(lane)
-                    self._mask_always(axis, lane)
-            case Place.LOOP:
-                self._bind_loop(axis, lane, tile, tiles)
-
-    def _bind_chunked(self, binding: Binding, lane: Axis | None, tiles: Index) -> None:
-        axis, tile, chunk = binding.axis, binding.tile, binding.chunk
-        outer = Axis(f"{axis.name}g", floordiv(tiles + (chunk - 1), index(chunk)))
-        loop = Axis(f"{axis.name}o", index(chunk))
-        self.grid.append(outer)
-        self.nest.append(loop)
-        here = index(outer) * chunk + index(loop)
-        self.cut[axis] = here * tile + index(lane) if lane is not None else here
-        left = tiles - index(outer) * chunk
-        stops = (index(chunk),) if mod(tiles, index(chunk)) is index(0) else (index(chunk), left)
-        full = stops
-        if mod(axis.extent, index(tile)) is not index(0):
-            whole = floordiv(axis.extent, index(tile)) - index(outer) * chunk
-            full = (index(chunk), whole)
-        self.loops[loop] = _Loop(full, stops, lane, self.cut[axis], axis.extent)
-
-    def _bind_loop(self, axis: Axis, lane: Axis | None, tile: int, tiles: Index) -> None:
-        if lane is None:
-            self.nest.append(axis)
-            stops = (axis.extent,) if axis.limit is None else (axis.extent, axis.limit)
-            self.loops[axis] = _Loop(stops, stops)
-            return
-        loop = Axis(f"{axis.name}o", tiles)
-        self.nest.append(loop)
-        self.cut[axis] = index(loop) * tile + index(lane)
-        if axis.limit is not None:  # every tile may be ragged
-            last = floordiv(axis.limit + (tile - 1), index(tile))
-            here = self.cut[axis]
-            self.loops[loop] = _Loop((index(0),), (tiles, last), lane, here, axis.limit)
-            return
-        exact = mod(axis.extent, index(tile)) is index(0)
-        full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
-        self.loops[loop] = _Loop(full, (tiles,), lane, self.cut[axis], axis.extent)
-
-    def _mask_always(self, axis: Axis, lane: Axis) -> None:
-        ragged = mod(axis.extent, lane.extent) is not index(0)
-        if ragged or axis.limit is not None:
-            limit = axis.extent if axis.limit is None else axis.limit
-            self.masks[lane] = _below(self.cut[axis], limit)
-
-    def _loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
-        return {a for a in axes if a in self.loops}
+        self.scopes = [_Scope(None, frozenset(), self.layout.masks)]
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -207,7 +102,7 @@ class _Lowering:
 
     def _home(self, node: Expr) -> _Scope:
         """Return the outermost open scope in which all loops the node depends on are bound."""
-        needed = self._loops_of(node.axes)
+        needed = self.layout.loops_of(node.axes)
         for scope in self.scopes:
             if needed <= scope.bound:
                 return scope
@@ -244,7 +139,7 @@ class _Lowering:
         """Return what must be named before ``node``: its children, and the masks it runs under."""
         if node in self.arrays:
             return ()
-        if isinstance(node, Reduce) and self._loops_of(node.over):
+        if isinstance(node, Reduce) and self.layout.loops_of(node.over):
             raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
         masks: tuple[Expr, ...] = ()
         if isinstance(node, Load):
@@ -336,56 +231,55 @@ class _Lowering:
 
     # -- regions -----------------------------------------------------------------------------------
 
-    def region(self, tasks: list[_Task]) -> None:
+    def region(self, tasks: list[Task]) -> None:
         """Emit some tasks in the current scope, sweep by sweep."""
         homes = self._home_reductions(tasks)
-        depth = _Depth(homes)
-        sweeps: dict[int, list[_Task | Reduce]] = {}
+        depth = Depth(homes)
+        sweeps: dict[int, list[Task | Reduce]] = {}
         for reduction in homes:
             sweeps.setdefault(depth.below(reduction), []).append(reduction)
         for task in tasks:
-            sweeps.setdefault(depth.of(_roots(task)), []).append(task)
+            sweeps.setdefault(depth.of(roots(task)), []).append(task)
         for level in sorted(sweeps):
             later = [t for other in sorted(sweeps) if other > level for t in sweeps[other]]
             self._sweep(sweeps[level], later)
 
-    def _home_reductions(self, tasks: list[_Task]) -> list[Reduce]:
+    def _home_reductions(self, tasks: list[Task]) -> list[Reduce]:
         found: list[Reduce] = []
         stop = self.here.bound
-        for node in postorder(root for t in tasks for root in _roots(t)):
-            if not isinstance(node, Reduce) or not self._loops_of(node.over):
+        for node in postorder(root for t in tasks for root in roots(t)):
+            if not isinstance(node, Reduce) or not self.layout.loops_of(node.over):
                 continue
             if self._known(node) is not None or node in self.arrays:
                 continue
-            free = self._loops_of(node.axes) - stop
-            if not free or self._first(self._loops_of(node.over)) < self._first(free):
+            free = self.layout.loops_of(node.axes) - stop
+            if not free or self.layout.first(self.layout.loops_of(node.over)) < self.layout.first(
+                free
+            ):
                 found.append(node)
         return found
 
-    def _first(self, loops: set[Axis]) -> int:
-        return min(self.nest.index(a) for a in loops)
-
-    def _loops_left(self, task: _Task | Reduce) -> set[Axis]:
+    def _loops_left(self, task: Task | Reduce) -> set[Axis]:
         match task:
             case Reduce():
                 axes: frozenset[Axis] = frozenset(task.over) | task.body.axes
             case Store():
                 axes = task.indices[0].axes | task.expr.axes
-            case _Accumulate():
+            case Accumulate():
                 axes = frozenset(task.reduction.over) | task.reduction.body.axes
-            case _Keep():
+            case Keep():
                 axes = task.value.axes
-        return self._loops_of(axes) - self.here.bound
+        return self.layout.loops_of(axes) - self.here.bound
 
-    def _sweep(self, items: list[_Task | Reduce], later: list[_Task | Reduce]) -> None:
-        groups: dict[Axis | None, list[_Task]] = {}
-        done: list[tuple[Reduce, _Accumulate]] = []
-        kept: list[_Keep] = []
+    def _sweep(self, items: list[Task | Reduce], later: list[Task | Reduce]) -> None:
+        groups: dict[Axis | None, list[Task]] = {}
+        done: list[tuple[Reduce, Accumulate]] = []
+        kept: list[Keep] = []
         for item in items:
             left = self._loops_left(item)
-            first = self.nest[self._first(left)] if left else None
+            first = self.nest[self.layout.first(left)] if left else None
             if isinstance(item, Reduce):
-                task: _Task = self._start(item)
+                task: Task = self._start(item)
                 done.append((item, task))  # type: ignore[arg-type]
             else:
                 task = item
@@ -405,9 +299,9 @@ class _Lowering:
         for keep in kept:
             self.arrays[keep.value] = (keep.array, keep.slot)
 
-    def _run(self, loop: Axis, tasks: list[_Task]) -> None:
+    def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
-        info = self.loops[loop]
+        info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
         start = index(0)
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
@@ -421,7 +315,7 @@ class _Lowering:
                 assert (
                     info.lane is not None and info.position is not None and info.extent is not None
                 )
-                masks[info.lane] = _below(info.position, info.extent)
+                masks[info.lane] = below(info.position, info.extent)
             self.scopes.append(_Scope(loop, self.here.bound | {loop}, masks))
             self.region(tasks)
             scope = self.scopes.pop()
@@ -431,22 +325,22 @@ class _Lowering:
 
     # -- tasks -------------------------------------------------------------------------------------
 
-    def _start(self, reduction: Reduce) -> _Accumulate:
+    def _start(self, reduction: Reduce) -> Accumulate:
         """Declare what a reduction accumulates in: a carry, or a private array with a slot a lane."""
         lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
         neutral = Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
-        free = self._loops_of(reduction.axes) - self.here.bound
+        free = self.layout.loops_of(reduction.axes) - self.here.bound
         if not free:
             carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
             self.here.body.append(Carry(carry, neutral))
-            return _Accumulate(reduction, carry)
+            return Accumulate(reduction, carry)
         array, slot = self._array(reduction, self._hint(reduction))
         self._fill(array, slot, neutral)
-        return _Accumulate(reduction, None, array, slot)
+        return Accumulate(reduction, None, array, slot)
 
     def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
         """Declare a private array with a slot for each point of a node's unbound loops and lanes."""
-        axes = sorted(self._loops_of(node.axes) - self.here.bound, key=self.nest.index)
+        axes = sorted(self.layout.loops_of(node.axes) - self.here.bound, key=self.nest.index)
         axes += [a for a in self.lanes if a in node.axes]
         slot = index(0)
         for axis in axes:
@@ -462,10 +356,10 @@ class _Lowering:
     def _fill(self, array: Buffer, slot: Index, value: Const) -> None:
         body: tuple[Statement, ...] = (Put(array.flat(), slot, value, None),)
         for loop in reversed([a for a in self.nest if a in slot.axes]):
-            body = (For(loop, index(0), self.loops[loop].stops, body),)
+            body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
         self.here.body.extend(body)
 
-    def _finish(self, reduction: Reduce, task: _Accumulate) -> None:
+    def _finish(self, reduction: Reduce, task: Accumulate) -> None:
         lanes = tuple(a for a in reduction.over if a in self.lanes)
         if task.carry is None:
             if lanes:
@@ -477,7 +371,7 @@ class _Lowering:
         else:
             self.here.memo[reduction] = task.carry
 
-    def _emit(self, task: _Task) -> None:
+    def _emit(self, task: Task) -> None:
         """Emit a task whose loops are all bound."""
         match task:
             case Store():
@@ -485,10 +379,10 @@ class _Lowering:
                 offset = self._offset(task.indices[0])
                 guards = self._masks_of(task.indices[0].axes)
                 self.here.body.append(Put(task.buffer, offset, value, self._guard(guards)))
-            case _Keep():
+            case Keep():
                 value = self.value(task.value)
                 self.here.body.append(Put(task.array.flat(), task.slot, value, None))
-            case _Accumulate():
+            case Accumulate():
                 self._accumulate(task)
 
     def _guard(self, masks: list[Expr]) -> Var | None:
@@ -506,7 +400,7 @@ class _Lowering:
         assert isinstance(shown, IndexValue)
         return shown.index
 
-    def _accumulate(self, task: _Accumulate) -> None:
+    def _accumulate(self, task: Accumulate) -> None:
         reduction = task.reduction
         body: Expr = self.value(reduction.body)
         for mask in self._masks_of(reduction.over):
@@ -531,21 +425,21 @@ class _Lowering:
     # -- keeping values between sweeps ---------------------------------------------------------------
 
     def _worth_keeping(
-        self, loop: Axis, group: list[_Task], later: list[_Task | Reduce]
-    ) -> list[_Keep]:
+        self, loop: Axis, group: list[Task], later: list[Task | Reduce]
+    ) -> list[Keep]:
         """Return what this sweep computes at some cost and a later one over the same loop needs again."""
         again = [
             t
             for t in later
-            if (left := self._loops_left(t)) and self._first(left) == self.nest.index(loop)
+            if (left := self._loops_left(t)) and self.layout.first(left) == self.nest.index(loop)
         ]
         if not again:
             return []
-        now = set(postorder(r for t in group for r in _roots(t)))
-        unbound = self._loops_of(self.loops) - self.here.bound
-        kept: list[_Keep] = []
+        now = set(postorder(r for t in group for r in roots(t)))
+        unbound = set(self.layout.loops) - self.here.bound
+        kept: list[Keep] = []
         covered: set[Expr] = set()
-        for node in reversed(postorder(r for t in again for r in _roots(t))):
+        for node in reversed(postorder(r for t in again for r in roots(t))):
             if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
                 continue
             if unbound & node.axes != {loop} or isinstance(node, Reduce | IndexValue):
@@ -553,11 +447,11 @@ class _Lowering:
             if self._varying_cost(node, loop) < KEEP_COST or node in self.arrays:
                 continue
             covered.update(postorder((node,)))
-            length = most(self.loops[loop].stops[0])
+            length = most(self.layout.loops[loop].stops[0])
             if length is None or length * 16 * node.dtype.itemsize > KEEP_BYTES:
                 continue
             array, slot = self._array(node, self._hint(node))
-            kept.append(_Keep(node, array, slot))
+            kept.append(Keep(node, array, slot))
         return kept
 
     def _varying_cost(self, root: Expr, loop: Axis) -> int:
@@ -575,44 +469,6 @@ class _Lowering:
         return total
 
 
-class _Depth:
-    """How many sweeps must come before a value: reductions at home in the region, nested."""
-
-    def __init__(self, homes: list[Reduce]) -> None:
-        self.homes = set(homes)
-        self.memo: dict[Expr, int] = {}
-
-    def of(self, roots: Iterable[Expr]) -> int:
-        roots = list(roots)
-        for node in postorder(roots):
-            if node not in self.memo:
-                below = max((self.memo[c] for c in children(node)), default=0)
-                self.memo[node] = below + 1 if node in self.homes else below
-        return max((self.memo[r] for r in roots), default=0)
-
-    def below(self, reduction: Reduce) -> int:
-        return self.of((reduction.body,))
-
-
-def _roots(task: _Task | Reduce) -> tuple[Expr, ...]:
-    match task:
-        case Store():
-            return (task.expr, IndexValue(task.indices[0]))
-        case _Accumulate():
-            return (task.reduction.body,)
-        case _Keep():
-            return (task.value,)
-        case Reduce():
-            return (task.body,)
-
-
-def _below(position: Index, extent: Index) -> Expr:
-    """Return the mask ``position < extent``, in 32 bits where that is provably enough."""
-    high = most(position)
-    dtype = I32 if high is not None and high < 2**31 - 1 else I64
-    return Op("lt", (IndexValue(position, dtype), IndexValue(extent, dtype)))
-
-
 def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program:
     """Return the program of a kernel with flat accesses (see ``passes.coalesce``) under a plan.
 
@@ -628,7 +484,7 @@ def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program
         tuple(dict.fromkeys(reads)),
         tuple(dict.fromkeys(writes)),
         _sizes(kernel, lowering),
-        tuple(lowering.grid),
+        tuple(lowering.layout.grid),
         tuple(lowering.lanes),
         tuple(lowering.scopes[0].body),
         notation,

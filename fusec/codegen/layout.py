@@ -1,0 +1,129 @@
+"""Where each axis of a kernel runs: the parts a plan cuts it into, loop bounds and lane masks.
+
+An axis becomes at most three: a grid part, a loop part and a lane part. ``cut`` maps the kernel's axes to
+indices over these parts; ``loops`` holds the bounds of each loop part.
+
+Worked example, ``Binding(c, LOOP, tile=16)`` with c of extent 40: ``c = co*16 + ci``, co runs full tiles
+to 2 and the masked rest to 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.ir.dtype import I32, I64
+from fusec.ir.expr import Expr, IndexValue, Op
+from fusec.ir.index import Axis, Index, floordiv, index, mod, most
+from fusec.passes.schedule.plan import Binding, Place, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop part: full tiles run to ``full``, ragged ones to each of ``stops``."""
+
+    full: tuple[Index, ...]
+    stops: tuple[Index, ...]
+    lane: Axis | None = None
+    position: Index | None = None  # of the cut axis, for the mask of ragged tiles
+    extent: Index | None = None
+
+
+class Layout:
+    """The parts of all axes under a plan.
+
+    Attributes:
+        grid: grid parts, outermost first.
+        nest: loop parts, outermost first.
+        lanes: lane parts.
+        loops: bounds of each loop part.
+        cut: axis of the kernel -> index over its parts, for axes that are cut.
+        masks: lane part -> condition, for lanes that are ragged in every tile.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.grid: list[Axis] = []
+        self.nest: list[Axis] = []
+        self.lanes: list[Axis] = []
+        self.loops: dict[Axis, Loop] = {}
+        self.cut: dict[Axis, Index] = {}
+        self.masks: dict[Axis, Expr] = {}
+        for binding in plan.bindings:
+            self._bind(binding)
+
+    def loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
+        """Return the loop parts among some axes."""
+        return {a for a in axes if a in self.loops}
+
+    def first(self, loops: set[Axis]) -> int:
+        """Return the nesting position of the outermost of some loops."""
+        return min(self.nest.index(a) for a in loops)
+
+    def _bind(self, binding: Binding) -> None:
+        axis, tile = binding.axis, binding.tile
+        lane = Axis(f"{axis.name}i", index(tile)) if tile > 1 else None
+        if lane is not None:
+            self.lanes.append(lane)
+        tiles = floordiv(axis.extent + (tile - 1), index(tile))
+        match binding.place:
+            case Place.LANES:
+                assert lane is not None
+                self.cut[axis] = index(lane)
+                self._mask_always(axis, lane)
+            case Place.GRID if binding.chunk:
+                self._bind_chunked(binding, lane, tiles)
+            case Place.GRID:
+                outer = axis if lane is None else Axis(f"{axis.name}o", tiles)
+                self.grid.append(outer)
+                if lane is not None:
+                    self.cut[axis] = index(outer) * tile + index(lane)
+                    self._mask_always(axis, lane)
+            case Place.LOOP:
+                self._bind_loop(axis, lane, tile, tiles)
+
+    def _bind_chunked(self, binding: Binding, lane: Axis | None, tiles: Index) -> None:
+        axis, tile, chunk = binding.axis, binding.tile, binding.chunk
+        outer = Axis(f"{axis.name}g", floordiv(tiles + (chunk - 1), index(chunk)))
+        loop = Axis(f"{axis.name}o", index(chunk))
+        self.grid.append(outer)
+        self.nest.append(loop)
+        here = index(outer) * chunk + index(loop)
+        self.cut[axis] = here * tile + index(lane) if lane is not None else here
+        left = tiles - index(outer) * chunk
+        stops = (index(chunk),) if mod(tiles, index(chunk)) is index(0) else (index(chunk), left)
+        full = stops
+        if mod(axis.extent, index(tile)) is not index(0):
+            whole = floordiv(axis.extent, index(tile)) - index(outer) * chunk
+            full = (index(chunk), whole)
+        self.loops[loop] = Loop(full, stops, lane, self.cut[axis], axis.extent)
+
+    def _bind_loop(self, axis: Axis, lane: Axis | None, tile: int, tiles: Index) -> None:
+        if lane is None:
+            self.nest.append(axis)
+            stops = (axis.extent,) if axis.limit is None else (axis.extent, axis.limit)
+            self.loops[axis] = Loop(stops, stops)
+            return
+        loop = Axis(f"{axis.name}o", tiles)
+        self.nest.append(loop)
+        self.cut[axis] = index(loop) * tile + index(lane)
+        if axis.limit is not None:  # every tile may be ragged
+            last = floordiv(axis.limit + (tile - 1), index(tile))
+            here = self.cut[axis]
+            self.loops[loop] = Loop((index(0),), (tiles, last), lane, here, axis.limit)
+            return
+        exact = mod(axis.extent, index(tile)) is index(0)
+        full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
+        self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], axis.extent)
+
+    def _mask_always(self, axis: Axis, lane: Axis) -> None:
+        ragged = mod(axis.extent, lane.extent) is not index(0)
+        if ragged or axis.limit is not None:
+            limit = axis.extent if axis.limit is None else axis.limit
+            self.masks[lane] = below(self.cut[axis], limit)
+
+
+def below(position: Index, extent: Index) -> Expr:
+    """Return the mask ``position < extent``, in 32 bits where that is provably enough."""
+    high = most(position)
+    dtype = I32 if high is not None and high < 2**31 - 1 else I64
+    return Op("lt", (IndexValue(position, dtype), IndexValue(extent, dtype)))

@@ -1,0 +1,63 @@
+"""The work of lowering: tasks below some bound loops, and the order of sweeps they impose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.ir.expr import Buffer, Expr, IndexValue, Reduce, Var, children, postorder
+from fusec.ir.graph import Store
+from fusec.ir.index import Index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accumulate:
+    """Fold the body of a reduction into its carry or, with ``slot``, into a private array."""
+
+    reduction: Reduce
+    carry: Var | None
+    array: Buffer | None = None
+    slot: Index | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keep:
+    """Write a value to a private array for a later sweep."""
+
+    value: Expr
+    array: Buffer
+    slot: Index
+
+
+Task = Store | Accumulate | Keep
+
+
+class Depth:
+    """How many sweeps must come before a value: reductions at home in the region, nested."""
+
+    def __init__(self, homes: list[Reduce]) -> None:
+        self.homes = set(homes)
+        self.memo: dict[Expr, int] = {}
+
+    def of(self, roots: Iterable[Expr]) -> int:
+        roots = list(roots)
+        for node in postorder(roots):
+            if node not in self.memo:
+                below = max((self.memo[c] for c in children(node)), default=0)
+                self.memo[node] = below + 1 if node in self.homes else below
+        return max((self.memo[r] for r in roots), default=0)
+
+    def below(self, reduction: Reduce) -> int:
+        return self.of((reduction.body,))
+
+
+def roots(task: Task | Reduce) -> tuple[Expr, ...]:
+    match task:
+        case Store():
+            return (task.expr, IndexValue(task.indices[0]))
+        case Accumulate():
+            return (task.reduction.body,)
+        case Keep():
+            return (task.value,)
+        case Reduce():
+            return (task.body,)
