@@ -1,0 +1,244 @@
+"""What externs and the graph's outputs take: strided windows into buffers, sizes, constants.
+
+A value that is a strided window of a buffer is passed as one. There are two ways to know: the trace
+says that both share their memory, or the offset of the value's index map is affine in its axes.
+Anything else is first copied into a buffer with the traced strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Lines
+from fusec.frontend.origin import origin_of
+from fusec.frontend.shapes import TensorType
+from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
+from fusec.ir.expr import Buffer, Load, index_exprs, loads
+from fusec.ir.graph import Argument, NodeConstant, SizeValue, View
+from fusec.ir.index import Index, index
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An FX node whose value only an extern can take: a subgraph, an object, a symbolic float."""
+
+    node: fx.Node
+    symbolic: bool = False
+
+
+class Arguments:
+    """Conversion of FX arguments; shares the lines and the environment of one capture.
+
+    Attributes:
+        device: the device the graph computes on.
+        run_eagerly: emits the extern of a node and returns its result.
+        owners: the traced tensor that each buffer holds, element for element.
+        foreign: the same for buffers that the graph does not make: inputs and constants.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        env: dict[fx.Node, Any],
+        device: torch.device,
+        run_eagerly: Callable[[fx.Node], Any],
+    ) -> None:
+        self.lines = lines
+        self.env = env
+        self.device = device
+        self.run_eagerly = run_eagerly
+        self.owners: dict[Buffer, torch.Tensor] = {}
+        self.foreign: dict[Buffer, torch.Tensor] = {}
+        self._read_late: list[fx.Node] | None = None
+
+    def for_lowering(self, arg: Any) -> Any:
+        """Return an argument as lowerings take it."""
+        if isinstance(arg, fx.Node):
+            value = self.env[arg]
+            if isinstance(value, Opaque):
+                raise Unsupported("an argument that is neither tensor nor size")
+            return value
+        if isinstance(arg, tuple | list):
+            return tuple(map(self.for_lowering, arg))
+        if isinstance(arg, torch.SymInt):
+            return self.lines.sizes.index(arg)
+        return arg
+
+    def for_extern(self, user: fx.Node, arg: Any, path: tuple[str | int, ...]) -> Argument:
+        """Return an argument as the eager kernel takes it.
+
+        Raises:
+            Unsupported: if neither the graph nor the FX node can give it.
+        """
+        if isinstance(arg, fx.Node):
+            return self._node(arg, user, path)
+        if arg is None or isinstance(arg, bool | int | float | str):
+            return arg
+        if isinstance(arg, tuple | list):
+            return tuple(self.for_extern(user, a, (*path, k)) for k, a in enumerate(arg))
+        if isinstance(arg, torch.SymInt):
+            return SizeValue(self.lines.sizes.index(arg))
+        return NodeConstant(user.name, path)
+
+    def _node(self, arg: fx.Node, user: fx.Node, path: tuple[str | int, ...]) -> Argument:
+        value = self.env[arg]
+        match value:
+            case Value():
+                return self.window(arg)
+            case Index():
+                return value.const if value.is_constant else SizeValue(value)
+            case tuple():
+                return tuple(self._node_item(arg, k) for k in range(len(value)))
+            case Opaque(symbolic=True):
+                raise Unsupported("a symbolic float or condition")
+            case Opaque() if value.node.op == "get_attr":
+                return NodeConstant(user.name, path)
+            case Opaque():
+                raise Unsupported("an input that is neither tensor nor size")
+            case _:
+                return value  # type: ignore[no-any-return]
+
+    def _node_item(self, arg: fx.Node, position: int) -> Argument:
+        item = self.env[arg][position]
+        if not isinstance(item, Value):
+            raise Unsupported("a tuple of things that are not tensors")
+        view = self._view(item, arg.meta["val"][position])
+        return view or self._copy(item, arg.meta["val"][position], arg)[1]
+
+    # -- windows ----------------------------------------------------------------------------------
+
+    def window(self, node: fx.Node) -> View:
+        """Return a node's tensor as a strided window with the traced strides; copied if need be."""
+        return self._view(self.env[node], node.meta["val"]) or self.copy(node)
+
+    def copy(self, node: fx.Node) -> View:
+        """Emit a copy of a node's tensor, which the node stands for from now on."""
+        traced = node.meta["val"]
+        if traced.device != self.device and not self.env[node].reads_memory:
+            self.env[node] = self.run_eagerly(node)
+            return self.window(node)
+        self.env[node], view = self._copy(self.env[node], traced, node)
+        return view
+
+    def _view(self, value: Value, traced: torch.Tensor) -> View | None:
+        return self._shared(value, traced) or strided_window(value, self.lines.sizes.tensor(traced))
+
+    def _shared(self, value: Value, traced: torch.Tensor) -> View | None:
+        """Return the window if the trace says that the tensor lies in its buffer's memory."""
+        buffer = value.buffer
+        owner = None if buffer is None else self.owners.get(buffer)
+        if buffer is None or owner is None:
+            return None
+        if owner is traced:
+            return View(buffer, buffer.shape, buffer.strides, ZERO)
+        if owner.dtype is not traced.dtype or not share_memory(owner, traced):
+            return None
+        kind = self.lines.sizes.tensor(traced)
+        start = self.lines.sizes.index(owner.storage_offset())
+        offset = self.lines.sizes.index(traced.storage_offset()) - start
+        return View(buffer, kind.shape, kind.strides, offset)
+
+    def _copy(self, value: Value, traced: torch.Tensor, node: fx.Node) -> tuple[Value, View]:
+        """Define a buffer with the traced strides and the value's contents.
+
+        Where axes have stride 0 (an expand) the buffer has one element along them.
+        """
+        kind = self.lines.sizes.tensor(traced)
+        shape = tuple(
+            ONE if s is ZERO else e for e, s in zip(kind.shape, kind.strides, strict=True)
+        )
+        strides = tuple(ONE if s is ZERO else s for s in kind.strides)
+        compact = replace(kind, shape=shape, strides=strides)
+        buffer = self.lines.buffer(node.name, compact)
+        stored = self.lines.define(buffer, value.at, origin_of(node))
+        axes = make_axes(kind.shape)
+        at = broadcast(positions(axes), shape)
+        spread = Value(kind.shape, kind.dtype, axes, stored.at(at))
+        if shape == kind.shape:
+            self.owners[buffer] = traced
+        return spread, View(buffer, kind.shape, kind.strides, ZERO)
+
+    # -- aliasing ---------------------------------------------------------------------------------
+
+    def settle(self, write: fx.Node) -> None:
+        """Before ``write`` changes its first argument, copy what is still to be read of it.
+
+        Windows that the trace knows to share the memory see the change, as they do in eager mode.
+        """
+        if self._read_late is None:
+            self._read_late = inputs_from(write)
+        target = write.args[0]
+        changed = self.env[target].buffer  # type: ignore[index]
+        for node in self._read_late:
+            value = self.env.get(node)
+            if node is target or not isinstance(value, Value):
+                continue
+            if value.buffer is None:
+                stale = any(load.buffer is changed for load in loads((value.expr,)))
+            else:
+                stale = value.buffer is changed and self._shared(value, node.meta["val"]) is None
+            if stale:
+                self.copy(node)
+
+    def outputs(self, node: fx.Node) -> tuple[Argument, ...]:
+        """Return what the graph returns: windows with exactly the traced strides and aliasing."""
+        (returned,) = node.args
+        items = returned if isinstance(returned, tuple | list) else (returned,)
+        handed_out: dict[Buffer, torch.Tensor] = {}
+        return tuple(self._output(node, item, k, handed_out) for k, item in enumerate(items))
+
+    def _output(
+        self, node: fx.Node, item: Any, position: int, handed_out: dict[Buffer, torch.Tensor]
+    ) -> Argument:
+        if not isinstance(item, fx.Node) or not isinstance(self.env[item], Value):
+            argument = self.for_extern(node, item, ("args", 0, position))
+            if isinstance(argument, NodeConstant | tuple):
+                raise Unsupported("an output that is neither tensor nor size")
+            return argument
+        traced = item.meta["val"]
+        view = self.window(item)
+        first = handed_out.setdefault(view.buffer, self.foreign.get(view.buffer, traced))
+        if first is not traced and not share_memory(first, traced):
+            view = self.copy(item)
+            handed_out[view.buffer] = traced
+        return view
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if two traced tensors lie in one storage."""
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return a is b
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def inputs_from(start: fx.Node) -> list[fx.Node]:
+    """Return the distinct arguments of ``start`` and of all nodes after it."""
+    found: dict[fx.Node, None] = {}
+    node = start
+    while True:
+        found.update(dict.fromkeys(node.all_input_nodes))
+        if node.op == "output":
+            return list(found)
+        node = node.next
+
+
+def strided_window(value: Value, kind: TensorType) -> View | None:
+    """Return the window a value is if its index map is affine with the strides of ``kind``."""
+    if not isinstance(value.expr, Load) or value.expr.guard is not None or not kind.is_strided:
+        return None
+    load = value.expr
+    if any(True for i in load.indices for _ in index_exprs(i)):
+        return None
+    offset = load.buffer.offset(load.indices)
+    for axis, extent, stride in zip(value.axes, kind.shape, kind.strides, strict=True):
+        step = offset.coefficient(axis)
+        if step is None or (step is not stride and extent is not ONE):
+            return None
+        offset = offset - step * index(axis)
+    return None if offset.axes else View(load.buffer, kind.shape, kind.strides, offset)

@@ -1,0 +1,75 @@
+"""Short spellings of scalar operations on expressions, and of numbers beside them."""
+
+from __future__ import annotations
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import number
+from fusec.ir.dtype import BOOL
+from fusec.ir.expr import Const, Expr, Op, Select, op
+
+
+def like(value: float | int | bool, x: Expr) -> Expr:
+    """Return a number as a constant of the type of ``x``."""
+    return number(value, x.dtype)
+
+
+def add(a: Expr, b: Expr | float) -> Expr:
+    return op("add", a, b if not isinstance(b, float | int) else like(b, a))
+
+
+def sub(a: Expr, b: Expr | float) -> Expr:
+    return op("sub", a, b if not isinstance(b, float | int) else like(b, a))
+
+
+def mul(a: Expr, b: Expr | float) -> Expr:
+    """Return a * b; a factor of exactly one is left out."""
+    factor = b if not isinstance(b, float | int) else like(b, a)
+    if isinstance(factor, Const) and factor.value == 1:
+        return a
+    if isinstance(a, Const) and a.value == 1:
+        return factor
+    return op("mul", a, factor)
+
+
+def div(a: Expr, b: Expr | float) -> Expr:
+    return op("div", a, b if not isinstance(b, float | int) else like(b, a))
+
+
+def less(a: Expr, b: Expr | float) -> Expr:
+    return op("lt", a, b if not isinstance(b, float | int) else like(b, a))
+
+
+def greater(a: Expr, b: Expr | float) -> Expr:
+    return op("gt", a, b if not isinstance(b, float | int) else like(b, a))
+
+
+def equal(a: Expr, b: Expr | float) -> Expr:
+    return op("eq", a, b if not isinstance(b, float | int) else like(b, a))
+
+
+def select(condition: Expr, then: Expr, other: Expr) -> Expr:
+    return Select(condition, then, other)
+
+
+def negate(a: Expr) -> Expr:
+    """Return -a, or the opposite of a condition."""
+    return Op("not" if a.dtype is BOOL else "neg", (a,))
+
+
+def integer_power(x: Expr, exponent: int) -> Expr:
+    """Return ``x ** exponent`` by repeated squaring, for 0 <= exponent <= 64.
+
+    Raises:
+        Unsupported: for other exponents.
+    """
+    if not 0 <= exponent <= 64:
+        raise Unsupported("an integer power with this exponent")
+    result: Expr | None = None
+    square = x
+    while exponent:
+        if exponent & 1:
+            result = square if result is None else op("mul", result, square)
+        exponent >>= 1
+        if exponent:
+            square = op("mul", square, square)
+    return like(1, x) if result is None else result

@@ -1,0 +1,174 @@
+"""One FX node being lowered: what was traced of it, and how a lowering emits definitions.
+
+Types. Arithmetic is done in the compute type of the result (f32 for 16-bit floats, i32 for small
+integers); arguments are cast when they are read and the result when it is stored. A later pass
+drops such a pair of casts between two definitions of one kernel, so an operation that is
+discontinuous reads 16-bit floats *exactly*, through ``round_bf16`` or ``round_f16``, which that
+pass keeps.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from fusec.errors import InternalError, Unsupported
+from fusec.frontend.shapes import Sizes, TensorType
+from fusec.frontend.value import Value, broadcast, make_axes, positions, whole
+from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, DType, compute_type
+from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
+from fusec.ir.graph import Def, Extern, Origin
+from fusec.ir.index import Index, contiguous_strides
+
+Indices: TypeAlias = tuple[Index, ...]
+Body: TypeAlias = Callable[[Indices], Expr]
+Scalar: TypeAlias = "Value | Index | int | float | bool"
+
+ROUND = {BF16: "round_bf16", F16: "round_f16"}
+
+
+@dataclass(slots=True)
+class Lines:
+    """The graph so far: its definitions and externs, and the names in use."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    nodes: list[Def | Extern] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    def buffer(self, name: str, kind: TensorType) -> Buffer:
+        """Return a new buffer under a name made safe and unique.
+
+        A tensor whose traced strides overlap (an expand) gets row-major memory.
+        """
+        strides = contiguous_strides(kind.shape) if kind.overlaps else kind.strides
+        return Buffer(self.unique_name(name), kind.shape, strides, kind.dtype)
+
+    def unique_name(self, name: str) -> str:
+        safe = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_")
+        safe = safe if safe[:1].isalpha() else f"v{safe}"
+        unique, count = safe, 1
+        while unique in self.names:
+            unique = f"{safe}_v{count}"
+            count += 1
+        self.names.add(unique)
+        return unique
+
+    def define(self, buffer: Buffer, body: Body, origin: Origin) -> Value:
+        """Append ``buffer[axes] = body(axes)`` and return the buffer as a value."""
+        axes = make_axes(buffer.shape)
+        expr = cast(body(positions(axes)), buffer.dtype)
+        self.nodes.append(Def(buffer, axes, expr, origin))
+        return whole(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an ATen operation.
+
+    Attributes:
+        results: the type of each tensor it returns.
+    """
+
+    lines: Lines
+    name: str
+    results: tuple[TensorType, ...]
+    origin: Origin
+
+    @property
+    def out(self) -> TensorType:
+        return self.results[0]
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.out.device.type == "cpu"
+
+    def define(self, body: Body, result: int = 0) -> Value:
+        """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type."""
+        name = self.name if len(self.results) == 1 else f"{self.name}_{result}"
+        buffer = self.lines.buffer(name, self.results[result])
+        return self.lines.define(buffer, body, self.origin)
+
+    def scratch(self, suffix: str, shape: Indices, dtype: DType, body: Body) -> Value:
+        """Emit the definition of a row-major intermediate that is none of the results."""
+        kind = TensorType(shape, contiguous_strides(shape), dtype, self.out.device)
+        buffer = self.lines.buffer(f"{self.name}_{suffix}", kind)
+        return self.lines.define(buffer, body, self.origin)
+
+    def lazy(self, body: Body, result: int = 0) -> Value:
+        """Return ``body`` as a value without emitting anything: for views and constants."""
+        kind = self.results[result]
+        axes = make_axes(kind.shape)
+        return Value(kind.shape, kind.dtype, axes, cast(body(positions(axes)), kind.dtype))
+
+    def view(self, x: Value, where: Callable[[Indices], Indices], result: int = 0) -> Value:
+        """Return ``x`` read at ``where(indices)``; nothing is emitted."""
+        axes = make_axes(self.results[result].shape)
+        expr = x.at(where(positions(axes)))
+        return Value(self.results[result].shape, x.dtype, axes, expr)
+
+    def pointwise(
+        self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
+    ) -> Value:
+        """Emit ``compute`` of the arguments, broadcast and cast to ``kind``.
+
+        Args:
+            kind: the type computed in; the arithmetic type of the result unless given.
+        """
+        kind = kind or arithmetic_type(self.out.dtype)
+        return self.define(lambda at: compute(*[read(a, at, kind) for a in args]))
+
+    def pointwise_exact(
+        self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
+    ) -> Value:
+        """Emit a discontinuous operation: as ``pointwise``, 16-bit floats read exactly."""
+        kind = kind or arithmetic_type(self.out.dtype)
+        return self.define(lambda at: compute(*[read_exact(a, at, kind) for a in args]))
+
+
+def arithmetic_type(dtype: DType) -> DType:
+    """Return the type arithmetic with a result of ``dtype`` is done in; bool counts in i32."""
+    return I32 if dtype is BOOL else compute_type(dtype)
+
+
+def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
+    """Return the element of a broadcast argument at ``at``, as ``kind``."""
+    match arg:
+        case Value():
+            return cast(arg.at(broadcast(at, arg.shape)), kind)
+        case Index():
+            return cast(IndexValue(arg), kind)
+        case bool() | int() | float():
+            return number(arg, kind)
+        case complex():
+            raise Unsupported("a complex number")
+        case _:
+            raise InternalError(arg, stage="frontend")
+
+
+def read_exact(arg: Scalar, at: Indices, kind: DType) -> Expr:
+    """Return what ``read`` does, rounded to the argument's type where that is a 16-bit float."""
+    if isinstance(arg, Value) and arg.dtype in ROUND:
+        return cast(op(ROUND[arg.dtype], read(arg, at, F32)), kind)
+    return read(arg, at, kind)
+
+
+def number(value: float | int | bool, kind: DType) -> Expr:
+    """Return a Python number as a constant of ``kind``.
+
+    Raises:
+        Unsupported: for infinity or NaN as an integer.
+    """
+    if isinstance(value, float) and kind.is_integer and not math.isfinite(value):
+        raise Unsupported("a number that is not finite, as an integer")
+    return Const(value, kind)
+
+
+def round_number(value: float, dtype: DType) -> float:
+    """Return ``value`` rounded to ``dtype``, for 16-bit and 32-bit floats."""
+    kinds = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
+    return torch.tensor(value, dtype=kinds[dtype]).item() if dtype in kinds else value

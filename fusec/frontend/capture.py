@@ -1,0 +1,273 @@
+"""The walk: an ``fx.GraphModule`` of functional ATen, as AOTAutograd hands it over, to a ``Graph``.
+
+Each FX node becomes one of: nothing (views, constants, sizes, tuples' elements), one or several
+``Def``s (its lowering in the registry), or an ``Extern`` with the reason why.
+
+Assumes: nodes carry ``meta["val"]`` (FakeTensors, SymInts); the graph is functional but for
+``copy_`` into inputs at its end. Never evaluates a condition on a SymInt, which would add a guard.
+
+Worked example: ``permute`` of a weight, ``mm``, ``add`` become::
+
+    mm = extern mm.default(x, w[768, 3072 : 1, 768 + 0])    # contraction: runs in the library
+    add[i0, i1] = mm[i0, i1] + b[i1]
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+# The lowerings register themselves when their modules are imported.
+from fusec.errors import Unsupported
+from fusec.frontend import contractions, creation, indexing, pointwise, random, reductions, views
+from fusec.frontend.arguments import Arguments, Opaque
+from fusec.frontend.call import Call, Lines
+from fusec.frontend.origin import op_name, origin_of
+from fusec.frontend.registry import LOWERINGS
+from fusec.frontend.shapes import TensorType
+from fusec.frontend.value import Value, is_whole, whole
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Argument, Extern, Graph
+from fusec.ir.index import Size, index
+
+_RULES = (contractions, creation, indexing, pointwise, random, reductions, views)
+
+
+def capture(gm: fx.GraphModule, name: str) -> Graph:
+    """Return the graph of ``gm`` in index notation.
+
+    Raises:
+        Unsupported: if the graph as a whole cannot be captured, such as for data-dependent shapes;
+            the caller runs it eagerly.
+    """
+    return _Capture(gm).run(name)
+
+
+class _Capture:
+    """The state of one walk: what each FX node has become."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.lines = Lines()
+        self.env: dict[fx.Node, Any] = {}
+        self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
+        self.inputs: list[Buffer | Size | None] = []
+        self.outputs: tuple[Argument, ...] = ()
+        self.device = main_device(gm)
+        self.arguments = Arguments(self.lines, self.env, self.device, self._run_eagerly)
+
+    def run(self, name: str) -> Graph:
+        for node in self.gm.graph.nodes:
+            match node.op:
+                case "placeholder":
+                    self.inputs.append(self._placeholder(node))
+                case "get_attr":
+                    self.env[node] = self._attribute(node)
+                case "call_function":
+                    self.env[node] = self._call(node)
+                case "output":
+                    self.outputs = self.arguments.outputs(node)
+                case _:
+                    raise Unsupported(f"an FX node of kind {node.op}")
+        self._check_sizes()
+        return Graph(name, tuple(self.inputs), tuple(self.lines.nodes), self.outputs)
+
+    # -- leaves -----------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Buffer | Size | None:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            size = self.lines.sizes.index(value)
+            self.env[node] = size
+            atoms = [atom for monomial, _ in size.terms for atom in monomial]
+            is_symbol = len(atoms) == 1 and size is index(atoms[0])
+            return atoms[0] if is_symbol and isinstance(atoms[0], Size) else None
+        if not isinstance(value, torch.Tensor):
+            self.env[node] = value if isinstance(value, int | float | str) else Opaque(node)
+            return None
+        kind = self.lines.sizes.tensor(value)
+        buffer = self.lines.buffer(node.name, kind)
+        if kind.overlaps:
+            buffer = Buffer(buffer.name, kind.shape, kind.strides, kind.dtype)
+        self.env[node] = whole(buffer)
+        self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
+        return buffer if node.users else None
+
+    def _attribute(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if value is None:
+            value = operator.attrgetter(str(node.target))(self.gm)
+        if not isinstance(value, torch.Tensor):
+            return Opaque(node)
+        buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
+        self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
+        self.lines.nodes.append(
+            Extern(
+                node.name,
+                "get_attr",
+                (),
+                (),
+                (buffer,),
+                "constant of the model",
+                origin_of(node),
+            )
+        )
+        return whole(buffer)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return self.lines.sizes.index(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            return Opaque(node, symbolic=True)
+        if node.target is operator.getitem:
+            source, position = node.args
+            return self.env[source][position]  # type: ignore[index]
+        results = tuple(self._result_types(value))
+        reason = self._obstacle(node, results)
+        rule = LOWERINGS.get(node.target)
+        if reason is not None or rule is None:
+            return self._extern(node, value, reason or contractions.reason_for(node.target))
+        mark = len(self.lines.nodes)
+        try:
+            return self._lower(node, results, rule)
+        except Unsupported as problem:
+            del self.lines.nodes[mark:]
+            return self._extern(node, value, problem.reason)
+
+    def _lower(
+        self, node: fx.Node, results: tuple[TensorType, ...], rule: Callable[..., Any]
+    ) -> Any:
+        call = Call(self.lines, node.name, results, origin_of(node))
+        args = [self.arguments.for_lowering(a) for a in node.args]
+        kwargs = {k: self.arguments.for_lowering(a) for k, a in node.kwargs.items()}
+        made = rule(call, *args, **kwargs)
+        self._own(made, node.meta["val"])
+        return made
+
+    def _own(self, made: Any, traced: Any) -> None:
+        """Remember which traced tensor each buffer just made holds."""
+        if isinstance(made, tuple):
+            for item, part in zip(made, traced, strict=True):
+                self._own(item, part)
+            return
+        buffer = made.buffer
+        if buffer is not None and is_whole(made):
+            self.arguments.owners.setdefault(buffer, traced)
+
+    def _run_eagerly(self, node: fx.Node) -> Any:
+        return self._extern(node, node.meta["val"], "a number on another device")
+
+    def _result_types(self, value: Any) -> list[TensorType]:
+        if isinstance(value, torch.Tensor):
+            return [self.lines.sizes.tensor(value)]
+        if isinstance(value, tuple | list):
+            return [self.lines.sizes.tensor(v) for v in value if isinstance(v, torch.Tensor)]
+        return []
+
+    def _obstacle(self, node: fx.Node, results: tuple[TensorType, ...]) -> str | None:
+        """Return why this call cannot be lowered whatever its operation, or None."""
+        self.types[node] = results
+        if not results:
+            return contractions.reason_for(node.target)
+        kinds = list(results)
+        for source in node.all_input_nodes:
+            value = self.env.get(source)
+            if isinstance(value, Value) and value.reads_memory:
+                kinds.extend(self._types_of(source))
+        if any(k.dtype.is_opaque or not k.is_strided for k in kinds):
+            return "a type that only eager kernels compute with"
+        if any(k.is_empty for k in results):
+            return "an empty tensor"
+        if node.all_input_nodes and any(k.device != self.device for k in kinds):
+            return "tensors on another device"
+        return None
+
+    def _types_of(self, node: fx.Node) -> tuple[TensorType, ...]:
+        known = self.types.get(node)
+        if known is None:
+            known = self.types[node] = tuple(self._result_types(node.meta.get("val")))
+        return known
+
+    def _extern(self, node: fx.Node, value: Any, reason: str) -> Any:
+        """Emit a call of the eager kernel and return its results."""
+        if node.target is torch.ops.aten.copy_.default:
+            self.arguments.settle(node)
+        args = tuple(
+            self.arguments.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
+        )
+        kwargs = tuple(
+            (k, self.arguments.for_extern(node, a, ("kwargs", k))) for k, a in node.kwargs.items()
+        )
+        if node.target is torch.ops.aten.copy_.default:
+            outputs: tuple[Buffer | None, ...] = ()
+            result: Any = self.env[node.args[0]]  # type: ignore[index]
+            many = False
+        else:
+            many = isinstance(value, tuple | list)
+            values = list(value) if many else [value]
+            outputs = tuple(self._output(node, v, k, len(values)) for k, v in enumerate(values))
+            wrapped = tuple(None if b is None else whole(b) for b in outputs)
+            result = wrapped if many else wrapped[0]
+            if value is None:
+                outputs = ()
+        self.lines.nodes.append(
+            Extern(
+                node.name,
+                op_name(node.target),
+                args,
+                kwargs,
+                outputs,
+                reason,
+                origin_of(node),
+                contractions.is_impure(node),
+                many,
+            )
+        )
+        return result
+
+    def _output(self, node: fx.Node, value: Any, position: int, count: int) -> Buffer | None:
+        if isinstance(value, tuple | list):
+            raise Unsupported(f"nested results of {op_name(node.target)}")
+        if isinstance(value, torch.SymInt):
+            raise Unsupported("a data-dependent size")
+        if not isinstance(value, torch.Tensor):
+            return None
+        name = node.name if count == 1 else f"{node.name}_{position}"
+        buffer = self.lines.buffer(name, self.lines.sizes.tensor(value))
+        self.arguments.owners[buffer] = value
+        return buffer
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _check_sizes(self) -> None:
+        """Every symbol must be an input itself or an extent or stride of one."""
+        bound: set[str] = set()
+        for item in self.inputs:
+            match item:
+                case Size():
+                    bound.add(item.name)
+                case Buffer():
+                    for extent in (*item.shape, *item.strides):
+                        for monomial, _ in extent.terms:
+                            if len(extent.terms) == 1 and len(monomial) == 1:
+                                bound.update(a.name for a in monomial if isinstance(a, Size))
+        missing = sorted(set(self.lines.sizes.used) - bound)
+        if missing:
+            raise Unsupported(f"the size {missing[0]} is not given by any input")
+
+
+def main_device(gm: fx.GraphModule) -> torch.device:
+    """Return the device the graph computes on: the first that is not the CPU, else the CPU."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, torch.Tensor) and item.device.type not in ("cpu", "meta"):
+                return item.device
+    return torch.device("cpu")

@@ -1,0 +1,120 @@
+"""What runs as an eager kernel for now, and why: the reasons that ``fusec explain`` shows.
+
+Products of matrices, convolutions, attention, sorting, scans and random numbers have no lowering
+yet; each is one ``Extern``. Everything that no table names is as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.frontend.origin import op_name
+
+_CONTRACTION = "contraction: runs in the library for now"
+_CONVOLUTION = "convolution: runs in the library"
+_POOLING = "pooling: runs in the library"
+_ATTENTION = "attention: runs in the library for now"
+_SORTING = "sorting"
+_SCAN = "a scan along an axis"
+_SCATTER = "a scatter: elements may collide"
+_RANDOM = "random numbers: eager's stream"
+_COLLECTIVE = "talks to other ranks"
+_UNINITIALISED = "uninitialised memory"
+_MUTATION = "copy into an input"
+_DATA_DEPENDENT = "a result that depends on data"
+
+# reason, then the operations it holds for
+_TABLE = (
+    (
+        _CONTRACTION,
+        """mm bmm addmm baddbmm addbmm addmv addr dot vdot mv matmul linear _int_mm _scaled_mm
+        _addmm_activation _weight_int4pack_mm _weight_int8pack_mm _trilinear _grouped_mm
+        linear_backward matmul_backward""",
+    ),
+    (_CONVOLUTION, "convolution convolution_backward _convolution mkldnn_convolution"),
+    (
+        _POOLING,
+        """max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+        max_pool3d_with_indices_backward avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
+        avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+        _adaptive_avg_pool3d _adaptive_avg_pool3d_backward adaptive_max_pool2d
+        adaptive_max_pool2d_backward fractional_max_pool2d adaptive_avg_pool1d""",
+    ),
+    (
+        _SORTING,
+        """sort topk argsort kthvalue median nanmedian mode msort _unique2 searchsorted
+        bucketize""",
+    ),
+    (_SCAN, "cumsum cumprod cummax cummin logcumsumexp _cummax_helper _cummin_helper"),
+    (
+        _SCATTER,
+        """index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy
+        index_reduce masked_scatter put index_fill embedding_dense_backward as_strided_scatter
+        _embedding_bag histc bincount""",
+    ),
+    (
+        _UNINITIALISED,
+        "empty empty_strided empty_like new_empty new_empty_strided empty_permuted",
+    ),
+    (_DATA_DEPENDENT, "nonzero _local_scalar_dense masked_select item repeat_interleave equal"),
+    (_MUTATION, "copy_"),
+)
+
+_REASON_OF: dict[str, str] = {name: reason for reason, names in _TABLE for name in names.split()}
+
+_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_dtensor", "symm_mem", "c10d")
+
+_IMPURE_HIGHER_ORDER = frozenset(
+    (
+        "with_effects",
+        "print",
+        "run_and_save_rng_state",
+        "run_with_rng_state",
+        "triton_kernel_wrapper_mutation",
+        "auto_functionalized_v1_mutation",
+        "call_torchbind",
+    )
+)
+
+
+def reason_for(target: Any) -> str:
+    """Return why the calls of ``target`` are not lowered, in a few words."""
+    namespace = getattr(target, "namespace", "")
+    if namespace in _COLLECTIVES:
+        return _COLLECTIVE
+    packet = op_name(target).partition(".")[0]
+    if namespace == "aten":
+        if packet in _REASON_OF:
+            return _REASON_OF[packet]
+        if "scaled_dot_product" in packet or "_attention" in packet:
+            return _ATTENTION
+        if draws_random_numbers(target):
+            return _RANDOM
+        return f"no lowering for {target}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"the higher-order operation {target.name()}"
+    return f"the custom operation {op_name(target)}"
+
+
+def draws_random_numbers(target: Any) -> bool:
+    """Return True if each call advances a generator's state."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Return True if a call must be kept, and kept in order: it writes, draws, asserts or sends."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return (
+            target._schema.is_mutable
+            or draws_random_numbers(target)
+            or target.namespace in _COLLECTIVES
+            or not target._schema.returns
+            or node.is_impure()
+        )
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.name() in _IMPURE_HIGHER_ORDER
+    return node.is_impure()

@@ -1,0 +1,349 @@
+"""Gathers, and tensors put together from parts: cat, pad, stack, slice_scatter, triangles, roll.
+
+A gather reads an index from memory: ``Runtime(expr, extent)``. A part that covers only some
+indices is a ``Select`` over loads guarded by the same condition, so that nothing is read outside.
+
+Worked example, ``cat([a, b])`` of 3 and 5 elements::
+
+    cat[i0] = where(i0 < 3, a[i0] if i0 < 3, b[i0 - 3] if i0 >= 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.arithmetic import add, select
+from fusec.frontend.call import Call, Indices, Scalar, read
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import ONE, ZERO, Value, broadcast
+from fusec.frontend.views import IntoSize, from_end, replaced, slice_start, wrap
+from fusec.ir.dtype import BOOL, I64, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, Op, both, cast, in_range, op
+from fusec.ir.index import Index, Runtime, index
+
+aten = torch.ops.aten
+
+
+# -- gathers --------------------------------------------------------------------------------------
+
+
+def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Index:
+    """Return the index stored at ``at``; where it ``wraps``, negative ones count from the end."""
+    if indices.dtype is BOOL or indices.dtype.is_float:
+        raise Unsupported("a mask as an index: its result's size depends on data")
+    value = cast(indices.at(at), I64)
+    if wraps:
+        from_front = add(value, IndexValue(extent) if extent.terms else Const(extent.const, I64))
+        value = select(op("lt", value, Const(0, I64)), from_front, value)
+    return index(Runtime(value, extent))
+
+
+@lowers(aten.embedding.default)
+def embedding(call: Call, weight: Value, indices: Value, *_: Any) -> Value:
+    def body(at: Indices) -> Expr:
+        row = gathered(indices, at[:-1], weight.shape[0], wraps=False)
+        return weight.at((row, at[-1]))
+
+    return call.define(body)
+
+
+@lowers(aten.index_select.default)
+def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
+    if not x.shape:
+        return call.define(lambda at: x.at(()))
+    axis = wrap(dim, len(x.shape))
+
+    def body(at: Indices) -> Expr:
+        where = (at[axis],) if indices.shape else ()
+        row = gathered(indices, where, x.shape[axis], wraps=False)
+        return x.at(replaced(at, axis, row))
+
+    return call.define(body)
+
+
+@lowers(aten.gather.default)
+def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False) -> Value:
+    if not x.shape or not indices.shape:
+        raise Unsupported("a gather of a tensor without axes")
+    axis = wrap(dim, len(x.shape))
+
+    def body(at: Indices) -> Expr:
+        return x.at(replaced(at, axis, gathered(indices, at, x.shape[axis], wraps=False)))
+
+    return call.define(body)
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """Advanced indexing: adjacent index tensors stay in place, others come first."""
+    used = [k for k, i in enumerate(indices) if i is not None]
+    rank = max((len(i.shape) for i in indices if i is not None), default=0)
+    adjacent = used == list(range(used[0], used[0] + len(used))) if used else True
+    first = used[0] if used and adjacent else 0
+
+    def body(at: Indices) -> Expr:
+        shared = at[first : first + rank]
+        rest = iter((*at[:first], *at[first + rank :]))
+        where: list[Index] = []
+        for k, extent in enumerate(x.shape):
+            tensor = indices[k] if k < len(indices) else None
+            if tensor is None:
+                where.append(next(rest))
+            else:
+                place = broadcast(shared, tensor.shape)
+                where.append(gathered(tensor, place, extent, wraps=True))
+        return x.at(tuple(where))
+
+    return call.define(body)
+
+
+# -- parts put together ---------------------------------------------------------------------------
+
+
+@lowers(aten.cat.default)
+def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    parts = [t for t in tensors if not _is_empty(t)]
+    if not parts:
+        raise Unsupported("an empty tensor")
+    axis = wrap(dim, len(call.out.shape))
+
+    def body(at: Indices) -> Expr:
+        ends = [ZERO]
+        for part in parts:
+            ends.append(ends[-1] + part.shape[axis])
+        return pieces(
+            call,
+            at[axis],
+            ends,
+            [
+                (part, replaced(at, axis, at[axis] - start))
+                for part, start in zip(parts, ends, strict=False)
+            ],
+        )
+
+    return call.define(body)
+
+
+def _is_empty(x: Value) -> bool:
+    return any(e.is_constant and e.const == 0 for e in x.shape)
+
+
+def pieces(
+    call: Call, position: Index, ends: list[Index], parts: list[tuple[Value, Indices]]
+) -> Expr:
+    """Return the element of that part between whose ends ``position`` lies."""
+    kind = call.out.dtype
+    result: Expr | None = None
+    for k in reversed(range(len(parts))):
+        part, where = parts[k]
+        low = ends[k] if k else None
+        high = ends[k + 1] if k + 1 < len(parts) else None
+        value = stored(part, where, in_range(position, low, high), kind)
+        if result is None:
+            result = value
+        else:
+            below = op("lt", IndexValue(position), IndexValue(ends[k + 1]))
+            result = select(below, value, result)
+    assert result is not None
+    return result
+
+
+def stored(x: Value, where: Indices, guard: Expr | None, kind: Any) -> Expr:
+    """Return an element converted to ``kind`` by way of its compute type."""
+    value = x.at(where, guard)
+    return value if x.dtype is kind else cast(cast(value, compute_type(kind)), kind)
+
+
+@lowers(aten.stack.default)
+def stack(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    axis = wrap(dim, len(call.out.shape))
+
+    def body(at: Indices) -> Expr:
+        inner = (*at[:axis], *at[axis + 1 :])
+        ends = [index(k) for k in range(len(tensors) + 1)]
+        return pieces(call, at[axis], ends, [(t, inner) for t in tensors])
+
+    return call.define(body)
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 0) -> Value:
+    rank = len(x.shape)
+    before = [ZERO] * rank
+    for k in range(len(pad) // 2):
+        before[rank - 1 - k] = index(pad[2 * k])
+
+    def body(at: Indices) -> Expr:
+        where = tuple(i - start for i, start in zip(at, before, strict=True))
+        guard: Expr | None = None
+        for i, extent in zip(where, x.shape, strict=True):
+            guard = both(guard, in_range(i, 0, extent))
+        inside = x.at(where, guard)
+        return inside if guard is None else select(guard, inside, fill(value, call))
+
+    return call.define(body)
+
+
+def fill(value: Scalar, call: Call) -> Expr:
+    """Return a number as the result's type."""
+    return cast(read(value, (), compute_type(call.out.dtype)), call.out.dtype)
+
+
+@lowers(aten.repeat.default, aten.tile.default)
+def repeat(call: Call, x: Value, repeats: Sequence[IntoSize]) -> Value:
+    def body(at: Indices) -> Expr:
+        aligned = at[len(at) - len(x.shape) :]
+        return x.at(
+            tuple(
+                ZERO if extent is ONE else i % extent
+                for i, extent in zip(aligned, x.shape, strict=True)
+            )
+        )
+
+    return call.define(body)
+
+
+@lowers(aten.roll.default)
+def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        raise Unsupported("a roll of the flattened tensor")
+    shift_of: dict[int, Index] = {}
+    for d, shift in zip(dims, shifts, strict=True):
+        axis = wrap(d, len(x.shape))
+        shift_of[axis] = shift_of.get(axis, ZERO) + index(shift)
+
+    def rolled(axis: int, i: Index) -> Index:
+        extent = x.shape[axis]
+        return (i + (extent - shift_of[axis]) % extent) % extent
+
+    def body(at: Indices) -> Expr:
+        return x.at(tuple(rolled(k, i) if k in shift_of else i for k, i in enumerate(at)))
+
+    return call.define(body)
+
+
+# -- triangles ------------------------------------------------------------------------------------
+
+
+@lowers(aten.tril.default)
+def tril(call: Call, x: Value, diagonal: int = 0) -> Value:
+    return triangle(call, x, "le", diagonal)
+
+
+@lowers(aten.triu.default)
+def triu(call: Call, x: Value, diagonal: int = 0) -> Value:
+    return triangle(call, x, "ge", diagonal)
+
+
+def triangle(call: Call, x: Value, keeps: str, diagonal: int) -> Value:
+    """Keep where ``column (keeps) row + diagonal``, 0 elsewhere."""
+
+    def body(at: Indices) -> Expr:
+        kept = Op(keeps, (IndexValue(at[-1]), IndexValue(at[-2] + diagonal)))
+        return select(kept, x.at(at), fill(0, call))
+
+    return call.define(body)
+
+
+# -- windows replaced -----------------------------------------------------------------------------
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    call: Call,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: IntoSize | None = None,
+    end: IntoSize | None = None,
+    step: IntoSize = 1,
+) -> Value:
+    axis = wrap(dim, len(x.shape))
+    first = slice_start(start, x.shape[axis])
+    stride = index(step)
+
+    def body(at: Indices) -> Expr:
+        distance = at[axis] - first
+        inside = in_range(distance, 0, (source.shape[axis] - 1) * stride + 1)
+        if stride is not ONE:
+            on_grid = op("eq", IndexValue(distance % stride), IndexValue(ZERO))
+            inside = both(inside, on_grid)
+        where = replaced(at, axis, distance // stride)
+        new = source.at(where, inside)
+        return new if inside is None else select(inside, new, x.at(at))
+
+    return call.define(body)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(call: Call, x: Value, source: Value, dim: int, position: IntoSize) -> Value:
+    axis = wrap(dim, len(x.shape))
+    chosen = from_end(position, x.shape[axis])
+
+    def body(at: Indices) -> Expr:
+        hit = op("eq", IndexValue(at[axis]), IndexValue(chosen))
+        new = source.at((*at[:axis], *at[axis + 1 :]))
+        return select(hit, new, x.at(at))
+
+    return call.define(body)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    rank = len(x.shape)
+    row, column = wrap(dim1, rank), wrap(dim2, rank)
+
+    def body(at: Indices) -> Expr:
+        along = at[row] - max(-offset, 0)
+        hit = op("eq", IndexValue(at[column] - at[row]), IndexValue(index(offset)))
+        guard = both(in_range(along, 0, source.shape[-1]), hit)
+        rest = tuple(i for k, i in enumerate(at) if k not in (row, column))
+        return select(hit, source.at((*rest, along), guard), x.at(at))
+
+    return call.define(body)
+
+
+@lowers(aten.scatter.value)
+def scatter_value(call: Call, x: Value, dim: int, indices: Value, value: Scalar) -> Value:
+    """One element a line is replaced: the backward of picking the target's score."""
+    kind = compute_type(call.out.dtype)
+    return scatter_one(call, x, dim, indices, lambda at, old: read(value, (), kind))
+
+
+@lowers(aten.scatter.src)
+def scatter_source(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    kind = compute_type(call.out.dtype)
+    return scatter_one(call, x, dim, indices, lambda at, old: cast(source.at(at), kind))
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    kind = compute_type(call.out.dtype)
+    return scatter_one(call, x, dim, indices, lambda at, old: add(old, cast(source.at(at), kind)))
+
+
+def scatter_one(call: Call, x: Value, dim: int, indices: Value, new: Any) -> Value:
+    """Replace the element that the index names by ``new(index of it, old)``, if it is one a line.
+
+    Raises:
+        Unsupported: if a line may be hit more than once, or not all lines are.
+    """
+    axis = wrap(dim, len(x.shape)) if x.shape else 0
+    lines = tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
+    if not x.shape or indices.shape != lines or x.dtype is BOOL:
+        raise Unsupported("a scatter: elements may collide")
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        line = replaced(at, axis, ZERO)
+        named = cast(indices.at(line), I64)
+        old = cast(x.at(at), kind)
+        return select(op("eq", IndexValue(at[axis]), named), new(line, old), old)
+
+    return call.define(body)

@@ -1,0 +1,63 @@
+"""Where a node comes from: the user's source line, without the machine's paths.
+
+A stack trace as Dynamo records it is a list of frames, outermost first::
+
+    File "/home/me/model.py", line 41, in forward
+        y = x + r
+
+The last frame that is not inside the torch package is the user's. Worked example: the frame above
+becomes ``model.py:41 in forward: y = x + r``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from fusec.ir.graph import Origin
+
+_FRAME = re.compile(
+    r'^ *File "(?P<path>[^"\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
+    re.MULTILINE,
+)
+_LIBRARY = re.compile(r"[/\\]torch[/\\]")
+_LINE_LIMIT = 80
+
+
+def origin_of(node: Any) -> Origin:
+    """Return the operation and the source line of an FX node."""
+    trace = node.meta.get("stack_trace")
+    source = source_line(trace) if isinstance(trace, str) else None
+    return Origin((op_name(node.target),), () if source is None else (source,))
+
+
+def op_name(target: Any) -> str:
+    """Return ``add.Tensor`` for ``aten.add.Tensor``; other namespaces keep their name."""
+    name = getattr(target, "__qualname__", None) or str(target)
+    if hasattr(target, "_overloadname"):
+        name = str(target).removeprefix("aten.")
+    elif hasattr(target, "name") and callable(target.name):
+        name = str(target.name())
+    return printable(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def source_line(trace: str) -> str | None:
+    """Return ``file:line in function: code`` of the innermost frame of the user's code."""
+    frames = list(_FRAME.finditer(trace))
+    if not frames:
+        return None
+    own = [frame for frame in frames if not _LIBRARY.search(frame["path"])]
+    frame = (own or frames)[-1]
+    name = re.split(r"[/\\]", frame["path"])[-1]
+    code = frame["code"].strip()
+    if len(code) > _LINE_LIMIT:
+        code = code[: _LINE_LIMIT - 3] + "..."
+    text = f"{name}:{frame['line']} in {frame['where'].strip()}"
+    return printable(f"{text}: {code}" if code else text)
+
+
+def printable(text: str) -> str:
+    """Escape everything that could end a comment or steer a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

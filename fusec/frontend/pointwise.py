@@ -1,0 +1,601 @@
+"""Elementwise operations: arithmetic, functions, comparisons, logic, conversions.
+
+Each is computed in the arithmetic type of its result (``call.py`` says which). Discontinuous ones
+read 16-bit floats exactly. Worked example, ``add(x, y, alpha=2)`` of bf16 tensors::
+
+    add[i0] = bf16(f32(x[i0]) + f32(y[i0]) * 2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.arithmetic import (
+    add,
+    div,
+    equal,
+    greater,
+    integer_power,
+    less,
+    like,
+    mul,
+    negate,
+    select,
+    sub,
+)
+from fusec.frontend.call import (
+    ROUND,
+    Call,
+    Indices,
+    Scalar,
+    arithmetic_type,
+    number,
+    read,
+    read_exact,
+    round_number,
+)
+from fusec.frontend.promotion import result_type
+from fusec.frontend.registry import lowers
+from fusec.frontend.shapes import to_torch_dtype
+from fusec.frontend.value import Value, broadcast
+from fusec.ir.dtype import BOOL, F32, F64, DType, compute_type
+from fusec.ir.expr import Expr, cast, op
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def register_unary(name: str, *targets: Any) -> None:
+    """Lower ``targets`` to the scalar operation ``name``."""
+
+    def rule(call: Call, x: Value) -> Value:
+        return call.pointwise(lambda a: op(name, a), x)
+
+    lowers(*targets)(rule)
+
+
+_FUNCTIONS = (
+    *("sqrt", "rsqrt", "reciprocal", "abs", "neg", "sigmoid", "erf", "erfc", "erfinv", "lgamma"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+)
+
+for _name in _FUNCTIONS:
+    register_unary(_name, getattr(aten, _name).default)
+
+
+@lowers(aten.positive.default)
+def positive(call: Call, x: Value) -> Value:
+    return x
+
+
+@lowers(aten.square.default)
+def square(call: Call, x: Value) -> Value:
+    return call.pointwise(lambda a: op("mul", a, a), x)
+
+
+# -- sums, products, quotients --------------------------------------------------------------------
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add_tensors(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
+    return call.pointwise(lambda a, b, k: add(a, mul(b, k)), x, y, alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def subtract(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
+    return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), x, y, alpha)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def subtract_reversed(call: Call, x: Scalar, y: Scalar, alpha: Scalar = 1) -> Value:
+    return subtract(call, y, x, alpha=alpha)
+
+
+def is_one(x: Scalar) -> bool:
+    return isinstance(x, int | float) and x == 1
+
+
+def is_same_type(call: Call, x: Scalar) -> bool:
+    return isinstance(x, Value) and x.dtype is call.out.dtype and x.shape == call.out.shape
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def multiply(call: Call, x: Value, y: Scalar) -> Value:
+    if is_one(y) and is_same_type(call, x):
+        return x
+    return call.pointwise(mul, x, y)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def divide(call: Call, x: Value, y: Scalar) -> Value:
+    if is_one(y) and is_same_type(call, x):
+        return x
+    return call.pointwise(div, x, y)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def divide_rounded(call: Call, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
+    if rounding_mode is None:
+        return divide(call, x, y)
+    if rounding_mode == "floor":
+        return floor_divide(call, x, y)
+    if call.out.dtype.is_float:
+        return call.pointwise_exact(lambda a, b: op("trunc", op("div", a, b)), x, y)
+    return call.pointwise(lambda a, b: op("truncdiv", a, b), x, y)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(call: Call, x: Scalar, y: Scalar) -> Value:
+    if call.out.dtype.is_float:
+        return call.pointwise_exact(floor_quotient, x, y)
+    return call.pointwise(lambda a, b: op("floordiv", a, b), x, y)
+
+
+def floor_quotient(a: Expr, b: Expr) -> Expr:
+    """Return floor(a / b) of floats as torch does: from the exact remainder, not a quotient."""
+    rest = op("fmod", a, b)
+    quotient = div(sub(a, rest), b)
+    other_sign = op("xor", less(b, 0.0), less(rest, 0.0))
+    crossed = op("and", op("ne", rest, like(0.0, rest)), other_sign)
+    quotient = select(crossed, sub(quotient, 1.0), quotient)
+    floored = op("floor", quotient)
+    floored = select(greater(sub(quotient, floored), 0.5), add(floored, 1.0), floored)
+    exact = div(a, b)
+    signed_zero = op("copysign", like(0.0, a), exact)
+    nonzero = select(equal(quotient, 0.0), signed_zero, floored)
+    return select(equal(b, 0.0), exact, nonzero)
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(call: Call, x: Scalar, y: Scalar) -> Value:
+    return call.pointwise_exact(lambda a, b: op("remainder", a, b), x, y)
+
+
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(call: Call, x: Scalar, y: Scalar) -> Value:
+    return call.pointwise_exact(lambda a, b: op("fmod", a, b), x, y)
+
+
+# -- powers ---------------------------------------------------------------------------------------
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def power_of_tensor(call: Call, x: Value, exponent: Scalar) -> Value:
+    if isinstance(exponent, bool) or not isinstance(exponent, int | float):
+        return power(call, x, exponent)
+    if not call.out.dtype.is_float:
+        if exponent != int(exponent):
+            raise Unsupported("an integer to a fractional power")
+        return call.pointwise(lambda a: integer_power(a, int(exponent)), x)
+    rule = _POWERS.get(float(exponent))
+    if rule is None:
+        return power(call, x, exponent)
+    return call.pointwise(rule, x)
+
+
+_POWERS: dict[float, Callable[[Expr], Expr]] = {
+    0.0: lambda a: like(1, a),
+    1.0: lambda a: a,
+    2.0: lambda a: op("mul", a, a),
+    3.0: lambda a: op("mul", op("mul", a, a), a),
+    4.0: lambda a: integer_power(a, 4),
+    0.5: lambda a: op("sqrt", a),
+    -0.5: lambda a: op("rsqrt", a),
+    -1.0: lambda a: op("reciprocal", a),
+    -2.0: lambda a: op("reciprocal", op("mul", a, a)),
+}
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
+    if not call.out.dtype.is_float:
+        raise Unsupported("an integer to the power of a tensor")
+    if isinstance(x, int | float) and x == 2:
+        return call.pointwise(lambda b: op("exp2", b), exponent)
+    return call.pointwise(lambda a, b: op("pow", a, b), x, exponent)
+
+
+# -- other functions of two and more --------------------------------------------------------------
+
+
+def register_binary(name: str, *targets: Any) -> None:
+    """Lower ``targets`` to the scalar operation ``name``."""
+
+    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
+        return call.pointwise(lambda a, b: op(name, a, b), x, y)
+
+    lowers(*targets)(rule)
+
+
+for _name in ("maximum", "minimum", "atan2", "hypot", "nextafter"):
+    register_binary(_name, getattr(aten, _name).default)
+register_binary("copysign", aten.copysign.Tensor, aten.copysign.Scalar)
+
+
+@lowers(aten.fmax.default)
+def fmax(call: Call, x: Value, y: Value) -> Value:
+    """The greater of two; the other where one is NaN."""
+    return call.pointwise(lambda a, b: ignoring_nan("maximum", a, b), x, y)
+
+
+@lowers(aten.fmin.default)
+def fmin(call: Call, x: Value, y: Value) -> Value:
+    return call.pointwise(lambda a, b: ignoring_nan("minimum", a, b), x, y)
+
+
+def ignoring_nan(name: str, a: Expr, b: Expr) -> Expr:
+    if not a.dtype.is_float:
+        return op(name, a, b)
+    return select(op("isnan", a), b, select(op("isnan", b), a, op(name, a, b)))
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(call: Call, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
+    kind = arithmetic_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        value = read(x, at, kind)
+        if low is not None:
+            value = op("maximum", value, read(low, at, kind))
+        return value if high is None else op("minimum", value, read(high, at, kind))
+
+    return call.define(body)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(call: Call, x: Value, low: Scalar) -> Value:
+    return clamp(call, x, low)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(call: Call, x: Value, high: Scalar) -> Value:
+    return clamp(call, x, None, high)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
+    return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
+    return call.pointwise(lambda x, a, b, k: add(x, mul(k, div(a, b))), x, a, b, value)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(call: Call, x: Value, y: Value, weight: Scalar) -> Value:
+    """Written from the nearer end, as torch does, so that weight 1 gives y exactly."""
+
+    def interpolate(a: Expr, b: Expr, w: Expr) -> Expr:
+        step = sub(b, a)
+        near_end = sub(b, mul(step, sub(like(1.0, w), w)))
+        return select(less(op("abs", w), 0.5), add(a, mul(w, step)), near_end)
+
+    return call.pointwise(interpolate, x, y, weight)
+
+
+@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
+def xlogy(call: Call, x: Scalar, y: Scalar) -> Value:
+    def product(a: Expr, b: Expr) -> Expr:
+        value = select(equal(a, 0.0), like(0.0, a), mul(a, op("log", b)))
+        return select(op("isnan", b), b, value)
+
+    return call.pointwise(product, x, y)
+
+
+@lowers(aten.logit.default)
+def logit(call: Call, x: Value, eps: float | None = None) -> Value:
+    def log_odds(a: Expr) -> Expr:
+        if eps is not None:
+            a = op("minimum", op("maximum", a, like(eps, a)), like(1 - eps, a))
+        return op("log", div(a, sub(like(1.0, a), a)))
+
+    return call.pointwise(log_odds, x)
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(
+    call: Call,
+    x: Value,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Value:
+    dtype = call.out.dtype
+    if not dtype.is_float:
+        return clone(call, x)
+    limits = torch.finfo(to_torch_dtype(dtype))
+    high = limits.max if posinf is None else posinf
+    low = limits.min if neginf is None else neginf
+
+    def replace(a: Expr) -> Expr:
+        finite = select(equal(a, math.inf), like(high, a), a)
+        finite = select(equal(a, -math.inf), like(low, a), finite)
+        return select(op("isnan", a), like(nan or 0.0, a), finite)
+
+    return call.pointwise_exact(replace, x)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def register_step(name: str) -> None:
+    """Lower rounding to an integer, which is discontinuous; integers stay as they are."""
+
+    def rule(call: Call, x: Value) -> Value:
+        if not x.dtype.is_float:
+            return clone(call, x)
+        return call.pointwise_exact(lambda a: op(name, a), x)
+
+    lowers(getattr(aten, name).default)(rule)
+
+
+for _name in ("floor", "ceil", "trunc", "round"):
+    register_step(_name)
+
+
+@lowers(aten.round.decimals)
+def round_decimals(call: Call, x: Value, *, decimals: int) -> Value:
+    scale = 10.0 ** abs(decimals)
+    if not x.dtype.is_float:
+        raise Unsupported("rounding of integers to decimals")
+
+    def rounded(a: Expr) -> Expr:
+        if decimals < 0:
+            return mul(op("round", div(a, scale)), scale)
+        return div(op("round", mul(a, scale)), scale)
+
+    return call.pointwise_exact(rounded, x)
+
+
+@lowers(aten.frac.default)
+def frac(call: Call, x: Value) -> Value:
+    return call.pointwise_exact(lambda a: sub(a, op("trunc", a)), x)
+
+
+@lowers(aten.sign.default, aten.sgn.default)
+def sign(call: Call, x: Value) -> Value:
+    return call.pointwise_exact(lambda a: op("sign", a), x)
+
+
+# -- comparisons and logic ------------------------------------------------------------------------
+
+
+def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
+    """Emit a condition on arguments brought to their common type.
+
+    On the CPU eager mode rounds a number beside a 16-bit tensor to its type; on a GPU it does not.
+    """
+    common = result_type(*args)
+    if call.is_cpu and common in ROUND:
+        args = tuple(round_number(a, common) if isinstance(a, float) else a for a in args)
+    return call.pointwise_exact(test, *args, kind=arithmetic_type(common))
+
+
+def register_comparison(name: str) -> None:
+    """Lower ``x name y`` for tensors and numbers."""
+
+    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
+        return compare(call, lambda a, b: op(name, a, b), x, y)
+
+    packet = getattr(aten, name)
+    lowers(packet.Tensor, packet.Scalar)(rule)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    register_comparison(_name)
+
+
+@lowers(aten.isnan.default)
+def isnan(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(False, BOOL))
+    return call.pointwise(lambda a: op("isnan", a), x, kind=compute_type(x.dtype))
+
+
+@lowers(aten.isinf.default)
+def isinf(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(False, BOOL))
+    return compare(call, lambda a: op("isinf", a), x)
+
+
+@lowers(aten.isfinite.default)
+def isfinite(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(True, BOOL))
+    return compare(call, lambda a: negate(op("or", op("isnan", a), op("isinf", a))), x)
+
+
+@lowers(aten.isposinf.default)
+def isposinf(call: Call, x: Value) -> Value:
+    return compare(call, lambda a: equal(a, math.inf), _as_float(x))
+
+
+@lowers(aten.isneginf.default)
+def isneginf(call: Call, x: Value) -> Value:
+    return compare(call, lambda a: equal(a, -math.inf), _as_float(x))
+
+
+def _as_float(x: Value) -> Value:
+    if not x.dtype.is_float:
+        raise Unsupported("a test for infinity of integers")
+    return x
+
+
+@lowers(aten.signbit.default)
+def signbit(call: Call, x: Value) -> Value:
+    def test(a: Expr) -> Expr:
+        return less(op("copysign", like(1.0, a), a) if a.dtype.is_float else a, 0)
+
+    return compare(call, test, x)
+
+
+def truth(x: Scalar, at: Indices) -> Expr:
+    """Return ``x != 0`` at an index."""
+    if isinstance(x, Value):
+        return cast(read_exact(x, at, compute_type(x.dtype)), BOOL)
+    return read(x, at, BOOL)
+
+
+@lowers(aten.logical_not.default)
+def logical_not(call: Call, x: Value) -> Value:
+    return call.define(lambda at: negate(truth(x, at)))
+
+
+def register_logical(name: str) -> None:
+    """Lower a connective of truth values."""
+
+    def rule(call: Call, x: Value, y: Value) -> Value:
+        return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
+
+    lowers(getattr(aten, f"logical_{name}").default)(rule)
+
+
+for _name in ("and", "or", "xor"):
+    register_logical(_name)
+
+
+def bitwise(call: Call, name: str, x: Scalar, y: Scalar) -> Value:
+    """Emit a bitwise operation; on bool it is the logical one."""
+    return call.pointwise(lambda a, b: op(name, a, b), x, y, kind=compute_type(call.out.dtype))
+
+
+def register_bitwise(name: str) -> None:
+    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
+        return bitwise(call, name, x, y)
+
+    packet = getattr(aten, f"bitwise_{name}")
+    lowers(packet.Tensor, packet.Scalar, packet.Scalar_Tensor)(rule)
+    lowers(getattr(aten, f"__{name}__").Tensor, getattr(aten, f"__{name}__").Scalar)(rule)
+
+
+for _name in ("and", "or", "xor"):
+    register_bitwise(_name)
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(call: Call, x: Value) -> Value:
+    return call.pointwise(lambda a: op("not", a), x, kind=compute_type(call.out.dtype))
+
+
+@lowers(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+)
+def shift_left(call: Call, x: Scalar, y: Scalar) -> Value:
+    """Shifts of the width and beyond give 0."""
+    bits = call.out.dtype.itemsize * 8
+
+    def shifted(a: Expr, b: Expr) -> Expr:
+        return select(is_shift(b, bits), op("shl", a, b), like(0, a))
+
+    return call.pointwise(shifted, x, y)
+
+
+@lowers(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+def shift_right(call: Call, x: Scalar, y: Scalar) -> Value:
+    """Shifts of the width and beyond give the sign."""
+    bits = call.out.dtype.itemsize * 8
+
+    def shifted(a: Expr, b: Expr) -> Expr:
+        return op("shr", a, select(is_shift(b, bits), b, like(bits - 1, b)))
+
+    return call.pointwise(shifted, x, y)
+
+
+def is_shift(amount: Expr, bits: int) -> Expr:
+    return op("and", op("ge", amount, like(0, amount)), less(amount, bits))
+
+
+# -- choices --------------------------------------------------------------------------------------
+
+
+@lowers(
+    aten.where.self,
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+    prims.where.default,
+)
+def where(call: Call, condition: Value, x: Scalar, y: Scalar) -> Value:
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        return select(truth(condition, at), read(x, at, kind), read(y, at, kind))
+
+    return call.define(body)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(call: Call, x: Value, mask: Value, value: Scalar) -> Value:
+    return where(call, mask, value, x)
+
+
+# -- conversions and copies -----------------------------------------------------------------------
+
+
+@lowers(aten.clone.default)
+def clone(call: Call, x: Value, *, memory_format: Any = None) -> Value:
+    return call.define(x.at)
+
+
+@lowers(aten._to_copy.default, aten.to.dtype)
+def to_copy(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return convert(call, x)
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(call: Call, x: Value, dtype: torch.dtype) -> Value:
+    return convert(call, x)
+
+
+def convert(call: Call, x: Value) -> Value:
+    """Emit a conversion that the user asked for: its rounding is never dropped."""
+    target = call.out.dtype
+
+    def body(at: Indices) -> Expr:
+        return stored_exactly(x, at, target)
+
+    return call.define(body)
+
+
+def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
+    """Return an element of ``x`` as ``target``, rounded even where it is not stored."""
+    value = x.at(at)
+    if x.dtype is target:
+        return value
+    if target in ROUND:
+        value = read_exact(x, at, F32) if x.dtype in ROUND else cast(value, F32)
+        return cast(op(ROUND[target], value), target)
+    if x.dtype in ROUND and not target.is_float:
+        return cast(read_exact(x, at, F32), target)
+    if x.dtype is F64 and target is F32:
+        return cast(value, F32)
+    return cast(value, target)
+
+
+@lowers(aten.copy.default)
+def copy(call: Call, x: Value, source: Value, *_: Any) -> Value:
+    """``source``, broadcast and converted to the type of ``x``."""
+    target = call.out.dtype
+    spread = source
+    if source.shape != call.out.shape:
+        spread = call.view(source, lambda at: broadcast(at, source.shape))
+    return call.define(lambda at: stored_exactly(spread, at, target))

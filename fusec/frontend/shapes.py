@@ -1,0 +1,221 @@
+"""Torch's types and symbolic sizes as the IR's: nothing of sympy goes further than this file.
+
+A ``SymInt`` holds a sympy expression over symbols of a ShapeEnv. ``Sizes`` turns it into an
+``Index`` over ``Size`` atoms without evaluating any condition on it, since that would add a guard.
+Sizes are at least 1 here, so ``Max(1, s)``, which strides of possibly empty tensors contain, is
+``s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from fusec.errors import Unsupported
+from fusec.ir.dtype import DTYPES, DType
+from fusec.ir.index import Index, Size, index, is_nonnegative
+
+_TORCH_NAMES = {
+    "bool": "bool",
+    "uint8": "u8",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "complex32": "c32",
+    "complex64": "c64",
+    "complex128": "c128",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e4m3fnuz": "f8e4m3fnuz",
+    "float8_e5m2": "f8e5m2",
+    "float8_e5m2fnuz": "f8e5m2fnuz",
+    "float8_e8m0fnu": "f8e8m0fnu",
+    "float4_e2m1fn_x2": "f4e2m1fn_x2",
+}
+
+_FROM_TORCH: dict[torch.dtype, DType] = {
+    getattr(torch, name): DTYPES[short]
+    for name, short in _TORCH_NAMES.items()
+    if hasattr(torch, name)
+}
+_TO_TORCH: dict[DType, torch.dtype] = {d: t for t, d in _FROM_TORCH.items()}
+
+
+def from_torch_dtype(dtype: torch.dtype) -> DType:
+    """Return the IR's type; quantised and future types are ``unknown``, which is opaque."""
+    return _FROM_TORCH.get(dtype, DTYPES["unknown"])
+
+
+def to_torch_dtype(dtype: DType) -> torch.dtype:
+    """Return torch's type of the same name."""
+    return _TO_TORCH[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What the trace knows of a tensor: shape and strides (elements), types, device.
+
+    Attributes:
+        is_strided: it has plain memory: not sparse, not quantised, no lazy conjugate.
+    """
+
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    dtype: DType
+    device: torch.device
+    is_strided: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """True if an extent is known to be zero."""
+        return any(e.is_constant and e.const == 0 for e in self.shape)
+
+    @property
+    def overlaps(self) -> bool:
+        """True if some axis of more than one element has stride 0, as after an expand."""
+        return any(
+            s.is_constant and s.const == 0 and not (e.is_constant and e.const == 1)
+            for e, s in zip(self.shape, self.strides, strict=True)
+        )
+
+
+class Sizes:
+    """Symbolic sizes of one graph: sympy expressions to indices, each converted once."""
+
+    def __init__(self) -> None:
+        self._converted: dict[Any, Index] = {}
+        self.used: dict[str, Size] = {}
+
+    def index(self, value: int | torch.SymInt) -> Index:
+        """Return a size, stride or integer argument as an index.
+
+        Raises:
+            Unsupported: if it depends on data, or has a form that an index cannot express.
+        """
+        if isinstance(value, int):
+            return index(value)
+        node = value.node
+        if not hasattr(node, "expr"):
+            raise Unsupported("a size of a nested tensor")
+        return self._convert(node.expr, node.shape_env)
+
+    def tensor(self, value: torch.Tensor) -> TensorType:
+        """Return the type of a traced tensor."""
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            shape = () if value.is_nested else tuple(map(self.index, value.shape))
+            strides = tuple(index(0) for _ in shape)
+            return TensorType(shape, strides, DTYPES["unknown"], value.device, False)
+        return TensorType(
+            tuple(map(self.index, value.shape)),
+            tuple(map(self.index, value.stride())),
+            from_torch_dtype(value.dtype),
+            value.device,
+            not (value.is_conj() or value.is_neg()),
+        )
+
+    def _convert(self, expr: Any, env: Any) -> Index:
+        known = self._converted.get(expr)
+        if known is None:
+            known = self._converted[expr] = self._convert_new(expr, env)
+        return known
+
+    def _convert_new(self, expr: Any, env: Any) -> Index:
+        if isinstance(expr, sympy.Integer):
+            return index(int(expr))
+        if isinstance(expr, sympy.Symbol):
+            return index(self._symbol(expr, env))
+        if isinstance(expr, sympy.Mul):
+            return self._product(expr, env)
+        rule = _RULES.get(type(expr).__name__)
+        if rule is None:
+            raise Unsupported(f"a size with {type(expr).__name__}")
+        return rule([self._convert(arg, env) for arg in expr.args])
+
+    def _product(self, expr: Any, env: Any) -> Index:
+        """Multiply; a rational factor p/q is exact in torch's expressions, so it divides last."""
+        total, divisor = index(1), 1
+        for factor in expr.args:
+            if isinstance(factor, sympy.Rational):
+                total, divisor = total * int(factor.p), divisor * int(factor.q)
+            else:
+                total = total * self._convert(factor, env)
+        return total if divisor == 1 else total // divisor
+
+    def _symbol(self, symbol: Any, env: Any) -> Size:
+        name = str(symbol)
+        size = self.used.get(name)
+        if size is None:
+            hints = getattr(env, "backed_var_to_val", None)
+            if hints is None:
+                hints = env.var_to_val
+            if symbol not in hints:
+                raise Unsupported("a data-dependent shape")
+            size = self.used[name] = Size(name, int(hints[symbol]))
+        return size
+
+
+def _add(args: list[Index]) -> Index:
+    total = index(0)
+    for arg in args:
+        total = total + arg
+    return total
+
+
+def _power(args: list[Index]) -> Index:
+    base, exponent = args
+    if not exponent.is_constant or not 0 <= exponent.const <= 8:
+        raise Unsupported("a size with a power")
+    total = index(1)
+    for _ in range(exponent.const):
+        total = total * base
+    return total
+
+
+def _ceil_div(args: list[Index]) -> Index:
+    return (args[0] + args[1] - 1) // args[1]
+
+
+def _maximum(args: list[Index]) -> Index:
+    """Return the argument that provably is the greatest, given that extents are at least 1."""
+    if len(args) == 2 and any(a.is_constant and a.const in (0, 1) for a in args):
+        other = args[1] if args[0].is_constant else args[0]
+        if is_nonnegative(other):
+            return other
+    return _best(args, lambda a, b: is_nonnegative(a - b))
+
+
+def _minimum(args: list[Index]) -> Index:
+    return _best(args, lambda a, b: is_nonnegative(b - a))
+
+
+def _best(args: list[Index], beats: Callable[[Index, Index], bool]) -> Index:
+    for candidate in args:
+        if all(other is candidate or beats(candidate, other) for other in args):
+            return candidate
+    raise Unsupported("a size with max or min")
+
+
+_RULES: dict[str, Callable[[list[Index]], Index]] = {
+    "Add": _add,
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloorDiv": lambda args: args[0] // args[1],
+    "CleanDiv": lambda args: args[0] // args[1],
+    "Mod": lambda args: args[0] % args[1],
+    "PythonMod": lambda args: args[0] % args[1],
+    "ModularIndexing": lambda args: (args[0] // args[1]) % args[2],
+    "CeilDiv": _ceil_div,
+    "Max": _maximum,
+    "Min": _minimum,
+}
