@@ -16,6 +16,8 @@ class ScalarOp:
 
     Attributes:
         arity: number of arguments.
+        takes: the compute types of its arguments: "number" (all but bool), "float", "integer",
+            "bits" (bool and integers), "any", or "f32".
         result: "same" (the type of the last argument) or "bool".
         cost: modelled cost in multiply-adds (an f32 vector unit, measured 2026-11, AVX-512).
         infix: the operator it prints as, or None for a call.
@@ -23,6 +25,7 @@ class ScalarOp:
 
     name: str
     arity: int
+    takes: str = "number"
     result: str = "same"
     cost: int = 1
     infix: str | None = None
@@ -32,20 +35,18 @@ _ROWS = (
     ScalarOp("add", 2, infix="+"),
     ScalarOp("sub", 2, infix="-"),
     ScalarOp("mul", 2, infix="*"),
-    ScalarOp("div", 2, cost=4, infix="/"),
-    ScalarOp("floordiv", 2, cost=8, infix="//"),  # integers: rounds down
-    ScalarOp("truncdiv", 2, cost=8),  # integers: rounds to zero
-    ScalarOp(
-        "remainder", 2, cost=8, infix="%"
-    ),  # sign of the divisor, as torch.remainder
+    ScalarOp("div", 2, takes="float", cost=4, infix="/"),
+    ScalarOp("floordiv", 2, takes="integer", cost=8, infix="//"),  # integers: rounds down
+    ScalarOp("truncdiv", 2, takes="integer", cost=8),  # integers: rounds to zero
+    ScalarOp("remainder", 2, cost=8, infix="%"),  # sign of the divisor, as torch.remainder
     ScalarOp("fmod", 2, cost=8),  # sign of the dividend
     ScalarOp("pow", 2, cost=24),
-    ScalarOp("atan2", 2, cost=32),
-    ScalarOp("minimum", 2),  # NaN if either is
-    ScalarOp("maximum", 2),
-    ScalarOp("copysign", 2),
-    ScalarOp("nextafter", 2, cost=8),
-    ScalarOp("hypot", 2, cost=8),
+    ScalarOp("atan2", 2, takes="float", cost=32),
+    ScalarOp("minimum", 2, takes="any"),  # NaN if either is
+    ScalarOp("maximum", 2, takes="any"),
+    ScalarOp("copysign", 2, takes="float"),
+    ScalarOp("nextafter", 2, takes="float", cost=8),
+    ScalarOp("hypot", 2, takes="float", cost=8),
     ScalarOp("neg", 1),
     ScalarOp("abs", 1),
     ScalarOp("sign", 1),
@@ -53,49 +54,49 @@ _ROWS = (
     ScalarOp("ceil", 1),
     ScalarOp("trunc", 1),
     ScalarOp("round", 1),  # half to even
-    ScalarOp("sqrt", 1, cost=6),
-    ScalarOp("rsqrt", 1, cost=6),
-    ScalarOp("reciprocal", 1, cost=4),
-    ScalarOp("exp", 1, cost=10),
-    ScalarOp("exp2", 1, cost=10),
-    ScalarOp("expm1", 1, cost=14),
-    ScalarOp("log", 1, cost=12),
-    ScalarOp("log2", 1, cost=12),
-    ScalarOp("log10", 1, cost=12),
-    ScalarOp("log1p", 1, cost=14),
-    ScalarOp("sin", 1, cost=16),
-    ScalarOp("cos", 1, cost=16),
-    ScalarOp("tan", 1, cost=32),
-    ScalarOp("asin", 1, cost=32),
-    ScalarOp("acos", 1, cost=32),
-    ScalarOp("atan", 1, cost=32),
-    ScalarOp("sinh", 1, cost=32),
-    ScalarOp("cosh", 1, cost=32),
-    ScalarOp("tanh", 1, cost=14),
-    ScalarOp("asinh", 1, cost=32),
-    ScalarOp("acosh", 1, cost=32),
-    ScalarOp("atanh", 1, cost=32),
-    ScalarOp("sigmoid", 1, cost=14),
-    ScalarOp("erf", 1, cost=18),
-    ScalarOp("erfc", 1, cost=32),
-    ScalarOp("erfinv", 1, cost=40),
-    ScalarOp("lgamma", 1, cost=64),
-    ScalarOp("round_f16", 1, cost=2),  # f32 -> f32, to the nearest f16
-    ScalarOp("round_bf16", 1, cost=2),  # f32 -> f32, to the nearest bf16
-    ScalarOp("and", 2, infix="&"),  # bool and integers: bitwise
-    ScalarOp("or", 2, infix="|"),
-    ScalarOp("xor", 2, infix="^"),
-    ScalarOp("not", 1),  # bool: logical; integers: bitwise
-    ScalarOp("shl", 2, infix="<<"),
-    ScalarOp("shr", 2, infix=">>"),  # arithmetic
-    ScalarOp("eq", 2, result="bool", infix="=="),
-    ScalarOp("ne", 2, result="bool", infix="!="),
-    ScalarOp("lt", 2, result="bool", infix="<"),
-    ScalarOp("le", 2, result="bool", infix="<="),
-    ScalarOp("gt", 2, result="bool", infix=">"),
-    ScalarOp("ge", 2, result="bool", infix=">="),
-    ScalarOp("isnan", 1, result="bool"),
-    ScalarOp("isinf", 1, result="bool"),
+    ScalarOp("sqrt", 1, takes="float", cost=6),
+    ScalarOp("rsqrt", 1, takes="float", cost=6),
+    ScalarOp("reciprocal", 1, takes="float", cost=4),
+    ScalarOp("exp", 1, takes="float", cost=10),
+    ScalarOp("exp2", 1, takes="float", cost=10),
+    ScalarOp("expm1", 1, takes="float", cost=14),
+    ScalarOp("log", 1, takes="float", cost=12),
+    ScalarOp("log2", 1, takes="float", cost=12),
+    ScalarOp("log10", 1, takes="float", cost=12),
+    ScalarOp("log1p", 1, takes="float", cost=14),
+    ScalarOp("sin", 1, takes="float", cost=16),
+    ScalarOp("cos", 1, takes="float", cost=16),
+    ScalarOp("tan", 1, takes="float", cost=32),
+    ScalarOp("asin", 1, takes="float", cost=32),
+    ScalarOp("acos", 1, takes="float", cost=32),
+    ScalarOp("atan", 1, takes="float", cost=32),
+    ScalarOp("sinh", 1, takes="float", cost=32),
+    ScalarOp("cosh", 1, takes="float", cost=32),
+    ScalarOp("tanh", 1, takes="float", cost=14),
+    ScalarOp("asinh", 1, takes="float", cost=32),
+    ScalarOp("acosh", 1, takes="float", cost=32),
+    ScalarOp("atanh", 1, takes="float", cost=32),
+    ScalarOp("sigmoid", 1, takes="float", cost=14),
+    ScalarOp("erf", 1, takes="float", cost=18),
+    ScalarOp("erfc", 1, takes="float", cost=32),
+    ScalarOp("erfinv", 1, takes="float", cost=40),
+    ScalarOp("lgamma", 1, takes="float", cost=64),
+    ScalarOp("round_f16", 1, takes="f32", cost=2),  # f32 -> f32, to the nearest f16
+    ScalarOp("round_bf16", 1, takes="f32", cost=2),  # f32 -> f32, to the nearest bf16
+    ScalarOp("and", 2, takes="bits", infix="&"),  # bool and integers: bitwise
+    ScalarOp("or", 2, takes="bits", infix="|"),
+    ScalarOp("xor", 2, takes="bits", infix="^"),
+    ScalarOp("not", 1, takes="bits"),  # bool: logical; integers: bitwise
+    ScalarOp("shl", 2, takes="integer", infix="<<"),
+    ScalarOp("shr", 2, takes="integer", infix=">>"),  # arithmetic
+    ScalarOp("eq", 2, takes="any", result="bool", infix="=="),
+    ScalarOp("ne", 2, takes="any", result="bool", infix="!="),
+    ScalarOp("lt", 2, takes="any", result="bool", infix="<"),
+    ScalarOp("le", 2, takes="any", result="bool", infix="<="),
+    ScalarOp("gt", 2, takes="any", result="bool", infix=">"),
+    ScalarOp("ge", 2, takes="any", result="bool", infix=">="),
+    ScalarOp("isnan", 1, takes="float", result="bool"),
+    ScalarOp("isinf", 1, takes="float", result="bool"),
 )
 
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
