@@ -424,7 +424,7 @@ def _bound_atoms(value: Index, chosen: Callable[[Atom], bool]) -> Index | None:
         bounded = [atom for atom in monomial if chosen(atom)]
         term = product((coefficient, *(atom for atom in monomial if not chosen(atom))))
         if bounded:
-            bound = _least_product(bounded) if coefficient > 0 else _most_product(bounded)
+            bound = (_least_product if coefficient > 0 else _most_product)(bounded)
             if bound is None or not _all_nonnegative(a for a in monomial if not chosen(a)):
                 return None
             term = term * bound
@@ -432,30 +432,22 @@ def _bound_atoms(value: Index, chosen: Callable[[Atom], bool]) -> Index | None:
     return total
 
 
-def _least_product(atoms: list[Atom]) -> Index | None:
-    if len(atoms) == 1:
-        return _least_atom(atoms[0])
-    return index(0) if _all_nonnegative(atoms) else None
-
-
 def _most_product(atoms: list[Atom]) -> Index | None:
-    bounds = [_most_atom(atom) for atom in atoms]
+    bounds = [most_atom(atom) for atom in atoms]
     if None in bounds or (len(atoms) > 1 and not _all_nonnegative(atoms)):
         return None
     return product(bound for bound in bounds if bound is not None)
 
 
-def _least_atom(atom: Atom) -> Index | None:
-    match atom:
-        case FloorDiv():
-            return _divide_bound(_least(atom.dividend), atom.divisor)
-        case Mod():
-            return index(0) if _is_positive(atom.divisor) else None
-        case _:
-            return index(0)
+def _least_product(atoms: list[Atom]) -> Index | None:
+    atom = atoms[0]
+    if len(atoms) == 1 and isinstance(atom, FloorDiv):
+        return _divide_bound(_least(atom.dividend), atom.divisor)
+    return index(0) if _all_nonnegative(atoms) else None
 
 
-def _most_atom(atom: Atom) -> Index | None:
+def most_atom(atom: Atom) -> Index | None:
+    """Return the greatest value of a division or gather, free of axes; None where unknown."""
     match atom:
         case FloorDiv():
             return _divide_bound(_most(atom.dividend), atom.divisor)

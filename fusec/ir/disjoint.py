@@ -1,0 +1,90 @@
+"""Do different points write different elements? The race check of stores.
+
+A tuple of indices determines an axis if its coordinate can be computed from their values. Three
+steps, repeated until nothing new is found:
+
+* an index that is a mixed-radix number over unknown atoms, ``k1*a1 + k2*a2 + ...`` in which each
+  ``k`` is more than the greatest value of all that is below it, determines its digits;
+* an atom whose axes are all determined is determined;
+* ``x % n`` and ``x // n`` together determine ``x``, which is then one more index.
+
+Worked example: ``m*C + c`` with c < C determines m and c; ``(m//8, m%8)`` determines m; ``m//8``
+determines nothing.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.expr import Buffer
+from fusec.ir.index import (
+    Atom,
+    Axis,
+    Index,
+    Mod,
+    Size,
+    floordiv,
+    index,
+    is_nonnegative,
+    most_atom,
+    product,
+)
+
+
+def determined_axes(indices: tuple[Index, ...]) -> frozenset[Axis]:
+    """Return the axes of ``indices`` whose coordinates follow from the values of all of them."""
+    known: set[Atom] = set()
+    equations = list(dict.fromkeys(indices))
+    before = (-1, -1)
+    while before != (len(known), len(equations)):
+        before = (len(known), len(equations))
+        for equation in equations:
+            known |= _digits(equation, known)
+        for atom in tuple(known):
+            if isinstance(atom, Mod) and atom.dividend not in equations:
+                quotient = floordiv(atom.dividend, atom.divisor)
+                if all(_is_known(a, known) for m, _ in quotient.terms for a in m):
+                    equations.append(atom.dividend)
+    return frozenset(atom for atom in known if isinstance(atom, Axis))
+
+
+def has_distinct_elements(buffer: Buffer) -> bool:
+    """Return True if no two positions of ``buffer`` are provably one element of its storage."""
+    axes = tuple(Axis(f"d{i}", extent) for i, extent in enumerate(buffer.shape))
+    known = determined_axes((buffer.offset(tuple(map(index, axes))),))
+    return all(axis in known or axis.extent is index(1) for axis in axes)
+
+
+def _is_known(atom: Atom, known: set[Atom]) -> bool:
+    if isinstance(atom, Size) or atom in known:
+        return True
+    if isinstance(atom, Axis):
+        return atom.extent is index(1)
+    return all(_is_known(axis, known) for axis in atom.axes) and bool(atom.axes)
+
+
+def _digits(equation: Index, known: set[Atom]) -> set[Atom]:
+    """Return the unknown atoms of a mixed-radix number; none if it is not one."""
+    steps: dict[Atom, Index] = {}
+    for monomial, coefficient in equation.terms:
+        unknown = [atom for atom in monomial if not _is_known(atom, known)]
+        if not unknown:
+            continue
+        sizes = [atom for atom in monomial if isinstance(atom, Size)]
+        if len(unknown) != 1 or len(sizes) != len(monomial) - 1:
+            return set()
+        step = product((coefficient, *sizes))
+        steps[unknown[0]] = steps.get(unknown[0], index(0)) + step
+    span = index(0)
+    for atom, step in sorted(steps.items(), key=lambda item: abs(item[1].hint())):
+        if step.hint() < 0:
+            step = -step
+        extent = atom.extent if isinstance(atom, Axis) else _extent(atom)
+        if extent is None or not is_nonnegative(step - span - 1):
+            return set()
+        span = span + step * (extent - 1)
+    return set(steps)
+
+
+def _extent(atom: Atom) -> Index | None:
+    """Return one more than the greatest value of an atom that is never negative, or None."""
+    high = most_atom(atom)
+    return high + 1 if high is not None and is_nonnegative(index(atom)) else None

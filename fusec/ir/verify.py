@@ -1,0 +1,280 @@
+"""What is legal at each stage. A verifier raises ``InvalidIR``, naming the line at fault.
+
+Of an expression, wherever it stands:
+
+* its free axes, and those that limits of its ragged axes mention, are in scope;
+* every load is provably in range, or guarded; a gather's ``Runtime`` index is so by definition;
+* a reduction binds distinct axes;
+* operations and reductions work in compute types (f32, f64, i32, i64, bool) that their row of
+  ``scalar.py`` takes; nothing is opaque.
+
+Of a graph or schedule: every buffer is defined once and before use. Of a kernel: reduced axes are
+inside, never on the grid; what it writes it reads at no other index; and its stores are disjoint:
+their indices determine every axis of the grid and of the value (the race check, ``disjoint.py``).
+
+``verify_program`` is defined in ``verify_program.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusec.errors import InvalidIR
+from fusec.ir.disjoint import determined_axes, has_distinct_elements
+from fusec.ir.dtype import BOOL, I32, I64, DType, compute_type
+from fusec.ir.expr import (
+    Buffer,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Var,
+    children,
+    loads,
+    postorder,
+)
+from fusec.ir.graph import (
+    Argument,
+    Def,
+    Extern,
+    Graph,
+    Kernel,
+    Schedule,
+    Store,
+    argument_views,
+    extern_views,
+)
+from fusec.ir.index import Axis, Index, index, is_in_range
+from fusec.ir.monoid import ALL, ANY
+from fusec.ir.scalar import SCALAR_OPS
+
+__all__ = [
+    "check",
+    "verify_expr",
+    "verify_graph",
+    "verify_kernel",
+    "verify_node_types",
+    "verify_range",
+    "verify_schedule",
+]
+
+
+def check(condition: bool, line: str, problem: str) -> None:
+    """Raise InvalidIR unless ``condition``; ``line`` is the target of the statement at fault."""
+    if not condition:
+        raise InvalidIR(f"{line}: {problem}")
+
+
+def _target(buffer: Buffer, indices: Iterable[object]) -> str:
+    return f"{buffer.name}[{', '.join(map(repr, indices))}] = ..."
+
+
+def _names(axes: Iterable[Axis]) -> str:
+    return ", ".join(axis.name for axis in sorted(axes, key=lambda axis: axis.serial))
+
+
+# -- expressions -----------------------------------------------------------------------------------
+
+
+def verify_expr(root: Expr, scope: frozenset[Axis], line: str) -> None:
+    """Check an expression of a graph or kernel whose free axes may be those of ``scope``.
+
+    Raises:
+        InvalidIR: naming ``line``.
+    """
+    needed: dict[Expr, frozenset[Axis]] = {}
+    for node in postorder((root,)):
+        verify_node_types(node, line)
+        check(not isinstance(node, Var), line, f"variable {node!r} outside a program")
+        if isinstance(node, Load):
+            _verify_load(node, line)
+        if isinstance(node, Reduce):
+            distinct = len(set(node.over)) == len(node.over) > 0
+            check(distinct, line, f"{node.monoid} over axes ({_names(node.over)})")
+        needed[node] = _needed_axes(node, needed)
+    loose = needed[root] - scope
+    check(not loose, line, f"axes {_names(loose)} are not in scope")
+
+
+def _needed_axes(node: Expr, needed: dict[Expr, frozenset[Axis]]) -> frozenset[Axis]:
+    """Return the free axes of a node, those that ragged limits mention included."""
+    axes = node.axes.union(*(needed[child] for child in children(node)))
+    bound = frozenset(node.over) if isinstance(node, Reduce) else frozenset()
+    for axis in (*axes, *bound):
+        if axis.limit is not None:
+            axes |= axis.limit.axes
+    return axes - bound
+
+
+def _verify_load(node: Load, line: str) -> None:
+    if node.guard is not None:
+        check(node.guard.dtype is BOOL, line, f"guard of {node.buffer} is {node.guard.dtype}")
+        return
+    for value, extent in zip(node.indices, node.buffer.shape, strict=True):
+        verify_range(value, extent, f"load of {node.buffer}", line)
+
+
+def verify_range(value: Index, extent: Index, what: str, line: str) -> None:
+    """Check that ``0 <= value < extent`` is provable; a gather alone is so by definition."""
+    provable = is_in_range(value, extent)
+    check(provable, line, f"{what} at {value} is not provably in [0, {extent}), nor guarded")
+
+
+def verify_node_types(node: Expr, line: str) -> None:
+    """Check the dtype rules of one node; those that its constructor checks are not repeated."""
+    check(not node.dtype.is_opaque, line, f"a value of opaque type {node.dtype}")
+    match node:
+        case Op():
+            dtype = node.args[0].dtype
+            accepted = _accepts(SCALAR_OPS[node.name].takes, dtype)
+            check(accepted and compute_type(dtype) is dtype, line, f"{node.name} on {dtype}")
+        case IndexValue():
+            check(node.dtype in (I32, I64), line, f"an index value of type {node.dtype}")
+        case Reduce():
+            dtype, monoid = node.dtype, node.monoid
+            accepted = _accepts(SCALAR_OPS[monoid.combine].takes, dtype)
+            if monoid in (ANY, ALL):
+                accepted = dtype is BOOL
+            check(accepted and compute_type(dtype) is dtype, line, f"{monoid} of {dtype}")
+
+
+def _accepts(takes: str, dtype: DType) -> bool:
+    """Return True if an operation that takes ``takes`` (see ``ScalarOp``) takes ``dtype``."""
+    match takes:
+        case "any":
+            return True
+        case "number":
+            return dtype is not BOOL
+        case "bits":
+            return not dtype.is_float
+        case "float":
+            return dtype.is_float
+        case "integer":
+            return dtype.is_integer
+        case _:
+            return dtype.name == takes
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def verify_graph(graph: Graph) -> None:
+    """Check a graph.
+
+    Raises:
+        InvalidIR: naming the definition or extern at fault.
+    """
+    defined = {item for item in graph.inputs if isinstance(item, Buffer)}
+    for node in graph.nodes:
+        if isinstance(node, Extern):
+            _verify_extern(node, defined)
+        else:
+            _verify_def(node, defined)
+    _verify_outputs(graph, defined)
+
+
+def _verify_def(line: Def, defined: set[Buffer]) -> None:
+    target = _target(line.buffer, line.axes)
+    check(len(line.axes) == len(line.buffer.shape), target, f"shape is {line.buffer.shape}")
+    check(len(set(line.axes)) == len(line.axes), target, "an axis stands twice")
+    for axis, extent in zip(line.axes, line.buffer.shape, strict=True):
+        check(axis.extent is extent, target, f"{axis.name} has {axis.extent} of {extent} points")
+    _verify_store_type(line.expr, line.buffer, target)
+    verify_expr(line.expr, frozenset(line.axes), target)
+    for load in loads((line.expr,)):
+        check(load.buffer.base in defined, target, f"{load.buffer} is not defined yet")
+    _define(line.buffer, defined, target)
+
+
+def _verify_store_type(value: Expr, buffer: Buffer, line: str) -> None:
+    check(value.dtype is buffer.dtype, line, f"{value.dtype} into a buffer of {buffer.dtype}")
+
+
+def _define(buffer: Buffer, defined: set[Buffer], line: str) -> None:
+    check(buffer.base not in defined, line, f"{buffer} is defined twice")
+    check(has_distinct_elements(buffer.base), line, f"strides {buffer.base.strides} overlap")
+    defined.add(buffer.base)
+
+
+def _verify_extern(node: Extern, defined: set[Buffer]) -> None:
+    outputs = [buffer for buffer in node.outputs if buffer is not None]
+    line = f"{', '.join(map(repr, outputs)) or '_'} = extern {node.target}(...)"
+    for view in extern_views(node):
+        check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
+        check(len(view.shape) == len(view.strides), line, f"view of {view.buffer}: rank")
+    for buffer in outputs:
+        check(buffer not in defined, line, f"{buffer} is defined twice")
+        defined.add(buffer)
+
+
+def _verify_outputs(graph: Graph, defined: set[Buffer]) -> None:
+    outputs: tuple[Argument, ...] = graph.outputs
+    for view in argument_views(outputs):
+        check(view.buffer.base in defined, "return", f"{view.buffer} is never defined")
+
+
+# -- kernels and schedules -------------------------------------------------------------------------
+
+
+def verify_kernel(kernel: Kernel) -> None:
+    """Check a kernel by itself: what it loads is not known to be defined.
+
+    Raises:
+        InvalidIR: naming the store at fault.
+    """
+    head = f"kernel {kernel.name}"
+    check(len(set(kernel.axes)) == len(kernel.axes), head, "an axis stands twice")
+    _verify_reductions(kernel, head)
+    for store in kernel.stores:
+        _verify_store(store, kernel)
+    bases = [store.buffer.base for store in kernel.stores]
+    check(len(set(bases)) == len(bases), head, "a buffer is stored twice")
+    places = {(store.buffer, store.indices) for store in kernel.stores}
+    for load in loads(store.expr for store in kernel.stores):
+        same = load.buffer.base not in bases or (load.buffer, load.indices) in places
+        check(same, head, f"{load.buffer} is written, and read at another index")
+
+
+def _verify_reductions(kernel: Kernel, head: str) -> None:
+    inside = frozenset(kernel.inside)
+    for node in postorder(store.expr for store in kernel.stores):
+        if isinstance(node, Reduce):
+            loose = frozenset(node.over) - inside
+            check(not loose, head, f"{node.monoid} over {_names(loose)}, which is not inside")
+
+
+def _verify_store(store: Store, kernel: Kernel) -> None:
+    line = f"kernel {kernel.name}: {_target(store.buffer, store.indices)}"
+    scope = frozenset(kernel.axes)
+    check(len(store.indices) == len(store.buffer.shape), line, f"shape is {store.buffer.shape}")
+    for value, extent in zip(store.indices, store.buffer.shape, strict=True):
+        loose = value.axes - scope
+        check(not loose, line, f"axes {_names(loose)} are not in scope")
+        verify_range(value, extent, "store", line)
+    _verify_store_type(store.expr, store.buffer, line)
+    verify_expr(store.expr, scope, line)
+    written = store.expr.axes.union(kernel.grid, *(value.axes for value in store.indices))
+    many = {axis for axis in written if axis.extent is not index(1)}
+    loose = frozenset(many) - determined_axes(store.indices)
+    check(not loose, line, f"different points of {_names(loose)} may write one element")
+
+
+def verify_schedule(schedule: Schedule) -> None:
+    """Check every kernel, and that kernels and externs define every buffer once and before use.
+
+    Raises:
+        InvalidIR: naming the store or extern at fault.
+    """
+    defined = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            _verify_extern(step, defined)
+            continue
+        verify_kernel(step)
+        for load in loads(store.expr for store in step.stores):
+            known = load.buffer.base in defined
+            check(known, f"kernel {step.name}", f"{load.buffer} is not defined yet")
+        for store in step.stores:
+            _define(store.buffer, defined, f"kernel {step.name}")
+    _verify_outputs(schedule.graph, defined)

@@ -1,0 +1,233 @@
+"""What is legal in a program. ``verify_program`` raises ``InvalidIR``, naming the statement.
+
+* A name is defined once, before its use and in an enclosing scope; names in scope read differently.
+* A ``Let`` or ``Update`` is one node over variables and constants; dtypes as in ``verify.py``.
+* A variable has every lane that its value has. Indices vary along the grid, open loops and lanes;
+  where a loop starts and stops does not vary along lanes.
+* An access has one index, into a buffer of the program or an array in scope. It is guarded by a
+  bool or provably in range, where a loop's axis is less than any one of its stops.
+* ``Update`` changes a carry in scope. Sizes in indices are among the program's.
+
+That programs write disjoint elements is a property of the kernel, and checked there: a mask that
+makes lanes disjoint is a value here, which no prover follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, DType
+from fusec.ir.expr import (
+    Buffer,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Reduce,
+    Var,
+    children,
+    index_exprs,
+)
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index, is_in_range, substitute
+from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.verify import check, verify_node_types
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What a statement may use.
+
+    Attributes:
+        held: axes held at one coordinate: the grid and open loops.
+        loops: open loops, outermost first.
+    """
+
+    lanes: frozenset[Axis]
+    held: frozenset[Axis]
+    loops: tuple[For, ...]
+    sizes: frozenset[Size]
+    reads: set[Buffer]
+    writes: set[Buffer]
+    variables: set[Var]
+    carries: set[Var]
+
+    def inside(self, loop: For) -> _Scope:
+        """Return the scope of a loop's body: what it defines is not seen outside."""
+        return _Scope(
+            self.lanes,
+            self.held | {loop.axis},
+            (*self.loops, loop),
+            self.sizes,
+            set(self.reads),
+            set(self.writes),
+            set(self.variables),
+            set(self.carries),
+        )
+
+
+def verify_program(program: Program) -> None:
+    """Check a program.
+
+    Raises:
+        InvalidIR: naming the statement at fault.
+    """
+    head = f"program {program.name}"
+    axes = (*program.grid, *program.lanes)
+    check(len(set(axes)) == len(axes), head, "an axis stands twice in grid and lanes")
+    for lane in program.lanes:
+        check(lane.extent.is_constant, head, f"lane axis {lane.name} has {lane.extent} points")
+    for buffer in program.buffers:
+        check(buffer.base is buffer, head, f"{buffer} is a flat form, not a tensor")
+    scope = _Scope(
+        frozenset(program.lanes),
+        frozenset(program.grid),
+        (),
+        frozenset(program.sizes),
+        set(program.buffers),
+        set(program.writes),
+        set(),
+        set(),
+    )
+    for axis in program.grid:
+        _verify_index(axis.extent, frozenset(), scope, f"grid {axis.name}")
+    _verify_block(program.body, scope)
+
+
+def _verify_block(body: tuple[Statement, ...], scope: _Scope) -> None:
+    for statement in body:
+        match statement:
+            case Let():
+                line = f"{statement.var.name} = ..."
+                _verify_value(statement.value, statement.var, scope, line)
+                _define(statement.var, scope, line)
+            case Carry():
+                line = f"carry {statement.var.name}"
+                _verify_value(statement.initial, statement.var, scope, line)
+                _define(statement.var, scope, line)
+                scope.carries.add(statement.var)
+            case Update():
+                line = f"{statement.var.name} := ..."
+                check(statement.var in scope.carries, line, "this is no carry in scope")
+                _verify_value(statement.value, statement.var, scope, line)
+            case Put():
+                _verify_put(statement, scope)
+            case Scratch():
+                _verify_scratch(statement, scope)
+            case For():
+                _verify_loop(statement, scope)
+            case _:
+                raise InternalError(statement, stage="ir.verify")
+
+
+def _define(var: Var, scope: _Scope, line: str) -> None:
+    check(all(var.name != other.name for other in scope.variables), line, "defined twice")
+    check(var.axes <= scope.lanes, line, "it has axes that are no lanes")
+    scope.variables.add(var)
+
+
+def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
+    check(value.dtype is var.dtype, line, f"a value of {value.dtype} for a {var.dtype}")
+    verify_node_types(value, line)
+    for child in children(value):
+        _verify_name(child, scope, line)
+    if isinstance(value, Var):
+        _verify_name(value, scope, line)
+    if isinstance(value, IndexValue):
+        _verify_index(value.index, scope.lanes, scope, line)
+    if isinstance(value, Reduce):
+        check(set(value.over) <= value.body.axes, line, "it reduces lanes that its value lacks")
+    if isinstance(value, Load):
+        check(value.buffer.base in scope.reads, line, f"{value.buffer} is not in scope")
+        check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")
+        _verify_access(value.buffer, value.indices[0], value.guard, scope, line)
+    lanes = value.axes - scope.held
+    check(lanes <= var.axes, line, f"lanes {lanes - var.axes} of the value are missing")
+
+
+def _verify_name(node: Expr, scope: _Scope, line: str) -> None:
+    check(isinstance(node, Var | Const), line, "more than one node in a statement")
+    if isinstance(node, Var):
+        check(node in scope.variables, line, f"{node.name} is not defined here")
+
+
+def _verify_put(put: Put, scope: _Scope) -> None:
+    line = f"{put.buffer.name}[{put.offset}] = ..."
+    check(put.buffer.base in scope.writes, line, f"{put.buffer} is not written by this program")
+    _verify_type(put.value.dtype, put.buffer.dtype, line)
+    _verify_name(put.value, scope, line)
+    if put.guard is not None:
+        _verify_name(put.guard, scope, line)
+    _verify_access(put.buffer, put.offset, put.guard, scope, line)
+
+
+def _verify_type(seen: DType, expected: DType, line: str) -> None:
+    check(seen is expected, line, f"a value of {seen} for a buffer of {expected}")
+
+
+def _verify_scratch(scratch: Scratch, scope: _Scope) -> None:
+    line = f"scratch {scratch.buffer.name}"
+    _verify_index(scratch.length, frozenset(), scope, line)
+    check(scratch.buffer.base not in scope.reads, line, "defined twice")
+    check(scratch.buffer.base.flat().shape == (scratch.length,), line, "of another length")
+    scope.reads.add(scratch.buffer.base)
+    scope.writes.add(scratch.buffer.base)
+
+
+def _verify_loop(loop: For, scope: _Scope) -> None:
+    line = f"for {loop.axis.name}"
+    taken = loop.axis in scope.held or loop.axis in scope.lanes
+    check(not taken, line, "this axis is bound already")
+    check(bool(loop.stops), line, "it never stops")
+    for bound in (loop.start, *loop.stops):
+        _verify_index(bound, frozenset(), scope, line)
+    _verify_block(loop.body, scope.inside(loop))
+
+
+# -- indices ---------------------------------------------------------------------------------------
+
+
+def _verify_index(value: Index, lanes: frozenset[Axis], scope: _Scope, line: str) -> None:
+    """Check that an index varies along open axes and ``lanes`` alone, over names in scope."""
+    for expr in index_exprs(value):
+        _verify_name(expr, scope, line)
+    loose = value.axes - scope.held - lanes
+    check(not loose, line, f"index {value} varies along {sorted(a.name for a in loose)}")
+    unknown = set(_sizes(value)) - scope.sizes
+    check(not unknown, line, f"sizes {sorted(s.name for s in unknown)} are not passed")
+
+
+def _sizes(value: Index) -> Iterator[Size]:
+    for monomial, _ in value.terms:
+        for atom in monomial:
+            match atom:
+                case Size():
+                    yield atom
+                case FloorDiv() | Mod():
+                    yield from _sizes(atom.dividend)
+                    yield from _sizes(atom.divisor)
+
+
+def _verify_access(
+    buffer: Buffer, offset: Index, guard: Expr | None, scope: _Scope, line: str
+) -> None:
+    _verify_index(offset, scope.lanes, scope, line)
+    if guard is not None:
+        check(guard.dtype is BOOL, line, f"a guard of type {guard.dtype}")
+        return
+    length = buffer.base.flat().shape[0]
+    provable = any(is_in_range(value, length) for value in _within_loops(offset, scope))
+    check(provable, line, f"{offset} is not provably in [0, {length}), nor guarded")
+
+
+def _within_loops(offset: Index, scope: _Scope) -> Iterator[Index]:
+    """Yield the offset with each loop axis limited by one of its stops, for each choice."""
+    loops = [loop for loop in scope.loops if loop.axis in offset.axes]
+    for stops in itertools.product(*(loop.stops for loop in loops)):
+        mapping: dict[Axis, Index] = {}
+        for loop, stop in zip(loops, stops, strict=True):
+            limited = Axis(loop.axis.name, loop.axis.extent, substitute(stop, mapping))
+            mapping[loop.axis] = index(limited)
+        yield substitute(offset, mapping)
