@@ -373,7 +373,7 @@ def rebuild(
 def _bound(
     over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None
 ) -> tuple[Axis, ...]:
-    """Rename or split bound axes: each is replaced by the axes of what it maps to."""
+    """Rename, split or merge bound axes: each is replaced by the axes of what it maps to."""
     if not indices:
         return over
     renamed: list[Axis] = []
@@ -383,7 +383,7 @@ def _bound(
             renamed.append(axis)
         else:
             renamed.extend(sorted(target.axes, key=lambda a: a.serial))
-    return tuple(renamed)
+    return tuple(dict.fromkeys(renamed))
 
 
 def _index(
