@@ -1,0 +1,370 @@
+"""The structure of docs/design.md, checked from the code itself: layers, circles, ceilings, paths.
+
+Each check is a function from a source tree to a list of violations. It is run twice: on fusec,
+which must have none, and on small trees with a planted violation, which it must find.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import networkx
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILE_CEILING = 600
+FUNCTION_CEILING = 60
+
+LOW = {"errors", "options"}
+COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
+WHOLE = COMPILER | {"frontend", "runtime", "pipeline"}
+
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "options": {"errors"},
+    "trace": {"errors"},
+    "ir": {"errors"},
+    "frontend": LOW | {"trace", "ir"},
+    "passes": LOW | {"trace", "ir"},
+    "codegen": LOW | {"trace", "ir", "passes"},
+    "runtime": LOW,
+    "pipeline": COMPILER | {"frontend"},
+    "compiler": WHOLE,
+    "backend": WHOLE | {"compiler"},
+    "report": WHOLE | {"compiler"},
+    "cli": WHOLE | {"compiler", "report", ""},
+    "": {"report"},
+}
+"""Which layers a layer may import besides itself; "" is `fusec/__init__.py`."""
+
+LIBRARIES: dict[str, set[str]] = {
+    "frontend": {"torch", "sympy"},
+    "passes": {"networkx"},
+    "runtime": {"torch", "triton", "platformdirs"},
+    "pipeline": {"torch"},
+    "compiler": {"torch"},
+    "backend": {"torch"},
+    "report": {"torch"},
+    "cli": {"torch", "rich"},
+}
+"""Which layers may import what from outside the standard library; the others, nothing."""
+
+PINNED = {
+    "sympy": re.compile(r"fusec/frontend/shapes\.py"),
+    "numpy": re.compile(r"fusec/ir/interp\w*\.py"),
+    "networkx": re.compile(r"fusec/passes/(dag|fuse)\.py"),
+    "torch._inductor": re.compile(r"fusec/runtime/cuda_graphs\.py"),
+}
+"""Libraries with one home. It may be part of a layer that may not import the library as a whole."""
+
+WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "platformdirs", "rich", "transformers"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: its dotted name, its path from the root, its syntax tree."""
+
+    name: str
+    path: str
+    tree: ast.Module
+    lines: int
+
+    @property
+    def layer(self) -> str:
+        return layer_of(self.name)
+
+
+def layer_of(name: str) -> str:
+    """Return "ir" for "fusec.ir.expr", "" for "fusec"."""
+    return f"{name}.".split(".")[1]
+
+
+def modules_of(root: Path) -> list[Module]:
+    modules = []
+    for file in sorted((root / "fusec").rglob("*.py")):
+        path = file.relative_to(root)
+        name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        text = file.read_text()
+        modules.append(Module(name, path.as_posix(), ast.parse(text), text.count("\n")))
+    return modules
+
+
+def imports_of(module: Module, *, local: bool = True) -> Iterator[tuple[str, int]]:
+    """Yield what `module` imports as dotted names with their lines, inside functions if `local`.
+
+    `from a import b` yields "a.b", whether b is a module or a name in one.
+    """
+    for node in ast.walk(module.tree) if local else import_time_nodes(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module.path}:{node.lineno}: imports are absolute"
+            yield from ((f"{node.module}.{name.name}", node.lineno) for name in node.names)
+
+
+def import_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run when the module is imported: all but the bodies of functions."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from import_time_nodes(node)
+
+
+def starts_with(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+# The checks.
+
+
+def layer_violations(root: Path) -> list[str]:
+    """Imports between layers that `LAYERS` does not allow, and files in no layer."""
+    modules = modules_of(root)
+    layers = {module.layer for module in modules}
+    found = [f"{m.path}: no layer {m.layer!r}" for m in modules if m.layer not in LAYERS]
+    for module in modules:
+        allowed = LAYERS.get(module.layer, set()) | {module.layer}
+        for name, line in imports_of(module):
+            if not starts_with(name, "fusec"):
+                continue
+            imported = layer_of(name)
+            # `from fusec import __version__` takes a name, not a layer.
+            imported = imported if imported in layers | set(LAYERS) else ""
+            if imported not in allowed:
+                found.append(f"{module.path}:{line}: {module.layer} imports {name}")
+    return found
+
+
+def library_violations(root: Path) -> list[str]:
+    """Imports of libraries outside the layers, or the one home, that may use them."""
+    found = []
+    for module in modules_of(root):
+        for name, line in imports_of(module):
+            library = name.split(".")[0]
+            home = next((h for p, h in PINNED.items() if starts_with(name, p)), None)
+            if home is not None:
+                allowed = bool(home.fullmatch(module.path))
+            else:
+                allowed = library not in WATCHED or library in LIBRARIES.get(module.layer, ())
+            if not allowed:
+                found.append(f"{module.path}:{line}: {module.layer} imports {name}")
+    return found
+
+
+def inductor_violations(root: Path) -> list[str]:
+    """Uses of `torch._inductor` as an attribute, which need no import of that name."""
+    return [
+        f"{module.path}:{node.lineno}: torch._inductor"
+        for module in modules_of(root)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr == "_inductor"
+        and not PINNED["torch._inductor"].fullmatch(module.path)
+    ]
+
+
+def circle_violations(root: Path) -> list[str]:
+    """Circles of modules that import each other when they are imported.
+
+    An import inside a function may look back at its own layer, as a node's `__str__` does that
+    calls the printer; that it does not look up is for `layer_violations` to say.
+    """
+    modules = {module.name: module for module in modules_of(root)}
+    graph = networkx.DiGraph()
+    for module in modules.values():
+        for name, _ in imports_of(module, local=False):
+            while name and name not in modules:
+                name = name.rpartition(".")[0]
+            if name:
+                graph.add_edge(module.name, name)
+    circles = [sorted(c) for c in networkx.strongly_connected_components(graph) if len(c) > 1]
+    return [" <-> ".join(circle) for circle in sorted(circles)]
+
+
+def ceiling_violations(root: Path) -> list[str]:
+    """Files and functions that are too long to be read in one go."""
+    found = []
+    for module in modules_of(root):
+        if module.lines > FILE_CEILING:
+            found.append(f"{module.path}: {module.lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_CEILING:
+                    found.append(f"{module.path}:{node.lineno}: {node.name}, {lines} lines")
+    return found
+
+
+TARGET_NAME = re.compile(r"cpu|cuda|gpu|hip|rocm|triton|cpp|sm_\d*\w*|gfx\w*")
+
+
+def target_violations(root: Path) -> list[str]:
+    """Questions which target code is made for, outside the one file that answers them."""
+    return [
+        f"{module.path}:{node.lineno}: {ast.unparse(node)[:60]}"
+        for module in modules_of(root)
+        if module.path != "fusec/codegen/targets.py"
+        for node in ast.walk(module.tree)
+        if asks_for_target(node)
+    ]
+
+
+def asks_for_target(node: ast.AST) -> bool:
+    """Whether `node` compares something named target with the name of one."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            sides = [left, *others]
+            return any(map(names_target, sides)) and any(map(holds_target_name, sides))
+        case ast.Call(func=ast.Attribute(value=asked, attr="startswith"), args=args):
+            return names_target(asked) and any(map(holds_target_name, args))
+        case ast.Match(subject=asked, cases=cases):
+            return names_target(asked) and any(holds_target_name(c.pattern) for c in cases)
+    return False
+
+
+def names_target(node: ast.AST) -> bool:
+    match node:
+        case ast.Name(id=name):
+            return name.endswith("target")
+        case ast.Attribute(value=value, attr=name):
+            return name.endswith("target") or names_target(value)
+    return False
+
+
+def holds_target_name(node: ast.AST) -> bool:
+    return any(
+        isinstance(inner, ast.Constant)
+        and isinstance(inner.value, str)
+        and TARGET_NAME.fullmatch(inner.value)
+        for inner in ast.walk(node)
+    )
+
+
+CHECKS = (
+    layer_violations,
+    library_violations,
+    inductor_violations,
+    circle_violations,
+    ceiling_violations,
+    target_violations,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_fusec_has_none(check: Callable[[Path], list[str]]) -> None:
+    assert len(modules_of(ROOT)) > 5
+    assert check(ROOT) == []
+
+
+LONG_FUNCTION = "def long():\n" + "    x = 1\n" * FUNCTION_CEILING
+LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
+
+
+@pytest.mark.parametrize(
+    ("check", "files"),
+    [
+        (layer_violations, {"ir/expr.py": "from fusec.options import Options"}),
+        (layer_violations, {"passes/fuse.py": "from fusec.frontend.capture import capture"}),
+        (layer_violations, {"frontend/capture.py": "import fusec.passes.fuse"}),
+        (
+            layer_violations,
+            {"passes/fuse.py": "from fusec.codegen import lower", "codegen/a.py": ""},
+        ),
+        (layer_violations, {"runtime/cache.py": "from fusec import ir", "ir/expr.py": ""}),
+        (layer_violations, {"runtime/cache.py": "def f():\n    from fusec.ir import expr"}),
+        (layer_violations, {"codegen/a.py": "from fusec.pipeline import compile_graph"}),
+        (layer_violations, {"errors.py": "from fusec import __version__"}),
+        (layer_violations, {"utils.py": ""}),
+        (library_violations, {"ir/expr.py": "import torch"}),
+        (library_violations, {"ir/graph.py": "import networkx as nx"}),
+        (library_violations, {"ir/graph.py": "from numpy.typing import NDArray"}),
+        (library_violations, {"passes/fuse.py": "from torch import fx"}),
+        (library_violations, {"passes/unify.py": "import networkx"}),
+        (library_violations, {"codegen/cpp.py": "import torch"}),
+        (library_violations, {"frontend/views.py": "import sympy"}),
+        (library_violations, {"options.py": "import torch"}),
+        (library_violations, {"backend.py": "import torch._inductor.config"}),
+        (library_violations, {"runtime/x.py": "from torch import _inductor"}),
+        (inductor_violations, {"backend.py": "import torch\ntorch._inductor.config.x = 1"}),
+        (circle_violations, {"ir/a.py": "import fusec.ir.b", "ir/b.py": "from fusec.ir import a"}),
+        (circle_violations, {"ir/__init__.py": "import fusec.ir.a", "ir/a.py": "import fusec.ir"}),
+        (circle_violations, {"a.py": "if 1:\n  import fusec.b", "b.py": "import fusec.a"}),
+        (ceiling_violations, {"ir/a.py": LONG_FILE}),
+        (ceiling_violations, {"ir/a.py": LONG_FUNCTION}),
+        (target_violations, {"passes/a.py": "def f(target): return target == 'sm_90'"}),
+        (target_violations, {"passes/a.py": "def f(o): return o.target.name in ('cpu', 'gpu')"}),
+        (target_violations, {"passes/a.py": "def f(target): return target.startswith('sm_')"}),
+        (target_violations, {"a.py": "match target:\n  case 'cpu': pass"}),
+    ],
+)
+def test_a_planted_violation_is_found(
+    tmp_path: Path, check: Callable[[Path], list[str]], files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        file = tmp_path / "fusec" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert len(check(tmp_path)) == 1
+
+
+def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
+    files = {
+        "__init__.py": "def __getattr__(name):\n    from fusec import report\n",
+        "errors.py": "import difflib",
+        "ir/interp.py": "import numpy as np\nfrom fusec.errors import InvalidIR",
+        "ir/expr.py": "def f():\n    from fusec.ir import text",
+        "ir/text.py": "import fusec.ir.expr",
+        "passes/dag.py": "import networkx\nfrom fusec.ir import interp",
+        "frontend/shapes.py": "import sympy, torch",
+        "frontend/call.py": "def f(node): return node.target == 'output'",
+        "runtime/cuda_graphs.py": "import torch._inductor.cudagraph_trees",
+        "codegen/targets.py": "def f(target): return target == 'cpu'",
+        "report.py": "import torch",
+        "cli.py": "from fusec import __version__",
+    }
+    for name, text in files.items():
+        file = tmp_path / "fusec" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert [violation for check in CHECKS for violation in check(tmp_path)] == []
+
+
+# What must not be in any file.
+
+# In two pieces, because this file is searched, too.
+MACHINE_PATHS = ("/" + "work/", "/" + "root/")
+
+
+def tracked_files() -> list[Path]:
+    try:
+        listing = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listing.stdout.split("\0") if name]
+
+
+def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in tracked_files()
+        if file.is_file() and file.suffix not in (".png", ".so")
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
+        if any(re.search(rf"(?<![\w.~-]){re.escape(path)}", line) for path in MACHINE_PATHS)
+    ]
+    assert found == []
+
+
+def test_constraints_are_exact_versions_and_nothing_else() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    pattern = re.compile(r'[\w.-]+==[\w.]+( ; python_version >= "3\.\d+")?')
+    assert [pin for pin in pins if not pattern.fullmatch(pin)] == []
+    assert "torch==2.13.0" in pins
+    assert "triton==3.7.1" in pins

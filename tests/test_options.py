@@ -1,0 +1,168 @@
+"""Options: who wins, what is refused, and what the messages name."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusec.errors import UsageError
+from fusec.options import MODES, Options, environment_variables
+
+
+def options_from(
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    **environ: str,
+) -> Options:
+    return Options.from_compile(mode, options, environ=environ)
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert options_from() == Options()
+    assert options_from(None, {}) == Options()
+
+
+@pytest.mark.parametrize(
+    ("mode", "autotune", "cudagraphs"),
+    [
+        ("default", False, False),
+        ("reduce-overhead", False, True),
+        ("max-autotune", True, True),
+        ("max-autotune-no-cudagraphs", True, False),
+    ],
+)
+def test_modes_mean_what_users_know(mode: str, autotune: bool, cudagraphs: bool) -> None:
+    assert options_from(mode) == Options(autotune=autotune, cudagraphs=cudagraphs)
+
+
+def test_modes_exist_in_torch_too() -> None:
+    assert set(MODES) <= {"default", *torch._inductor.list_mode_options()}
+
+
+def test_options_beat_the_mode_which_beats_the_environment() -> None:
+    environ = {"FUSEC_CUDAGRAPHS": "1", "FUSEC_THREADS": "3", "FUSEC_STRICT": "1"}
+    assert options_from(**environ) == Options(cudagraphs=True, threads=3, strict=True)
+    chosen = options_from("max-autotune-no-cudagraphs", {"threads": 5}, **environ)
+    assert chosen == Options(autotune=True, cudagraphs=False, threads=5, strict=True)
+    assert options_from("default", **environ).cudagraphs
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("on", True), ("YES", True), (" true ", True), ("0", False), ("Off", False)],
+)
+def test_booleans_of_the_environment(text: str, value: bool) -> None:
+    assert options_from(FUSEC_VERIFY=text).verify is value
+    assert options_from(FUSEC_CACHE=text).cache is value
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert options_from(FUSEC_CACHE="", FUSEC_THREADS=" ", FUSEC_CXX="") == Options()
+
+
+def test_cxx_falls_back_to_the_variable_that_make_knows() -> None:
+    assert options_from(CXX="clang++").cxx == "clang++"
+    assert options_from(CXX="clang++", FUSEC_CXX="g++-13").cxx == "g++-13"
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_THREADS", "7")
+    assert Options.from_compile(None, None).threads == 7
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"FUSEC_STRICT": "maybe"}, "FUSEC_STRICT: 'maybe' is not 1 or 0"),
+        ({"FUSEC_THREADS": "many"}, "FUSEC_THREADS: 'many' is no integer"),
+        ({"FUSEC_THREADS": "-1"}, "FUSEC_THREADS: -1 is negative"),
+    ],
+)
+def test_a_bad_variable_is_named(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        options_from(**environ)
+
+
+@pytest.mark.parametrize(
+    ("mode", "meant"),
+    [
+        ("reduce_overhead", "reduce-overhead"),
+        ("max-autotun", "max-autotune"),
+        ("Default", "default"),
+        ("max-autotune-no-cudagraph", "max-autotune-no-cudagraphs"),
+    ],
+)
+def test_an_unknown_mode_names_the_nearest_and_all(mode: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}'") as caught:
+        options_from(mode)
+    assert all(valid in str(caught.value) for valid in MODES)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("triton.cudagraphs", "cudagraphs"),
+        ("max_autotune", "autotune"),
+        ("cachedir", "cache_dir"),
+        ("Strict", "strict"),
+        ("fuse", "fusion"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_and_all(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}'") as caught:
+        options_from(None, {name: True})
+    assert all(field.name in str(caught.value) for field in dataclasses.fields(Options))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen"),
+    [
+        ("strict", 1, "expected bool, got 1 (int)"),
+        ("strict", "yes", "expected bool, got 'yes' (str)"),
+        ("threads", True, "expected int, got True (bool)"),
+        ("threads", 2.0, "expected int, got 2.0 (float)"),
+        ("threads", None, "expected int, got None (NoneType)"),
+        ("threads", -2, "-2 is negative"),
+        ("cache_dir", 3, "expected str, got 3 (int)"),
+        ("cxx", b"g++", "expected str, got b'g++' (bytes)"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(name: str, value: object, seen: str) -> None:
+    for build in (lambda: options_from(None, {name: value}), lambda: Options(**{name: value})):
+        with pytest.raises(UsageError, match=re.escape(f"option {name!r}: {seen}")):
+            build()
+
+
+def test_a_path_object_is_taken_as_text() -> None:
+    assert options_from(None, {"dump_dir": Path("/x/y")}).dump_dir == "/x/y"
+
+
+def test_options_are_frozen_and_hashable() -> None:
+    options = Options()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.strict = True  # type: ignore[misc]
+    assert {options: 1}[Options()] == 1
+
+
+def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
+    other = {"bool": lambda v: not v, "int": lambda v: v + 1, "str | None": lambda v: "sm_90"}
+    changing = {
+        field.name
+        for field in dataclasses.fields(Options)
+        if Options(**{field.name: other[str(field.type)](field.default)}).key() != Options().key()
+    }
+    assert changing == {"autotune", "fusion", "target"}
+
+
+def test_each_option_has_a_variable_and_a_line_of_help() -> None:
+    rows = {row.name: row for row in environment_variables()}
+    assert set(rows) == {f"FUSEC_{f.name.upper()}" for f in dataclasses.fields(Options)}
+    assert all(row.help and len(row.help) < 90 for row in rows.values())
+    assert (rows["FUSEC_CACHE"].type, rows["FUSEC_CACHE"].default) == ("bool", "1")
+    assert (rows["FUSEC_CACHE_DIR"].type, rows["FUSEC_CACHE_DIR"].default) == ("str", "")
+    assert rows["FUSEC_CACHE_SIZE_MB"].default == "2048"
