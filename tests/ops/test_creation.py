@@ -1,0 +1,201 @@
+"""Tensors made inside the graph against eager: ranges, fills, triangles, dropout that is off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support import check, compile_with, seeded, values
+
+ARANGES = [(7,), (0,), (2, 9), (9, 2, -2), (-3, 4, 3), (0.0, 1.0, 0.25), (5, 5)]
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
+
+
+def test_aranges_match_eager():
+    def make(x):
+        made = [torch.arange(*bounds) for bounds in ARANGES]
+        typed = [torch.arange(2, 12, 3, dtype=d) for d in DTYPES[:5]]
+        return made, typed, [m * 2 + 1 for m in made], torch.arange(x.shape[0]) + x
+
+    check(make, values(7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fills_match_eager(dtype):
+    def make(x):
+        return {
+            "full": torch.full((3, 5), 1, dtype=dtype),
+            "zeros": torch.zeros(2, 3, dtype=dtype),
+            "ones": torch.ones(4, dtype=dtype),
+            "empty_extent": torch.ones(0, 3, dtype=dtype),
+            "zeros_like": torch.zeros_like(x),
+            "ones_like": torch.ones_like(x, dtype=dtype),
+            "full_like": torch.full_like(x, 1, dtype=dtype),
+            "new_full": x.new_full((2, 2), 1),
+            "new_zeros": x.t().new_zeros(3),
+            "scalar": torch.tensor(1, dtype=dtype) + x,
+            "eye": torch.eye(4, 6, dtype=dtype),
+            "added": torch.full_like(x, 1) + x,
+        }
+
+    check(make, values(4, 6, dtype=dtype).t())
+
+
+def test_special_fills_match_eager():
+    def make(x):
+        low = torch.finfo(x.dtype).min
+        return (
+            torch.full((3,), -torch.inf) + x,
+            torch.full_like(x, torch.nan),
+            x * low,
+            torch.full((2,), 2**40),
+            torch.full((3,), True),
+            torch.full((), 3.5) * x,
+        )
+
+    check(make, values(3))
+
+
+def test_linspaces_and_grids_match_eager():
+    def make(x):
+        rows, columns = torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")
+        return (
+            torch.linspace(0, 1, 7),
+            torch.linspace(-2.5, 3, 33) * x,
+            torch.logspace(0, 2, 3),
+            rows * 10 + columns,
+            torch.cartesian_prod(torch.arange(2), torch.arange(3)),
+            torch.linspace(3, 3, 1),
+        )
+
+    check(make, values(33))
+
+
+def test_triangles_match_eager():
+    def make(x):
+        ones = torch.ones(5, 7)
+        return (
+            [torch.tril(ones, k) for k in (-2, 0, 3)],
+            [torch.triu(ones, k) for k in (-2, 0, 3)],
+            torch.ones(4, 4, dtype=torch.bool).tril(),
+            torch.tril(x),
+            torch.triu(x, 1) * 2,
+            torch.tril_indices(4, 4),
+            torch.full((4, 4), -torch.inf).triu(1),
+        )
+
+    check(make, values(3, 5, 7))
+
+
+def test_a_function_without_inputs_compiles():
+    check(lambda: (torch.arange(10) * 2, torch.ones(3).sum(), torch.zeros(2, 2)))
+
+
+def test_a_constant_output_is_private_to_each_call():
+    def make(x):
+        return torch.zeros(4), x + 1
+
+    torch._dynamo.reset()
+    compiled = compile_with(make)
+    first, _ = compiled(torch.ones(2))
+    first.add_(5)
+    second, _ = compiled(torch.ones(2))
+    assert torch.equal(second, torch.zeros(4))
+
+
+@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+def test_dropout_that_drops_nothing_matches_eager(train):
+    def drop(x):
+        return (
+            F.dropout(x, 0.0, True) * 2,
+            F.dropout(x, 0.5, False) + 1,
+            F.dropout(x.relu(), 0.0, True).sum(-1),
+            F.dropout1d(x, 0.3, False),
+        )
+
+    check(drop, values(6, 33), train=train)
+
+
+def test_dropout_that_drops_everything_matches_eager():
+    check(lambda x: F.dropout(x, 1.0, True) + 1, values(6, 33), train=True)
+
+
+def test_dropout_modules_in_eval_mode_match_eager():
+    layers = torch.nn.Sequential(torch.nn.Dropout(0.9), torch.nn.GELU(), torch.nn.Dropout(0.1))
+    check(layers.eval(), values(6, 33), train=True)
+
+
+def test_dropout_keeps_the_expected_share_and_scales_it():
+    torch._dynamo.reset()
+    compiled = compile_with(lambda x: F.dropout(x * 1.0, 0.25, True))
+    with seeded(3):
+        out = compiled(torch.ones(400, 500))
+    kept = out != 0
+    assert torch.allclose(out[kept], torch.tensor(4 / 3))
+    assert abs(kept.float().mean().item() - 0.75) < 0.01
+    assert (kept.float().mean(0) - 0.75).abs().max() < 0.15, "columns drop together"
+    assert (kept.float().mean(1) - 0.75).abs().max() < 0.15, "rows drop together"
+
+
+def test_dropout_gradients_use_the_mask_of_the_forward():
+    torch._dynamo.reset()
+    compiled = compile_with(lambda x: F.dropout(torch.sin(x), 0.4, True) * 2)
+    x = values(50, 33).requires_grad_()
+    with seeded(5):
+        out = compiled(x)
+        out.sum().backward()
+    expected = torch.where(out != 0, 2 * torch.cos(x) / 0.6, 0.0)
+    assert torch.allclose(x.grad, expected, atol=1e-5)
+
+
+def test_dropout_follows_the_seed_and_differs_from_call_to_call():
+    torch._dynamo.reset()
+    compiled = compile_with(lambda x: (F.dropout(x, 0.5, True), F.dropout(x, 0.5, True)))
+    x = torch.ones(2000)
+    with seeded(1):
+        a, b = compiled(x)
+        c, _ = compiled(x)
+    with seeded(1):
+        again, _ = compiled(x)
+    assert torch.equal(a, again)
+    assert not torch.equal(a, b), "two dropouts of one call drew the same mask"
+    assert not torch.equal(a, c), "two calls drew the same mask"
+
+
+def test_random_tensors_have_their_distributions():
+    torch._dynamo.reset()
+
+    def draw(x):
+        return (
+            torch.rand(40, 500),
+            torch.randn(40, 500),
+            torch.randint(0, 7, (20000,)),
+            torch.rand_like(x),
+            torch.bernoulli(torch.full((20000,), 0.3)),
+        )
+
+    with seeded(2):
+        uniform, normal, integers, like, coins = compile_with(draw)(torch.zeros(100, 33))
+    assert uniform.min() >= 0 and uniform.max() < 1
+    assert abs(uniform.mean().item() - 0.5) < 0.01
+    assert abs(normal.mean().item()) < 0.03 and abs(normal.std().item() - 1) < 0.03
+    assert set(integers.tolist()) == set(range(7))
+    assert like.shape == (100, 33) and like.unique().numel() > 3000
+    assert abs(coins.mean().item() - 0.3) < 0.02
+
+
+@pytest.mark.parametrize("n", (5, 9))
+def test_created_tensors_follow_dynamic_shapes(n):
+    def make(x):
+        n = x.shape[0]
+        return (
+            torch.arange(n) + x[:, 0],
+            torch.zeros(n, 2),
+            x.new_ones(n, n).tril() @ x,
+            torch.full((n,), n),
+            x.new_ones(n + 1),
+            torch.eye(n),
+        )
+
+    check(make, values(n, 4), dynamic=True)

@@ -1,0 +1,159 @@
+"""Losses against eager, with their gradients: targets ignored, smoothed, weighted, reduced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support import check, values
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def targets(n, classes):
+    return values(n, dtype=torch.int64, low=0, high=classes, seed=5)
+
+
+@pytest.mark.parametrize("smoothing", (0.0, 0.1))
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_cross_entropy_matches_eager(reduction, smoothing):
+    t = targets(17, 33)
+    t[3] = t[11] = -100
+
+    def loss(x, t):
+        return F.cross_entropy(x, t, reduction=reduction, label_smoothing=smoothing)
+
+    check(loss, values(17, 33), t, train=True)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64), ids=str)
+def test_cross_entropy_of_other_dtypes_matches_eager(dtype):
+    check(
+        lambda x, t: F.cross_entropy(x, t), values(17, 33, dtype=dtype), targets(17, 33), train=True
+    )
+
+
+def test_cross_entropy_of_float_logits_from_half_matches_eager():
+    check(
+        lambda x, t: F.cross_entropy(x.float(), t),
+        values(17, 129, dtype=torch.bfloat16),
+        targets(17, 129),
+        train=True,
+    )
+
+
+def test_cross_entropy_with_class_weights_and_ignored_classes_matches_eager():
+    def loss(x, t, w):
+        w = w.detach()
+        return (
+            F.cross_entropy(x, t, w),
+            F.cross_entropy(x, t, w, ignore_index=2),
+            F.cross_entropy(x, t, w, reduction="sum", label_smoothing=0.2),
+        )
+
+    check(loss, values(17, 9), targets(17, 9), values(9, seed=1).abs() + 0.1, train=True)
+
+
+def test_cross_entropy_of_class_probabilities_matches_eager():
+    check(
+        lambda x, p: (
+            F.cross_entropy(x, p.softmax(-1)),
+            F.kl_div(x.log_softmax(-1), p.softmax(-1), reduction="batchmean"),
+        ),
+        values(7, 33),
+        values(7, 33, seed=1),
+        train=True,
+    )
+
+
+def test_cross_entropy_over_pixels_matches_eager():
+    t = values(2, 4, 3, dtype=torch.int64, low=0, high=5)
+    check(
+        lambda x, t: (F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none")),
+        values(2, 5, 4, 3),
+        t,
+        train=True,
+    )
+
+
+def test_cross_entropy_with_every_target_ignored_is_nan_as_in_eager():
+    check(lambda x, t: F.cross_entropy(x, t), values(5, 9), torch.full((5,), -100))
+
+
+def test_language_model_loss_shifts_its_targets():
+    def loss(logits, ids):
+        shifted = logits[:, :-1].reshape(-1, logits.shape[-1])
+        return F.cross_entropy(shifted, ids[:, 1:].reshape(-1)), logits.argmax(-1)
+
+    check(loss, values(2, 9, 33), targets(18, 33).view(2, 9), train=True)
+
+
+LOSSES = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": lambda x, y, **k: F.smooth_l1_loss(x, y, beta=0.5, **k),
+    "huber": lambda x, y, **k: F.huber_loss(x, y, delta=0.7, **k),
+    "bce_with_logits": lambda x, y, **k: F.binary_cross_entropy_with_logits(x, y.sigmoid(), **k),
+    "bce": lambda x, y, **k: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), **k),
+    "soft_margin": lambda x, y, **k: F.soft_margin_loss(x, y.sign().detach(), **k),
+    "poisson": lambda x, y, **k: F.poisson_nll_loss(x, y.abs(), **k),
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_elementwise_losses_match_eager(reduction):
+    def losses(x, y):
+        return {name: loss(x, y, reduction=reduction) for name, loss in LOSSES.items()}
+
+    check(losses, values(7, 33), values(7, 33, seed=1), train=True)
+
+
+def test_losses_over_pairs_match_eager():
+    def losses(x, y, z):
+        sign, a, b = torch.ones(9), x[:, 0], y[:, 0]
+        return (
+            F.cosine_similarity(x, y),
+            F.cosine_embedding_loss(x, y, sign),
+            F.triplet_margin_loss(x, y, z),
+            F.pairwise_distance(x, y),
+            F.margin_ranking_loss(a, b, sign),
+            F.hinge_embedding_loss(a, sign),
+        )
+
+    check(losses, *(values(9, 17, seed=s) for s in range(3)), train=True)
+
+
+def test_nll_loss_matches_eager():
+    def loss(x, t):
+        return F.nll_loss(x.log_softmax(-1), t), F.nll_loss(x, t, reduction="none", ignore_index=3)
+
+    check(loss, values(17, 9), targets(17, 9), train=True)
+
+
+def test_label_smoothing_written_by_hand_matches_eager():
+    def loss(x, t):
+        log_p = x.log_softmax(-1)
+        hot = torch.zeros_like(x).scatter(1, t[:, None], 1.0)
+        soft = hot * 0.9 + 0.1 / x.shape[-1]
+        picked = log_p.gather(1, t[:, None]).squeeze(1)
+        return -(soft * log_p).sum(-1).mean(), -picked.mean(), (x.argmax(-1) == t).float().mean()
+
+    check(loss, values(17, 9), targets(17, 9), train=True)
+
+
+def test_z_loss_and_masked_mean_match_eager():
+    def loss(x, mask):
+        z = x.logsumexp(-1)
+        weight = mask.to(x.dtype)
+        return (z * z * weight).sum() / weight.sum().clamp(min=1)
+
+    check(loss, values(17, 33), values(17, dtype=torch.bool), train=True)
+
+
+@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+def test_losses_take_dynamic_shapes(train):
+    def losses(x, t, y):
+        return F.cross_entropy(x, t), F.mse_loss(x, y), F.cross_entropy(x, t, ignore_index=2)
+
+    check(losses, values(17, 9), targets(17, 9), values(17, 9, seed=1), dynamic=True, train=train)

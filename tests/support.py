@@ -1,0 +1,379 @@
+"""Compare a compiled function with eager: values, dtypes, strides, gradients, mutation, aliasing.
+
+`check` runs a function three times on equal inputs, eagerly, eagerly in fp64, and compiled, and
+asserts what a user of `torch.compile` relies on:
+
+* floating values: the rule of torch's own benchmark suite (`torch._dynamo.utils.same`), which is
+  allclose, or a root-mean-square error against fp64 of at most twice eager's (three times for half
+  types and small tensors). Tensors whose largest value is below one are scaled up first, so that
+  small gradients are held to the same relative standard.
+* NaN and infinities exactly where eager has them; integers and booleans exactly;
+* shape, dtype, strides (of extents above one), device and requires_grad of each output;
+* the whole storage of each input after the call, so that stray writes are seen;
+* an output shares memory with an input if and only if it does in eager.
+
+The compiled function is called twice and the first call's outputs are compared after the second
+call, so that a buffer handed out twice is seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.utils import same
+from torch.utils import _pytree as pytree
+
+BACKEND = os.environ.get("TEST_BACKEND", "fusec")
+
+HALF = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTS = (torch.int64, torch.int32, torch.uint8)
+
+# The absolute and relative tolerance handed to `same`: about one rounding step of half types, and
+# for fp32 what reductions of a few thousand terms lose in another order.
+TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call left behind: named outputs, named input storages, named gradients."""
+
+    outputs: list[tuple[str, Any]]
+    inputs: list[tuple[str, torch.Tensor]]
+    gradients: list[tuple[str, torch.Tensor | None]]
+    aliases: list[tuple[str, str]]
+
+
+def compile_with(
+    fn: Callable, backend: str = BACKEND, *, dynamic: bool = False, fullgraph: bool = True
+) -> Callable:
+    """Compile under the backend; fusec in strict mode, where a fault inside it is an error."""
+    options = {"strict": True} if backend == "fusec" else None
+    return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options)
+
+
+def check(
+    fn: Callable,
+    *inputs: Any,
+    train: bool = False,
+    dynamic: bool = False,
+    backend: str = BACKEND,
+    fullgraph: bool = True,
+    tol: float | None = None,
+) -> None:
+    """Assert that the compiled function does what eager does; see the module docstring.
+
+    Args:
+        fn: a function or module; a module is copied for each run, so its buffers may change.
+        train: floating inputs require gradients, which are compared too.
+        tol: replaces the tolerance of each dtype, for functions that cancel by construction.
+    """
+    torch._dynamo.reset()
+    eager = _run(_fresh(fn), inputs, train=train)
+    reference = _run(_fresh(fn, torch.float64), inputs, train=train, dtype=torch.float64)
+    module = _fresh(fn)
+    compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
+    first = _run(compiled, inputs, train=train, state=module)
+    again = _run(compiled, inputs, train=train, state=_reset(module, fn))
+    compare(eager, first, reference, tol=tol)
+    compare(eager, again, reference, tol=tol)
+
+
+def compare(eager: Run, compiled: Run, reference: Run, tol: float | None = None) -> None:
+    """Assert that two runs agree, given an fp64 run of the same function."""
+    names = [name for name, _ in eager.outputs]
+    assert names == [name for name, _ in compiled.outputs], "outputs have another structure"
+    for (name, a), (_, b), (_, r) in zip(
+        eager.outputs, compiled.outputs, reference.outputs, strict=True
+    ):
+        assert_agree(a, b, r, f"output {name}", tol=tol, strides=True)
+    for (name, a), (_, b), (_, r) in zip(
+        eager.inputs, compiled.inputs, reference.inputs, strict=True
+    ):
+        assert_agree(a, b, r, f"input {name} after the call", tol=tol)
+    for (name, a), (_, b), (_, r) in zip(
+        eager.gradients, compiled.gradients, reference.gradients, strict=True
+    ):
+        assert_agree(a, b, r, f"gradient of {name}", tol=tol)
+    assert eager.aliases == compiled.aliases, "outputs share memory with other inputs than eager's"
+
+
+def assert_agree(
+    eager: Any,
+    compiled: Any,
+    reference: Any,
+    name: str,
+    *,
+    tol: float | None = None,
+    strides: bool = False,
+) -> None:
+    """Assert that one value agrees; anything but a tensor has to be equal."""
+    if not isinstance(eager, torch.Tensor):
+        assert type(eager) is type(compiled) and eager == compiled, (
+            f"{name}: {compiled!r} instead of {eager!r}"
+        )
+        return
+    assert isinstance(compiled, torch.Tensor), f"{name}: {type(compiled)} instead of a tensor"
+    for attribute in ("shape", "dtype", "device", "requires_grad"):
+        a, b = getattr(eager, attribute), getattr(compiled, attribute)
+        assert a == b, f"{name}: {attribute} is {b} instead of {a}"
+    if strides:
+        a, b = significant_strides(eager), significant_strides(compiled)
+        assert a == b, f"{name}: strides are {b} instead of {a} (shape {tuple(eager.shape)})"
+    assert_values(eager.detach(), compiled.detach(), reference.detach(), name, tol)
+
+
+def assert_values(
+    eager: torch.Tensor,
+    compiled: torch.Tensor,
+    reference: torch.Tensor,
+    name: str,
+    tol: float | None = None,
+) -> None:
+    """Assert equal integers, equal places of NaN and infinities, and close floating values."""
+    if not eager.is_floating_point():
+        wrong = eager != compiled
+        assert not wrong.any(), _worst(name, eager, compiled, wrong)
+        return
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        wrong = kind(eager) != kind(compiled)
+        assert not wrong.any(), _worst(f"{name} ({kind.__name__})", eager, compiled, wrong)
+    reference = reference.to(torch.float64)
+    finite = torch.isfinite(eager) & torch.isfinite(reference)
+    zero = torch.zeros((), dtype=eager.dtype, device=eager.device)
+    a, b = (torch.where(finite, t, zero) for t in (eager, compiled))
+    r = torch.where(finite, reference, zero.double())
+    scale = _scale(r)
+    tol = TOLERANCE[eager.dtype] if tol is None else tol
+    a, b, r = a * scale, b * scale, r * scale
+    ok = same(a, b, r, tol=tol, equal_nan=True, log_error=_silent)
+    if ok and a.numel():
+        # One wrong element drowns in the mean of a large tensor: bound the largest error as well.
+        worst = (b.double() - r).abs().max()
+        ok = bool(worst <= 8 * (a.double() - r).abs().max() + 8 * tol * r.abs().max())
+    if not ok:
+        distance = (b.double() - r).abs()
+        raise AssertionError(_worst(name, eager, compiled, distance == distance.max()))
+
+
+def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of the extents above one; nothing for a tensor without elements."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+
+
+def _scale(reference: torch.Tensor) -> float:
+    """A power of two that brings the largest value into [1, 2), or one where it is larger."""
+    largest = float(reference.abs().max()) if reference.numel() else 1.0
+    if largest >= 1.0 or largest < 2.0**-40:
+        return 1.0
+    return 2.0 ** -int(torch.tensor(largest, dtype=torch.float64).log2().floor())
+
+
+def _worst(name: str, eager: torch.Tensor, compiled: torch.Tensor, wrong: torch.Tensor) -> str:
+    place = tuple(int(i) for i in wrong.nonzero()[0])
+    return (
+        f"{name}: {int(wrong.sum())} of {wrong.numel()} differ most, first at {place}: "
+        f"compiled {compiled[place].item()!r}, eager {eager[place].item()!r} "
+        f"({eager.dtype}, shape {tuple(eager.shape)})"
+    )
+
+
+def _silent(*_: Any) -> None:
+    """`same` logs each miss; the assertion says more."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Running
+
+
+def _fresh(fn: Callable, dtype: torch.dtype | None = None) -> Callable:
+    if not isinstance(fn, torch.nn.Module):
+        return fn
+    module = copy.deepcopy(fn)
+    return module if dtype is None else module.to(dtype)
+
+
+def _reset(module: Callable, fn: Callable) -> Callable:
+    """Give a module the state it had before its first call."""
+    if isinstance(module, torch.nn.Module):
+        module.load_state_dict(fn.state_dict())
+        module.zero_grad(set_to_none=True)
+    return module
+
+
+def _run(
+    call: Callable,
+    inputs: tuple[Any, ...],
+    *,
+    train: bool,
+    dtype: torch.dtype | None = None,
+    state: Callable | None = None,
+) -> Run:
+    """Call on private copies of the inputs; `state` is the module behind a compiled one."""
+    state = call if state is None else state
+    leaves, spec = pytree.tree_flatten(copy_inputs(inputs, dtype=dtype, train=train))
+    args = pytree.tree_unflatten(leaves, spec)
+    tensors = [(str(i), leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    with torch.set_grad_enabled(train):
+        outputs = named_leaves(call(*args))
+    parameters: list[tuple[str, torch.Tensor]] = []
+    buffers: list[tuple[str, torch.Tensor]] = []
+    if isinstance(state, torch.nn.Module):
+        parameters, buffers = list(state.named_parameters()), list(state.named_buffers())
+    gradients = _gradients(outputs, tensors + parameters) if train else []
+    return Run(
+        outputs=outputs,
+        inputs=[(n, whole_storage(t)) for n, t in tensors]
+        + [(n, b.detach().clone()) for n, b in buffers],
+        gradients=gradients,
+        aliases=_aliases(outputs, tensors + parameters + buffers),
+    )
+
+
+def copy_inputs(inputs: Any, *, dtype: torch.dtype | None = None, train: bool = False) -> Any:
+    """Copy every tensor with its strides, offset and the memory it shares with other inputs.
+
+    Args:
+        dtype: what floating tensors become; None keeps each dtype.
+        train: floating copies require gradients.
+    """
+    storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def copy_one(tensor: torch.Tensor) -> torch.Tensor:
+        floating = tensor.is_floating_point()
+        key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
+        if key not in storages or key[0] == 0:
+            flat = whole_storage(tensor)
+            storages[key] = flat.to(dtype) if dtype and floating else flat
+        storage = storages[key].untyped_storage()
+        result = storages[key].new_empty(0)  # not a view: most inputs of a model are none
+        result.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return result.requires_grad_(train and floating)
+
+    return pytree.tree_map_only(torch.Tensor, copy_one, inputs)
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat copy of everything in the memory a tensor looks at."""
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return flat.set_(tensor.detach().untyped_storage()).clone()
+
+
+def named_leaves(value: Any) -> list[tuple[str, Any]]:
+    """Flatten an output into pairs of a readable path and a leaf."""
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return [(pytree.keystr(path) or "result", leaf) for path, leaf in leaves]
+
+
+def _gradients(
+    outputs: list[tuple[str, Any]], wanted: list[tuple[str, torch.Tensor]]
+) -> list[tuple[str, torch.Tensor | None]]:
+    """Backpropagate the same random cotangents in every run."""
+    roots = [out for _, out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
+    leaves = [(name, t) for name, t in wanted if t.requires_grad]
+    assert roots, "no output requires a gradient: the test would compare nothing"
+    generator = torch.Generator().manual_seed(7)
+    cotangents = []
+    for root in roots:
+        values = torch.randn(root.shape, generator=generator, dtype=torch.float32)
+        rounded = values.to(torch.bfloat16)  # exact in every floating dtype
+        cotangents.append(rounded.to(root.dtype).to(root.device))
+    found = torch.autograd.grad(roots, [t for _, t in leaves], cotangents, allow_unused=True)
+    return [(name, gradient) for (name, _), gradient in zip(leaves, found, strict=True)]
+
+
+def _aliases(
+    outputs: list[tuple[str, Any]], inputs: list[tuple[str, torch.Tensor]]
+) -> list[tuple[str, str]]:
+    """Pairs of an output and the first input whose memory it shares."""
+    owners: dict[int, str] = {}
+    for name, tensor in inputs:
+        owners.setdefault(tensor.untyped_storage().data_ptr(), name)
+    owners.pop(0, None)
+    pairs = []
+    for name, out in outputs:
+        if isinstance(out, torch.Tensor):
+            owner = owners.get(out.untyped_storage().data_ptr())
+            if owner is not None:
+                pairs.append((name, owner))
+    return pairs
+
+
+# ---------------------------------------------------------------------------------------------
+# Inputs
+
+
+def values(
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    low: float | None = None,
+    high: float | None = None,
+) -> torch.Tensor:
+    """Reproducible random values: normal, or uniform in [low, high); integers in [-9, 9]."""
+    generator = torch.Generator().manual_seed(1 + seed)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if not dtype.is_floating_point:
+        start = 0 if dtype == torch.uint8 else -9
+        bounds = (start if low is None else int(low), 10 if high is None else int(high))
+        return torch.randint(*bounds, shape, generator=generator).to(dtype)
+    if low is None or high is None:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
+
+
+LAYOUTS = ("contiguous", "transposed", "expanded", "stepped", "offset", "padded_rows")
+
+
+def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values (rows repeat when expanded) behind other strides and offsets."""
+    shape = tuple(tensor.shape)
+    match layout:
+        case "contiguous":
+            return tensor.contiguous()
+        case "transposed":
+            return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        case "expanded":
+            return tensor[:1].contiguous().expand(shape)
+        case "stepped":
+            return tensor.new_zeros(*shape[:-1], 2 * shape[-1])[..., ::2].copy_(tensor)
+        case "offset":
+            flat = tensor.new_zeros(tensor.numel() + 3)
+            return flat[3:].view(shape).copy_(tensor)
+        case "padded_rows":
+            return tensor.new_zeros(*shape[:-1], shape[-1] + 5)[..., : shape[-1]].copy_(tensor)
+        case "channels_last":
+            return tensor.contiguous(memory_format=torch.channels_last)
+        case _:
+            raise ValueError(layout)
+
+
+def externs(fn: Callable, *inputs: Any, train: bool = False) -> list[tuple[str, str]]:
+    """What fusec left to eager kernels, as (operation, reason), from `fusec.explain`."""
+    import fusec  # the other backends' runs do not need it
+
+    report = fusec.explain(fn, *inputs, train=train)
+    record = report if isinstance(report, dict) else report.to_json()
+    return [(e["op"], e["reason"]) for graph in record["graphs"] for e in graph["externs"]]
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Run with torch's generators seeded and restored afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
