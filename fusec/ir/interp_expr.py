@@ -13,6 +13,7 @@ Worked example: ``sum(c: x[m, c])`` is the tile ``x[m, c]`` of shape (M, C), the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -88,12 +89,15 @@ def sort_axes(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 def joint_axes(tiles: Iterable[Tile]) -> tuple[Axis, ...]:
     """Return the axes that any of the tiles has, sorted."""
-    return sort_axes(axis for tile in tiles for axis in tile.axes)
+    distinct = {tile.axes for tile in tiles if tile.axes}
+    if len(distinct) <= 1:
+        return distinct.pop() if distinct else ()
+    return sort_axes(axis for axes in distinct for axis in axes)
 
 
 def align(tile: Tile, axes: tuple[Axis, ...]) -> Array:
-    """Return the tile's array with one dimension for each of ``axes``: sorted, and all it has."""
-    if tile.axes == axes:
+    """Return an array that broadcasts along ``axes``: sorted, and all that the tile has."""
+    if tile.axes == axes or not tile.axes:
         return tile.array
     lengths = dict(zip(tile.axes, tile.array.shape, strict=True))
     return tile.array.reshape([lengths.get(axis, 1) for axis in axes])
@@ -147,17 +151,28 @@ def ragged_mask(axes: Iterable[Axis], env: Env) -> Tile | None:
 
 def eval_index(value: Index, env: Env, memo: Memo | None = None) -> Tile:
     """Return the value of an index, in 64-bit integers."""
-    total = _number(value.const)
+    number, tiles = value.const, []
     for monomial, coefficient in value.terms:
-        term = _number(coefficient)
-        for atom in monomial:
-            term = combine(np.multiply, term, _eval_atom(atom, env, memo))
-        total = combine(np.add, total, term)
+        factors = [_eval_atom(atom, env, memo) for atom in monomial]
+        scale = coefficient * math.prod(f for f in factors if isinstance(f, int))
+        varying = [f for f in factors if not isinstance(f, int)]
+        if not varying:
+            number += scale
+            continue
+        term = _number(scale)
+        for factor in varying:
+            term = combine(np.multiply, term, factor)
+        tiles.append(term)
+    total = _number(number)
+    for tile in tiles:
+        total = combine(np.add, total, tile)
     return total
 
 
 def eval_scalar(value: Index, env: Env) -> int:
     """Return the value of an index all of whose axes are held at a point."""
+    if value.is_constant:
+        return value.const
     tile = eval_index(value, env)
     if tile.axes:
         raise InternalError(f"{value} varies along {tile.axes}", stage=STAGE)
@@ -168,26 +183,27 @@ def _number(value: int) -> Tile:
     return Tile((), np.asarray(value, dtype=np.int64))
 
 
-def _eval_atom(atom: Atom, env: Env, memo: Memo | None) -> Tile:
+def _eval_atom(atom: Atom, env: Env, memo: Memo | None) -> Tile | int:
+    """Return the value of an atom: an int if it does not vary."""
     match atom:
         case Axis():
             if atom in env.points:
-                return _number(env.points[atom])
+                return env.points[atom]
             return Tile((atom,), np.arange(extent_of(atom, env), dtype=np.int64))
         case Size():
             if atom not in env.sizes:
                 raise InternalError(f"size {atom} has no value", stage=STAGE)
-            return _number(env.sizes[atom])
+            return env.sizes[atom]
         case FloorDiv() | Mod():
             operation = np.floor_divide if isinstance(atom, FloorDiv) else np.remainder
             dividend = eval_index(atom.dividend, env, memo)
-            return combine(operation, dividend, eval_index(atom.divisor, env, memo))
+            tile = combine(operation, dividend, eval_index(atom.divisor, env, memo))
         case Runtime():
             expr: Expr = atom.expr
             tile = (memo or {}).get(expr) or eval_tile(expr, env, memo)
-            return Tile(tile.axes, tile.array.astype(np.int64))
         case _:
             raise InternalError(atom, stage=STAGE)
+    return Tile(tile.axes, tile.array.astype(np.int64)) if tile.axes else int(tile.array)
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -299,9 +315,8 @@ def _eval_load(node: Load, env: Env, memo: Memo) -> Tile:
     guard = None if node.guard is None else memo[node.guard]
     mask = conjunction((guard, ragged_mask(offset.axes, env)))
     check_offsets(offset, mask, env, node)
-    clipped = np.clip(offset.array, 0, max(storage.size - 1, 0))
-    empty = np.zeros(clipped.shape, storage.dtype)
-    loaded = Tile(offset.axes, storage[clipped] if storage.size else empty)
+    somewhere = storage if storage.size else np.zeros(1, storage.dtype)
+    loaded = Tile(offset.axes, somewhere[np.maximum(offset.array, 0)])
     if guard is None:
         return loaded
     return combine(np.where, guard, loaded, Tile((), np.zeros((), storage.dtype)))
