@@ -31,13 +31,14 @@ class Axis:
     Compared by identity: two axes of the same name never clash.
     """
 
-    __slots__ = ("__weakref__", "extent", "limit", "name", "serial")
+    __slots__ = ("__weakref__", "as_index", "extent", "limit", "name", "serial")
 
     def __init__(self, name: str, extent: Index, limit: Index | None = None) -> None:
         self.name = name
         self.extent = extent
         self.limit = limit
         self.serial = next(_serial)
+        self.as_index: Index | None = None  # made and kept by `index`
 
     @property
     def axes(self) -> frozenset[Axis]:
@@ -231,7 +232,11 @@ def index(value: IntoIndex) -> Index:
     if isinstance(value, Index):
         return value
     if isinstance(value, int):
-        return Index((), int(value))
+        return _SMALL[value] if 0 <= value < len(_SMALL) else Index((), int(value))
+    if isinstance(value, Axis):
+        if value.as_index is None:
+            value.as_index = Index((((value,), 1),), 0)
+        return value.as_index
     return Index((((value,), 1),), 0)
 
 
@@ -244,7 +249,8 @@ def _sum(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
             merged[monomial] = merged.get(monomial, 0) + coefficient
     const += _rejoin_divisions(merged)
     kept = [(m, c) for m, c in merged.items() if c]
-    kept.sort(key=lambda term: tuple(map(_atom_order, term[0])))
+    if len(kept) > 1:
+        kept.sort(key=lambda term: tuple(map(_atom_order, term[0])))
     return Index(tuple(kept), const)
 
 
@@ -279,6 +285,10 @@ def _division_pair(merged: dict[Monomial, int]) -> tuple[Mod, Monomial] | None:
         if merged.get(quotient.terms[0][0]) == coefficient * atom.divisor.const:
             return atom, quotient.terms[0][0]
     return None
+
+
+_SMALL = tuple(Index((), value) for value in range(17))
+"""Small constants, which most arithmetic makes."""
 
 
 def floordiv(a: Index, b: Index) -> Index:

@@ -25,6 +25,7 @@ SHARED_BYTES = 1 << 12
 """Two readers of a smaller buffer gain nothing by sharing it."""
 SIBLINGS = 6
 """Each reader of a shared buffer is paired with so many next readers."""
+DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
 MAX_DEFS = 64
 """Definitions in one kernel: compilers, and readers, have their limits."""
 
@@ -151,6 +152,9 @@ class _Fuser:
             members = tuple(sorted((*self.groups[a].members, *self.groups[b].members)))
             if len(members) > MAX_DEFS:
                 continue
+            if self.has_detour(a, b):
+                self.decide(a, b, False, DETOUR, None)
+                continue
             built = self.build(members)
             if isinstance(built, Rejection):
                 self.decide(a, b, False, built.reason, None)
@@ -169,9 +173,7 @@ class _Fuser:
             if a not in self.groups or b not in self.groups:
                 continue
             if self.has_detour(a, b):
-                self.decide(
-                    a, b, False, "a kernel or extern between them needs one's result", -negative
-                )
+                self.decide(a, b, False, DETOUR, -negative)
                 continue
             self.merge(a, b, -negative)
 

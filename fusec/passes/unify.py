@@ -14,6 +14,8 @@ internal edge) and c' with c (both load x), giving grid {m}, inside {c}.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, postorder
@@ -53,34 +55,40 @@ class _Unifier:
     def __init__(self, defs: tuple[Def, ...]) -> None:
         self.defs = defs
         self.value: dict[Axis, Index] = {}
+        self.parts: dict[Axis, tuple[Axis, ...]] = {}
+        self.resolved: dict[Index, Index] = {}
         self.producer = {d.buffer: d for d in defs}
-        self.reduced = {
-            axis
-            for d in defs
-            for n in postorder((d.expr,))
-            if isinstance(n, Reduce)
-            for axis in n.over
-        }
-        self.recomputed: set[tuple[Buffer, tuple[Index, ...]]] = set()
         for line in defs:
             for axis in (*line.axes, *_bound_axes(line.expr)):
                 if axis.extent is index(1):
-                    self.value[axis] = index(0)
+                    self._set(axis, index(0), ())
 
     # -- classes ---------------------------------------------------------------------------------
 
+    def _set(self, axis: Axis, value: Index, parts: tuple[Axis, ...]) -> None:
+        """Define an axis by finer ones, slowest first."""
+        self.value[axis] = value
+        self.parts[axis] = parts
+        self.resolved.clear()
+
     def resolve(self, value: Index) -> Index:
         """Return ``value`` over the finest axes."""
-        while not value.axes.isdisjoint(self.value):
-            value = substitute(value, self.value)
-        return value
+        if value.axes.isdisjoint(self.value):
+            return value
+        known = self.resolved.get(value)
+        if known is None:
+            known = value
+            while not known.axes.isdisjoint(self.value):
+                known = substitute(known, self.value)
+            self.resolved[value] = known
+        return known
 
     def _unite(self, a: Axis, b: Axis) -> None:
         if a is b:
             return
         if a.extent is not b.extent or a.limit is not b.limit:
             raise Rejection(f"extents {a.extent} of {a.name} and {b.extent} of {b.name} differ")
-        self.value[b] = index(a)
+        self._set(b, index(a), (a,))
 
     def _split(self, axis: Axis, inner: Index) -> tuple[Axis, Axis]:
         """Cut an axis into ``outer*inner + fine``."""
@@ -88,7 +96,7 @@ class _Unifier:
             raise Rejection(f"ragged axis {axis.name} cannot be cut again")
         outer = Axis(f"{axis.name}o", floordiv(axis.extent, inner))
         fine = Axis(f"{axis.name}i", inner)
-        self.value[axis] = index(outer) * inner + index(fine)
+        self._set(axis, index(outer) * inner + index(fine), (outer, fine))
         return outer, fine
 
     # -- divisions ---------------------------------------------------------------------------------
@@ -172,41 +180,41 @@ class _Unifier:
         outer = ragged.pop().axis
         if (inner.limit + index(outer) * inner.extent) is not whole.extent:
             raise Rejection(f"ragged axis {inner.name} covers another extent than {whole.name}")
-        self.value[whole] = index(outer) * inner.extent + index(inner)
+        self._set(whole, index(outer) * inner.extent + index(inner), (outer, inner))
 
     # -- the walk ----------------------------------------------------------------------------------
 
     def unify_internal(self) -> None:
         """Match every load of an internal buffer with its producer."""
         for line in self.defs:
-            for load in loads((line.expr,)):
+            for load in loads_of(line.expr):
                 producer = self.producer.get(load.buffer)
                 if producer is None or producer is line:
                     continue
-                saved = dict(self.value)
+                saved = self._save()
                 try:
                     for position, axis in zip(load.indices, producer.axes, strict=True):
                         self.match(position, index(axis))
-                    self._check_distinct()
+                    self._check_distinct(len(saved))
                 except Rejection as rejection:
-                    self.value = saved
-                    if any(isinstance(n, Reduce) for n in postorder((producer.expr,))):
+                    self._restore(saved)
+                    if reductions(producer.expr):
                         raise Rejection(
                             f"{line.buffer.name} reads {load.buffer.name} at another place: "
                             f"{rejection.reason}"
                         ) from None
-                    self.recomputed.add((load.buffer, load.indices))
+                    continue  # pointwise: computed again at this index
 
     def unify_shared(self) -> None:
         """Match loads of one outside buffer with each other, where that contradicts nothing."""
         first: dict[Buffer, list[Load]] = {}
         for line in self.defs:
-            for load in loads((line.expr,)):
+            for load in loads_of(line.expr):
                 if load.buffer not in self.producer and load.axes:
                     first.setdefault(load.buffer, []).append(load)
         for group in first.values():
             for load in group[1:]:
-                self._try(lambda load=load, pivot=group[0]: self._match_loads(pivot, load))
+                self._try(functools.partial(self._match_loads, group[0], load))
 
     def _match_loads(self, a: Load, b: Load) -> None:
         for left, right in zip(a.indices, b.indices, strict=True):
@@ -217,43 +225,58 @@ class _Unifier:
         head = max(self.defs, key=lambda d: len(d.axes))
         for line in self.defs:
             if line is not head and len(line.axes) == len(head.axes):
-                self._try(lambda line=line: self._match_axes(head, line))
+                self._try(functools.partial(self._match_axes, head, line))
 
     def _match_axes(self, a: Def, b: Def) -> None:
         for left, right in zip(a.axes, b.axes, strict=True):
             self.match(index(left), index(right))
 
-    def _try(self, action: object) -> None:
-        saved = dict(self.value)
+    def _try(self, action: Callable[[], None]) -> None:
+        saved = self._save()
         try:
-            action()  # type: ignore[operator]
-            self._check_distinct()
+            action()
+            self._check_distinct(len(saved))
         except Rejection:
-            self.value = saved
+            self._restore(saved)
 
-    def fine_axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    def _save(self) -> dict[Axis, Index]:
+        return dict(self.value)
+
+    def _restore(self, saved: dict[Axis, Index]) -> None:
+        if len(saved) != len(self.value):
+            self.parts = {axis: self.parts[axis] for axis in saved}
+            self.value = saved
+            self.resolved.clear()
+
+    def fine_axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
         """Return the finest axes of some axes, slowest first."""
         found: list[Axis] = []
-        for axis in axes:
-            digits = _digits(self.resolve(index(axis)))
-            if digits is None:  # a sum that is no mixed radix: cannot be, but sound
-                found.extend(sorted(self.resolve(index(axis)).axes, key=lambda a: a.serial))
+        stack = list(axes)[::-1]
+        while stack:
+            axis = stack.pop()
+            parts = self.parts.get(axis)
+            if parts is None:
+                found.append(axis)
             else:
-                found.extend(d.axis for d in digits)
+                stack.extend(parts[::-1])
         return tuple(found)
 
-    def _check_distinct(self) -> None:
-        """No definition may use one axis twice, and no reduction may capture a free axis of its body."""
+    def _check_distinct(self, known: int) -> None:
+        """No definition may use one axis twice, no reduction capture a free axis of its body.
+
+        Nothing is new if there were ``known`` axes defined by finer ones when it last held.
+        """
+        if len(self.value) == known:
+            return
         for line in self.defs:
             own = self.fine_axes(line.axes)
             if len(set(own)) != len(own):
                 raise Rejection(f"two axes of {line.buffer.name} would become one")
-            for node in postorder((line.expr,)):
-                if isinstance(node, Reduce):
-                    over = self.fine_axes(node.over)
-                    free = set(self.fine_axes(tuple(node.axes)))
-                    if len(set(over)) != len(over) or free & set(over):
-                        raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
+            for node in reductions(line.expr):
+                over = self.fine_axes(node.over)
+                free = set(self.fine_axes(node.axes))
+                if len(set(over)) != len(over) or free & set(over):
+                    raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
 
 
 def _exact_quotient(a: Index, b: Index) -> Index | None:
@@ -261,7 +284,19 @@ def _exact_quotient(a: Index, b: Index) -> Index | None:
     return floordiv(a, b) if mod(a, b) is index(0) else None
 
 
+@functools.lru_cache(maxsize=4096)
+def _mixed_radix(value: Index) -> tuple[Axis, ...] | None:
+    """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
+    digits = _find_digits(value)
+    return None if digits is None else tuple(d.axis for d in digits)
+
+
 def _digits(value: Index) -> list[_Digit] | None:
+    axes = _mixed_radix(value)
+    return None if axes is None else [_Digit(a) for a in axes]
+
+
+def _find_digits(value: Index) -> list[_Digit] | None:
     """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
     if value.const:
         return None
@@ -332,16 +367,10 @@ def _bind(
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """Split the unified axes into grid and inside."""
     order = _axis_order(unifier, defs)
-    inside = {
-        axis
-        for d in defs
-        for n in postorder((d.expr,))
-        if isinstance(n, Reduce)
-        for axis in unifier.fine_axes(n.over)
-    }
+    inside = {axis for d in defs for n in reductions(d.expr) for axis in unifier.fine_axes(n.over)}
     grid = [a for a in order if a not in inside]
     for line in defs:
-        heavy = line in stored or any(isinstance(n, Reduce) for n in postorder((line.expr,)))
+        heavy = line in stored or reductions(line.expr)
         if not heavy:
             continue
         own = set(unifier.fine_axes(line.axes))
@@ -370,18 +399,15 @@ def _axis_order(unifier: _Unifier, defs: tuple[Def, ...]) -> list[Axis]:
     for line in defs:
         own = unifier.fine_axes(line.axes)
         candidates.append(own)
-        for node in postorder((line.expr,)):
-            if isinstance(node, Reduce):
-                candidates.append(own + unifier.fine_axes(node.over))
-                break
+        for node in reductions(line.expr)[:1]:
+            candidates.append(own + unifier.fine_axes(node.over))
     candidates.sort(key=len, reverse=True)
     merged: list[Axis] = []
     for axes in candidates:
         merged.extend(a for a in axes if a not in merged)
     for line in defs:
-        for node in postorder((line.expr,)):
-            if isinstance(node, Reduce):
-                merged.extend(a for a in unifier.fine_axes(node.over) if a not in merged)
+        for node in reductions(line.expr):
+            merged.extend(a for a in unifier.fine_axes(node.over) if a not in merged)
     return merged
 
 
@@ -446,4 +472,16 @@ def _rounded(expr: Expr) -> Expr:
 
 
 def _bound_axes(expr: Expr) -> tuple[Axis, ...]:
-    return tuple(a for n in postorder((expr,)) if isinstance(n, Reduce) for a in n.over)
+    return tuple(a for n in reductions(expr) for a in n.over)
+
+
+@functools.lru_cache(maxsize=4096)
+def reductions(expr: Expr) -> tuple[Reduce, ...]:
+    """Return the distinct reductions in an expression; remembered, for it is asked again and again."""
+    return tuple(n for n in postorder((expr,)) if isinstance(n, Reduce))
+
+
+@functools.lru_cache(maxsize=4096)
+def loads_of(expr: Expr) -> tuple[Load, ...]:
+    """Return the distinct loads in an expression, remembered."""
+    return tuple(loads((expr,)))
