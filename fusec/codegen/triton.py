@@ -34,6 +34,7 @@ from collections.abc import Iterable, Mapping
 
 from fusec.codegen.triton_index import MAX_SIZE, IndexText, fits_32_bits
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE, STAGE, template
+from fusec.codegen.wrapper import print_size
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, I64, DType
 from fusec.ir.expr import (
@@ -116,6 +117,13 @@ def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
     if not _is_direct(program.grid):
         extents = [product(extents)]
     x, y, z, *_ = (*extents, index(1), index(1), index(1))
+    return x, y, z
+
+
+def print_grid(program: Program) -> tuple[str, str, str]:
+    """Return the launch grid as Python expressions over the names of the size arguments."""
+    names = _argument_names(program)
+    x, y, z = (print_size(extent, names.of) for extent in grid_exprs(program))
     return x, y, z
 
 
@@ -497,6 +505,7 @@ __all__ = [
     "argument_names",
     "divisible_by_16",
     "grid_exprs",
+    "print_grid",
     "print_kernel",
     "signature",
 ]

@@ -1,0 +1,128 @@
+"""What printed kernels compile to where no device is: widths, registers, conversions."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.codegen.triton import divisible_by_16, print_grid, print_kernel, signature
+from fusec.codegen.triton_ops import ROWS, template
+from fusec.errors import InternalError, UsageError
+from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, U8, DType
+from fusec.ir.index import Axis, Size, index
+from fusec.ir.program import Program
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.runtime.static_checks import StaticReport, inspect_kernel
+from fusec.runtime.triton_kernel import CompiledAsm, TritonSource, compile_offline
+from tests.codegen import programs
+from tests.codegen.programs import Builder, buffer
+
+
+def compiled(
+    program: Program,
+    target: str = "sm_90",
+    warps: int = 4,
+    aligned: dict[str, bool] | None = None,
+    cheap: frozenset[str] = frozenset(),
+) -> CompiledAsm:
+    kernel = TritonSource(
+        program.name,
+        print_kernel(program, cheap=cheap),
+        tuple(signature(program).items()),
+        divisible_by_16(program, aligned),
+        print_grid(program),
+        warps,
+    )
+    return compile_offline(kernel, target)
+
+
+def report(program: Program, **options: object) -> StaticReport:
+    return inspect_kernel(compiled(program, **options))
+
+
+def test_layer_norm_of_4096_columns_fits_registers() -> None:
+    found = report(programs.layer_norm(Size("M", 8192), 4096))
+    assert found.load_widths == {16: 16}
+    assert found.store_widths == {16: 8}
+    assert found.spill_bytes == 0
+    assert found.registers <= 70
+    assert found.convert_layouts == 0
+    assert found.occupancy >= 0.5
+
+
+def test_layer_norm_of_1024_columns_in_one_warp_has_no_barrier() -> None:
+    found = report(programs.layer_norm(4096, 1024), warps=1)
+    assert (found.barriers, found.shared_bytes) == (0, 0)
+    assert set(found.load_widths) == set(found.store_widths) == {16}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_pointwise_chain_moves_16_bytes_at_once(dtype: DType) -> None:
+    found = report(programs.relu_chain(dtype, 2**24, 1024 if dtype is F32 else 2048, masked=False))
+    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
+
+
+def test_mask_by_a_size_that_is_a_multiple_of_16_keeps_wide_accesses() -> None:
+    found = report(programs.relu_chain(BF16, index(Size("N", 2**20)), 2048, masked=True))
+    assert set(found.load_widths) == set(found.store_widths) == {16}
+    odd = report(programs.relu_chain(BF16, index(Size("N", 2**20 + 1)), 2048, masked=True))
+    assert set(odd.load_widths) == {2}
+
+
+def test_unaligned_buffer_costs_only_its_own_accesses() -> None:
+    program = programs.relu_chain(BF16, 2**24, 2048, masked=False)
+    found = report(program, aligned={"x": False})
+    assert set(found.load_widths) == {2}
+    assert set(found.store_widths) == {16}
+
+
+def test_softmax_and_looped_sum_do_not_spill() -> None:
+    for program in (
+        programs.softmax(64, 1000, 1024, 4),
+        programs.looped_row_sum(Size("M", 64), 100_000, 4096),
+    ):
+        assert report(program).spill_bytes == 0
+
+
+def test_multiprocessor_of_an_unknown_target_is_reported() -> None:
+    asm = compiled(programs.relu_chain(F32, 1024, 1024, masked=False), target="gfx942")
+    with pytest.raises(UsageError, match="sm_90"):
+        inspect_kernel(asm)
+
+
+def every_operation(dtype: DType) -> Program:
+    """Return y_op[i] = op(a[i], b[i]) for all operations that ``dtype`` has, in one kernel."""
+    lane = Axis("i", index(128))
+    b = Builder("operations", (), (lane,))
+    args = [b.load(buffer(name, dtype, 128), lane) for name in "ab"]
+    for name, row in SCALAR_OPS.items():
+        try:
+            template(name, dtype, cheap=False)
+        except InternalError:
+            continue
+        result = b.op(name, *args[: row.arity])
+        b.put(buffer(f"y_{name}", result.dtype, 128), lane, result)
+    return b.program()
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("dtype", [F32, F64, I32, I64, U8, BOOL], ids=str)
+def test_every_scalar_operation_compiles(dtype: DType, target: str) -> None:
+    compiled(every_operation(dtype), target=target)
+
+
+def test_every_cheap_form_compiles() -> None:
+    compiled(every_operation(F32), cheap=frozenset(ROWS))
+
+
+def test_division_and_square_root_are_ieee() -> None:
+    lane = Axis("i", index(128))
+    b = Builder("normalise", (), (lane,))
+    x = b.load(buffer("x", F32, 128), lane)
+    b.put(buffer("y", F32, 128), lane, b.op("div", x, b.op("sqrt", x)))
+    accurate = compiled(b.program()).text("ptx")
+    assert "div.rn.f32" in accurate
+    assert "sqrt.rn.f32" in accurate
+    cheap = compiled(b.program(), cheap=frozenset(("div", "sqrt"))).text("ptx")
+    assert "div.rn.f32" not in cheap
+    assert "sqrt.rn.f32" not in cheap
