@@ -22,12 +22,14 @@ from fusec.frontend.capture import capture, main_device
 from fusec.ir import text
 from fusec.ir.graph import Extern, Graph, Kernel, Schedule
 from fusec.ir.program import Program, print_program
-from fusec.ir.verify import verify_graph, verify_program, verify_schedule
+from fusec.ir.verify import verify_graph, verify_schedule
+from fusec.ir.verify_program import verify_program
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
 from fusec.passes.dead_code import dead_code
 from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.inline import inline
+from fusec.passes.library_bias import library_bias
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.simplify import simplify
 from fusec.passes.split_reduction import split_reduction
@@ -68,6 +70,7 @@ def optimise(
     if not options.fusion:
         return separate(graph), ()
     schedule, decisions = fuse(graph, target.machine)
+    schedule = library_bias(schedule)
     if options.verify:
         verify_schedule(schedule)
     return schedule, decisions
