@@ -166,15 +166,14 @@ class Arguments:
 
     # -- aliasing ---------------------------------------------------------------------------------
 
-    def settle(self, write: fx.Node) -> None:
-        """Before ``write`` changes its first argument, copy what is still to be read of it.
+    def settle(self, target: fx.Node, write: fx.Node) -> None:
+        """Before ``write`` changes its argument ``target``, copy what is still to be read of it.
 
         Windows that the trace knows to share the memory see the change, as they do in eager mode.
         """
         if self._read_late is None:
             self._read_late = inputs_from(write)
-        target = write.args[0]
-        changed = self.env[target].buffer  # type: ignore[index]
+        changed = self.env[target].buffer
         for node in self._read_late:
             value = self.env.get(node)
             if node is target or not isinstance(value, Value):

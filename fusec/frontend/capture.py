@@ -21,9 +21,17 @@ from typing import Any
 import torch
 from torch import fx
 
-# The lowerings register themselves when their modules are imported.
 from fusec.errors import Unsupported
-from fusec.frontend import contractions, creation, indexing, pointwise, random, reductions, views
+from fusec.frontend import (
+    activations,
+    contractions,
+    creation,
+    indexing,
+    pointwise,
+    random,
+    reductions,
+    views,
+)
 from fusec.frontend.arguments import Arguments, Opaque
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.origin import op_name, origin_of
@@ -34,7 +42,8 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph
 from fusec.ir.index import Size, index
 
-_RULES = (contractions, creation, indexing, pointwise, random, reductions, views)
+# Importing these modules fills the table of lowerings.
+_RULES = (activations, contractions, creation, indexing, pointwise, random, reductions, views)
 
 
 def capture(gm: fx.GraphModule, name: str) -> Graph:
@@ -176,6 +185,8 @@ class _Capture:
         self.types[node] = results
         if not results:
             return contractions.reason_for(node.target)
+        if node.target is torch.ops.aten.as_strided.default and self._starts_late(node.args[0]):
+            return "a strided window into memory around the tensor"
         kinds = list(results)
         for source in node.all_input_nodes:
             value = self.env.get(source)
@@ -189,6 +200,11 @@ class _Capture:
             return "tensors on another device"
         return None
 
+    def _starts_late(self, node: Any) -> bool:
+        """Return True if a tensor does not begin where its memory does."""
+        offset = self.lines.sizes.index(node.meta["val"].storage_offset())
+        return offset is not index(0)
+
     def _types_of(self, node: fx.Node) -> tuple[TensorType, ...]:
         known = self.types.get(node)
         if known is None:
@@ -197,8 +213,8 @@ class _Capture:
 
     def _extern(self, node: fx.Node, value: Any, reason: str) -> Any:
         """Emit a call of the eager kernel and return its results."""
-        if node.target is torch.ops.aten.copy_.default:
-            self.arguments.settle(node)
+        for written in contractions.written_arguments(node):
+            self.arguments.settle(written, node)
         args = tuple(
             self.arguments.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
         )

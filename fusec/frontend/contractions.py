@@ -104,6 +104,17 @@ def draws_random_numbers(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that a call changes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    named: dict[str, Any] = dict(node.kwargs)
+    named.update({a.name: v for a, v in zip(schema.arguments, node.args, strict=False)})
+    written = [named.get(a.name) for a in schema.arguments if a.is_write]
+    return [argument for argument in written if isinstance(argument, fx.Node)]
+
+
 def is_impure(node: fx.Node) -> bool:
     """Return True if a call must be kept, and kept in order: it writes, draws, asserts or sends."""
     target = node.target

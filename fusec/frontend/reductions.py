@@ -94,8 +94,8 @@ def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Region:
     rank = len(x.shape)
     if isinstance(dims, int):
         dims = (dims,)
-    chosen = sorted({wrap(d, rank) for d in dims}) if dims else range(rank)
-    chosen = [d for d in chosen if d < rank]
+    named = {wrap(d, rank) for d in dims} if dims else set(range(rank))
+    chosen = sorted(named) if rank else []
     if any(x.shape[d].is_constant and x.shape[d].const == 0 for d in chosen):
         raise Unsupported("an empty tensor")
     return Region(x, tuple(chosen), keepdim)
@@ -417,8 +417,16 @@ def vector_norm(
         return call.define(lambda at: over.reduce(SUM, at, lambda i: cast(truth(x, i), kind)))
     if ord == 1:
         return call.define(lambda at: over.reduce(SUM, at, size))
+    if isinstance(ord, Value | Index):
+        raise Unsupported("a norm of symbolic order")
     if ord != 2:
-        raise Unsupported("a norm other than of order 0, 1, 2 or infinity")
+        return call.define(
+            lambda at: op(
+                "pow",
+                over.reduce(SUM, at, lambda i: op("pow", size(i), Const(ord, kind))),
+                Const(1 / ord, kind),
+            )
+        )
 
     def square(i: Indices) -> Expr:
         value = cast(x.at(i), kind)
