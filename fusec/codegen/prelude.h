@@ -949,7 +949,7 @@ FUSEC_INLINE vf32 f_log10(vf32 x) {
 // u = 1 + x rounds; the rounding error over u corrects log(u). Near 0, f is x itself.
 FUSEC_INLINE vf32 f_log1p(vf32 x) {
   vf32 u = 1 + x, e, m = fusec_log_reduce(u, e);
-  vf32 lost = (u > 1 ? 1 - (u - x) : x - (u - 1)) / u;
+  vf32 lost = (x > 1 ? 1 - (u - x) : x - (u - 1)) / u;
   vf32 f = e == 0 ? x : m - 1;
   vf32 tail = fusec_log1p_tail(f) + (e == 0 ? vf32{} : lost + e * 0x1.7f7d1cp-20f);
   vf32 y = fusec_log_special(u, e * 0x1.62e4p-1f + (f + tail));
@@ -995,7 +995,7 @@ FUSEC_INLINE vi32 fusec_sincos(vf32 x, vf32 &sine, vf32 &cosine) {
   vf32 r = to_f32(reduced), s = r * r;
   vf32 p = -0.16666654f + s * (0.008332106f + s * -0.00019507877f);
   vf32 q = 0.041666646f + s * (-0.0013887305f + s * 2.4431425e-05f);
-  sine = r + r * s * p;
+  sine = s == 0 ? r : r + r * s * p;  // keeps the sign of zero
   cosine = 1 + s * (s * q - 0.5f);
   return fusec_narrow((hi64)ta, (hi64)tb);
 }

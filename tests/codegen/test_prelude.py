@@ -1,0 +1,637 @@
+"""The C++ prelude against NumPy and torch in double: every operation, load, store and conversion.
+
+One shared library a vector width, built with the flags of generated kernels; each operation is a
+loop over lanes (``v_...``) and one over scalars (``s_...``) in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import subprocess
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusec.runtime.cpp_kernel import FLAGS, find_compiler, vector_width
+
+Array = np.ndarray[Any, Any]
+
+WIDTHS = {16: "-march=native", 8: "-march=x86-64 -mavx2 -mfma", 4: "-march=x86-64"}
+"""Lanes and instruction sets: all there is; AVX2 without F16C; SSE2 without FMA."""
+
+MEMORY = {
+    "f32": "f4", "f64": "f8", "bf16": "u2", "f16": "u2", "i64": "i8", "i32": "i4", "i16": "i2",
+    "i8": "i1", "u8": "u1", "bool": "u1",
+}  # fmt: skip
+VALUES = ("f32", "f64", "i64", "i32", "bool")
+
+# Largest error of f32 lanes in ulp. `None`: it comes from libm, as do the scalars.
+UNARY: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float | None]] = {
+    "exp": (torch.exp, 1.1), "exp2": (torch.exp2, 1.1), "expm1": (torch.expm1, 2.0),
+    "log": (torch.log, 1.1), "log2": (torch.log2, 1.5), "log10": (torch.log10, 2.0),
+    "log1p": (torch.log1p, 1.5), "erf": (torch.erf, 1.7), "tanh": (torch.tanh, 1.5),
+    "sigmoid": (torch.sigmoid, 2.3), "sin": (torch.sin, 1.5), "cos": (torch.cos, 1.5),
+    "tan": (torch.tan, 3.5), "sqrt": (torch.sqrt, 0.5), "rsqrt": (torch.rsqrt, 1.6),
+    "reciprocal": (torch.reciprocal, 0.5), "abs": (torch.abs, 0.0), "floor": (torch.floor, 0.0),
+    "ceil": (torch.ceil, 0.0), "trunc": (torch.trunc, 0.0), "round": (torch.round, 0.0),
+    "sign": (torch.sign, 0.0), "asin": (torch.asin, None), "acos": (torch.acos, None),
+    "atan": (torch.atan, None), "sinh": (torch.sinh, None), "cosh": (torch.cosh, None),
+    "asinh": (torch.asinh, None), "acosh": (torch.acosh, None), "atanh": (torch.atanh, None),
+    "erfc": (torch.erfc, None), "erfinv": (torch.erfinv, None), "lgamma": (torch.lgamma, None),
+}  # fmt: skip
+LIBM_ULP = 8.0
+BINARY: dict[str, tuple[Callable[..., torch.Tensor], float]] = {
+    "pow": (torch.pow, 0.9), "atan2": (torch.atan2, 1.5), "hypot": (torch.hypot, 1.0),
+    "maximum": (torch.maximum, 0.0), "minimum": (torch.minimum, 0.0),
+    "copysign": (torch.copysign, 0.0), "fmod": (torch.fmod, 0.0),
+    "remainder": (torch.remainder, 0.51),
+}  # fmt: skip
+INTEGER: dict[str, Callable[[Array, Array], Array]] = {
+    "floordiv": np.floor_divide, "remainder": np.remainder, "fmod": np.fmod,
+    "maximum": np.maximum, "minimum": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
+COMPARE: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal,
+}  # fmt: skip
+
+SOURCE = r"""
+typedef long long i64;
+#define EXPORT extern "C" void
+#define UNARY(f, A, B)                                                                           \
+  EXPORT v_##f##_##A(const m_##A *x, m_##B *y, i64 n) {                                          \
+    for (i64 i = 0; i < n; i += FUSEC_W) st_##B(y + i, f_##f(ld_##A(x + i)));                    \
+  }                                                                                              \
+  EXPORT s_##f##_##A(const m_##A *x, m_##B *y, i64 n) {                                          \
+    for (i64 i = 0; i < n; i++) sts_##B(y + i, f_##f(lds_##A(x + i)));                           \
+  }
+#define BINARY(f, A, B)                                                                          \
+  EXPORT v_##f##_##A(const m_##A *x, const m_##A *y, m_##B *z, i64 n) {                          \
+    for (i64 i = 0; i < n; i += FUSEC_W) st_##B(z + i, f_##f(ld_##A(x + i), ld_##A(y + i)));     \
+  }                                                                                              \
+  EXPORT s_##f##_##A(const m_##A *x, const m_##A *y, m_##B *z, i64 n) {                          \
+    for (i64 i = 0; i < n; i++) sts_##B(z + i, f_##f(lds_##A(x + i), lds_##A(y + i)));           \
+  }
+#define CONVERT(A, B)                                                                            \
+  EXPORT v_to_##B##_##A(const m_##A *x, m_##B *y, i64 n) {                                       \
+    for (i64 i = 0; i < n; i += FUSEC_W) st_##B(y + i, to_##B(ld_##A(x + i)));                   \
+  }                                                                                              \
+  EXPORT s_to_##B##_##A(const m_##A *x, m_##B *y, i64 n) {                                       \
+    for (i64 i = 0; i < n; i++) sts_##B(y + i, to_##B(lds_##A(x + i)));                          \
+  }
+#define SELECT(D)                                                                                \
+  EXPORT select_##D(const m_bool *c, const m_##D *x, const m_##D *y, m_##D *z, i64 n) {          \
+    for (i64 i = 0; i < n; i += FUSEC_W)                                                         \
+      st_##D(z + i, f_select(ld_bool(c + i), ld_##D(x + i), ld_##D(y + i)));                     \
+  }
+#define REDUCE(D)                                                                                \
+  EXPORT reduce_##D(const m_##D *x, m_##D *y) {                                                  \
+    auto v = ld_##D(x);                                                                          \
+    y[0] = f_hsum(v), y[1] = f_hprod(v), y[2] = f_hmax(v), y[3] = f_hmin(v);                     \
+  }
+#define ROUND(D)                                                                                 \
+  EXPORT v_round_##D(const float *x, float *y, i64 n) {                                          \
+    for (i64 i = 0; i < n; i += FUSEC_W) st_f32(y + i, round_##D(ld_f32(x + i)));                \
+  }                                                                                              \
+  EXPORT s_round_##D(const float *x, float *y, i64 n) {                                          \
+    for (i64 i = 0; i < n; i++) y[i] = round_##D(x[i]);                                          \
+  }                                                                                              \
+  EXPORT load_##D(const m_##D *x, float *lanes, float *scalars, i64 n) {                         \
+    for (i64 i = 0; i < n; i += FUSEC_W) st_f32(lanes + i, ld_##D(x + i));                       \
+    for (i64 i = 0; i < n; i++) scalars[i] = lds_##D(x + i);                                     \
+  }                                                                                              \
+  EXPORT store_##D(const float *x, m_##D *lanes, m_##D *scalars, i64 n) {                        \
+    for (i64 i = 0; i < n; i += FUSEC_W) st_##D(lanes + i, ld_f32(x + i));                       \
+    for (i64 i = 0; i < n; i++) sts_##D(scalars + i, x[i]);                                      \
+  }
+#define MEMORY(D)                                                                                \
+  EXPORT get_##D(int how, const m_##D *p, m_##D *out, i64 k, const i64 *o, const m_bool *c) {    \
+    vm m = ld_bool(c);                                                                           \
+    vi64 at = ld_i64(o);                                                                         \
+    switch (how) {                                                                               \
+      case 0: return st_##D(out, ld_##D(p));                                                     \
+      case 1: return st_##D(out, ld_##D##_n(p, k));                                              \
+      case 2: return st_##D(out, ldm_##D(p, m));                                                 \
+      case 3: return st_##D(out, ldg_##D(p, k));                                                 \
+      case 4: return st_##D(out, ldgm_##D(p, k, m));                                             \
+      case 5: return st_##D(out, ldi_##D(p, at));                                                \
+      case 6: return st_##D(out, ldim_##D(p, at, m));                                            \
+      default: return sts_##D(out, lds_##D(p));                                                  \
+    }                                                                                            \
+  }                                                                                              \
+  EXPORT put_##D(int how, m_##D *p, const m_##D *in, i64 k, const i64 *o, const m_bool *c) {     \
+    vm m = ld_bool(c);                                                                           \
+    vi64 at = ld_i64(o);                                                                         \
+    auto v = ld_##D(in);                                                                         \
+    switch (how) {                                                                               \
+      case 0: return st_##D(p, v);                                                               \
+      case 1: return st_##D##_n(p, v, k);                                                        \
+      case 2: return stm_##D(p, v, m);                                                           \
+      case 3: return stg_##D(p, k, v);                                                           \
+      case 4: return stgm_##D(p, k, v, m);                                                       \
+      case 5: return sti_##D(p, at, v);                                                          \
+      case 6: return stim_##D(p, at, v, m);                                                      \
+      default: return sts_##D(p, lds_##D(in));                                                   \
+    }                                                                                            \
+  }
+EXPORT masks(const m_bool *x, m_bool *y) {
+  y[0] = f_hany(ld_bool(x)), y[1] = f_hall(ld_bool(x));
+}
+EXPORT v_rand(i64 seed, const i64 *offset, float *y, i64 n) {
+  for (i64 i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_rand(v_i64(seed), ld_i64(offset + i)));
+}
+EXPORT s_rand(i64 seed, const i64 *offset, float *y, i64 n) {
+  for (i64 i = 0; i < n; i++) y[i] = f_rand(seed, offset[i]);
+}
+EXPORT iota(i64 *y, i64 n, m_bool *first) { st_i64(y, v_iota() + n), st_bool(first, v_first(n)); }
+"""
+
+
+def source(width: int) -> str:
+    """Return the translation unit that exports the whole vocabulary at one width."""
+    prelude = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
+    lines = [f"#define FUSEC_W {width}", prelude, SOURCE]
+    floats, integers = ("f32", "f64"), ("i32", "i64")
+    lines += [f"UNARY({f}, {d}, {d})" for f in UNARY for d in floats]
+    lines += [f"UNARY({f}, {d}, bool)" for f in ("isnan", "isinf", "isfinite") for d in floats]
+    lines += [f"UNARY({f}, {d}, {d})" for f in ("abs", "sign", "not") for d in integers]
+    lines += [f"BINARY({f}, {d}, {d})" for f in (*BINARY, "floordiv", "truncdiv") for d in floats]
+    integer_only = (*INTEGER, "truncdiv", "pow", "shl", "shr")
+    lines += [f"BINARY({f}, {d}, {d})" for f in integer_only for d in integers]
+    lines += [f"BINARY({f}, {d}, bool)" for f in COMPARE for d in VALUES]
+    lines += [f"BINARY({f}, bool, bool)" for f in ("and", "or", "xor")]
+    lines += ["UNARY(not, bool, bool)", "ROUND(bf16)", "ROUND(f16)"]
+    lines += [f"CONVERT({a}, {b})" for a in VALUES for b in (*VALUES, "i16", "i8", "u8")]
+    lines += [f"SELECT({d})" for d in VALUES] + [f"REDUCE({d})" for d in VALUES[:4]]
+    lines += [f"MEMORY({d})" for d in MEMORY]
+    return "\n".join(lines) + "\n"
+
+
+class Library:
+    """A shared library, called with arrays and integers."""
+
+    def __init__(self, path: Path, width: int) -> None:
+        self.width = width
+        self.library = ctypes.CDLL(str(path))
+
+    def __call__(self, name: str, *arguments: Array | int) -> None:
+        getattr(self.library, name)(
+            *(
+                ctypes.c_longlong(a) if isinstance(a, int) else ctypes.c_void_p(a.ctypes.data)
+                for a in arguments
+            )
+        )
+
+    def both(self, name: str, dtype: str, out: str, *inputs: Array) -> tuple[Array, Array]:
+        """Return the results of the loop over lanes and of the one over scalars."""
+        results = []
+        for kind in "vs":
+            result = np.empty(len(inputs[0]), MEMORY[out])
+            self(f"{kind}_{name}_{dtype}", *inputs, result, len(result))
+            results.append(result)
+        return results[0], results[1]
+
+
+@pytest.fixture(scope="module", params=WIDTHS, ids=lambda width: f"W{width}")
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    width = request.param
+    compiler = find_compiler(None)
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    if width > vector_width():
+        pytest.skip(f"this CPU has no vectors of {width} floats")
+    directory = tmp_path_factory.mktemp("prelude")
+    (directory / "all.cpp").write_text(source(width))
+    flags = [f for f in FLAGS if not f.startswith("-march")] + WIDTHS[width].split()
+    command = [compiler, *flags, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
+    subprocess.run(command, cwd=directory, check=True)
+    return Library(directory / "all.so", width)
+
+
+RNG = np.random.default_rng(7)
+SPECIAL = [
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 2.0, 3.0, np.inf, -np.inf, np.nan, 1e-45,
+    -1e-45, 1.1754942e-38, 1.17549435e-38, 3.4028235e38, -3.4028235e38, 88.722, 88.73, -87.34,
+    -103.97, -104.1, 128.0, -149.0, -150.0, 0.625, 0.75, 4.0, 8388607.5, 8388609.0, -8388607.5,
+    4194304.5, 1e30, -17.4, 16777216.0, 2147483648.0, 0.99999994, 1.0000001, 0.70710678,
+    1.41421356, 3.1415927, 1e4, 1e6, 2e6,
+]  # fmt: skip
+
+
+def floats(dtype: str, count: int) -> Array:
+    """Return special values, any bit patterns, and values near where functions bend."""
+    kind = MEMORY[dtype]
+    bits = np.frombuffer(RNG.bytes(count * np.dtype(kind).itemsize), kind)
+    near = [RNG.uniform(-s, s, count // 4) for s in (1, 5, 30, 110, 1e4, 1e6)]
+    values = np.concatenate([np.array(SPECIAL), bits.astype("f8"), *near])
+    return padded(values.astype(kind))
+
+
+def padded(values: Array) -> Array:
+    """Return the values, the first ones repeated up to a multiple of the widest vector."""
+    return np.ascontiguousarray(np.resize(values, -(-len(values) // 16) * 16))
+
+
+def ulps(result: Array, exact: Array) -> Array:
+    """Return errors in units of the last place; infinite where only one side is NaN or infinite."""
+    rounded = exact.astype(result.dtype)
+    same = (result == rounded) | (np.isnan(result) & np.isnan(exact))
+    unit = np.spacing(np.maximum(np.abs(rounded), np.finfo(result.dtype).tiny))
+    error = np.abs(result.astype("f8") - exact) / unit
+    return np.where(same, 0, np.where(np.isnan(error), np.inf, error))
+
+
+def assert_close(result: Array, exact: Array, limit: float, *inputs: Array) -> None:
+    error = ulps(result, exact)
+    worst = int(error.argmax())
+    at = [float(i[worst]) for i in inputs]
+    assert error[worst] <= limit, f"{error[worst]} ulp at {at}: {result[worst]} {exact[worst]}"
+    zero = (exact == 0) & (result == 0) & ~np.isnan(exact)
+    wrong = zero & (np.signbit(exact) != np.signbit(result))
+    assert not wrong.any(), f"sign of zero at {[float(i[wrong][0]) for i in inputs]}"
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> Any:
+    global RNG
+    RNG = np.random.default_rng(7)
+    with np.errstate(all="ignore"):
+        yield
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_operations_are_accurate_to_a_few_ulp(library: Library, name: str) -> None:
+    reference, limit = UNARY[name]
+    x = floats("f32", 4096 if limit is None else 1 << 16)
+    exact = reference(torch.from_numpy(x.astype("f8"))).numpy()
+    if name == "sigmoid":  # 1 / (1 + exp(-x)) is 0 where exp(-x) overflows, as torch's is
+        exact = np.where(np.abs(exact) < np.finfo("f4").tiny, 0, exact)
+    lanes, scalars = library.both(name, "f32", "f32", x)
+    if name == "sigmoid":
+        lanes, scalars = (np.where(r < np.finfo("f4").tiny, 0, r) for r in (lanes, scalars))
+    assert_close(lanes, exact, LIBM_ULP if limit is None else limit, x)
+    assert_close(scalars, exact, max(LIBM_ULP if limit is None else limit, 2.5), x)
+    x = floats("f64", 1024)
+    exact = reference(torch.from_numpy(x)).numpy()
+    for result in library.both(name, "f64", "f64", x):
+        loose = np.abs(result - exact) <= 1e-13 * np.abs(exact) + 1e-300
+        assert (loose | (result == exact) | (np.isnan(result) & np.isnan(exact))).all()
+
+
+def test_error_function_serves_gelu_of_any_size(library: Library) -> None:
+    x = np.linspace(-40, 40, 1 << 16, dtype="f4")
+    lanes, _ = library.both("erf", "f32", "f32", (x * np.float32(0.70710678)).astype("f4"))
+    ours = x * np.float32(0.5) * (1 + lanes)
+    theirs = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+    assert np.abs(ours - theirs).max() < 1e-6 * 4
+    assert (ours[x < -6] == 0).all()
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_operations_agree_with_torch(library: Library, name: str) -> None:
+    reference, limit = BINARY[name]
+    special = np.array(list(itertools.product(SPECIAL, SPECIAL)))
+    x = padded(np.concatenate([special[:, 0], floats("f32", 4096), RNG.uniform(0, 9, 8192)]))
+    y = padded(np.concatenate([special[:, 1], floats("f32", 4096)[::-1], RNG.normal(0, 9, 8192)]))
+    for dtype, kind in (("f32", "f4"), ("f64", "f8")):
+        a, b = x.astype(kind), y.astype(kind)
+        exact = reference(
+            torch.from_numpy(a.astype("f8")), torch.from_numpy(b.astype("f8"))
+        ).numpy()
+        for result in library.both(name, dtype, dtype, a, b):
+            if name in ("maximum", "minimum"):
+                assert ((result == exact) | (np.isnan(result) & np.isnan(exact))).all()
+            else:
+                assert_close(result, exact, limit if dtype == "f32" else 4, a, b)
+
+
+def test_float_division_rounds_down_or_to_zero(library: Library) -> None:
+    x = padded(
+        np.concatenate([RNG.normal(0, 50, 4096), [1.0, -1.0, 0.0, np.inf, 5.0, np.nan, 6.0]])
+    )
+    y = padded(np.concatenate([RNG.normal(0, 3, 4096), [0.0, 0.0, 0.0, 2.0, np.inf, 1.0, 0.1]]))
+    for dtype, kind in (("f32", "f4"), ("f64", "f8")):
+        a, b = x.astype(kind), y.astype(kind)
+        for name, mode in (("floordiv", "floor"), ("truncdiv", "trunc")):
+            exact = torch.div(torch.from_numpy(a), torch.from_numpy(b), rounding_mode=mode).numpy()
+            for result in library.both(name, dtype, dtype, a, b):
+                np.testing.assert_array_equal(result, exact)
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+def test_integer_operations_agree_with_numpy(library: Library, dtype: str) -> None:
+    kind = np.dtype(MEMORY[dtype])
+    least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    edge = [
+        0,
+        1,
+        -1,
+        2,
+        -2,
+        7,
+        -7,
+        1 << 30,
+        least,
+        most,
+        least + 1,
+        most // 2,
+        1 << kind.itemsize * 7,
+    ]
+    pairs = np.array(list(itertools.product(edge, edge)), kind)
+    x = padded(np.concatenate([pairs[:, 0], RNG.integers(least, most, 4096, kind),
+                               RNG.integers(-999, 999, 4096, kind)]))  # fmt: skip
+    y = padded(np.concatenate([pairs[:, 1], RNG.integers(-99, 99, 4096, kind),
+                               RNG.integers(-9, 9, 4096, kind)]))  # fmt: skip
+    for name, reference in INTEGER.items():
+        for result in library.both(name, dtype, dtype, x, y):
+            np.testing.assert_array_equal(result, reference(x, y), name)
+    defined = ~((x == least) & (y == -1)) & (y != 0)
+    truncated = np.where(
+        defined, (x - np.fmod(x, np.where(defined, y, 1))) // np.where(defined, y, 1), 0
+    )
+    truncated = np.where((x == least) & (y == -1), least, truncated)
+    for result in library.both("truncdiv", dtype, dtype, x, y):
+        np.testing.assert_array_equal(result, truncated)
+    for name, reference in (("abs", np.abs), ("sign", np.sign), ("not", np.invert)):
+        for result in library.both(name, dtype, dtype, x):
+            np.testing.assert_array_equal(result, reference(x), name)
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+def test_integer_shifts_and_powers_agree_with_torch(library: Library, dtype: str) -> None:
+    kind = np.dtype(MEMORY[dtype])
+    x = padded(RNG.integers(-(1 << 30), 1 << 30, 4096, kind))
+    y = padded(np.arange(-4, 70, dtype=kind))
+    y = np.resize(y, len(x))
+    a, b = torch.from_numpy(x), torch.from_numpy(y)
+    for name, exact in (("shl", a << b), ("shr", a >> b)):
+        for result in library.both(name, dtype, dtype, x, y):
+            np.testing.assert_array_equal(result, exact.numpy(), name)
+    x = np.resize(np.arange(-7, 8, dtype=kind), 240)
+    y = np.resize(np.arange(-3, 13, dtype=kind), 240)
+    one = np.where(y % 2 == 0, 1, x)
+    exact_power = np.where(y >= 0, x ** np.maximum(y, 0), np.where(np.abs(x) == 1, one, 0))
+    for result in library.both("pow", dtype, dtype, x, y):
+        np.testing.assert_array_equal(result, exact_power)
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+def test_comparisons_and_selection_work_on_every_type(library: Library, dtype: str) -> None:
+    kind = MEMORY[dtype]
+    pool = np.array([0, 1]) if dtype == "bool" else np.array([-3, 0, 1, 2, 1 << 30], "f8")
+    if dtype in ("f32", "f64"):
+        pool = np.append(pool, [np.nan, np.inf, -np.inf, -0.0])
+    if dtype == "i64":
+        pool = np.append(pool, [1 << 40, -(1 << 40), (1 << 40) + (1 << 20)])
+    x, y = (RNG.choice(pool, 1024).astype(kind) for _ in range(2))
+    for name, reference in COMPARE.items():
+        for result in library.both(name, dtype, "bool", x, y):
+            np.testing.assert_array_equal(result, reference(x, y), name)
+    condition = RNG.integers(0, 2, 1024, "u1")
+    result = np.empty_like(x)
+    library(f"select_{dtype}", condition, x, y, result, 1024)
+    np.testing.assert_array_equal(result, np.where(condition, x, y))
+
+
+def test_logic_on_masks_and_classes_of_floats(library: Library) -> None:
+    x, y = (RNG.integers(0, 2, 1024, "u1") for _ in range(2))
+    logic = (("and", x & y), ("or", x | y), ("xor", x ^ y))
+    for name, exact in logic:
+        for result in library.both(name, "bool", "bool", x, y):
+            np.testing.assert_array_equal(result, exact)
+    for result in library.both("not", "bool", "bool", x):
+        np.testing.assert_array_equal(result, 1 - x)
+    for dtype in ("f32", "f64"):
+        values = floats(dtype, 1024)
+        for name in ("isnan", "isinf", "isfinite"):
+            for result in library.both(name, dtype, "bool", values):
+                np.testing.assert_array_equal(result, getattr(np, name)(values))
+
+
+# -- conversions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [*VALUES, "i16", "i8", "u8"])
+@pytest.mark.parametrize("origin", VALUES)
+def test_conversions_between_every_pair_of_types(
+    library: Library, origin: str, target: str
+) -> None:
+    kind = MEMORY[origin]
+    if origin == "bool":
+        x = RNG.integers(0, 2, 1024, "u1")
+    elif origin in ("i32", "i64"):
+        x = padded(
+            np.append(RNG.integers(np.iinfo(kind).min, np.iinfo(kind).max, 1024), [0, -1, 1])
+        )
+        x = x.astype(kind)
+    else:
+        bound = 2.0**62 if target == "i64" else 2.0**30
+        scales = (2.0, 300.0, bound) if target.startswith(("i", "u")) else (2.0, 1e30, 1e300)
+        x = padded(
+            np.concatenate([[0.0, -0.0, 0.5, -0.9], *(RNG.uniform(-s, s, 300) for s in scales)])
+        )
+        x = x.astype(kind)
+    wanted = x != 0 if target == "bool" else x
+    if target in ("i16", "i8", "u8") and origin in ("f32", "f64"):
+        wanted = x.astype("i4")
+    for result in library.both(f"to_{target}", origin, target, x):
+        np.testing.assert_array_equal(result, wanted.astype(MEMORY[target]))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_sixteen_bit_floats_round_as_torch_does_bit_by_bit(library: Library, dtype: str) -> None:
+    torch_dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    every = np.arange(1 << 16, dtype="u2")
+    exact = torch.from_numpy(every.view("i2")).view(torch_dtype).to(torch.float32).numpy()
+    lanes, scalars = np.empty(1 << 16, "f4"), np.empty(1 << 16, "f4")
+    library(f"load_{dtype}", every, lanes, scalars, 1 << 16)
+    for loaded in (lanes, scalars):
+        np.testing.assert_array_equal(np.isnan(loaded), np.isnan(exact))
+        number = ~np.isnan(exact)
+        np.testing.assert_array_equal(loaded[number].view("u4"), exact[number].view("u4"))
+    # Every value, every point halfway to the next one, and their neighbours; then any f32.
+    half = (exact.view("u4").astype("i8") + (0x8000 if dtype == "bf16" else 0x1000)).astype("u4")
+    near = [(half + np.uint32(d)).view("f4") for d in (0, 1, 2**32 - 1)]
+    tiny = np.arange(-4096, 4096) * 2.0**-26
+    bits = np.frombuffer(RNG.bytes(1 << 18), "f4")
+    x = padded(
+        np.concatenate([exact, *near, tiny.astype("f4"), bits, np.array([65519, 65520.0], "f4")])
+    )
+    stored = torch.from_numpy(x).to(torch_dtype)
+    number = ~np.isnan(x)
+    lanes16, scalars16 = np.empty(len(x), "u2"), np.empty(len(x), "u2")
+    library(f"store_{dtype}", x, lanes16, scalars16, len(x))
+    for bits16 in (lanes16, scalars16):
+        np.testing.assert_array_equal(
+            bits16[number], stored.view(torch.int16).numpy().view("u2")[number]
+        )
+        nans = torch.from_numpy(bits16.view("i2")).view(torch_dtype)[torch.from_numpy(~number)]
+        assert nans.isnan().all()
+    for kind in "vs":
+        rounded = np.empty_like(x)
+        library(f"{kind}_round_{dtype}", x, rounded, len(x))
+        np.testing.assert_array_equal(rounded, stored.to(torch.float32).numpy())
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+class GuardedPage:
+    """Memory that ends where nothing may be touched: the page behind it is not accessible."""
+
+    def __init__(self) -> None:
+        self.bytes = np.frombuffer(mmap.mmap(-1, 2 * mmap.PAGESIZE), "u1")
+        end = ctypes.c_void_p(self.bytes.ctypes.data + mmap.PAGESIZE)
+        assert ctypes.CDLL(None).mprotect(end, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+
+    def tail(self, dtype: str, count: int) -> Array:
+        """Return the last ``count`` elements before the guard."""
+        size = count * np.dtype(MEMORY[dtype]).itemsize
+        return self.bytes[mmap.PAGESIZE - size : mmap.PAGESIZE].view(MEMORY[dtype])
+
+
+def some(dtype: str, count: int) -> Array:
+    """Return values that survive a load and a store unchanged."""
+    if dtype == "bool":
+        return RNG.integers(0, 2, count, "u1")
+    if dtype in ("bf16", "f16"):
+        return RNG.integers(1, 0x7000, count, "u2")
+    if dtype in ("f32", "f64"):
+        return RNG.normal(size=count).astype(MEMORY[dtype])
+    info = np.iinfo(MEMORY[dtype])
+    return RNG.integers(info.min, info.max, count, MEMORY[dtype])
+
+
+WHOLE, FIRST, MASKED, STRIDED, STRIDED_MASKED, INDEXED, INDEXED_MASKED, ONE = range(8)
+
+
+def accesses(width: int) -> list[tuple[int, int, Array, Array]]:
+    """Return (kind of access, its integer, the offset of each lane, whether it is accessed)."""
+    lanes, every = np.arange(width), np.ones(width, "u1")
+    random = RNG.permutation(40)[:width].astype("i8")
+    cases = [(WHOLE, 0, lanes, every), (ONE, 0, lanes, (lanes == 0).astype("u1"))]
+    cases += [(FIRST, n, lanes, (lanes < n).astype("u1")) for n in range(width + 1)]
+    cases += [(STRIDED, s, lanes * s, every) for s in (1, 3)] + [(INDEXED, 0, random, every)]
+    for mask in (every, 0 * every, *(RNG.integers(0, 2, width, "u1") for _ in range(6))):
+        cases += [(MASKED, 0, lanes, mask), (INDEXED_MASKED, 0, random, mask)]
+        cases += [(STRIDED_MASKED, 3, lanes * 3, mask)]
+    return cases
+
+
+@pytest.mark.parametrize("dtype", MEMORY)
+def test_loads_and_stores_touch_only_their_lanes(library: Library, dtype: str) -> None:
+    page, width = GuardedPage(), library.width
+    for how, k, offsets, mask in accesses(width):
+        touched = mask.astype(bool)
+        count = int(offsets[touched].max(initial=-1)) + 1
+        indices = np.where(touched, offsets, 1 << 40)  # far outside where it must not be read
+        memory = page.tail(dtype, count)
+        memory[:] = some(dtype, count)
+        got = np.zeros(width, MEMORY[dtype])
+        library(f"get_{dtype}", how, memory, got, k, indices, mask)
+        wanted = np.zeros(width, MEMORY[dtype])
+        wanted[touched] = memory[offsets[touched]]
+        np.testing.assert_array_equal(got, wanted, f"load {how} {k} {mask}")
+
+        before, values = memory.copy(), some(dtype, width)
+        library(f"put_{dtype}", how, memory, values, k, indices, mask)
+        before[offsets[touched]] = values[touched]
+        np.testing.assert_array_equal(memory, before, f"store {how} {k} {mask}")
+
+
+def test_lane_numbers_and_first_lanes(library: Library) -> None:
+    lanes = np.arange(library.width)
+    for n in (0, 1, library.width - 1, library.width, library.width + 5):
+        iota, first = np.empty(library.width, "i8"), np.empty(library.width, "u1")
+        library("iota", iota, n, first)
+        np.testing.assert_array_equal(iota, lanes + n)
+        np.testing.assert_array_equal(first, lanes < n)
+
+
+# -- across lanes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", VALUES[:4])
+def test_reductions_across_lanes(library: Library, dtype: str) -> None:
+    kind = MEMORY[dtype]
+    result = np.empty(4, kind)
+    for _ in range(20):
+        x = RNG.choice([-2, -1, 1, 2], library.width).astype(kind)  # exact in any order
+        library(f"reduce_{dtype}", x, result)
+        np.testing.assert_array_equal(
+            result, [x.sum(dtype=kind), x.prod(dtype=kind), x.max(), x.min()]
+        )
+    if dtype.startswith("f"):
+        for lane in range(library.width):
+            x = np.ones(library.width, kind)
+            x[lane] = np.nan
+            library(f"reduce_{dtype}", x, result)
+            assert np.isnan(result).all()
+
+
+def test_any_and_all_of_a_mask(library: Library) -> None:
+    width, result = library.width, np.empty(2, "u1")
+    one = np.eye(width, dtype="u1")
+    for mask in (*one, *(1 - one), np.zeros(width, "u1"), np.ones(width, "u1")):
+        library("masks", mask, result)
+        assert result.tolist() == [mask.any(), mask.all()]
+
+
+# -- random numbers, machine code ------------------------------------------------------------------
+
+
+def philox(seed: int, offset: int) -> int:
+    """Return the first word of Philox 4x32-10, from its definition."""
+    low = 0xFFFFFFFF
+    key, counter = [seed & low, seed >> 32 & low], [offset & low, offset >> 32 & low, 0, 0]
+    for _ in range(10):
+        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [b >> 32 ^ counter[1] ^ key[0], b & low, a >> 32 ^ counter[3] ^ key[1], a & low]
+        key = [key[0] + 0x9E3779B9 & low, key[1] + 0xBB67AE85 & low]
+    return counter[0]
+
+
+def test_random_numbers_are_philox(library: Library) -> None:
+    assert philox(0, 0) == 0x6627E8D5  # known answer of the Random123 distribution
+    offsets = np.concatenate([np.arange(64), [2**32 - 1, 2**32, 2**40 + 7], np.arange(13)]).astype(
+        "i8"
+    )
+    for seed in (0, 1, -1, 0x0123456789ABCDEF):
+        wanted = [(philox(seed, int(o)) >> 8) * 2.0**-24 for o in offsets]
+        for kind in "vs":
+            result = np.empty(len(offsets), "f4")
+            library(f"{kind}_rand", seed, offsets, result, len(offsets))
+            np.testing.assert_array_equal(result, wanted)
+
+
+HOT = """
+#define LOOP(f) extern "C" void loop_##f(const m_bf16 *x, m_bf16 *y, long long n) {               \\
+    for (long long i = 0; i < n; i += FUSEC_W) st_bf16(y + i, f(ld_bf16(x + i))); }
+LOOP(f_exp) LOOP(f_log) LOOP(f_erf) LOOP(f_tanh) LOOP(f_sigmoid) LOOP(f_rsqrt) LOOP(f_log1p)
+"""
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_hot_functions_compile_to_vector_code_alone(width: int, tmp_path: Path) -> None:
+    compiler = find_compiler(None)
+    if compiler is None or width > vector_width():
+        pytest.skip("needs a C++ compiler and vectors of this width")
+    flags = [f for f in FLAGS if f != "-march=native" and f != "-shared"] + WIDTHS[width].split()
+    prelude = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
+    (tmp_path / "hot.cpp").write_text(f"#define FUSEC_W {width}\n{prelude}{HOT}")
+    command = [compiler, *flags, "-S", "hot.cpp", "-o", "-"]
+    text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    mnemonics = {line.split()[0] for line in text.splitlines() if line.startswith("\t")}
+    assert {m for m in mnemonics if m.startswith(("call", "vpinsr", "vpextr"))} == set()
+    assert any(m.startswith("vfmadd") for m in mnemonics)
