@@ -34,7 +34,7 @@ from fusec.frontend import (
 )
 from fusec.frontend.arguments import Arguments, Opaque
 from fusec.frontend.call import Call, Lines
-from fusec.frontend.origin import op_name, origin_of
+from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.registry import LOWERINGS
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Value, is_whole, whole
@@ -236,7 +236,7 @@ class _Capture:
         self.lines.nodes.append(
             Extern(
                 node.name,
-                op_name(node.target),
+                extern_name(node.target),
                 args,
                 kwargs,
                 outputs,

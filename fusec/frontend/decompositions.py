@@ -1,7 +1,7 @@
 """Which composite operations AOTAutograd takes apart before fusec sees the graph.
 
 PyTorch's core set, with two changes. Attention stays whole, forward and backward: the core set
-takes apart only its forward, after which gradients are wrong. And the composites whose parts fuse
+takes apart only its forward, after which gradients are wrong. The composites whose parts fuse
 well (norms, softmax, GELU, biased products, embedding, dropout) are taken apart as well;
 ``var_mean`` and ``sigmoid`` are not, since their parts are primitives below ATen.
 """
@@ -31,6 +31,9 @@ _ALSO = (
     "relu",
 )
 
+_WHOLE = ("scaled_dot_product", "embedding_dense_backward")
+"""Kept whole. An embedding's gradient is one eager kernel; its parts are a fill, a scatter and masks."""
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decomposition table for AOTAutograd; a new dict of cached contents."""
@@ -42,7 +45,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {
         target: rule
         for target, rule in core_aten_decompositions().items()
-        if "scaled_dot_product" not in str(target)
+        if not any(name in str(target) for name in _WHOLE)
     }
     packets = [getattr(torch.ops.aten, name) for name in _ALSO]
     targets = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]

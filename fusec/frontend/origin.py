@@ -15,6 +15,8 @@ import functools
 import re
 from typing import Any
 
+import torch
+
 from fusec.ir.graph import Origin
 
 _FRAME = re.compile(
@@ -30,6 +32,11 @@ def origin_of(node: Any) -> Origin:
     trace = node.meta.get("stack_trace")
     source = source_line(trace) if isinstance(trace, str) else None
     return Origin((op_name(node.target),), () if source is None else (source,))
+
+
+def extern_name(target: Any) -> str:
+    """Return the full name of a callable: as ``torch.ops`` spells it, where it is an operator."""
+    return str(target) if isinstance(target, torch._ops.OpOverload) else op_name(target)
 
 
 def op_name(target: Any) -> str:

@@ -12,7 +12,8 @@ import math
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast
 from fusec.ir.graph import Def, Graph
-from fusec.ir.index import index, is_nonnegative, least, most
+from fusec.ir.index import Axis, index, is_nonnegative, least, most
+from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import rewrite
 
 ROUND = {F16: "round_f16", BF16: "round_bf16"}
@@ -46,6 +47,8 @@ def _rule(node: Expr) -> Expr:
             return _op(node)
         case Select():
             return _select(node)
+        case Reduce(monoid=monoid, body=body, over=(axis,)) if monoid is SUM:
+            return _one_hot_sum(node, axis, body)
         case Load(guard=Const(value=True)):
             return Load(node.buffer, node.indices, None)
         case _:
@@ -130,6 +133,33 @@ def _select(node: Select) -> Expr:
     return node.then if node.then is node.other else node
 
 
+def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
+    """``sum(r: where(r == k, a, 0) * b)`` is ``a * b`` where k is in range, if only r varies.
+
+    The gradient of a cross-entropy selects one class by comparing all of them.
+    """
+    factor: Expr | None = None
+    if isinstance(body, Op) and body.name == "mul":
+        left, right = body.args
+        body, factor = (left, right) if isinstance(left, Select) else (right, left)
+    if not isinstance(body, Select) or not _is_number(body.other, 0):
+        return node
+    if axis in body.then.axes or (factor is not None and axis in factor.axes):
+        return node
+    condition = body.condition
+    if not isinstance(condition, Op) or condition.name != "eq":
+        return node
+    here, wanted = condition.args
+    if not isinstance(here, IndexValue):
+        here, wanted = wanted, here
+    if not isinstance(here, IndexValue) or here.index is not index(axis) or axis in wanted.axes:
+        return node
+    value = body.then if factor is None else Op("mul", (body.then, factor))
+    low = Op("ge", (wanted, Const(0, wanted.dtype)))
+    high = Op("lt", (wanted, IndexValue(axis.extent, wanted.dtype)))
+    return Select(Op("and", (low, high)), value, Const(0, value.dtype))
+
+
 def _is_number(node: Expr, value: float) -> bool:
     return isinstance(node, Const) and node.value == value and node.dtype is not BOOL
 
@@ -175,10 +205,3 @@ def _index_of(node: Expr) -> IndexValue | None:
 def _fits_32_bits(value: IndexValue) -> bool:
     low, high = least(value.index), most(value.index)
     return low is not None and high is not None and -_INT32_MAX <= low and high <= _INT32_MAX
-
-
-def is_reduction(expr: Expr) -> bool:
-    """Return True if the expression has a ``Reduce`` anywhere."""
-    from fusec.ir.expr import postorder
-
-    return any(isinstance(node, Reduce) for node in postorder((expr,)))

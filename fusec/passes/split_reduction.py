@@ -25,9 +25,13 @@ MIN_ROWS_PER_PART = 4
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How one reduced axis runs: along the parts, inside a part, or cut into both."""
+    """The cut of a reduction: ``part`` counts the parts, ``inner`` axes run inside one.
 
-    parts: tuple[Axis, ...]
+    Attributes:
+        value: reduced axis -> index over ``part`` and ``inner``.
+    """
+
+    part: Axis
     inner: tuple[Axis, ...]
     value: dict[Axis, Index]
 
@@ -57,16 +61,16 @@ def _split_def(line: Def, machine: Machine) -> tuple[Def, ...]:
     if split is None:
         return (line,)
     own = tuple(Axis(a.name, a.extent) for a in line.axes)
-    shape = tuple(a.extent for a in (*split.parts, *own))
+    shape = tuple(a.extent for a in (split.part, *own))
     part = Buffer(f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype)
     renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
     body = reduction.body.substitute({**renamed, **split.value})
     partial = Def(
-        part, (*split.parts, *own), Reduce(reduction.monoid, split.inner, body), line.origin
+        part, (split.part, *own), Reduce(reduction.monoid, split.inner, body), line.origin
     )
-    finals = tuple(Axis(a.name, a.extent) for a in split.parts)
-    read = Load(part, tuple(index(a) for a in (*finals, *line.axes)))
-    final = Reduce(reduction.monoid, finals, read)
+    last = Axis(split.part.name, split.part.extent)
+    read = Load(part, tuple(index(a) for a in (last, *line.axes)))
+    final = Reduce(reduction.monoid, (last,), read)
 
     def replace(node: Expr) -> Expr:
         return final if node is reduction else node
@@ -110,46 +114,45 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
 
 
 def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
-    """Spread the outermost reduced axes over about ``machine.parts`` parts."""
-    wanted = machine.parts
+    """Spread the outermost reduced axes over about ``machine.parts`` parts, numbered by one axis."""
     rows = product(a.extent for a in reduction.over).hint()
-    wanted = max(1, min(wanted, rows // MIN_ROWS_PER_PART))
-    parts: list[Axis] = []
-    inner: list[Axis] = []
-    value: dict[Axis, Index] = {}
+    wanted = max(1, min(machine.parts, rows // MIN_ROWS_PER_PART))
+    counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()
-        if wanted <= 1:
-            fresh = Axis(axis.name, axis.extent)
-            inner.append(fresh)
-            value[axis] = index(fresh)
-        elif extent <= wanted:
-            fresh = Axis(axis.name, axis.extent)
-            parts.append(fresh)
-            value[axis] = index(fresh)
+        if wanted > 1 and extent <= wanted:
+            counts.append((axis, axis.extent, index(1)))
             wanted //= max(extent, 1)
-        else:
-            outer, within = _cut_axis(axis, wanted)
-            parts.append(outer)
-            inner.append(within)
-            value[axis] = index(outer) * within.extent + index(within)
+        elif wanted > 1:
+            counts.append((axis, *_cut_extent(axis.extent, wanted)))
             wanted = 1
-    if not parts or not inner:
+        else:
+            counts.append((axis, index(1), axis.extent))
+    part = Axis("p", product(parts for _, parts, _ in counts))
+    if part.extent is index(1):
         return None
-    return _Split(tuple(parts), tuple(inner), value)
+    inner: list[Axis] = []
+    value: dict[Axis, Index] = {}
+    left = index(part)
+    for axis, parts, height in reversed(counts):
+        outer = left % parts
+        left = left // parts
+        if height is index(1):
+            value[axis] = outer
+            continue
+        ragged = parts * height is not axis.extent
+        limit = axis.extent - outer * height if ragged else None
+        within = Axis(axis.name, height, limit)
+        inner.insert(0, within)
+        value[axis] = outer * height + index(within)
+    return _Split(part, tuple(inner), value) if inner else None
 
 
-def _cut_axis(axis: Axis, parts: int) -> tuple[Axis, Axis]:
-    """Cut ``axis`` into ``outer*R + inner``; ragged (inner has a limit) where R does not divide."""
-    extent = axis.extent
+def _cut_extent(extent: Index, parts: int) -> tuple[Index, Index]:
+    """Return (parts, rows a part) for an axis; even where a divisor is near, else the last is short."""
     rows = floordiv(extent + (parts - 1), index(parts))
-    if extent.is_constant:
-        exact = [r for r in range(rows.const, 2 * rows.const) if extent.const % r == 0]
-        rows = index(exact[0]) if exact else rows
-        count = index(-(-extent.const // rows.const))
-    else:
-        count = index(parts)
-    outer = Axis(f"{axis.name}o", count)
-    if extent.is_constant and extent.const == count.const * rows.const:
-        return outer, Axis(f"{axis.name}i", rows)
-    return outer, Axis(f"{axis.name}i", rows, limit=extent - index(outer) * rows)
+    if not extent.is_constant:
+        return index(parts), rows
+    exact = [r for r in range(rows.const, 2 * rows.const) if extent.const % r == 0]
+    rows = index(exact[0]) if exact else rows
+    return index(-(-extent.const // rows.const)), rows

@@ -86,7 +86,7 @@ class _Unifier:
     def _unite(self, a: Axis, b: Axis) -> None:
         if a is b:
             return
-        if a.extent is not b.extent or a.limit is not b.limit:
+        if a.extent is not b.extent:
             raise Rejection(f"extents {a.extent} of {a.name} and {b.extent} of {b.name} differ")
         self._set(b, index(a), (a,))
 
@@ -145,10 +145,12 @@ class _Unifier:
     def _match_digits(self, left: list[_Digit], right: list[_Digit]) -> None:
         while left and right:
             a, b = left[-1].axis, right[-1].axis
-            if a is b or (a.extent is b.extent and a.limit is b.limit):
+            if a is b or (a.extent is b.extent and a.limit is b.limit is None):
                 self._unite(a, b)
                 left.pop()
                 right.pop()
+            elif a.limit is not None and b.limit is not None:
+                self._unite_ragged(left, right)
             elif a.limit is not None and b.limit is None:
                 self._join_ragged(left, right)
             elif b.limit is not None and a.limit is None:
@@ -171,15 +173,28 @@ class _Unifier:
         self._unite(fine, inner)
         longer.append(_Digit(outer))
 
+    def _unite_ragged(self, left: list[_Digit], right: list[_Digit]) -> None:
+        """Unite two ragged axes that cut the same extent in the same way; their outer axes follow."""
+        a, b = left[-1].axis, right[-1].axis
+        if a.extent is not b.extent or self._covered(left) is not self._covered(right):
+            raise Rejection(f"ragged axes {a.name} and {b.name} cut different extents")
+        self._set(b, index(a), (a,))
+        left.pop()
+        right.pop()
+
+    def _covered(self, digits: list[_Digit]) -> Index:
+        """Return the extent E that a ragged last digit and the one before it cover."""
+        inner = digits[-1].axis
+        if len(digits) < 2 or inner.limit is None:
+            raise Rejection(f"ragged axis {inner.name} stands alone")
+        return self.resolve(inner.limit) + index(digits[-2].axis) * inner.extent
+
     def _join_ragged(self, ragged: list[_Digit], plain: list[_Digit]) -> None:
         """Replace a plain axis of extent E by ``outer*R + inner`` where inner's limit is ``E - outer*R``."""
-        inner = ragged.pop().axis
         whole = plain.pop().axis
-        if not ragged or inner.limit is None:
-            raise Rejection(f"ragged axis {inner.name} stands alone")
-        outer = ragged.pop().axis
-        if (inner.limit + index(outer) * inner.extent) is not whole.extent:
-            raise Rejection(f"ragged axis {inner.name} covers another extent than {whole.name}")
+        if self._covered(ragged) is not whole.extent:
+            raise Rejection(f"a ragged axis covers another extent than {whole.name}")
+        inner, outer = ragged.pop().axis, ragged.pop().axis
         self._set(whole, index(outer) * inner.extent + index(inner), (outer, inner))
 
     # -- the walk ----------------------------------------------------------------------------------
@@ -221,15 +236,34 @@ class _Unifier:
             self.match(left, right)
 
     def unify_siblings(self) -> None:
-        """Unite, by position, the axes of definitions of equal extents that share nothing."""
-        head = max(self.defs, key=lambda d: len(d.axes))
-        for line in self.defs:
-            if line is not head and len(line.axes) == len(head.axes):
-                self._try(functools.partial(self._match_axes, head, line))
+        """Unite, by position, axes of equal extents that nothing ties together yet.
 
-    def _match_axes(self, a: Def, b: Def) -> None:
-        for left, right in zip(a.axes, b.axes, strict=True):
-            self.match(index(left), index(right))
+        First the axes of definitions of one rank, then reduced axes with each other and with the
+        fastest axes of the largest definition: loops of equal extents run as one.
+        """
+        head = max(self.defs, key=lambda d: len(self.fine_axes(d.axes)))
+        for line in self.defs:
+            if line is not head:
+                self._try(functools.partial(self._match_axes, head.axes, line.axes))
+        loops: list[tuple[Axis, ...]] = [head.axes]
+        for line in self.defs:
+            for node in reductions(line.expr):
+                for known in loops:
+                    mine, theirs = self.fine_axes(node.over), self.fine_axes(known)
+                    if set(mine) <= set(theirs):
+                        break
+                    tail = theirs[len(theirs) - len(mine) :]
+                    if len(mine) <= len(theirs) and _same_extents(mine, tail):
+                        self._try(functools.partial(self._match_axes, tail, mine))
+                else:
+                    loops.append(node.over)
+
+    def _match_axes(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
+        a, b = self.fine_axes(left), self.fine_axes(right)
+        if not _same_extents(a, b):
+            raise Rejection("extents differ")
+        for x, y in zip(a, b, strict=True):
+            self._unite(x, y)
 
     def _try(self, action: Callable[[], None]) -> None:
         saved = self._save()
@@ -261,6 +295,14 @@ class _Unifier:
                 stack.extend(parts[::-1])
         return tuple(found)
 
+    def settle_limits(self) -> None:
+        """Restate the limits of ragged axes over the finest axes."""
+        for line in self.defs:
+            for axis in self.fine_axes((*line.axes, *_bound_axes(line.expr))):
+                if axis.limit is not None and (limit := self.resolve(axis.limit)) is not axis.limit:
+                    settled = Axis(axis.name, axis.extent, limit)
+                    self._set(axis, index(settled), (settled,))
+
     def _check_distinct(self, known: int) -> None:
         """No definition may use one axis twice, no reduction capture a free axis of its body.
 
@@ -277,6 +319,14 @@ class _Unifier:
                 free = set(self.fine_axes(node.axes))
                 if len(set(over)) != len(over) or free & set(over):
                     raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
+
+
+def _same_extents(a: tuple[Axis, ...], b: tuple[Axis, ...]) -> bool:
+    """Return True for axes that may be united by position: equal extents, none ragged."""
+    return len(a) == len(b) and all(
+        x is y or (x.extent is y.extent and x.limit is None and y.limit is None)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _exact_quotient(a: Index, b: Index) -> Index | None:
@@ -338,6 +388,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
     unifier.unify_shared()
     if len(defs) > 1:
         unifier.unify_siblings()
+    unifier.settle_limits()
     stored = tuple(d for d in defs if d.buffer in live_out)
     grid, inside = _bind(unifier, defs, stored)
     exprs, labels = _resolve(unifier, defs, live_out)
@@ -374,6 +425,8 @@ def _bind(
         if not heavy:
             continue
         own = set(unifier.fine_axes(line.axes))
+        if own and grid and own.isdisjoint((*grid, *inside)):
+            raise Rejection(f"{line.buffer.name} shares no axis with the others")
         missing = [a for a in grid if a not in own]
         if not missing:
             continue
