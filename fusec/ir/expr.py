@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, Union
 
-from fusec.errors import InvalidIR
+from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
 from fusec.ir.index import (
     Axis,
@@ -358,7 +358,9 @@ def rebuild(
         case Select():
             return Select(new[node.condition], new[node.then], new[node.other])
         case Reduce():
-            return Reduce(node.monoid, _bound(node.over, indices), new[node.body])
+            over = _bound(node.over, indices)
+            _check_capture(node, over, indices)
+            return Reduce(node.monoid, over, new[node.body]) if over else new[node.body]
         case Load():
             guard = None if node.guard is None else new[node.guard]
             return Load(
@@ -384,6 +386,15 @@ def _bound(
         else:
             renamed.extend(sorted(target.axes, key=lambda a: a.serial))
     return tuple(dict.fromkeys(renamed))
+
+
+def _check_capture(
+    node: Reduce, over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None
+) -> None:
+    """Raise InternalError if an index that replaces a free axis varies along a bound one."""
+    for axis, target in (indices or {}).items():
+        if axis in node.axes and not target.axes.isdisjoint(over):
+            raise InternalError(f"{node.monoid} over {over} would bind {axis} -> {target}")
 
 
 def _index(
