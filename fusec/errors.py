@@ -1,9 +1,10 @@
 """The error catalogue: every exception that fusec raises on purpose.
 
-Four families, told apart by who can do something about them:
+Five families, told apart by who can do something about them:
 
     Unsupported                      nobody has to: the operation runs as an eager kernel
     UsageError                       the caller: a bad option, mode, target, input spec or stage
+    ModelError                       the caller: the model fails by itself, without fusec
     BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
     InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
 
@@ -59,6 +60,21 @@ class UsageError(FusecError):
         near = nearest(seen, names)
         hint = f" Did you mean {near!r}?" if near is not None else ""
         return cls(f"unknown {kind} {seen!r}.{hint} Valid: {', '.join(names)}.")
+
+
+class ModelError(FusecError):
+    """The model fails by itself, called eagerly with the same inputs.
+
+    Args:
+        error: what it raised.
+    """
+
+    def __init__(self, error: BaseException | str) -> None:
+        described = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        super().__init__(described)
+
+    def __str__(self) -> str:
+        return f"the model itself fails, without fusec:\n{self.args[0]}"
 
 
 class EnvironmentProblem(FusecError):

@@ -6,8 +6,8 @@ A new target is one printer, one loader in ``runtime`` and one row here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fusec.codegen import cpp, triton
 from fusec.errors import UsageError
@@ -30,6 +30,7 @@ class Target:
         plan: schedule of a kernel with flat accesses.
         print_kernel: program -> source text.
         device: torch's name of the device type.
+        assembly: stages below the source, as the command line calls them -> as the compiler does.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Target:
     plan: Callable[[Kernel], Plan]
     print_kernel: Callable[[Program], str]
     device: str
+    assembly: Mapping[str, str] = field(default_factory=dict)
 
 
 CPU_MACHINE = Machine(
@@ -57,16 +59,20 @@ def _cpu(width: int) -> Target:
     )
 
 
-def _gpu(name: str, machine: Machine) -> Target:
-    return Target(name, "triton", machine, choose_gpu_plan, triton.print_kernel, "cuda")
+_NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
+_AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
+
+
+def _gpu(name: str, machine: Machine, assembly: Mapping[str, str]) -> Target:
+    return Target(name, "triton", machine, choose_gpu_plan, triton.print_kernel, "cuda", assembly)
 
 
 GPUS = {
-    "sm_80": A100_MACHINE,
-    "sm_90": H200_MACHINE,
-    "sm_100": H200_MACHINE,
-    "sm_120": A100_MACHINE,
-    "gfx942": H200_MACHINE,
+    "sm_80": (A100_MACHINE, _NVIDIA),
+    "sm_90": (H200_MACHINE, _NVIDIA),
+    "sm_100": (H200_MACHINE, _NVIDIA),
+    "sm_120": (A100_MACHINE, _NVIDIA),
+    "gfx942": (H200_MACHINE, _AMD),
 }
 NAMES = ("cpu", *GPUS)
 
@@ -82,5 +88,5 @@ def find_target(name: str, vector_width: int = 16) -> Target:
     if name == "cpu":
         return _cpu(vector_width)
     if name in GPUS:
-        return _gpu(name, GPUS[name])
+        return _gpu(name, *GPUS[name])
     raise UsageError.unknown("target", name, NAMES)

@@ -1,0 +1,101 @@
+"""What fusec does with a model, without running it: ``fusec.explain`` and ``fusec.kernels``.
+
+Worked example::
+
+    >>> print(fusec.explain(torch.nn.LayerNorm(768), torch.randn(8, 768)))
+    >>> fusec.kernels(torch.nn.LayerNorm(768), torch.randn(8, 768), target="sm_90")[0].source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.ir import text
+from fusec.ir.graph import Kernel
+from fusec.options import Options
+from fusec.report.explanation import Explanation, report_graph
+from fusec.report.observe import observe
+from fusec.report.stages import Staged, choose_target, take_through
+
+__all__ = ["Explanation", "KernelText", "explain", "kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """One generated kernel.
+
+    Attributes:
+        graph: the compiled graph it belongs to: "forward", "backward" or "inference".
+        notation: what it computes, in index notation.
+        source: what is compiled.
+        language: of the source: "cpp" or "triton".
+    """
+
+    name: str
+    graph: str
+    notation: str
+    source: str
+    language: str
+
+    def __str__(self) -> str:
+        return self.source
+
+
+def explain(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    train: bool = False,
+    target: str | None = None,
+    dynamic: bool | None = None,
+) -> Explanation:
+    """Return what fusec makes of ``fn(*inputs)``: printable, and ``to_json()``.
+
+    Nothing is computed: a module's weights, state and gradients stay as they are.
+
+    Args:
+        fn: a module or function.
+        train: the forward and the backward; floating inputs then require gradients.
+        target: "cpu", "sm_90"...; this machine's if not given.
+    Raises:
+        ModelError: if the model itself fails with these inputs.
+    """
+    staged = _stage(fn, inputs, train, target, dynamic)
+    return Explanation(choose_target(target).name, tuple(map(report_graph, staged)))
+
+
+def kernels(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    train: bool = False,
+    target: str | None = None,
+    dynamic: bool | None = None,
+) -> list[KernelText]:
+    """Return the kernels that fusec generates for ``fn(*inputs)``; arguments as of ``explain``."""
+    return [
+        KernelText(
+            step.name,
+            staged.name,
+            text.print_kernel(step),
+            staged.compiled.sources[step.name],
+            staged.target.language,
+        )
+        for staged in _stage(fn, inputs, train, target, dynamic)
+        if staged.compiled is not None
+        for step in staged.compiled.schedule.steps
+        if isinstance(step, Kernel)
+    ]
+
+
+def _stage(
+    fn: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    train: bool,
+    target: str | None,
+    dynamic: bool | None,
+) -> list[Staged]:
+    row = choose_target(target)
+    options = Options.from_compile(None, None)
+    seen = observe(fn, inputs, train=train, dynamic=dynamic)
+    return [take_through(one, row, options) for one in seen]

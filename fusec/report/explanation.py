@@ -1,0 +1,220 @@
+"""What fusec made of a model: its kernels, what stays eager and why, bytes and launches, decisions.
+
+The JSON form, schema 1, is stable: fields are added, never renamed or removed::
+
+    {"schema": 1, "graphs": [{
+        "name": "forward",
+        "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line]}],
+        "externs": [{"op", "reason"}],
+        "bytes_eager", "bytes_moved", "bytes_floor",
+        "launches_eager", "launches",
+        "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
+
+``bytes_*`` are defined in ``traffic.py`` and ``eager.py``; ``saved_us`` is null where a merge was not legal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fusec.ir.graph import Extern, Kernel
+from fusec.passes.fuse import Decision
+from fusec.report.eager import node_costs
+from fusec.report.stages import Staged
+from fusec.report.traffic import bytes_floor, bytes_moved, kernel_bytes
+
+SCHEMA = 1
+SHOWN_DECISIONS = 12
+"""Merges of each kind in the printed form; the JSON form has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One kernel: the buffers it writes, the bytes it moves, the user's lines it computes."""
+
+    name: str
+    outputs: tuple[str, ...]
+    bytes: int
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExternReport:
+    """One call of an eager kernel, and why it is not lowered."""
+
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One compiled graph. Bytes are estimates from shapes, as the module's docstring defines them."""
+
+    name: str
+    kernels: tuple[KernelReport, ...]
+    externs: tuple[ExternReport, ...]
+    bytes_eager: int
+    bytes_moved: int
+    bytes_floor: int
+    launches_eager: int
+    launches: int
+    decisions: tuple[Decision, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_graph_lines(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What ``fusec explain`` shows: one entry for each compiled graph."""
+
+    target: str
+    graphs: tuple[GraphReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form as dictionaries and lists."""
+        return {"schema": SCHEMA, "graphs": [asdict(graph) for graph in self.graphs]}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the JSON form; the module's docstring has its schema."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "nothing was compiled: the call has no tensor operations"
+        return f"target {self.target}\n\n" + "\n\n".join(map(str, self.graphs))
+
+
+def report_graph(staged: Staged) -> GraphReport:
+    """Return the report of one graph taken through the pipeline."""
+    eager = staged.observed.eager
+    if staged.compiled is None:
+        return _report_eager(staged)
+    schedule = staged.compiled.schedule
+    kernels = tuple(_report_kernel(s) for s in schedule.steps if isinstance(s, Kernel))
+    externs = tuple(
+        ExternReport(step.target.removeprefix("aten."), step.reason)
+        for step in schedule.steps
+        if isinstance(step, Extern) and step.target != "get_attr"
+    )
+    return GraphReport(
+        staged.name,
+        kernels,
+        externs,
+        eager.bytes,
+        bytes_moved(schedule),
+        bytes_floor(schedule),
+        eager.launches,
+        len(kernels) + len(externs),
+        staged.compiled.decisions,
+    )
+
+
+def _report_kernel(kernel: Kernel) -> KernelReport:
+    outputs = dict.fromkeys(store.buffer.base.name for store in kernel.stores)
+    return KernelReport(kernel.name, tuple(outputs), kernel_bytes(kernel), kernel.origin.source)
+
+
+def _report_eager(staged: Staged) -> GraphReport:
+    """Report a graph of which nothing was lowered: every operation is an extern."""
+    costs = node_costs(staged.observed.graph)
+    externs = tuple(
+        ExternReport(str(node.target).removeprefix("aten."), staged.problem) for node, _ in costs
+    )
+    moved = sum(size for _, size in costs)
+    eager = staged.observed.eager
+    return GraphReport(
+        staged.name, (), externs, eager.bytes, moved, moved, eager.launches, len(externs), ()
+    )
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def format_bytes(size: int) -> str:
+    """Return a size in powers of ten: ``1.57 MB``."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return rows with their columns aligned, to the right for the columns in ``right``."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if position in right else cell.ljust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _graph_lines(graph: GraphReport) -> list[str]:
+    rows = [
+        ("", "eager", "fusec", "floor"),
+        ("launches", str(graph.launches_eager), str(graph.launches), ""),
+        ("bytes", *map(format_bytes, (graph.bytes_eager, graph.bytes_moved, graph.bytes_floor))),
+    ]
+    lines = [f"graph {graph.name}", *_indent(format_table(rows, right=(1, 2, 3)))]
+    if graph.kernels:
+        lines += ["", "  kernels", *_indent(_kernel_lines(graph.kernels), 4)]
+    if graph.externs:
+        lines += ["", "  eager kernels", *_indent(_extern_lines(graph.externs), 4)]
+    taken = [d for d in graph.decisions if d.taken]
+    rejected = list(
+        {(d.a, d.b, d.reason): d for d in graph.decisions if not d.taken}.values()
+    )
+    saved = sum(d.saved_us or 0 for d in taken)
+    if taken:
+        title = f"  merges taken: {len(taken)}, modelled to save {saved:.3g} us"
+        lines += ["", title, *_indent(_decision_lines(taken), 4)]
+    if rejected:
+        title = f"  merges rejected: {len(rejected)}"
+        lines += ["", title, *_indent(_decision_lines(rejected), 4)]
+    return lines
+
+
+def _indent(lines: Sequence[str], columns: int = 2) -> list[str]:
+    return [f"{' ' * columns}{line}" for line in lines]
+
+
+def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
+    rows = [(k.name, format_bytes(k.bytes), _shorten(", ".join(k.outputs))) for k in kernels]
+    lines: list[str] = []
+    for kernel, line in zip(kernels, format_table(rows, right=(1,)), strict=True):
+        lines += [line, *_indent(kernel.source, 6)]
+    return lines
+
+
+def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
+    counted = Counter(externs)
+    return format_table([(f"{n} x", e.op, e.reason) for e, n in counted.items()], right=(0,))
+
+
+def _decision_lines(decisions: Sequence[Decision]) -> list[str]:
+    ranked = sorted(decisions, key=lambda d: -abs(d.saved_us or 0))
+    rows = [
+        (_shorten(d.a), "with", _shorten(d.b), _price(d.saved_us), d.reason)
+        for d in ranked[:SHOWN_DECISIONS]
+    ]
+    lines = format_table(rows, right=(3,))
+    if len(ranked) > SHOWN_DECISIONS:
+        lines.append(f"and {len(ranked) - SHOWN_DECISIONS} more, which --json lists")
+    return lines
+
+
+def _price(saved_us: float | None) -> str:
+    return "" if saved_us is None else f"{saved_us:+.3g} us"
+
+
+def _shorten(text: str, limit: int = 40) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

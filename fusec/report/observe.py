@@ -1,0 +1,167 @@
+"""Which graphs a call compiles to, seen without computing anything.
+
+The callable runs on fake tensors under ``torch.compile`` with a backend that keeps the graphs that
+AOTAutograd hands over. A module is copied without its weights' memory, so that its size does not
+matter, and neither its state nor its gradients change.
+
+Assumes: the model does not ask for the values of its tensors (after a graph break, say); that fails
+with the model's own error.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import config as dynamo_config
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fusec.backend import compile_with
+from fusec.errors import ModelError
+from fusec.report.eager import EagerCost, count_eager
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One graph that a call compiles to.
+
+    Attributes:
+        name: "forward", "backward" or "inference"; the second of a kind is "forward_1".
+        graph: functional ATen, as the compiler gets it.
+        eager: what the same part of the model costs eager execution.
+    """
+
+    name: str
+    graph: fx.GraphModule
+    eager: EagerCost
+
+
+class _Observer:
+    """A ``torch.compile`` backend that keeps graphs and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.observed: list[Observed] = []
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        plain = [i.node.hint if isinstance(i, torch.SymInt) else i for i in inputs]
+        forward, backward = count_eager(gm, plain)
+
+        def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
+            cost = backward if name == "backward" else forward
+            count = sum(o.name.partition("_")[0] == name for o in self.observed)
+            label = f"{name}_{count}" if count else name
+            self.observed.append(Observed(label, graph, cost))
+            return _boxed(graph)
+
+        return compile_with(gm, inputs, keep)
+
+
+def _boxed(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        inputs = list(args)
+        args.clear()
+        return graph(*inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """Return a mode under which tensors have no memory, and real ones may be used beside them."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def observe(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    train: bool = False,
+    dynamic: bool | None = None,
+    mode: FakeTensorMode | None = None,
+) -> tuple[Observed, ...]:
+    """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
+
+    Args:
+        train: call the backward, too; floating inputs then require gradients.
+        mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
+    Raises:
+        ModelError: what the model itself raised.
+    """
+    fn = _uncompiled(fn)
+    mode = mode or new_fake_mode()
+    observer = _Observer()
+    with mode, _grad(train), _many_compiles():
+        fake = _without_memory(fn, mode)
+        args = [_fake_input(value, mode, train) for value in inputs]
+        compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
+        try:
+            _call(compiled, args, train)
+        except Exception:
+            _blame_model(fake, args, train)
+            raise
+    return tuple(observer.observed)
+
+
+def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
+    result = fn(*args)
+    if train:
+        _backward(result)
+
+
+def _blame_model(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
+    """Raise the model's own error, without what ``torch.compile`` wraps around it, if it has one."""
+    try:
+        _call(fn, args, train)
+    except Exception as error:
+        raise ModelError(error) from error
+
+
+def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what ``torch.compile`` was called with, if ``fn`` is its result."""
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
+    return fn if original is None else original
+
+
+def _grad(train: bool) -> AbstractContextManager[Any]:
+    return torch.enable_grad() if train else torch.no_grad()
+
+
+def _many_compiles() -> AbstractContextManager[Any]:
+    """Lift Dynamo's limit, for each observation compiles the same code again."""
+    many = 1 << 20
+    patched: AbstractContextManager[Any] = dynamo_config.patch(
+        recompile_limit=many, accumulated_recompile_limit=many
+    )
+    return patched
+
+
+def _without_memory(fn: Callable[..., Any], mode: FakeTensorMode) -> Callable[..., Any]:
+    """Return a copy of a module whose tensors are fake; a function as it is."""
+    if not isinstance(fn, nn.Module):
+        return fn
+    with FakeCopyMode(mode):
+        return copy.deepcopy(fn)
+
+
+def _fake_input(value: Any, mode: FakeTensorMode, train: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value.detach())
+    if train and (fake.is_floating_point() or fake.is_complex()):
+        return fake.detach().requires_grad_()
+    return fake.detach()
+
+
+def _backward(result: Any) -> None:
+    """Run the backward from the sum of every output that has one."""
+    leaves = pytree.tree_leaves(result)
+    roots = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not roots:
+        raise RuntimeError("no output requires a gradient, so there is no backward to compile")
+    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

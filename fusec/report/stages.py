@@ -1,0 +1,122 @@
+"""Every stage of a graph's compile as text, for a target that need not be here.
+
+The IR has no device, so that a graph traced on the CPU compiles for any row of
+``codegen.targets``; Triton compiles down to machine code without a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusec.codegen import triton
+from fusec.codegen.targets import GPUS, Target, find_target
+from fusec.compiler import device_target
+from fusec.errors import FusecError, Unsupported, UsageError
+from fusec.options import Options
+from fusec.pipeline import Compiled, compile_to_source
+from fusec.report.observe import Observed
+from fusec.runtime import cpp_kernel
+from fusec.runtime.triton_kernel import CompiledAsm, compile_offline
+from fusec.trace import Trace
+
+TEXT_STAGES = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+ASSEMBLY_STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
+STAGES = (*TEXT_STAGES, *ASSEMBLY_STAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One graph taken through the pipeline.
+
+    Attributes:
+        compiled: kernels, decisions and sources; None where the whole graph runs as eager kernels.
+        problem: why it does, or "".
+    """
+
+    observed: Observed
+    target: Target
+    trace: Trace
+    compiled: Compiled | None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.observed.name
+
+    def text(self, stage: str) -> str:
+        """Return the text of a stage up to the wrapper.
+
+        Raises:
+            UsageError: for an unknown stage.
+            Unsupported: if the graph never reached the stage.
+        """
+        if stage not in TEXT_STAGES:
+            raise UsageError.unknown("stage", stage, TEXT_STAGES)
+        if stage not in self.trace.stages:
+            raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
+        return self.trace.stages[stage]
+
+
+def this_machine() -> str:
+    """Return the name of the target that graphs run on here: the GPU's, or "cpu"."""
+    return device_target(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def choose_target(name: str | None) -> Target:
+    """Return the row of a target, this machine's if there is no name.
+
+    Raises:
+        UsageError: if there is no such target.
+    """
+    return find_target(name or this_machine(), cpp_kernel.vector_width())
+
+
+def take_through(observed: Observed, target: Target, options: Options) -> Staged:
+    """Compile one graph to source text, keeping the text of each stage.
+
+    Raises:
+        FusecError: what went wrong, other than that nothing of the graph can be lowered.
+    """
+    trace = Trace(observed.name, texts=True)
+    try:
+        compiled = compile_to_source(observed.graph, observed.name, target, options, trace)
+    except Unsupported as problem:
+        return Staged(observed, target, trace, None, problem.reason)
+    return Staged(observed, target, trace, compiled)
+
+
+def check_stage(stage: str, target: Target) -> None:
+    """Raise UsageError if a target has no such stage; the message says which have."""
+    if stage not in STAGES:
+        raise UsageError.unknown("stage", stage, STAGES)
+    if stage in ASSEMBLY_STAGES and stage not in target.assembly:
+        raise UsageError(
+            f"target {target.name!r} has no stage {stage!r}: its kernels are {target.language}. "
+            f"Use --target {'|'.join(GPUS)}, or a stage out of {', '.join(TEXT_STAGES)}."
+        )
+
+
+def assemble(staged: Staged, kernel: str) -> CompiledAsm:
+    """Compile one kernel of a graph for its target, down to machine code.
+
+    Raises:
+        BuildError: if Triton or ptxas rejects it.
+    """
+    if staged.compiled is None:
+        raise FusecError(f"graph {staged.name} has no kernels: {staged.problem}")
+    program = staged.compiled.programs[kernel]
+    return compile_offline(
+        staged.compiled.sources[kernel],
+        kernel,
+        triton.signature(program),
+        triton.divisible_by_16(program),
+        staged.target.name,
+        num_warps=program.warps,
+    )
+
+
+def assembly_text(asm: CompiledAsm, stage: str, target: Target) -> str:
+    """Return a stage below the source; where a target has no such text, its nearest one."""
+    return asm.text(target.assembly[stage])

@@ -1,0 +1,76 @@
+"""Bytes that a schedule moves, and the least that any schedule with the same externs could.
+
+*Moved*: for each kernel, every buffer's elements that it reads, once, and that it writes, once; for each
+extern its tensor inputs and outputs once.
+
+*Floor*: what externs move, plus each tensor once that crosses between kernels and the rest: inputs of
+the graph and results of externs that kernels read, outputs of the graph and arguments of externs that
+kernels write. Tensors between one kernel and the next count nothing. Without externs that is inputs
+once and outputs once. It is a lower bound: a residual that is needed before and after an extern
+counts once, though it has to be read twice.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Extern, Kernel, Schedule, View, argument_views, extern_views
+from fusec.ir.index import Index
+from fusec.passes.cost import kernel_traffic, numel
+
+_GATHERS = ("embedding.", "index.", "index_select.", "gather.", "take.")
+"""Externs that read no more elements of their first tensor than they return."""
+
+
+def kernel_bytes(kernel: Kernel) -> int:
+    """Return the bytes that a kernel reads and writes."""
+    return sum(read + written for read, written in kernel_traffic(kernel).values())
+
+
+def extern_bytes(extern: Extern) -> int:
+    """Return the bytes that an eager kernel reads and writes: nothing for a constant."""
+    if extern.target == "get_attr":
+        return 0
+    written = sum(numel(b) * b.dtype.itemsize for b in extern.outputs if b is not None)
+    reads = [_view_bytes(view) for view in dict.fromkeys(extern_views(extern))]
+    if extern.target.removeprefix("aten.").startswith(_GATHERS) and reads:
+        reads[0] = min(reads[0], written)
+    return written + sum(reads)
+
+
+def _view_bytes(view: View) -> int:
+    total = view.buffer.dtype.itemsize
+    for extent, stride in zip(view.shape, view.strides, strict=True):
+        if not _is_zero(stride):
+            total *= extent.hint()
+    return total
+
+
+def _is_zero(stride: Index) -> bool:
+    return stride.is_constant and stride.const == 0
+
+
+def bytes_moved(schedule: Schedule) -> int:
+    """Return the bytes that all steps read and write."""
+    return sum(
+        kernel_bytes(step) if isinstance(step, Kernel) else extern_bytes(step)
+        for step in schedule.steps
+    )
+
+
+def bytes_floor(schedule: Schedule) -> int:
+    """Return the least bytes for the same externs; see the module's docstring."""
+    read: dict[Buffer, int] = {}
+    written: dict[Buffer, int] = {}
+    outside = {view.buffer.base for view in argument_views(schedule.graph.outputs)}
+    total = 0
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            total += extern_bytes(step)
+            outside.update(view.buffer.base for view in extern_views(step))
+            continue
+        for buffer, (r, w) in kernel_traffic(step).items():
+            read[buffer.base] = max(read.get(buffer.base, 0), r)
+            written[buffer.base] = max(written.get(buffer.base, 0), w)
+    made = {buffer for buffer, size in written.items() if size}
+    total += sum(size for buffer, size in read.items() if buffer not in made)
+    return total + sum(size for buffer, size in written.items() if buffer in outside)
