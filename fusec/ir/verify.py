@@ -8,9 +8,11 @@ Of an expression, wherever it stands:
 * operations and reductions work in compute types (f32, f64, i32, i64, bool) that their row of
   ``scalar.py`` takes; nothing is opaque.
 
-Of a graph or schedule: every buffer is defined once and before use. Of a kernel: reduced axes are
-inside, never on the grid; what it writes it reads at no other index; and its stores are disjoint:
-their indices determine every axis of the grid and of the value (the race check, ``disjoint.py``).
+Of a graph: no axis is both free and bound in a definition, for any index may replace a free one. Of
+a graph or schedule: every buffer is defined once and before use. Of a kernel, its axes unified:
+reduced ones are inside, never on the grid; what it writes it reads at no other index; its stores
+are disjoint: their indices determine every axis of the grid and of the value (the race check, see
+``disjoint.py``).
 
 ``verify_program`` is defined in ``verify_program.py``.
 """
@@ -182,6 +184,10 @@ def _verify_def(line: Def, defined: set[Buffer]) -> None:
         check(axis.extent is extent, target, f"{axis.name} has {axis.extent} of {extent} points")
     _verify_store_type(line.expr, line.buffer, target)
     verify_expr(line.expr, frozenset(line.axes), target)
+    for node in postorder((line.expr,)):
+        if isinstance(node, Reduce):
+            both = frozenset(line.axes) & frozenset(node.over)
+            check(not both, target, f"axes {_names(both)} are both free and bound")
     for load in loads((line.expr,)):
         check(load.buffer.base in defined, target, f"{load.buffer} is not defined yet")
     _define(line.buffer, defined, target)
