@@ -39,14 +39,15 @@ LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "erfinv": torch.erfinv,
     "exp": torch.exp,
     "expm1": torch.expm1,
+    "fast_dividef": torch.true_divide,
     "fmod": torch.fmod,
     "hypot": torch.hypot,
     "lgamma": torch.lgamma,
     "log10": torch.log10,
     "log1p": torch.log1p,
+    "nearbyint": torch.round,
     "nextafter": torch.nextafter,
     "pow": torch.pow,
-    "rint": torch.round,
     "sinh": torch.sinh,
     "tan": torch.tan,
     "tanh": torch.tanh,
@@ -66,22 +67,38 @@ def interpret(
         InterpretedFunction(function.fn)[grid](*args)
 
 
-@contextmanager
-def _interpreting() -> Iterator[None]:
-    patched: set[frozenset[str]] = set()
-    patch_lang = interpreter._patch_lang
+class _Patches:
+    """What one launch patches in `triton.language`: each part once, and all of it restored.
 
-    def patch_once(fn: Any) -> Any:
+    Triton's own nested calls patch again and leave that in place. The outermost call restores what
+    `add` returned to it; what nested calls patched after it has to go first.
+    """
+
+    def __init__(self, patch_lang: Callable[[Any], Any]) -> None:
+        self.patch_lang = patch_lang
+        self.scopes: dict[frozenset[str], Any] = {}
+
+    def add(self, fn: Any) -> _Patches:
         modules = (v.__name__ for v in fn.__globals__.values() if v is tl or v is tl.core)
         languages = frozenset(modules)
-        if languages in patched:
-            return interpreter._LangPatchScope()
-        patched.add(languages)
-        return patch_lang(fn)
+        if languages not in self.scopes:
+            self.scopes[languages] = self.patch_lang(fn)
+            # Triton 3.6 converts an array of one element, which NumPy 2.4 refuses.
+            tl.tensor.__index__ = lambda tensor: int(tensor.handle.data.item())
+        return self
 
+    def restore(self) -> None:
+        for scope in reversed(self.scopes.values()):
+            scope.restore()
+        self.scopes.clear()
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    patches = _Patches(interpreter._patch_lang)
     functions = {name: _libdevice(name) for name in LIBDEVICE}
     with (
-        mock.patch.object(interpreter, "_patch_lang", patch_once),
+        mock.patch.object(interpreter, "_patch_lang", patches.add),
         mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
         mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
         mock.patch.object(JITFunction, "__call__", _call),

@@ -136,11 +136,12 @@ def _is_direct(grid: tuple[Axis, ...]) -> bool:
     )
 
 
-def print_kernel(program: Program, *, cheap: frozenset[str] = frozenset()) -> str:
+def print_kernel(program: Program, *, cheap: frozenset[Var] = frozenset()) -> str:
     """Return the source of a module with one Triton kernel, ``program.name``.
 
     Args:
-        cheap: operations that may print in their form of 16-bit accuracy (see ``triton_ops.py``).
+        cheap: values that may be computed with 16-bit accuracy (see ``triton_ops.py``), such as
+            ``precision.rounded_to_16_bits(program)``.
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
@@ -194,7 +195,7 @@ def _comment(text: str) -> str:
 class _Printer:
     """One print: the names, the lines so far, and what they need."""
 
-    def __init__(self, program: Program, cheap: frozenset[str]) -> None:
+    def __init__(self, program: Program, cheap: frozenset[Var]) -> None:
         self.program = program
         self.cheap = cheap
         self.names = _argument_names(program)
@@ -316,18 +317,18 @@ class _Printer:
 
     def _assigned(self, statement: Let | Update) -> str:
         var, value = statement.var, statement.value
-        text = self._value(value, var in self.narrow)
+        text = self._value(var, value)
         lanes = value.axes & set(self.program.lanes)
         return text if lanes == var.axes else f"tl.broadcast_to({text}, {self._shape(var.axes)})"
 
-    def _value(self, value: Expr, narrow: bool) -> str:
+    def _value(self, var: Var, value: Expr) -> str:
         match value:
             case Var():
                 return self._name(value)
             case Const():
                 return self._full(value, ())
             case IndexValue():
-                return self._index_value(value, narrow)
+                return self._index_value(value, var in self.narrow)
             case Load():
                 return self._load(value)
             case Cast():
@@ -335,7 +336,7 @@ class _Printer:
             case Select():
                 return self._select(value)
             case Op():
-                return self._op(value)
+                return self._op(value, var in self.cheap)
             case Reduce():
                 return self._reduce(value)
             case _:
@@ -377,10 +378,10 @@ class _Printer:
         then, other = (self._operand(branch, typed) for branch in branches)
         return f"tl.where({condition}, {then}, {other})"
 
-    def _op(self, op: Op) -> str:
+    def _op(self, op: Op, cheap: bool) -> str:
         kind = op.args[0].dtype
         wide = F32 if kind.is_float and kind.itemsize == 2 else kind
-        found = template(op.name, wide, cheap=op.name in self.cheap)
+        found = template(op.name, wide, cheap=cheap)
         self.needs.update(dict.fromkeys(found.needs))
         typed = all(isinstance(arg, Const) for arg in op.args)
         operands = [self._operand(arg, typed) for arg in op.args]

@@ -96,6 +96,7 @@ def _comparison(operator: str) -> Row:
     return Row(floats=text, integers=text, bools=text)
 
 
+_LOG2_E = "1.4426950408889634"
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 _SAME = _text("{0}")
 _SIGN = _text("({0} > 0).to({t}) - ({0} < 0).to({t})")
@@ -146,7 +147,7 @@ ROWS: dict[str, Row] = {
     "floor": Row(_text("tl.floor({0})"), integers=_SAME),
     "ceil": Row(_text("tl.ceil({0})"), integers=_SAME),
     "trunc": Row(_lib("libdevice.trunc({0})"), integers=_SAME),
-    "round": Row(_lib("libdevice.rint({0})"), integers=_SAME),
+    "round": Row(_lib("libdevice.nearbyint({0})"), integers=_SAME),
     "sqrt": Row(
         floats=_text("tl.sqrt_rn({0})"),
         double=_text("tl.sqrt({0})"),
@@ -158,7 +159,7 @@ ROWS: dict[str, Row] = {
         double=_text("1.0 / {0}"),
         cheap=_text("1.0 / {0}"),
     ),
-    "exp": Row(_lib("libdevice.exp({0})"), cheap=_text("tl.exp({0})")),
+    "exp": Row(_lib("libdevice.exp({0})"), cheap=_text(f"tl.exp2({{0}} * {_LOG2_E})")),
     "exp2": Row(_text("tl.exp2({0})")),
     "expm1": _libdevice("expm1"),
     "log": Row(_text("tl.log({0})")),
@@ -173,14 +174,14 @@ ROWS: dict[str, Row] = {
     "atan": _libdevice("atan"),
     "sinh": _libdevice("sinh"),
     "cosh": _libdevice("cosh"),
-    "tanh": _libdevice("tanh"),
+    "tanh": Row(_lib("libdevice.tanh({0})"), cheap=_call("_cheap_tanh", 1)),
     "asinh": _libdevice("asinh"),
     "acosh": _libdevice("acosh"),
     "atanh": _libdevice("atanh"),
     "sigmoid": Row(
         floats=_lib("tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))"),
         double=_lib("1.0 / (1.0 + libdevice.exp(-{0}))"),
-        cheap=_text("tl.sigmoid({0})"),
+        cheap=_lib(f"libdevice.fast_dividef(1.0, 1.0 + tl.exp2({{0}} * -{_LOG2_E}))"),
     ),
     "erf": Row(_text("tl.erf({0})"), cheap=_call("_cheap_erf", 1)),
     "erfc": _libdevice("erfc"),
@@ -235,7 +236,7 @@ def _float_remainder(a, b):
         f"""\
 def _float_floor_div(a, b):
     rest = libdevice.fmod(a, b)
-    quotient = libdevice.rint((a - rest) / b)
+    quotient = libdevice.nearbyint((a - rest) / b)
     quotient = tl.where({_WRONG_SIGN}, quotient - 1, quotient)
     return tl.where(b == 0, a / b, quotient)""",
         (LIBDEVICE,),
@@ -255,14 +256,24 @@ def _int_pow(a, b):
     ),
     # Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26: |error| <= 1.5e-7.
     "_cheap_erf": Function(
-        """\
+        f"""\
 def _cheap_erf(x):
     size = tl.abs(x)
-    t = 1.0 / (1.0 + 0.3275911 * size)
+    t = libdevice.fast_dividef(1.0, 1.0 + 0.3275911 * size)
     p = ((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736
     p = (p * t + 0.254829592) * t
-    near = 1.0 - p * tl.exp2(size * size * -1.4426950408889634)
-    return tl.where(x < 0, -near, near)"""
+    near = 1.0 - p * tl.exp2(size * size * -{_LOG2_E})
+    return tl.where(x < 0, -near, near)""",
+        (LIBDEVICE,),
+    ),
+    # 2/(1 + exp(2x)) cancels where x is small: a series there.
+    "_cheap_tanh": Function(
+        """\
+def _cheap_tanh(x):
+    far = 1.0 - libdevice.fast_dividef(2.0, 1.0 + tl.exp2(x * 2.8853900817779268))
+    near = x - x * x * x * 0.3333333333333333
+    return tl.where(tl.abs(x) < 0.03125, near, far)""",
+        (LIBDEVICE,),
     ),
     "_prod": Function("def _prod(a, b):\n    return a * b"),
     "_max": Function(f"def _max(a, b):\n    return tl.maximum(a, b, {_NAN})"),

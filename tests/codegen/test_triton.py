@@ -18,12 +18,12 @@ from fusec.codegen.triton import (
 from fusec.codegen.triton_ops import ROWS, template
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
-from fusec.ir.expr import Const, Op, Reduce
+from fusec.ir.expr import Const, Op, Reduce, Var
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.interp_expr import Env, eval_scalar
 from fusec.ir.interp_program import run_program
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, MONOIDS, PROD, SUM
-from fusec.ir.program import Program, Scratch
+from fusec.ir.program import Let, Program, Scratch
 from fusec.ir.scalar import SCALAR_OPS
 from tests.codegen import programs
 from tests.codegen.programs import Builder, buffer, f32, tiled
@@ -280,6 +280,10 @@ def operands(name: str, dtype: DType) -> list[torch.Tensor]:
     return [c.to(TORCH_TYPES[dtype.name]) for c in columns[:arity]]
 
 
+def named_values(program: Program) -> frozenset[Var]:
+    return frozenset(s.var for s in program.body if isinstance(s, Let))
+
+
 def pointwise(name: str, dtype: DType, *, second: Const | None = None) -> Program:
     """Return y[i] = op(a[i], b[i]), or with a constant for the second operand."""
     lane = Axis("i", index(256))
@@ -336,13 +340,29 @@ def test_casts(source: DType, target: DType) -> None:
     assert torch.equal(y, x.to(y.dtype))
 
 
-def test_cheap_erf_is_within_its_bound() -> None:
-    program = pointwise("erf", F32)
-    source = print_kernel(program, cheap=frozenset(("erf",)))
-    x = torch.linspace(-6, 6, 256)
+@pytest.mark.parametrize(
+    ("name", "relative", "absolute"),
+    [
+        ("erf", 0, 3e-7),
+        ("exp", 1e-5, 0),
+        ("tanh", 1e-5, 0),
+        ("sigmoid", 1e-5, 1e-37),
+        ("div", 3e-7, 0),
+    ],
+)
+def test_cheap_form_is_within_its_bound(name: str, relative: float, absolute: float) -> None:
+    program = pointwise(name, F32)
+    source = print_kernel(program, cheap=named_values(program))
+    assert source != print_kernel(program)
+    spread = torch.cat([torch.linspace(-90, 85, 100), torch.linspace(-6, 6, 100)])
+    small = torch.logspace(-8, 0, 53)
+    special = torch.tensor([0.0, float("inf"), -float("inf")])
+    x = torch.cat([spread, small, special])
+    args = [x, torch.linspace(1, 3, 256)][: SCALAR_OPS[name].arity]
     y = torch.zeros(256)
-    interpret(source, program.name, (1, 1, 1), [x, y])
-    assert (y.double() - torch.erf(x.double())).abs().max() < 3e-7
+    interpret(source, program.name, (1, 1, 1), [*args, y])
+    expected = (TORCH_OPS.get(name) or getattr(torch, name))(*(a.double() for a in args))
+    torch.testing.assert_close(y.double(), expected, rtol=relative, atol=absolute)
 
 
 # -- text ----------------------------------------------------------------------------------------

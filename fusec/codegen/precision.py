@@ -1,0 +1,62 @@
+"""Which values of a program reach memory only after they were rounded to 16 bits.
+
+Such a value may be computed by a form with an error of 1e-5 instead of 1e-7: the rounding, of 4e-3
+for bf16 and 5e-4 for f16, hides it. PyTorch's eager kernels round after every operation, and so are
+further from the exact value still.
+
+Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
+also stored as f32, s and t are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.expr import Cast, Expr, Op, Reduce, Select, Var, children, index_exprs
+from fusec.ir.program import For, Let, Program, Put, Statement, Update
+
+
+def rounded_to_16_bits(program: Program) -> frozenset[Var]:
+    """Return the f32 values whose every use ends in a conversion to a 16-bit float."""
+    values: set[Var] = set()
+    exact: set[Expr] = set()
+    feeds: dict[Var, list[Expr]] = {}
+    for statement in _statements(program.body):
+        match statement:
+            case Let() | Update():
+                values.add(statement.var)
+                if _passes_on(statement.value):
+                    feeds.setdefault(statement.var, []).extend(children(statement.value))
+                elif not _rounds(statement.value):
+                    exact.update(children(statement.value))
+            case Put():
+                exact.add(statement.value)
+                exact.update(index_exprs(statement.offset))
+    waiting = [value for value in exact if isinstance(value, Var)]
+    while waiting:
+        for source in feeds.get(waiting.pop(), ()):
+            if isinstance(source, Var) and source not in exact:
+                exact.add(source)
+                waiting.append(source)
+    return frozenset(v for v in values if v.dtype is F32 and v not in exact)
+
+
+def _rounds(value: Expr) -> bool:
+    if isinstance(value, Op):
+        return value.name in ("round_f16", "round_bf16")
+    return isinstance(value, Cast) and value.dtype in (F16, BF16)
+
+
+def _passes_on(value: Expr) -> bool:
+    """True if an error of an operand is an error of the value, and no more than that."""
+    if _rounds(value) or value.dtype is not F32:
+        return False
+    return isinstance(value, Op | Cast | Select | Reduce | Var)
+
+
+def _statements(body: Iterable[Statement]) -> Iterator[Statement]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, For):
+            yield from _statements(statement.body)

@@ -1,0 +1,56 @@
+"""Values that only ever reach memory rounded to 16 bits may be computed with less accuracy."""
+
+from __future__ import annotations
+
+from fusec.codegen.precision import rounded_to_16_bits
+from fusec.ir.dtype import BF16, F32
+from fusec.ir.expr import Op
+from fusec.ir.index import Axis, index
+from fusec.ir.monoid import SUM
+from fusec.ir.program import Program
+from tests.codegen.programs import Builder, buffer, f32
+
+
+def softmax_tail(*, keep_sum: bool) -> tuple[Program, dict[str, object]]:
+    c = Axis("c", index(8))
+    b = Builder("k", (), (c,))
+    x = b.load_f32(buffer("x", BF16, 8), c)
+    e = b.op("exp", x)
+    total = b.reduce(SUM, (c,), e)
+    ratio = b.op("div", e, total)
+    b.put(buffer("y", BF16, 8), c, b.cast(ratio, BF16))
+    if keep_sum:
+        b.put(buffer("s", F32, 1), 0, total)
+    return b.program(), {"x": x, "exp": e, "sum": total, "div": ratio}
+
+
+def test_all_uses_end_in_a_16_bit_store() -> None:
+    program, values = softmax_tail(keep_sum=False)
+    assert rounded_to_16_bits(program) == set(values.values())
+
+
+def test_full_precision_store_keeps_what_feeds_it_exact() -> None:
+    program, values = softmax_tail(keep_sum=True)
+    assert rounded_to_16_bits(program) == {values["div"]}
+
+
+def test_compared_value_is_exact() -> None:
+    c = Axis("c", index(8))
+    b = Builder("k", (), (c,))
+    x = b.load(buffer("x", F32, 8), c)
+    e = b.op("exp", x)
+    shown = b.select(b.op("gt", e, f32(1.0)), e, f32(0.0))
+    b.put(buffer("y", BF16, 8), c, b.cast(shown, BF16))
+    assert rounded_to_16_bits(b.program()) == {shown}
+
+
+def test_error_is_followed_through_a_carry() -> None:
+    c, k = Axis("c", index(8)), Axis("k", index(4))
+    for out in (BF16, F32):
+        b = Builder("k", (), (c,))
+        acc = b.carry(f32(0.0), c)
+        with b.loop(k, 4):
+            e = b.op("exp", b.load(buffer("x", F32, 32), index(k) * 8 + c))
+            b.update(acc, Op("add", (acc, e)))
+        b.put(buffer("y", out, 8), c, b.cast(acc, BF16) if out is BF16 else acc)
+        assert (e in rounded_to_16_bits(b.program())) == (out is BF16)
