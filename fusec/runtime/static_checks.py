@@ -3,7 +3,7 @@
 The text of stages is what compilers print, so that these are regular expressions over a foreign
 format; all of them are here.
 
-Worked example: ``inspect_kernel(compile_offline(...)).load_widths == {16: 8}`` says that a thread
+Worked example: ``inspect_kernel(compile_kernel(...)).load_widths == {16: 8}`` says that a thread
 loads eight times, 16 bytes at once.
 """
 

@@ -10,7 +10,7 @@ the promise, compiled at its first use: correct, slower, and no copy of the user
 
 Worked example::
 
-    asm = compile_offline(kernel, "sm_90")              # any machine
+    asm = compile_kernel(kernel, "sm_90")               # any machine
     asm.text("ptx")
     binaries = build([kernel], device_target(0))        # in parallel
     k0 = TritonKernel(kernel, binaries["k0"], device=0)
@@ -179,7 +179,24 @@ def load_function(source: str, name: str) -> JITFunction[Any]:
     return function
 
 
-def compile_offline(kernel: TritonSource, target: str) -> CompiledAsm:
+def compile_offline(
+    source: str,
+    name: str,
+    signature: Mapping[str, str],
+    divisible: Sequence[int],
+    target: str,
+    *,
+    num_warps: int = 4,
+    num_stages: int = 1,
+) -> CompiledAsm:
+    """Compile a printed kernel to look at: see ``TritonSource`` and ``compile_kernel``."""
+    parameters = tuple(signature.items())
+    grid = ("1", "1", "1")
+    kernel = TritonSource(name, source, parameters, tuple(divisible), grid, num_warps, num_stages)
+    return compile_kernel(kernel, target)
+
+
+def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
     """Compile a kernel for ``target``, such as "sm_90"; no device is needed.
 
     Raises:
@@ -210,7 +227,7 @@ def build(kernels: Sequence[TritonSource], target: str) -> dict[str, Binary]:
     """
     workers = max(1, min(len(kernels), os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="fusec-build") as pool:
-        compiled = pool.map(lambda kernel: compile_offline(kernel, target), kernels)
+        compiled = pool.map(lambda kernel: compile_kernel(kernel, target), kernels)
         return {asm.name: asm.binary for asm in compiled}
 
 
@@ -289,7 +306,7 @@ class TritonKernel:
             variant = self._variants.get(divisible)
             if variant is None:
                 kernel = replace(self.kernel, divisible=divisible)
-                asm = compile_offline(kernel, device_target(self.device))
+                asm = compile_kernel(kernel, device_target(self.device))
                 variant = self._variants[divisible] = self._loaded(kernel, asm.binary)
         variant(*args)
 

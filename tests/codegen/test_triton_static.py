@@ -13,7 +13,7 @@ from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Let, Program
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
-from fusec.runtime.triton_kernel import CompiledAsm, TritonSource, compile_offline
+from fusec.runtime.triton_kernel import CompiledAsm, TritonSource, compile_kernel
 from tests.codegen import programs
 from tests.codegen.programs import Builder, buffer
 
@@ -33,7 +33,7 @@ def compiled(
         print_grid(program),
         warps,
     )
-    return compile_offline(kernel, target)
+    return compile_kernel(kernel, target)
 
 
 def named_values(program: Program) -> frozenset[Var]:

@@ -20,7 +20,7 @@ from fusec.runtime.triton_kernel import (
     TritonKernel,
     TritonSource,
     build,
-    compile_offline,
+    compile_kernel,
     load_function,
     parse_target,
 )
@@ -170,7 +170,7 @@ def _rest(kernel: TritonSource) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])
 def test_every_stage_of_every_target_has_text(target: str) -> None:
-    asm = compile_offline(KERNEL, target)
+    asm = compile_kernel(KERNEL, target)
     for stage in asm.stages:
         assert "scale" in asm.text(stage)
     assert len(asm.binary.code) > 1000
@@ -180,13 +180,13 @@ def test_unknown_target_and_stage_name_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"Did you mean 'sm_90'\?"):
         parse_target("sm90")
     with pytest.raises(UsageError, match="unknown stage 'asm'"):
-        compile_offline(KERNEL, "sm_90").text("asm")
+        compile_kernel(KERNEL, "sm_90").text("asm")
 
 
 def test_rejected_kernel_is_a_build_error() -> None:
     broken = TritonSource("scale", SCALE.replace("* 2.0", "* tl.nothing"), *_rest(KERNEL))
     with pytest.raises(BuildError, match="nothing"):
-        compile_offline(broken, "sm_90")
+        compile_kernel(broken, "sm_90")
 
 
 def test_interpreter_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
