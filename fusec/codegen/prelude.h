@@ -321,6 +321,65 @@ FUSEC_INLINE vf32 round_f16(vf32 x) { return fusec_f16_value(fusec_f16_bits(x));
 FUSEC_INLINE float round_bf16(float x) { return round_bf16(v_f32(x))[0]; }
 FUSEC_INLINE float round_f16(float x) { return round_f16(v_f32(x))[0]; }
 
+// ---- across lanes -------------------------------------------------------------------------------
+// Halves fold onto each other until one lane is left.
+
+// If either is NaN, NaN: the comparison lets a NaN x through, the second line a NaN y.
+template <class T> FUSEC_INLINE T fusec_max(T x, T y) {
+  T r = x < y ? y : x;
+  return y != y ? y : r;
+}
+template <class T> FUSEC_INLINE T fusec_min(T x, T y) {
+  T r = y < x ? y : x;
+  return y != y ? y : r;
+}
+#ifdef FUSEC_MAX_F32
+FUSEC_INLINE vf32 fusec_max(vf32 x, vf32 y) { return x != x ? x : FUSEC_MAX_F32(x, y); }
+FUSEC_INLINE vf32 fusec_min(vf32 x, vf32 y) { return x != x ? x : FUSEC_MIN_F32(x, y); }
+#endif
+
+struct fusec_sum {
+  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x + y; }
+};
+struct fusec_prod {
+  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x * y; }
+};
+struct fusec_largest {
+  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_max(x, y); }
+};
+struct fusec_smallest {
+  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_min(x, y); }
+};
+template <class Op, class T, int lanes> struct fusec_tree {
+  typedef T half __attribute__((vector_size(sizeof(T) * lanes / 2), may_alias));
+  template <class V> static FUSEC_INLINE_MEMBER T of(V v) {
+    return fusec_tree<Op, T, lanes / 2>::of(Op::of(((half *)&v)[0], ((half *)&v)[1]));
+  }
+};
+template <class Op, class T> struct fusec_tree<Op, T, 2> {
+  template <class V> static FUSEC_INLINE_MEMBER T of(V v) { return Op::of((T)v[0], (T)v[1]); }
+};
+#define FUSEC_REDUCTION(f, Op)                                                          \
+  FUSEC_INLINE float f(vf32 x) { return fusec_tree<Op, float, FUSEC_W>::of(x); }        \
+  FUSEC_INLINE int f(vi32 x) { return fusec_tree<Op, int, FUSEC_W>::of(x); }            \
+  FUSEC_INLINE double f(vf64 x) {                                                       \
+    return fusec_tree<Op, double, FUSEC_H>::of(Op::of(x.a, x.b));                       \
+  }                                                                                     \
+  FUSEC_INLINE long long f(vi64 x) {                                                    \
+    return fusec_tree<Op, long long, FUSEC_H>::of(Op::of(x.a, x.b));                    \
+  }
+FUSEC_REDUCTION(f_hsum, fusec_sum)
+FUSEC_REDUCTION(f_hprod, fusec_prod)
+FUSEC_REDUCTION(f_hmax, fusec_largest)
+FUSEC_REDUCTION(f_hmin, fusec_smallest)
+#ifdef FUSEC_MASK_BITS
+FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
+FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
+#else  // a set lane is -1
+FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
+FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
+#endif
+
 // ---- memory -------------------------------------------------------------------------------------
 // Access is by size of the element (raw8 .. raw64), meaning by fusec_decode and fusec_encode.
 
@@ -360,42 +419,48 @@ FUSEC_INLINE vi64 fusec_ldi(const raw64 *p, vi64 o) {
   return vi64(hi64{FUSEC_HALF_LANES(FUSEC_AT_OFFSET)}, hi64{FUSEC_HALF_LANES(FUSEC_UPPER_OFFSET)});
 }
 
-// Strided and indexed access under a mask, and strided and indexed stores: lane by lane through a
-// small array.
+// Strided and indexed stores, and access under a mask that is not all set, go lane by lane through
+// a small array.
 #define FUSEC_SCATTERED(R, raw)                                                         \
-  FUSEC_INLINE R fusec_ldgm(const raw *p, long long s, vm m) {                          \
+  FUSEC_RARE R fusec_some_strided(const raw *p, long long s, vm m) {                    \
     raw t[FUSEC_W] = {};                                                                \
     for (int l = 0; l < FUSEC_W; l++)                                                   \
       if (m.v[l]) t[l] = p[l * s];                                                      \
     return fusec_ld(t);                                                                 \
   }                                                                                     \
-  FUSEC_INLINE R fusec_ldim(const raw *p, vi64 o, vm m) {                               \
+  FUSEC_RARE R fusec_some_indexed(const raw *p, vi64 o, vm m) {                         \
     raw t[FUSEC_W] = {};                                                                \
     for (int l = 0; l < FUSEC_W; l++)                                                   \
       if (m.v[l]) t[l] = p[o[l]];                                                       \
     return fusec_ld(t);                                                                 \
+  }                                                                                     \
+  FUSEC_RARE void fusec_stgm(raw *p, long long s, R v, vm m) {                          \
+    raw t[FUSEC_W];                                                                     \
+    fusec_st(t, v);                                                                     \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
+      if (m.v[l]) p[l * s] = t[l];                                                      \
+  }                                                                                     \
+  FUSEC_RARE void fusec_stim(raw *p, vi64 o, R v, vm m) {                               \
+    raw t[FUSEC_W];                                                                     \
+    fusec_st(t, v);                                                                     \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
+      if (m.v[l]) p[o[l]] = t[l];                                                       \
+  }                                                                                     \
+  FUSEC_INLINE R fusec_ldgm(const raw *p, long long s, vm m) {                          \
+    return f_hall(m) ? fusec_ldg(p, s) : fusec_some_strided(p, s, m);                   \
+  }                                                                                     \
+  FUSEC_INLINE R fusec_ldim(const raw *p, vi64 o, vm m) {                               \
+    return f_hall(m) ? fusec_ldi(p, o) : fusec_some_indexed(p, o, m);                   \
   }                                                                                     \
   FUSEC_INLINE void fusec_stg(raw *p, long long s, R v) {                               \
     raw t[FUSEC_W];                                                                     \
     fusec_st(t, v);                                                                     \
     for (int l = 0; l < FUSEC_W; l++) p[l * s] = t[l];                                  \
   }                                                                                     \
-  FUSEC_INLINE void fusec_stgm(raw *p, long long s, R v, vm m) {                        \
-    raw t[FUSEC_W];                                                                     \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++)                                                   \
-      if (m.v[l]) p[l * s] = t[l];                                                      \
-  }                                                                                     \
   FUSEC_INLINE void fusec_sti(raw *p, vi64 o, R v) {                                    \
     raw t[FUSEC_W];                                                                     \
     fusec_st(t, v);                                                                     \
     for (int l = 0; l < FUSEC_W; l++) p[o[l]] = t[l];                                   \
-  }                                                                                     \
-  FUSEC_INLINE void fusec_stim(raw *p, vi64 o, R v, vm m) {                             \
-    raw t[FUSEC_W];                                                                     \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++)                                                   \
-      if (m.v[l]) p[o[l]] = t[l];                                                       \
   }
 FUSEC_SCATTERED(vu8, raw8)
 FUSEC_SCATTERED(vu16, raw16)
@@ -414,8 +479,13 @@ FUSEC_SCATTERED(vi64, raw64)
     fusec_st(t, v);                                                                     \
     for (int l = 0; l < n; l++) p[l] = t[l];                                            \
   }                                                                                     \
-  FUSEC_INLINE R fusec_ldm(const raw *p, vm m) { return fusec_ldgm(p, 1, m); }          \
-  FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) { fusec_stgm(p, 1, v, m); }
+  FUSEC_INLINE R fusec_ldm(const raw *p, vm m) {                                        \
+    return f_hall(m) ? fusec_ld(p) : fusec_some_strided(p, 1, m);                       \
+  }                                                                                     \
+  FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) {                                      \
+    if (f_hall(m)) return fusec_st(p, v);                                               \
+    fusec_stgm(p, 1, v, m);                                                             \
+  }
 #define FUSEC_PARTIAL_BY_MASK(R, raw)                                                   \
   FUSEC_INLINE R fusec_ldn(const raw *p, long long n) { return fusec_ldm(p, v_first(n)); } \
   FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) { fusec_stm(p, v, v_first(n)); }
@@ -568,65 +638,6 @@ FUSEC_ACCESS(i8, raw8, vi32, int, fusec_wrap((vi32)fusec_words(r), 24), fusec_by
 FUSEC_ACCESS(u8, raw8, vi32, int, (vi32)fusec_words(r), fusec_bytes((vu32)v), s, (m_u8)v)
 FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((vu32)-v.v), s != 0,
              v)
-
-// ---- across lanes -------------------------------------------------------------------------------
-// Halves fold onto each other until one lane is left.
-
-// If either is NaN, NaN: the comparison lets a NaN x through, the second line a NaN y.
-template <class T> FUSEC_INLINE T fusec_max(T x, T y) {
-  T r = x < y ? y : x;
-  return y != y ? y : r;
-}
-template <class T> FUSEC_INLINE T fusec_min(T x, T y) {
-  T r = y < x ? y : x;
-  return y != y ? y : r;
-}
-#ifdef FUSEC_MAX_F32
-FUSEC_INLINE vf32 fusec_max(vf32 x, vf32 y) { return x != x ? x : FUSEC_MAX_F32(x, y); }
-FUSEC_INLINE vf32 fusec_min(vf32 x, vf32 y) { return x != x ? x : FUSEC_MIN_F32(x, y); }
-#endif
-
-struct fusec_sum {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x + y; }
-};
-struct fusec_prod {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x * y; }
-};
-struct fusec_largest {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_max(x, y); }
-};
-struct fusec_smallest {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_min(x, y); }
-};
-template <class Op, class T, int lanes> struct fusec_tree {
-  typedef T half __attribute__((vector_size(sizeof(T) * lanes / 2), may_alias));
-  template <class V> static FUSEC_INLINE_MEMBER T of(V v) {
-    return fusec_tree<Op, T, lanes / 2>::of(Op::of(((half *)&v)[0], ((half *)&v)[1]));
-  }
-};
-template <class Op, class T> struct fusec_tree<Op, T, 2> {
-  template <class V> static FUSEC_INLINE_MEMBER T of(V v) { return Op::of((T)v[0], (T)v[1]); }
-};
-#define FUSEC_REDUCTION(f, Op)                                                          \
-  FUSEC_INLINE float f(vf32 x) { return fusec_tree<Op, float, FUSEC_W>::of(x); }        \
-  FUSEC_INLINE int f(vi32 x) { return fusec_tree<Op, int, FUSEC_W>::of(x); }            \
-  FUSEC_INLINE double f(vf64 x) {                                                       \
-    return fusec_tree<Op, double, FUSEC_H>::of(Op::of(x.a, x.b));                       \
-  }                                                                                     \
-  FUSEC_INLINE long long f(vi64 x) {                                                    \
-    return fusec_tree<Op, long long, FUSEC_H>::of(Op::of(x.a, x.b));                    \
-  }
-FUSEC_REDUCTION(f_hsum, fusec_sum)
-FUSEC_REDUCTION(f_hprod, fusec_prod)
-FUSEC_REDUCTION(f_hmax, fusec_largest)
-FUSEC_REDUCTION(f_hmin, fusec_smallest)
-#ifdef FUSEC_MASK_BITS
-FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
-FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
-#else  // a set lane is -1
-FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
-FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
-#endif
 
 // ---- arithmetic ---------------------------------------------------------------------------------
 // FUSEC_LIFT* make the overloads of f from a g over native vectors (vf32, hf64) and scalars;
@@ -1052,11 +1063,12 @@ FUSEC_INLINE vf32 f_pow(vf32 x, vf32 y) {
   vf32 z = to_f32(vf64(fusec_exp2(d.a * fusec_log2(m.a)), fusec_exp2(d.b * fusec_log2(m.b))));
   vf32 half = y * 0.5f;
   vi32 integer = fusec_floor(y) == y, odd = integer & (fusec_floor(half) != half);
-  z = (magnitude == 1) | (y == 0) ? v_f32(1) : z;
-  z = (x < 0) & ~integer & (magnitude < __builtin_inff()) ? v_f32(__builtin_nanf("")) : z;
-  z = (x != x) | (y != y) ? x + y : z;
+  vi32 one = magnitude == 1, root = (x < 0) & ~integer & (magnitude < __builtin_inff());
+  z = one ? v_f32(1) : z;
+  z = root ? v_f32(__builtin_nanf("")) : z;
+  z = f_select(f_isnan(x) | f_isnan(y), x + y, z);
   z = odd ? fusec_or(z, fusec_sign_bit(x)) : z;
-  return (x == 1) | (y == 0) ? v_f32(1) : z;
+  return f_select(f_eq(x, v_f32(1)) | f_eq(y, v_f32(0)), v_f32(1), z);
 }
 
 // ---- functions left to libm ---------------------------------------------------------------------

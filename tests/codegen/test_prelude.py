@@ -210,7 +210,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"this CPU has no vectors of {width} floats")
     directory = tmp_path_factory.mktemp("prelude")
     (directory / "all.cpp").write_text(source(width))
-    flags = [f for f in FLAGS if not f.startswith("-march")] + WIDTHS[width].split()
+    flags = [f for f in FLAGS if f not in ("-march=native", "-fopenmp")] + WIDTHS[width].split()
     command = [compiler, *flags, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
     subprocess.run(command, cwd=directory, check=True)
     return Library(directory / "all.so", width)
@@ -627,7 +627,8 @@ def test_hot_functions_compile_to_vector_code_alone(width: int, tmp_path: Path) 
     compiler = find_compiler(None)
     if compiler is None or width > vector_width():
         pytest.skip("needs a C++ compiler and vectors of this width")
-    flags = [f for f in FLAGS if f != "-march=native" and f != "-shared"] + WIDTHS[width].split()
+    flags = [f for f in FLAGS if f not in ("-march=native", "-fopenmp", "-shared")]
+    flags += WIDTHS[width].split()
     prelude = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
     (tmp_path / "hot.cpp").write_text(f"#define FUSEC_W {width}\n{prelude}{HOT}")
     command = [compiler, *flags, "-S", "hot.cpp", "-o", "-"]
