@@ -69,7 +69,7 @@ def optimise(
     trace.keep("defs", graph, lambda: text.print_graph(graph))
     if not options.fusion:
         return separate(graph), ()
-    schedule, decisions = fuse(graph, target.machine)
+    schedule, decisions = fuse(graph, target.machine, target.accepts)
     schedule = library_bias(schedule)
     if options.verify:
         verify_schedule(schedule)

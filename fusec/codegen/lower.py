@@ -223,11 +223,18 @@ class _Lowering:
                 return "t"
 
     def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
-        count = self.names.get(hint, 0)
-        self.names[hint] = count + 1
         self.serial += 1
-        name = f"v_{hint}" if count == 0 else f"v_{hint}_{count}"
-        return Var(name, dtype, lanes, self.serial)
+        return Var(self._unique(f"v_{hint}"), dtype, lanes, self.serial)
+
+    def _unique(self, wanted: str) -> str:
+        """Return ``wanted`` or, if it is taken, the first free name with a number behind it."""
+        name, count = wanted, self.names.get(wanted, 0)
+        while name in self.names:
+            count += 1
+            name = f"{wanted}_{count}"
+        self.names[wanted] = count
+        self.names[name] = 0
+        return name
 
     # -- regions -----------------------------------------------------------------------------------
 
@@ -346,9 +353,7 @@ class _Lowering:
         for axis in axes:
             slot = slot * axis.extent + index(axis)
         length = product(a.extent for a in axes)
-        count = self.names.get(f"{hint}[]", 0)
-        self.names[f"{hint}[]"] = count + 1
-        name = f"a_{hint}" if count == 0 else f"a_{hint}_{count}"
+        name = self._unique(f"a_{hint}")
         array = Buffer(name, (length,), (index(1),), node.dtype)
         self.here.body.append(Scratch(array, length))
         return array, slot

@@ -14,9 +14,9 @@ from fusec.errors import UsageError
 from fusec.ir.graph import Kernel
 from fusec.ir.program import Program
 from fusec.passes.cost import Machine
-from fusec.passes.schedule import choose_gpu_plan
+from fusec.passes.schedule import accepts_gpu, choose_gpu_plan
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.schedule.vector_loops import plan_vector_loops
+from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Target:
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
         machine: modelled rates.
         plan: schedule of a kernel with flat accesses.
+        accepts: whether a kernel can be scheduled; fusion asks before it merges.
         print_kernel: program -> source text.
         device: torch's name of the device type.
         assembly: stages below the source, as the command line calls them -> as the compiler does.
@@ -37,13 +38,14 @@ class Target:
     language: str
     machine: Machine
     plan: Callable[[Kernel], Plan]
+    accepts: Callable[[Kernel], bool]
     print_kernel: Callable[[Program], str]
     device: str
     assembly: Mapping[str, str] = field(default_factory=dict)
 
 
 CPU_MACHINE = Machine(
-    bytes_per_us=2.0e4, operations_per_us=6.0e4, launch_us=3.0, units=4, parts=16, tile=1024
+    bytes_per_us=2.0e4, operations_per_us=6.0e4, launch_us=3.0, units=16, parts=16, tile=1024
 )
 H200_MACHINE = Machine(
     bytes_per_us=4.3e6, operations_per_us=3.0e7, launch_us=4.0, units=132, parts=264, tile=128
@@ -55,7 +57,13 @@ A100_MACHINE = Machine(
 
 def _cpu(width: int) -> Target:
     return Target(
-        "cpu", "cpp", CPU_MACHINE, lambda k: plan_vector_loops(k, width), cpp.print_kernel, "cpu"
+        "cpu",
+        "cpp",
+        CPU_MACHINE,
+        lambda kernel: plan_vector_loops(kernel, width),
+        accepts_vector_loops,
+        cpp.print_kernel,
+        "cpu",
     )
 
 
@@ -64,7 +72,9 @@ _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass
 
 
 def _gpu(name: str, machine: Machine, assembly: Mapping[str, str]) -> Target:
-    return Target(name, "triton", machine, choose_gpu_plan, triton.print_kernel, "cuda", assembly)
+    return Target(
+        name, "triton", machine, choose_gpu_plan, accepts_gpu, triton.print_kernel, "cuda", assembly
+    )
 
 
 GPUS = {

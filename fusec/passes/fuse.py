@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -61,9 +62,10 @@ class _Group:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, machine: Machine) -> None:
+    def __init__(self, graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]) -> None:
         self.graph = graph
         self.machine = machine
+        self.accepts = accepts
         self.uses = find_uses(graph)
         self.dag = dependencies(graph)
         self.serial = itertools.count(len(graph.nodes))
@@ -90,6 +92,8 @@ class _Fuser:
         result: tuple[Kernel, float] | Rejection
         try:
             kernel = unify(defs, needed)
+            if len(members) > 1 and not self.accepts(kernel):
+                raise Rejection("no order of the loops serves all reductions")
             result = (kernel, price(kernel, self.machine).us)
         except Rejection as rejection:
             result = rejection
@@ -239,9 +243,15 @@ def _named(kernel: Kernel, name: str) -> Kernel:
     )
 
 
-def fuse(graph: Graph, machine: Machine) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Return the graph cut into kernels, and every merge that was considered."""
-    fuser = _Fuser(graph, machine)
+def fuse(
+    graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]
+) -> tuple[Schedule, tuple[Decision, ...]]:
+    """Return the graph cut into kernels, and every merge that was considered.
+
+    Args:
+        accepts: whether the target's schedules can run a kernel.
+    """
+    fuser = _Fuser(graph, machine, accepts)
     fuser.run()
     return fuser.schedule(), tuple(fuser.decisions)
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusec.errors import InternalError
+from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis
 from fusec.passes.schedule import columnwise, pointwise, rowwise
+from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 
 SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...] = (
@@ -26,3 +30,20 @@ def choose_gpu_plan(kernel: Kernel) -> Plan:
         if accepts(kernel):
             return plan(kernel)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")
+
+
+def accepts_gpu(kernel: Kernel) -> bool:
+    """Return True if some schedule can run the kernel: its loops nest, without private memory."""
+    fast = fastest_axis(kernel, kernel.axes)
+    if nest_order(kernel, fast, arrays=False) is None:
+        return False
+    resident = fast is None or rowwise.is_resident(fast)
+    return resident or not columns_beside_rows(kernel, fast)
+
+
+def columns_beside_rows(kernel: Kernel, row: Axis | None) -> bool:
+    """Return True if a reduction over other inside axes varies along a row that must be looped."""
+    return any(
+        isinstance(n, Reduce) and row in n.axes and row in kernel.inside
+        for n in postorder(s.expr for s in kernel.stores)
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
 from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
 from fusec.passes.schedule.pointwise import GPU, power_of_two
 
@@ -28,7 +29,10 @@ def plan(kernel: Kernel) -> Plan:
         raise InternalError("a column reduction without a fast axis", stage="passes.schedule")
     width = min(COLUMNS, power_of_two(column.extent.hint()))
     grid = [Binding(a, Place.GRID, width if a is column else 1) for a in kernel.grid]
-    *outer, last = kernel.inside
+    nest = nest_order(kernel, column, arrays=False)
+    if nest is None:
+        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
+    *outer, last = nest
     rows = min(ROWS, power_of_two(last.extent.hint()))
     loops = [Binding(a, Place.LOOP) for a in outer]
     return Plan((*grid, *loops, Binding(last, Place.LOOP, rows)), 4, **GPU)

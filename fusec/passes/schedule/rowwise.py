@@ -7,9 +7,11 @@ Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row wi
 
 from __future__ import annotations
 
+from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
 from fusec.passes.schedule.pointwise import GPU, power_of_two
 
@@ -29,9 +31,12 @@ def plan(kernel: Kernel) -> Plan:
     fast = fastest_axis(kernel, kernel.axes)
     row = fast if fast is not None else kernel.inside[-1]
     extent = row.extent.hint()
-    loops = [Binding(a, Place.LOOP) for a in kernel.inside if a is not row]
+    nest = nest_order(kernel, row, arrays=False)
+    if nest is None:
+        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
+    loops = [Binding(a, Place.LOOP) for a in nest if a is not row]
     width = power_of_two(extent)
-    if width > RESIDENT or not row.extent.is_constant or row.limit is not None:
+    if not is_resident(row):
         grid = [Binding(a, Place.GRID) for a in kernel.grid]
         tile = min(LOOP_TILE, max(width, 16))
         return Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), _warps(tile), **GPU)
@@ -41,6 +46,12 @@ def plan(kernel: Kernel) -> Plan:
         grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
     lanes = Binding(row, Place.LANES, max(width, 2))
     return Plan((*grid, *loops, lanes), _warps(width * rows), **GPU)
+
+
+def is_resident(row: Axis) -> bool:
+    """Return True if a whole row stays in registers."""
+    fits = row.extent.is_constant and power_of_two(row.extent.const) <= RESIDENT
+    return fits and row.limit is None
 
 
 def _warps(elements: int) -> int:

@@ -7,9 +7,11 @@ kernel without loops of its own (pointwise) gets chunks of the lane axis as grid
 
 from __future__ import annotations
 
+from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, product
 from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
 CHUNK_ELEMENTS = 4096
@@ -22,7 +24,10 @@ def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
     """Return the plan of a flat kernel for vectors of ``width`` lanes."""
     lane = fastest_axis(kernel, kernel.axes)
     grid = [a for a in kernel.grid if a is not lane]
-    inside = [a for a in kernel.inside if a is not lane]
+    nest = nest_order(kernel, lane, arrays=True)
+    if nest is None:
+        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
+    inside = [a for a in nest if a is not lane]
     outer = product(a.extent for a in grid).hint()
     bindings = [Binding(a, Place.GRID) for a in grid]
     loops = [Binding(a, Place.LOOP) for a in inside]
@@ -33,6 +38,11 @@ def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
         return Plan((*bindings, *loops, Binding(lane, Place.LOOP, tile)))
     chunk = _chunk(lane, tile, outer)
     return Plan((*bindings, *loops, Binding(lane, Place.GRID, tile, chunk)))
+
+
+def accepts_vector_loops(kernel: Kernel) -> bool:
+    """Return True if one order of the kernel's loops serves all its reductions."""
+    return nest_order(kernel, fastest_axis(kernel, kernel.axes), arrays=True) is not None
 
 
 def _is_long(lane: Axis, width: int) -> bool:
