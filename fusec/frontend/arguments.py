@@ -18,7 +18,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import Lines
 from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
-from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
+from fusec.frontend.value import ONE, ZERO, Number, Value, broadcast, make_axes, positions
 from fusec.ir.expr import Buffer, Load, index_exprs, loads
 from fusec.ir.graph import Argument, NodeConstant, SizeValue, View
 from fusec.ir.index import Index, index
@@ -95,7 +95,7 @@ class Arguments:
                 return value.const if value.is_constant else SizeValue(value)
             case tuple():
                 return tuple(self._node_item(arg, k) for k in range(len(value)))
-            case Opaque(symbolic=True):
+            case Opaque(symbolic=True) | Number():
                 raise Unsupported("a symbolic float or condition")
             case Opaque() if value.node.op == "get_attr":
                 return NodeConstant(user.name, path)

@@ -19,7 +19,7 @@ import torch
 
 from fusec.errors import InternalError, Unsupported
 from fusec.frontend.shapes import Sizes, TensorType
-from fusec.frontend.value import Value, broadcast, make_axes, positions, whole
+from fusec.frontend.value import Number, Value, broadcast, make_axes, positions, whole
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, DType, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Extern, Origin
@@ -27,7 +27,7 @@ from fusec.ir.index import Index, contiguous_strides
 
 Indices: TypeAlias = tuple[Index, ...]
 Body: TypeAlias = Callable[[Indices], Expr]
-Scalar: TypeAlias = "Value | Index | int | float | bool"
+Scalar: TypeAlias = "Value | Number | Index | int | float | bool"
 
 ROUND = {BF16: "round_bf16", F16: "round_f16"}
 
@@ -142,6 +142,8 @@ def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
             return cast(arg.at(broadcast(at, arg.shape)), kind)
         case Index():
             return cast(IndexValue(arg), kind)
+        case Number():
+            return cast(arg.expr, kind)
         case bool() | int() | float():
             return number(arg, kind)
         case complex():

@@ -24,6 +24,7 @@ from torch import fx
 from fusec.errors import Unsupported
 from fusec.frontend import (
     activations,
+    comparisons,
     contractions,
     creation,
     indexing,
@@ -37,13 +38,23 @@ from fusec.frontend.call import Call, Lines
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.registry import LOWERINGS
 from fusec.frontend.shapes import TensorType
-from fusec.frontend.value import Value, is_whole, whole
+from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph
 from fusec.ir.index import Size, index
 
 # Importing these modules fills the table of lowerings.
-_RULES = (activations, contractions, creation, indexing, pointwise, random, reductions, views)
+_RULES = (
+    activations,
+    comparisons,
+    contractions,
+    creation,
+    indexing,
+    pointwise,
+    random,
+    reductions,
+    views,
+)
 
 
 def capture(gm: fx.GraphModule, name: str) -> Graph:
@@ -133,7 +144,9 @@ class _Capture:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             return self.lines.sizes.index(value)
-        if isinstance(value, torch.SymFloat | torch.SymBool):
+        if isinstance(value, torch.SymFloat):
+            return self._symbolic_float(node, value)
+        if isinstance(value, torch.SymBool):
             return Opaque(node, symbolic=True)
         if node.target is operator.getitem:
             source, position = node.args
@@ -149,6 +162,12 @@ class _Capture:
         except Unsupported as problem:
             del self.lines.nodes[mark:]
             return self._extern(node, value, problem.reason)
+
+    def _symbolic_float(self, node: fx.Node, value: torch.SymFloat) -> Any:
+        try:
+            return Number(self.lines.sizes.number(value))
+        except Unsupported:
+            return Opaque(node, symbolic=True)
 
     def _lower(
         self, node: fx.Node, results: tuple[TensorType, ...], rule: Callable[..., Any]

@@ -14,7 +14,7 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.shapes import from_torch_dtype, to_torch_dtype
-from fusec.frontend.value import Value
+from fusec.frontend.value import Number, Value
 from fusec.ir.dtype import BOOL, F32, I64, DType
 from fusec.ir.index import Index
 
@@ -46,7 +46,7 @@ def number_type(value: Any) -> DType:
             return BOOL
         case int() | Index():
             return I64
-        case float():
+        case float() | Number():
             return F32
         case _:
             raise Unsupported("an argument that is not a number")

@@ -16,8 +16,10 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from fusec.errors import Unsupported
-from fusec.ir.dtype import DTYPES, DType
+from fusec.ir.dtype import DTYPES, F64, DType
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, op
 from fusec.ir.index import Index, Size, index, is_nonnegative
+from fusec.ir.scalar import SCALAR_OPS
 
 _TORCH_NAMES = {
     "bool": "bool",
@@ -142,6 +144,31 @@ class Sizes:
             raise Unsupported(f"a size with {type(expr).__name__}")
         return rule([self._convert(arg, env) for arg in expr.args])
 
+    def number(self, value: torch.SymFloat) -> Expr:
+        """Return a symbolic float, such as n/(n-1) of a variance, as an f64 expression.
+
+        Raises:
+            Unsupported: if it depends on data, or has a form that is not known.
+        """
+        if not hasattr(value.node, "expr"):
+            raise Unsupported("a symbolic float")
+        return self._real(value.node.expr, value.node.shape_env)
+
+    def _real(self, expr: Any, env: Any) -> Expr:
+        if isinstance(expr, sympy.Rational | sympy.Float):
+            return Const(float(expr), F64)
+        if type(expr).__name__ == "ToFloat":
+            return self._real(expr.args[0], env)
+        if expr.is_integer:
+            return Cast(IndexValue(self._convert(expr, env)), F64)
+        rule = _REAL_RULES.get(type(expr).__name__)
+        if rule is None:
+            raise Unsupported(f"a symbolic float with {type(expr).__name__}")
+        parts = [self._real(arg, env) for arg in expr.args]
+        while len(parts) > SCALAR_OPS[rule].arity:
+            parts[:2] = [op(rule, *parts[:2])]
+        return op(rule, *parts)
+
     def _product(self, expr: Any, env: Any) -> Index:
         """Multiply; a rational factor p/q is exact in torch's expressions, so it divides last."""
         total, divisor = index(1), 1
@@ -187,10 +214,14 @@ def _ceil_div(args: list[Index]) -> Index:
 
 
 def _maximum(args: list[Index]) -> Index:
-    """Return the argument that provably is the greatest, given that extents are at least 1."""
-    if len(args) == 2 and any(a.is_constant and a.const in (0, 1) for a in args):
-        other = args[1] if args[0].is_constant else args[0]
-        if is_nonnegative(other):
+    """Return the argument that provably is the greatest.
+
+    ``Max(1, e)`` is the stride over a product of extents e, which is at least 1 here; ``Max(0, e)``
+    is an extent that may be 0, such as that of a slice, and is e only where that is provable.
+    """
+    if len(args) == 2 and any(a.is_constant for a in args):
+        constant, other = args if args[0].is_constant else (args[1], args[0])
+        if constant.const == 1 and not other.is_constant:
             return other
     return _best(args, lambda a, b: is_nonnegative(a - b))
 
@@ -205,6 +236,18 @@ def _best(args: list[Index], beats: Callable[[Index, Index], bool]) -> Index:
             return candidate
     raise Unsupported("a size with max or min")
 
+
+_REAL_RULES = {
+    "Add": "add",
+    "Mul": "mul",
+    "Pow": "pow",
+    "FloatPow": "pow",
+    "IntTrueDiv": "div",
+    "FloatTrueDiv": "div",
+    "OpaqueUnaryFn_sqrt": "sqrt",
+    "OpaqueUnaryFn_exp": "exp",
+    "OpaqueUnaryFn_log": "log",
+}
 
 _RULES: dict[str, Callable[[list[Index]], Index]] = {
     "Add": _add,

@@ -57,6 +57,13 @@ class Value:
         return with_guard(expr, guard)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Number:
+    """A symbolic float: a number that depends on sizes alone. Promotes as a Python float does."""
+
+    expr: Expr
+
+
 def make_axes(shape: tuple[Index, ...], letter: str = "i") -> tuple[Axis, ...]:
     """Return fresh axes named by position: i0, i1, ..."""
     return tuple(Axis(f"{letter}{k}", extent) for k, extent in enumerate(shape))

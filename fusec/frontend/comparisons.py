@@ -1,0 +1,191 @@
+"""Comparisons, tests, logic and bits: what gives or combines conditions.
+
+Comparisons are done in the common type of the arguments, 16-bit floats read exactly. Worked
+example, ``x > 0.5`` of a bf16 tensor::
+
+    gt[i0] = round_bf16(f32(x[i0])) > 0.5
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.arithmetic import equal, less, like, negate, select
+from fusec.frontend.call import (
+    ROUND,
+    Call,
+    Indices,
+    Scalar,
+    arithmetic_type,
+    number,
+    read,
+    read_exact,
+    round_number,
+)
+from fusec.frontend.promotion import result_type
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.dtype import BOOL, compute_type
+from fusec.ir.expr import Expr, cast, op
+
+aten = torch.ops.aten
+
+
+def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
+    """Emit a condition on arguments brought to their common type.
+
+    On the CPU eager mode rounds a number beside a 16-bit tensor to its type; on a GPU it does not.
+    """
+    common = result_type(*args)
+    if call.is_cpu and common in ROUND:
+        args = tuple(round_number(a, common) if isinstance(a, float) else a for a in args)
+    return call.pointwise_exact(test, *args, kind=arithmetic_type(common))
+
+
+def register_comparison(name: str) -> None:
+    """Lower ``x name y`` for tensors and numbers."""
+
+    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
+        return compare(call, lambda a, b: op(name, a, b), x, y)
+
+    packet = getattr(aten, name)
+    lowers(packet.Tensor, packet.Scalar)(rule)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    register_comparison(_name)
+
+
+@lowers(aten.isnan.default)
+def isnan(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(False, BOOL))
+    return call.pointwise(lambda a: op("isnan", a), x, kind=compute_type(x.dtype))
+
+
+@lowers(aten.isinf.default)
+def isinf(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(False, BOOL))
+    return compare(call, lambda a: op("isinf", a), x)
+
+
+@lowers(aten.isfinite.default)
+def isfinite(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(True, BOOL))
+    return compare(call, lambda a: negate(op("or", op("isnan", a), op("isinf", a))), x)
+
+
+@lowers(aten.isposinf.default)
+def isposinf(call: Call, x: Value) -> Value:
+    return compare(call, lambda a: equal(a, math.inf), _as_float(x))
+
+
+@lowers(aten.isneginf.default)
+def isneginf(call: Call, x: Value) -> Value:
+    return compare(call, lambda a: equal(a, -math.inf), _as_float(x))
+
+
+def _as_float(x: Value) -> Value:
+    if not x.dtype.is_float:
+        raise Unsupported("a test for infinity of integers")
+    return x
+
+
+@lowers(aten.signbit.default)
+def signbit(call: Call, x: Value) -> Value:
+    def test(a: Expr) -> Expr:
+        return less(op("copysign", like(1.0, a), a) if a.dtype.is_float else a, 0)
+
+    return compare(call, test, x)
+
+
+def truth(x: Scalar, at: Indices) -> Expr:
+    """Return ``x != 0`` at an index."""
+    if isinstance(x, Value):
+        return cast(read_exact(x, at, compute_type(x.dtype)), BOOL)
+    return read(x, at, BOOL)
+
+
+@lowers(aten.logical_not.default)
+def logical_not(call: Call, x: Value) -> Value:
+    return call.define(lambda at: negate(truth(x, at)))
+
+
+def register_logical(name: str) -> None:
+    """Lower a connective of truth values."""
+
+    def rule(call: Call, x: Value, y: Value) -> Value:
+        return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
+
+    lowers(getattr(aten, f"logical_{name}").default)(rule)
+
+
+for _name in ("and", "or", "xor"):
+    register_logical(_name)
+
+
+def bitwise(call: Call, name: str, x: Scalar, y: Scalar) -> Value:
+    """Emit a bitwise operation; on bool it is the logical one."""
+    return call.pointwise(lambda a, b: op(name, a, b), x, y, kind=compute_type(call.out.dtype))
+
+
+def register_bitwise(name: str) -> None:
+    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
+        return bitwise(call, name, x, y)
+
+    packet = getattr(aten, f"bitwise_{name}")
+    lowers(packet.Tensor, packet.Scalar, packet.Scalar_Tensor)(rule)
+    lowers(getattr(aten, f"__{name}__").Tensor, getattr(aten, f"__{name}__").Scalar)(rule)
+
+
+for _name in ("and", "or", "xor"):
+    register_bitwise(_name)
+
+
+@lowers(aten.bitwise_not.default)
+def bitwise_not(call: Call, x: Value) -> Value:
+    return call.pointwise(lambda a: op("not", a), x, kind=compute_type(call.out.dtype))
+
+
+@lowers(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+)
+def shift_left(call: Call, x: Scalar, y: Scalar) -> Value:
+    """Shifts of the width and beyond give 0."""
+    bits = call.out.dtype.itemsize * 8
+
+    def shifted(a: Expr, b: Expr) -> Expr:
+        return select(is_shift(b, bits), op("shl", a, b), like(0, a))
+
+    return call.pointwise(shifted, x, y)
+
+
+@lowers(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+def shift_right(call: Call, x: Scalar, y: Scalar) -> Value:
+    """Shifts of the width and beyond give the sign."""
+    bits = call.out.dtype.itemsize * 8
+
+    def shifted(a: Expr, b: Expr) -> Expr:
+        return op("shr", a, select(is_shift(b, bits), b, like(bits - 1, b)))
+
+    return call.pointwise(shifted, x, y)
+
+
+def is_shift(amount: Expr, bits: int) -> Expr:
+    return op("and", op("ge", amount, like(0, amount)), less(amount, bits))
