@@ -357,9 +357,10 @@ class _Printer:
 
     def _index_value(self, value: IndexValue, narrow: bool) -> str:
         text = self.index.text(value.index)
-        if narrow and not value.index.is_constant:
+        dtype = I32 if narrow else value.dtype
+        if dtype is I32 and fits_32_bits(value.index) and not value.index.is_constant:
             return text
-        return f"tl.cast({text}, tl.{'int32' if narrow else _TYPES[value.dtype.name]})"
+        return f"tl.cast({text}, tl.{_TYPES[dtype.name]})"
 
     def _cast(self, cast: Cast) -> str:
         if isinstance(cast.arg, Const):
