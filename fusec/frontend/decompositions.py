@@ -1,9 +1,10 @@
 """Which composite operations AOTAutograd takes apart before fusec sees the graph.
 
-PyTorch's core set, with two changes. Attention stays whole, forward and backward: the core set
-takes apart only its forward, after which gradients are wrong. The composites whose parts fuse
-well (norms, softmax, GELU, biased products, embedding, dropout) are taken apart as well;
-``var_mean`` and ``sigmoid`` are not, since their parts are primitives below ATen.
+PyTorch's core set, with three changes. Attention stays whole, forward and backward: the core set
+takes apart only its forward, after which gradients are wrong. The composites whose parts fuse well
+(norms, softmax, biased products, embedding, dropout) are taken apart as well; ``var_mean`` and
+``sigmoid`` are not, since their parts are primitives below ATen. And what has a lowering of its own
+that says more than its parts, or the same in fewer nodes, is kept: tracing dominates compile time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ _ALSO = (
     "native_layer_norm",
     "_softmax",
     "_log_softmax",
-    "gelu",
     "native_dropout",
     "addmm",
     "baddbmm",
@@ -28,11 +28,20 @@ _ALSO = (
     "_native_batch_norm_legit_no_training",
     "native_group_norm",
     "embedding",
-    "relu",
 )
 
-_WHOLE = ("scaled_dot_product", "embedding_dense_backward")
-"""Kept whole. An embedding's gradient is one eager kernel; its parts are a fill, a scatter and masks."""
+_WHOLE = (
+    "roll",
+    "select_scatter",
+    "embedding_dense_backward",
+    *("gelu", "gelu_backward", "silu", "silu_backward", "softplus", "softplus_backward"),
+    *("sigmoid_backward", "tanh_backward", "threshold_backward"),
+)
+"""Kept whole, all recomputable for the partitioner but the first three.
+
+A roll's parts are a remainder and a gather; an embedding's gradient is one eager kernel, its parts
+are a fill, a scatter and masks.
+"""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -45,9 +54,13 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {
         target: rule
         for target, rule in core_aten_decompositions().items()
-        if not any(name in str(target) for name in _WHOLE)
+        if "scaled_dot_product" not in str(target)
     }
     packets = [getattr(torch.ops.aten, name) for name in _ALSO]
     targets = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     table.update(get_decompositions(targets))
+    for name in _WHOLE:
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
     return table
