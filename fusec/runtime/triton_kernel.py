@@ -12,9 +12,9 @@ Worked example::
 
     asm = compile_kernel(kernel, "sm_90")               # any machine
     asm.text("ptx")
-    binaries = build([kernel], device_target(0))        # in parallel
-    k0 = TritonKernel(kernel, binaries["k0"], device=0)
-    k0(x, y, 128)                                       # tensors, then sizes
+    blobs = pack([kernel], device_target(0))            # built in parallel; what a cache keeps
+    kernels = unpack(blobs, device=0)
+    kernels["k0"](x, y, 128)                            # tensors, then sizes
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +229,30 @@ def build(kernels: Sequence[TritonSource], target: str) -> dict[str, Binary]:
     with ThreadPoolExecutor(workers, thread_name_prefix="fusec-build") as pool:
         compiled = pool.map(lambda kernel: compile_kernel(kernel, target), kernels)
         return {asm.name: asm.binary for asm in compiled}
+
+
+def pack(kernels: Sequence[TritonSource], target: str) -> dict[str, bytes]:
+    """Build the kernels of a graph and return the blobs that `unpack` loads them from.
+
+    Raises:
+        BuildError: of the first kernel that Triton or ptxas rejects.
+    """
+    binaries = build(kernels, target)
+    rows = [{**asdict(kernel), "metadata": binaries[kernel.name].metadata} for kernel in kernels]
+    codes = {f"{name}.bin": binary.code for name, binary in binaries.items()}
+    return {"triton.json": json.dumps(rows, sort_keys=True).encode(), **codes}
+
+
+def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel]:
+    """Load packed kernels on a device and return them by name; nothing is compiled."""
+    loaded = {}
+    for row in json.loads(blobs["triton.json"]):
+        binary = Binary(blobs[f"{row['name']}.bin"], row.pop("metadata"))
+        row["signature"] = tuple(map(tuple, row["signature"]))
+        row["divisible"], row["grid"] = tuple(row["divisible"]), tuple(row["grid"])
+        kernel = TritonSource(**row)
+        loaded[kernel.name] = TritonKernel(kernel, binary, device)
+    return loaded
 
 
 # -- launching -----------------------------------------------------------------------------------

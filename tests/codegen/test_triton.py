@@ -18,14 +18,15 @@ from fusec.codegen.triton import (
 from fusec.codegen.triton_ops import ROWS, template
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
-from fusec.ir.expr import Const, Op, Reduce, Var
+from fusec.ir.expr import Const, Op, Reduce
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.interp_expr import Env, eval_scalar
 from fusec.ir.interp_program import run_program
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, MONOIDS, PROD, SUM
-from fusec.ir.program import Let, Program, Scratch
+from fusec.ir.program import Program, Scratch
 from fusec.ir.scalar import SCALAR_OPS
 from tests.codegen import programs
+from tests.codegen.kernels import named_values
 from tests.codegen.programs import Builder, buffer, f32, tiled
 from tests.triton_interpreter import interpret
 
@@ -278,10 +279,6 @@ def operands(name: str, dtype: DType) -> list[torch.Tensor]:
         columns[1] = columns[1].abs() % 5
     columns[1][columns[1] == 0] = 7
     return [c.to(TORCH_TYPES[dtype.name]) for c in columns[:arity]]
-
-
-def named_values(program: Program) -> frozenset[Var]:
-    return frozenset(s.var for s in program.body if isinstance(s, Let))
 
 
 def pointwise(name: str, dtype: DType, *, second: Const | None = None) -> Program:

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 
 from fusec.codegen.precision import rounded_to_16_bits
-from fusec.codegen.triton import divisible_by_16, print_grid, print_kernel, signature
 from fusec.ir.dtype import F32, F64, I32, I64, DType
 from fusec.ir.index import Size
 from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.runtime.triton_kernel import TritonKernel, TritonSource, build, device_target
+from fusec.runtime.triton_kernel import TritonKernel, device_target, pack, unpack
 from tests.codegen import programs
-from tests.codegen.test_triton import TORCH_OPS, has, named_values, operands, pointwise
+from tests.codegen.kernels import named_values, triton_source
+from tests.codegen.test_triton import TORCH_OPS, has, operands, pointwise
 
 pytestmark = pytest.mark.gpu
 
 
 def loaded(program: Program, *, cheap: bool = False) -> TritonKernel:
-    kernel = TritonSource(
-        program.name,
-        print_kernel(program, cheap=named_values(program) if cheap else frozenset()),
-        tuple(signature(program).items()),
-        divisible_by_16(program),
-        print_grid(program),
-        program.warps,
-    )
-    return TritonKernel(kernel, build([kernel], device_target(0))[kernel.name], device=0)
-
-
-def on_device(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.cuda() for tensor in tensors.values()]
+    kernel = triton_source(program, cheap=named_values(program) if cheap else frozenset())
+    return unpack(pack([kernel], device_target(0)), device=0)[kernel.name]
 
 
 @pytest.mark.parametrize(

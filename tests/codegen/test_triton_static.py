@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.codegen.triton import divisible_by_16, print_grid, print_kernel, signature
 from fusec.codegen.triton_ops import template
 from fusec.errors import InternalError, UsageError
 from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, U8, DType
-from fusec.ir.expr import Var
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.program import Let, Program
+from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
-from fusec.runtime.triton_kernel import CompiledAsm, TritonSource, compile_kernel
+from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
 from tests.codegen import programs
+from tests.codegen.kernels import named_values, triton_source
 from tests.codegen.programs import Builder, buffer
 
 
-def compiled(
-    program: Program,
-    target: str = "sm_90",
-    warps: int = 4,
-    aligned: dict[str, bool] | None = None,
-    cheap: frozenset[Var] = frozenset(),
-) -> CompiledAsm:
-    kernel = TritonSource(
-        program.name,
-        print_kernel(program, cheap=cheap),
-        tuple(signature(program).items()),
-        divisible_by_16(program, aligned),
-        print_grid(program),
-        warps,
-    )
-    return compile_kernel(kernel, target)
-
-
-def named_values(program: Program) -> frozenset[Var]:
-    return frozenset(s.var for s in program.body if isinstance(s, Let))
+def compiled(program: Program, target: str = "sm_90", **options: object) -> CompiledAsm:
+    return compile_kernel(triton_source(program, **options), target)
 
 
 def report(program: Program, **options: object) -> StaticReport:

@@ -22,7 +22,9 @@ from fusec.runtime.triton_kernel import (
     build,
     compile_kernel,
     load_function,
+    pack,
     parse_target,
+    unpack,
 )
 from tests.triton_interpreter import interpret
 
@@ -156,6 +158,19 @@ def test_size_beyond_32_bits_is_refused(driver: InterpretingDriver, binary: Bina
 def test_binary_and_source_survive_pickling(binary: Binary) -> None:
     assert pickle.loads(pickle.dumps((KERNEL, binary))) == (KERNEL, binary)
     assert json.loads(binary.metadata)["num_warps"] == 4
+
+
+def test_packed_kernel_is_loaded_without_compiling(
+    driver: InterpretingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = pack([KERNEL], "sm_90")
+    assert set(blobs) == {"triton.json", "scale.bin"}
+    monkeypatch.setattr(triton_kernel, "compile_kernel", None)
+    kernel = unpack(blobs, device=0)["scale"]
+    assert kernel.kernel == KERNEL
+    x, y = aligned(driver, 16).fill_(1), aligned(driver, 16)
+    kernel(x, y, 16)
+    assert y.tolist() == [2.0] * 16
 
 
 def test_build_compiles_several_kernels() -> None:

@@ -1,0 +1,32 @@
+"""Programs as the Triton kernels that a runtime builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusec.codegen.triton import divisible_by_16, print_grid, print_kernel, signature
+from fusec.ir.expr import Var
+from fusec.ir.program import Let, Program
+from fusec.runtime.triton_kernel import TritonSource
+
+
+def triton_source(
+    program: Program,
+    *,
+    aligned: Mapping[str, bool] | None = None,
+    cheap: frozenset[Var] = frozenset(),
+    warps: int | None = None,
+) -> TritonSource:
+    return TritonSource(
+        program.name,
+        print_kernel(program, cheap=cheap),
+        tuple(signature(program).items()),
+        divisible_by_16(program, aligned),
+        print_grid(program),
+        program.warps if warps is None else warps,
+    )
+
+
+def named_values(program: Program) -> frozenset[Var]:
+    """Return the values of a program without loops."""
+    return frozenset(s.var for s in program.body if isinstance(s, Let))
