@@ -445,6 +445,8 @@ class _Printer:
         kind = _VALUE[dtype]
         cast = "" if dtype is I64 else "(int)"
         base, by = self.along_lane(value)
+        if by is index(0):
+            return f"v_{kind}({cast}({self.scalar_index(value)}))"
         if by is not None:
             iota = "v_iota()" if dtype is I64 else "to_i32(v_iota())"
             lanes = (

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusec.codegen.layout import Layout, below
+from fusec.codegen.peephole import uniform_comparisons
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, DType
@@ -85,7 +86,7 @@ class _Lowering:
         self.serial = 0
         cut = self.layout.cut
         roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
-        exprs = substitute_all(roots, cut)
+        exprs = uniform_comparisons(substitute_all(roots, cut), tuple(self.lanes))
         self.stores = [
             Store(s.buffer, (substitute(s.indices[0], cut),), e)
             for s, e in zip(kernel.stores, exprs, strict=False)

@@ -15,13 +15,15 @@ from fusec.ir.expr import (
     IndexValue,
     Load,
     Op,
+    Reduce,
     Select,
+    Var,
     both,
     children,
     postorder,
     rebuild,
 )
-from fusec.ir.index import Axis, Index
+from fusec.ir.index import Axis, Index, index
 
 Rule = Callable[[Expr], Expr]
 
@@ -35,6 +37,30 @@ def rewrite(roots: tuple[Expr, ...], rule: Rule) -> tuple[Expr, ...]:
     return tuple(new[root] for root in roots)
 
 
+def around_reductions(
+    body: Expr, held: Callable[[Reduce], bool], change: Callable[[Expr], Expr]
+) -> Expr:
+    """Return ``change(body)`` with the outermost reductions for which ``held`` is true left alone.
+
+    After unification the bound axis of a row's sum *is* the axis of the row's elements: a blind
+    substitution, or a guard along that axis, would be captured by the sum.
+    """
+    names: dict[Expr, Expr] = {}
+
+    def hold(node: Expr) -> Expr:
+        if isinstance(node, Reduce) and held(node):
+            name = Var("held", node.dtype, node.axes, -1 - len(names))
+            names[name] = node
+            return name
+        return node
+
+    (open_body,) = rewrite((body,), hold)
+    changed = change(open_body)
+    while not names.keys().isdisjoint(postorder((changed,))):
+        (changed,) = rewrite((changed,), lambda node: names.get(node, node))
+    return changed
+
+
 def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     """Return the value of ``expr`` where ``guard`` holds and 0 elsewhere, its loads guarded too.
 
@@ -43,6 +69,16 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     if guard is None:
         return expr
     condition = guard
+    if any(
+        isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in postorder((expr,))
+    ):
+        # A reduction that does not vary along the guarded axes does not need the guard; one that
+        # does gets bound axes of its own, or it would capture the guard's.
+        return around_reductions(
+            expr,
+            lambda n: n.axes.isdisjoint(condition.axes),
+            lambda body: with_guard(_fresh_bound_axes(body), condition),
+        )
 
     def guarded(node: Expr) -> Expr:
         if isinstance(node, Load):
@@ -53,6 +89,19 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     if body.dtype is BOOL:
         return Op("and", (condition, body))
     return Select(condition, body, Const(0, body.dtype))
+
+
+def _fresh_bound_axes(expr: Expr) -> Expr:
+    """Return the expression with every reduction over axes of its own."""
+
+    def renamed(node: Expr) -> Expr:
+        if not isinstance(node, Reduce):
+            return node
+        fresh = {a: Axis(a.name, a.extent, a.limit) for a in node.over}
+        mapping = {a: index(b) for a, b in fresh.items()}
+        return Reduce(node.monoid, tuple(fresh.values()), node.body.substitute(mapping))
+
+    return rewrite((expr,), renamed)[0]
 
 
 def inline_loads(
@@ -69,9 +118,7 @@ def inline_loads(
             return node
         axes, body = definitions[node.buffer]
         mapping: dict[Axis, Index] = {
-            a: i
-            for a, i in zip(axes, node.indices, strict=True)
-            if i.as_axis() is not a
+            a: i for a, i in zip(axes, node.indices, strict=True) if i.as_axis() is not a
         }
         return with_guard(body.substitute(mapping), node.guard)
 

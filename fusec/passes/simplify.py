@@ -12,7 +12,18 @@ import math
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast
 from fusec.ir.graph import Def, Graph
-from fusec.ir.index import Axis, index, is_nonnegative, least, most
+from fusec.ir.index import (
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    index,
+    is_in_range,
+    is_nonnegative,
+    least,
+    most,
+    substitute,
+)
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import rewrite
 
@@ -49,8 +60,8 @@ def _rule(node: Expr) -> Expr:
             return _select(node)
         case Reduce(monoid=monoid, body=body, over=(axis,)) if monoid is SUM:
             return _one_hot_sum(node, axis, body)
-        case Load(guard=Const(value=True)):
-            return Load(node.buffer, node.indices, None)
+        case Load() if node.guard is not None:
+            return _guarded_load(node, node.guard)
         case _:
             return node
 
@@ -130,7 +141,71 @@ def _divide_by_constant(a: Expr, b: Const, node: Expr) -> Expr:
 def _select(node: Select) -> Expr:
     if isinstance(node.condition, Const):
         return node.then if node.condition.value else node.other
-    return node.then if node.then is node.other else node
+    if node.then is node.other:
+        return node.then
+    then, other, condition = node.then, node.other, node.condition
+    if isinstance(then, Select) and then.condition is condition:
+        return Select(condition, then.then, other)
+    if isinstance(other, Select) and other.condition is condition:
+        return Select(condition, then, other.other)
+    return node
+
+
+def _guarded_load(node: Load, guard: Expr) -> Expr:
+    """Simplify the indices by what the guard says of the axes; drop a guard that has no part in them."""
+    if isinstance(guard, Const):
+        return Load(node.buffer, node.indices, None) if guard.value else Const(0, node.dtype)
+    axes = frozenset(a for i in node.indices for a in i.axes)
+    if axes.isdisjoint(guard.axes) and all(
+        is_in_range(i, n) for i, n in zip(node.indices, node.buffer.shape, strict=True)
+    ):
+        return Load(node.buffer, node.indices, None)
+    if not any(has_division(i) for i in node.indices):
+        return node
+    indices = node.indices
+    for axis, low, high in _bounds_by_guard(guard):
+        if low is index(0) and high is axis.extent:
+            continue
+        narrow = Axis(axis.name, high - low)
+        there = {axis: index(narrow) + low}
+        back = {narrow: index(axis) - low}
+        indices = tuple(substitute(substitute(i, there), back) for i in indices)
+    return Load(node.buffer, indices, guard)
+
+
+def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
+    """Return (axis, low, high) for each axis that a conjunction of comparisons confines."""
+    found: dict[Axis, tuple[Index, Index]] = {}
+    stack = [guard]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, Op):
+            continue
+        if node.name == "and":
+            stack.extend(node.args)
+            continue
+        a, b = (_index_of(x) for x in node.args) if node.name in ("lt", "ge") else (None, None)
+        if a is None or b is None:
+            continue
+        difference = a.index - b.index
+        axis = next((x for x in difference.axes if difference.coefficient(x) is index(1)), None)
+        if axis is None or len(difference.axes) != 1 or axis.limit is not None:
+            continue
+        low, high = found.get(axis, (index(0), axis.extent))
+        edge = index(axis) - difference  # the comparison is axis < edge or axis >= edge
+        if node.name == "lt" and is_nonnegative(high - edge):
+            high = edge
+        elif node.name == "ge" and is_nonnegative(edge - low):
+            low = edge
+        found[axis] = (low, high)
+    return [
+        (axis, low, high) for axis, (low, high) in found.items() if is_nonnegative(high - low - 1)
+    ]
+
+
+def has_division(value: Index) -> bool:
+    """Return True if an index divides anywhere."""
+    return any(isinstance(atom, FloorDiv | Mod) for m, _ in value.terms for atom in m)
 
 
 def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:

@@ -30,7 +30,7 @@ from fusec.ir.index import (
     mod,
     substitute,
 )
-from fusec.ir.rewrite import rewrite, with_guard
+from fusec.ir.rewrite import around_reductions, rewrite, with_guard
 from fusec.passes.simplify import ROUND, simplify_exprs
 
 
@@ -228,8 +228,10 @@ class _Unifier:
                 if load.buffer not in self.producer and load.axes:
                     first.setdefault(load.buffer, []).append(load)
         for group in first.values():
-            for load in group[1:]:
-                self._try(functools.partial(self._match_loads, group[0], load))
+            pivot = next((x for x in group if x.guard is None), group[0])
+            for load in group:
+                if load is not pivot:
+                    self._try(functools.partial(self._match_loads, pivot, load))
 
     def _match_loads(self, a: Load, b: Load) -> None:
         for left, right in zip(a.indices, b.indices, strict=True):
@@ -501,8 +503,6 @@ def _recompute(
     body: Expr, own: tuple[Index, ...], wanted: tuple[Index, ...], buffer: Buffer
 ) -> Expr:
     """Return a producer's value at another index than the kernel's own."""
-    if any(isinstance(n, Reduce) for n in postorder((body,))):
-        raise Rejection(f"{buffer.name} would be reduced again at another index")
     mapping: dict[Axis, Index] = {}
     for have, want in zip(own, wanted, strict=True):
         digits = _digits(have)
@@ -512,9 +512,17 @@ def _recompute(
         for digit in digits[::-1]:
             if digit.axis.limit is not None:
                 raise Rejection(f"{buffer.name} is read at another index along a ragged axis")
-            mapping[digit.axis] = mod(rest, digit.axis.extent) if len(digits) > 1 else rest
+            value = mod(rest, digit.axis.extent) if len(digits) > 1 else rest
+            if value.as_axis() is not digit.axis:
+                mapping[digit.axis] = value
             rest = floordiv(rest, digit.axis.extent)
-    return body.substitute(mapping)
+
+    def fixed(node: Reduce) -> bool:
+        if node.axes.isdisjoint(mapping):
+            return True
+        raise Rejection(f"{buffer.name} would be reduced again at another index")
+
+    return around_reductions(body, fixed, lambda opened: opened.substitute(mapping))
 
 
 def _rounded(expr: Expr) -> Expr:
