@@ -1,12 +1,14 @@
 // The vector vocabulary of generated C++ kernels. Pasted in front of them; includes nothing.
 //
 // Before it:  #define FUSEC_W 16      lanes of a vector: 16 (AVX-512), 8 (AVX2), 4 (SSE, NEON)
-// Compiler:   g++ >= 8 or clang >= 10; -std=c++17 -O2 -march=native -fno-math-errno
-//             -fno-trapping-math -ffp-contract=fast -fwrapv -Wno-psabi. Never -ffast-math.
+// Compiler:   g++ or clang (tested: g++ 11 and 12, clang 14); -std=c++17 -O2 -march=native
+//             -fno-math-errno -fno-trapping-math -ffp-contract=fast -fwrapv -Wno-psabi.
+//             Never -ffast-math: rounding by addition and NaN propagation would go.
+// It has no feature macros: unused functions cost a few hundredths of a second in all.
 //
 // Grammar
-//   value  ::= vf32 | vf64 | vi64 | vi32 | vm       FUSEC_W lanes each
-//            | float | double | long long | int | bool           the same without lanes
+//   value  ::= vf32 | vf64 | vi64 | vi32 | vm                   FUSEC_W lanes each
+//            | float | double | long long | int | bool          the same without lanes
 //   memory ::= m_f32 | m_f64 | m_bf16 | m_f16 | m_i64 | m_i32 | m_i16 | m_i8 | m_u8 | m_bool
 //   D      ::= f32 | f64 | bf16 | f16 | i64 | i32 | i16 | i8 | u8 | bool
 //
@@ -14,21 +16,30 @@
 //   range of the type after arithmetic); bool in memory is one byte, 0 or 1, and computes as vm.
 //   vf32 and vi32 are native vectors (all operators work, also against a scalar of the same
 //   type); vf64 and vi64 are pairs of native vectors with operators; vm is a mask, a struct
-//   around vi32 with 0 or -1 in each lane, so that `to_f32(mask)` and `to_f32(int)` differ.
-//   gcc turns it into k registers by itself on AVX-512. Comparisons are functions: f_lt(a, b).
+//   around vi32 with 0 or -1 in each lane, so that `to_f32(mask)` and `to_f32(int)` differ. gcc
+//   makes k registers of it on AVX-512. Comparisons are functions: f_lt(a, b). No function takes
+//   a vector and a scalar: broadcast first.
 //
 // Names
-//   v_f32(s) ...                broadcast a scalar           v_iota() lane numbers (vi64)
-//   ld_D(p)  st_D(p, v)         FUSEC_W neighbours at any alignment
-//   ld_D_n(p, n)  st_D_n        the first n of them, 0 <= n <= FUSEC_W; other lanes read 0
-//   ldm_D(p, m)   stm_D(p, v, m)           ... only where the mask is set
-//   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l*s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
-//   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];  ldim_D(p, o, m)  stim_D(p, o, v, m)
+//   v_f32(s) v_f64 v_i64 v_i32 v_bool      broadcast a scalar
+//   v_iota() v_iota32() v_first(n)         lane numbers, as vi64 or vi32; the mask of lanes below n
+//   ld_D(p)       st_D(p, v)               FUSEC_W neighbours at any alignment
+//   ld_D_n(p, n)  st_D_n(p, v, n)          the first n of them, 0 <= n <= FUSEC_W; others read 0
+//   ldm_D(p, m)   stm_D(p, v, m)           those where the mask is set; others read 0
+//   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
+//   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
 //   lds_D(p)      sts_D(p, s)              one scalar
-//   to_f32 to_f64 to_i64 to_i32 to_bool to_i16 to_i8 to_u8     from every value type
+//   to_f32 to_f64 to_i64 to_i32 to_bool to_i16 to_i8 to_u8      from every value
 //   round_bf16(f32) round_f16(f32)         to that precision, and back
-//   f_<op>                      every operation, overloaded for lanes and for scalars
-//   f_hsum f_hprod f_hmax f_hmin f_hany f_hall       across the lanes of one vector, as a tree
+//   f_select(m, x, y)                      m a mask or a bool
+//   f_<op>                                 every operation, for lanes and for scalars
+//   f_hsum f_hprod f_hmax f_hmin (numbers), f_hany f_hall (masks)      across lanes, as a tree
+//
+// Largest errors seen in f32 lanes, in ulp (10^7 samples each, with and without FMA): exp 1.0,
+// exp2 1.0, expm1 1.6, log 0.9, log2 1.4, log10 1.9, log1p 0.9, erf 1.6, tanh 1.4, sigmoid 2.4 (it
+// is 0 where exp(-x) overflows), sin and cos 1.6 at any argument, tan 3.4, pow 0.5, rsqrt 1.5.
+// Functions of double, and what is rare, are libm's, lane by lane.
+
 #define FUSEC_INLINE static inline __attribute__((always_inline, unused))
 #define FUSEC_INLINE_MEMBER inline __attribute__((always_inline))
 #define FUSEC_RARE static __attribute__((noinline, unused))
@@ -41,18 +52,14 @@ typedef FUSEC_VEC(int, FUSEC_W) vi32;
 typedef FUSEC_VEC(unsigned, FUSEC_W) vu32;
 typedef FUSEC_VEC(short, FUSEC_W) vi16;
 typedef FUSEC_VEC(unsigned short, FUSEC_W) vu16;
-typedef FUSEC_VEC(signed char, FUSEC_W) vi8;
 typedef FUSEC_VEC(unsigned char, FUSEC_W) vu8;
 // Half the lanes: one register of a 64-bit type.
 typedef FUSEC_VEC(double, FUSEC_H) hf64;
 typedef FUSEC_VEC(long long, FUSEC_H) hi64;
 typedef FUSEC_VEC(unsigned long long, FUSEC_H) hu64;
-typedef FUSEC_VEC(float, FUSEC_H) hf32;
-typedef FUSEC_VEC(int, FUSEC_H) hi32;
 // Twice a register: only between a conversion and its split; gcc scalarises compares on them.
 typedef FUSEC_VEC(double, FUSEC_W) wf64;
 typedef FUSEC_VEC(long long, FUSEC_W) wi64;
-typedef FUSEC_VEC(unsigned long long, FUSEC_W) wu64;
 
 typedef float m_f32;
 typedef double m_f64;
@@ -170,7 +177,9 @@ FUSEC_INLINE vi64 v_iota() {
   return vi64(hi64{FUSEC_HALF_LANES(FUSEC_SAME)}, hi64{FUSEC_HALF_LANES(FUSEC_UPPER)});
 }
 // The first n lanes.
-FUSEC_INLINE vm v_first(long long n) { return vm{v_iota32() < (int)n}; }
+FUSEC_INLINE vm v_first(long long n) {
+  return vm{v_iota32() < (n < FUSEC_W ? (int)n : FUSEC_W)};
+}
 
 // The low words of 64-bit lanes, and the splitting of a wide conversion. gcc 12 lowers the
 // conversion of a whole register better than that of two halves of it.
@@ -292,6 +301,18 @@ FUSEC_INLINE vu32 fusec_bf16_bits(vf32 x) {
   return x != x ? vu32{} + 0x7fc0 : rounded;
 }
 FUSEC_INLINE vf32 round_bf16(vf32 x) { return (vf32)(fusec_bf16_bits(x) << 16); }
+FUSEC_INLINE m_bf16 fusec_bf16_bits(float x) {
+  unsigned u;
+  __builtin_memcpy(&u, &x, 4);
+  return x != x ? 0x7fc0 : (m_bf16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+FUSEC_INLINE float fusec_bf16_value(m_bf16 h) {
+  unsigned u = (unsigned)h << 16;
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+FUSEC_INLINE float round_bf16(float x) { return fusec_bf16_value(fusec_bf16_bits(x)); }
 
 // binary16: by hardware where gcc has it, otherwise on the bits: a multiplication by 2^112 moves
 // the exponent and normalises subnormals; the addition of 0.5 rounds to multiples of 2^-24.
@@ -318,7 +339,6 @@ FUSEC_INLINE vu16 fusec_f16_bits(vf32 x) {
 #endif
 }
 FUSEC_INLINE vf32 round_f16(vf32 x) { return fusec_f16_value(fusec_f16_bits(x)); }
-FUSEC_INLINE float round_bf16(float x) { return round_bf16(v_f32(x))[0]; }
 FUSEC_INLINE float round_f16(float x) { return round_f16(v_f32(x))[0]; }
 
 // ---- across lanes -------------------------------------------------------------------------------
@@ -381,7 +401,7 @@ FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
 #endif
 
 // ---- memory -------------------------------------------------------------------------------------
-// Access is by size of the element (raw8 .. raw64), meaning by fusec_decode and fusec_encode.
+// Bits move by size of the element, raw8 to raw64; FUSEC_ACCESS gives them their meaning.
 
 typedef unsigned char raw8 __attribute__((may_alias));
 typedef unsigned short raw16 __attribute__((may_alias));
@@ -570,13 +590,6 @@ FUSEC_INLINE vu16 fusec_halves(vu32 x) { return FUSEC_CONVERT(x, vu16); }
 FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu16), vu8); }
 #endif
 
-FUSEC_INLINE float fusec_bf16_scalar(unsigned short s) {
-  unsigned bits = (unsigned)s << 16;
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-
 // FUSEC_ACCESS(D, element size, lanes type, scalar type, lanes of raw bits r -> value,
 //              value v -> raw bits, scalar in memory s -> value, scalar value v -> memory)
 #define FUSEC_ACCESS(D, raw, V, S, decode, encode, decode_scalar, encode_scalar)        \
@@ -627,8 +640,7 @@ FUSEC_ACCESS(f64, raw64, vf64, double, vf64((hf64)r.a, (hf64)r.b), vi64((hi64)v.
 FUSEC_ACCESS(i64, raw64, vi64, long long, r, v, s, v)
 FUSEC_ACCESS(i32, raw32, vi32, int, r, v, s, v)
 FUSEC_ACCESS(bf16, raw16, vf32, float, (vf32)(fusec_words(r) << 16),
-             fusec_halves(fusec_bf16_bits(v)), fusec_bf16_scalar(s),
-             (m_bf16)fusec_bf16_bits(v_f32(v))[0])
+             fusec_halves(fusec_bf16_bits(v)), fusec_bf16_value(s), fusec_bf16_bits(v))
 FUSEC_ACCESS(f16, raw16, vf32, float, fusec_f16_value(r), fusec_f16_bits(v),
              fusec_f16_value(vu16{} + s)[0], (m_f16)fusec_f16_bits(v_f32(v))[0])
 FUSEC_ACCESS(i16, raw16, vi32, int, fusec_wrap((vi32)fusec_words(r), 16), fusec_halves((vu32)v), s,
