@@ -18,12 +18,18 @@ Exceptions cross process boundaries (kernels are built in parallel), so each can
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import shlex
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 BUILD_OUTPUT_LINES = 20
 """How much of a failed compiler's output a message shows; the whole text is `BuildError.output`."""
+
+_LIBRARIES = re.compile(r"[/\\](torch|importlib)[/\\]|[/\\]contextlib\.py$|^<")
+_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class FusecError(Exception):
@@ -63,15 +69,29 @@ class UsageError(FusecError):
 
 
 class ModelError(FusecError):
-    """The model fails by itself, called eagerly with the same inputs.
+    """The model fails by itself, called eagerly with the same inputs; made by ``raised``.
 
     Args:
-        error: what it raised.
+        described: what it raised, and where.
     """
 
-    def __init__(self, error: BaseException | str) -> None:
-        described = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    def __init__(self, described: str) -> None:
         super().__init__(described)
+
+    @classmethod
+    def raised(cls, error: BaseException) -> ModelError:
+        """Return the error for what the user's code raised, with the last line of that code."""
+        described = f"{type(error).__name__}: {error}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [
+            frame
+            for frame in frames
+            if not (_LIBRARIES.search(frame.filename) or frame.filename.startswith(_HERE))
+        ]
+        if own:
+            described += f"\n  at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}"
+            described += f": {own[-1].line}" if own[-1].line else ""
+        return cls(described)
 
     def __str__(self) -> str:
         return f"the model itself fails, without fusec:\n{self.args[0]}"

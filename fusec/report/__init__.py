@@ -98,4 +98,7 @@ def _stage(
     row = choose_target(target)
     options = Options.from_compile(None, None)
     seen = observe(fn, inputs, train=train, dynamic=dynamic)
-    return [take_through(one, row, options) for one in seen]
+    staged = [take_through(one, row, options) for one in seen]
+    for one in staged:
+        one.check()
+    return staged

@@ -1,11 +1,11 @@
 """What eager execution costs: the ATen operations it dispatches and the bytes they move.
 
-Counted on the graph that Dynamo captured, before any decomposition, while it runs on fake tensors: one
-launch for each operation that computes, its tensor inputs and outputs once each as traffic. Views,
-metadata and uninitialised memory cost nothing.
+Counted on the graph that Dynamo captured, before any decomposition, while it runs on fake tensors:
+one launch for each operation that computes, its tensor inputs and outputs once each as traffic.
+Views, metadata and uninitialised memory cost nothing.
 
-Worked example: ``layer_norm(x + r)`` is two launches, ``add`` and ``native_layer_norm``, that read x, r,
-the sum, weight and bias, and write the sum, the result, mean and rstd.
+Worked example: ``layer_norm(x + r)`` is two launches, ``add`` and ``native_layer_norm``, that read
+x, r, the sum, weight and bias, and write the sum, the result, mean and rstd.
 """
 
 from __future__ import annotations
@@ -19,14 +19,30 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_FREE = frozenset(
-    """_unsafe_view _reshape_alias lift_fresh lift_fresh_copy detach set_ resize_ empty empty_like
-    empty_strided empty_permuted new_empty new_empty_strided _local_scalar_dense""".split()
-)
-_GATHERS = frozenset("embedding index index_select gather take _unsafe_index".split())
+from fusec.errors import ModelError
+
+_FREE = {
+    "_unsafe_view",
+    "_reshape_alias",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "detach",
+    "set_",
+    "resize_",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+    "_local_scalar_dense",
+}
+_GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
 """Operations that read from their first argument no more elements than they return."""
-_OVERWRITES = frozenset("copy_ fill_ zero_ uniform_ normal_ bernoulli_".split())
+_OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_"}
 """Operations that write their first argument without reading it."""
+_ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
+"""Operations whose eager kernels refuse tensors of several types, which fake tensors let pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +57,7 @@ class _Counter(TorchDispatchMode):
     """Adds up what is dispatched while it is active."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.launches = 0
         self.bytes = 0
 
@@ -53,11 +69,21 @@ class _Counter(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        _check_types(func, args)
         if _computes(func):
             traffic = _traffic(func, args, kwargs or {}, result)
             self.launches += traffic > 0
             self.bytes += traffic
         return result
+
+
+def _check_types(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise what an eager kernel of a product would for tensors of several types."""
+    if func._schema.name.removeprefix("aten::") not in _ONE_TYPE:
+        return
+    dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in _tensors(args)))
+    if len(dtypes) > 1:
+        raise ModelError(f"RuntimeError: {func} of {' and '.join(dtypes)}: give it one type")
 
 
 def _computes(func: Any) -> bool:

@@ -10,7 +10,8 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "launches_eager", "launches",
         "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
 
-``bytes_*`` are defined in ``traffic.py`` and ``eager.py``; ``saved_us`` is null where a merge was not legal.
+Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
+merge was not legal. ``bytes_*`` are defined in ``traffic.py`` and ``eager.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.ir.graph import Extern, Kernel
+from fusec.ir.graph import Extern, Kernel, Schedule
 from fusec.passes.fuse import Decision
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
@@ -52,7 +53,7 @@ class ExternReport:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One compiled graph. Bytes are estimates from shapes, as the module's docstring defines them."""
+    """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say."""
 
     name: str
     kernels: tuple[KernelReport, ...]
@@ -90,7 +91,12 @@ class Explanation:
 
 
 def report_graph(staged: Staged) -> GraphReport:
-    """Return the report of one graph taken through the pipeline."""
+    """Return the report of one graph taken through the pipeline.
+
+    Raises:
+        Exception: what stopped its compile.
+    """
+    staged.check()
     eager = staged.observed.eager
     if staged.compiled is None:
         return _report_eager(staged)
@@ -110,8 +116,31 @@ def report_graph(staged: Staged) -> GraphReport:
         bytes_floor(schedule),
         eager.launches,
         len(kernels) + len(externs),
-        staged.compiled.decisions,
+        _standing(staged.compiled.decisions, schedule),
     )
+
+
+def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decision, ...]:
+    """Return the merges taken, and those rejected that still hold: of two kernels the last reason.
+
+    What was rejected between parts that share a kernel in the end is no news.
+    """
+    kernel_of = {
+        buffer.name: step.name
+        for step in schedule.steps
+        if isinstance(step, Kernel)
+        for buffer in (*step.defs, *(store.buffer.base for store in step.stores))
+    }
+    kept: dict[object, Decision] = {}
+    for number, decision in enumerate(decisions):
+        names = (*decision.a.split("+"), *decision.b.split("+"))
+        places = frozenset(kernel_of.get(name, name) for name in names)
+        if decision.taken:
+            kept[number] = decision
+        elif len(places) > 1:
+            kept.pop(places, None)
+            kept[places] = decision
+    return tuple(kept.values())
 
 
 def _report_kernel(kernel: Kernel) -> KernelReport:
@@ -170,9 +199,7 @@ def _graph_lines(graph: GraphReport) -> list[str]:
     if graph.externs:
         lines += ["", "  eager kernels", *_indent(_extern_lines(graph.externs), 4)]
     taken = [d for d in graph.decisions if d.taken]
-    rejected = list(
-        {(d.a, d.b, d.reason): d for d in graph.decisions if not d.taken}.values()
-    )
+    rejected = [d for d in graph.decisions if not d.taken]
     saved = sum(d.saved_us or 0 for d in taken)
     if taken:
         title = f"  merges taken: {len(taken)}, modelled to save {saved:.3g} us"

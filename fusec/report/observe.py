@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
-from fusec.errors import ModelError
+from fusec.errors import FusecError, ModelError
 from fusec.report.eager import EagerCost, count_eager
 
 
@@ -102,7 +102,10 @@ def observe(
         compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
         try:
             _call(compiled, args, train)
-        except Exception:
+        except Exception as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, FusecError):
+                raise inner from error
             _blame_model(fake, args, train)
             raise
     return tuple(observer.observed)
@@ -115,11 +118,11 @@ def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
 
 
 def _blame_model(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
-    """Raise the model's own error, without what ``torch.compile`` wraps around it, if it has one."""
+    """Raise the model's own error, if it has one, without what ``torch.compile`` makes of it."""
     try:
         _call(fn, args, train)
     except Exception as error:
-        raise ModelError(error) from error
+        raise ModelError.raised(error) from error
 
 
 def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import torch
 from fusec.codegen import triton
 from fusec.codegen.targets import GPUS, Target, find_target
 from fusec.compiler import device_target
-from fusec.errors import FusecError, Unsupported, UsageError
+from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
@@ -33,6 +33,7 @@ class Staged:
     Attributes:
         compiled: kernels, decisions and sources; None where the whole graph runs as eager kernels.
         problem: why it does, or "".
+        failure: what stopped the compile, None if nothing did; earlier stages have texts.
     """
 
     observed: Observed
@@ -40,6 +41,7 @@ class Staged:
     trace: Trace
     compiled: Compiled | None
     problem: str = ""
+    failure: Exception | None = None
 
     @property
     def name(self) -> str:
@@ -50,13 +52,20 @@ class Staged:
 
         Raises:
             UsageError: for an unknown stage.
-            Unsupported: if the graph never reached the stage.
+            Unsupported: if the graph never reached the stage, because it runs as eager kernels.
+            Exception: what stopped the compile before the stage.
         """
         if stage not in TEXT_STAGES:
             raise UsageError.unknown("stage", stage, TEXT_STAGES)
         if stage not in self.trace.stages:
+            self.check()
             raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
         return self.trace.stages[stage]
+
+    def check(self) -> None:
+        """Raise what stopped the compile, if something did."""
+        if self.failure is not None:
+            raise self.failure
 
 
 def this_machine() -> str:
@@ -65,25 +74,24 @@ def this_machine() -> str:
 
 
 def choose_target(name: str | None) -> Target:
-    """Return the row of a target, this machine's if there is no name.
+    """Return the row of a target; with no name, FUSEC_TARGET's, or else this machine's.
 
     Raises:
         UsageError: if there is no such target.
     """
-    return find_target(name or this_machine(), cpp_kernel.vector_width())
+    wanted = name or Options.from_compile(None, None).target
+    return find_target(wanted or this_machine(), cpp_kernel.vector_width())
 
 
 def take_through(observed: Observed, target: Target, options: Options) -> Staged:
-    """Compile one graph to source text, keeping the text of each stage.
-
-    Raises:
-        FusecError: what went wrong, other than that nothing of the graph can be lowered.
-    """
+    """Compile one graph to source text, keeping the text of each stage that it reaches."""
     trace = Trace(observed.name, texts=True)
     try:
         compiled = compile_to_source(observed.graph, observed.name, target, options, trace)
     except Unsupported as problem:
         return Staged(observed, target, trace, None, problem.reason)
+    except Exception as error:  # a defect: the stages before it are what its finder needs
+        return Staged(observed, target, trace, None, str(error), error)
     return Staged(observed, target, trace, compiled)
 
 
@@ -104,8 +112,9 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
     Raises:
         BuildError: if Triton or ptxas rejects it.
     """
+    staged.check()
     if staged.compiled is None:
-        raise FusecError(f"graph {staged.name} has no kernels: {staged.problem}")
+        raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
     program = staged.compiled.programs[kernel]
     return compile_offline(
         staged.compiled.sources[kernel],

@@ -1,13 +1,13 @@
 """Bytes that a schedule moves, and the least that any schedule with the same externs could.
 
-*Moved*: for each kernel, every buffer's elements that it reads, once, and that it writes, once; for each
-extern its tensor inputs and outputs once.
+*Moved*: for each kernel, every buffer's elements that it reads, once, and that it writes, once; for
+each extern its tensor inputs and outputs once.
 
-*Floor*: what externs move, plus each tensor once that crosses between kernels and the rest: inputs of
-the graph and results of externs that kernels read, outputs of the graph and arguments of externs that
-kernels write. Tensors between one kernel and the next count nothing. Without externs that is inputs
-once and outputs once. It is a lower bound: a residual that is needed before and after an extern
-counts once, though it has to be read twice.
+*Floor*: what externs move, plus each tensor once that crosses between kernels and the rest: inputs
+of the graph and results of externs that kernels read, outputs of the graph and arguments of externs
+that kernels write. Tensors between one kernel and the next count nothing. Without externs that is
+inputs once and outputs once. It is a lower bound: a residual that is needed before and after an
+extern counts once, though it has to be read twice.
 """
 
 from __future__ import annotations

@@ -1,0 +1,124 @@
+"""The command line: ``fusec dump | explain | cache | doctor``.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong
+usage, 3 the model or its compile failed, 4 the machine lacks something. An error ends with the
+command to run next, and shows a traceback only with ``--traceback``.
+
+A command is a module with ``HELP``, ``add_arguments(parser)`` and ``run(arguments) -> exit code``.
+Parsing imports no torch: ``fusec --help`` is instant, and each ``run`` imports what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fusec import __version__
+from fusec.cli import cache, doctor, dump, explain
+from fusec.errors import EnvironmentProblem, FusecError, ModelError, UsageError
+from fusec.options import environment_variables
+
+COMMANDS = {"dump": dump, "explain": explain, "cache": cache, "doctor": doctor}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are fusec's own."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[0].upper()}{message[1:]}.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(args)
+    except BrokenPipeError:
+        # The reader of stdout, `head` say, has seen enough; the interpreter's flush at exit shall
+        # not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("fusec: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        return _fail(error, args)
+
+
+def _run(args: list[str]) -> int:
+    if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        raise UsageError.unknown("command", args[0], COMMANDS)
+    arguments = _parser().parse_args(args)
+    if arguments.command is None:
+        _parser().print_help()
+        return 0
+    code: int = COMMANDS[arguments.command].run(arguments)
+    return code
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="fusec",
+        description="What the fusec compiler makes of a PyTorch model. To use it: "
+        'torch.compile(model, backend="fusec").',
+        epilog=_variables(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fusec {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, command in COMMANDS.items():
+        own = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(own)
+        own.add_argument(
+            "--traceback", action="store_true", help="show where in the code an error came from"
+        )
+    return parser
+
+
+def _variables() -> str:
+    """Return the table of environment variables."""
+    rows = environment_variables()
+    width = max(len(row.name) for row in rows)
+    lines = [
+        f"  {row.name:<{width}}  {row.type:<4}  {row.help}"
+        + (f" [{row.default}]" if row.default and "default" not in row.help else "")
+        for row in rows
+    ]
+    return "environment variables:\n" + "\n".join(lines)
+
+
+def _fail(error: Exception, args: list[str]) -> int:
+    """Print an error and what to do next, and return its exit code."""
+    if "--traceback" in args:
+        traceback.print_exception(error)
+    seen = str(error) if isinstance(error, FusecError) else _unexpected(error)
+    print(f"fusec: error: {seen}\nnext: {_next(error, args)}", file=sys.stderr)
+    return error.exit_code if isinstance(error, FusecError) else FusecError.exit_code
+
+
+def _unexpected(error: Exception) -> str:
+    cause = getattr(error, "inner_exception", None) or error
+    return f"the compile failed: {type(cause).__name__}: {cause}"
+
+
+def _next(error: Exception, args: list[str]) -> str:
+    """Return the command to run next."""
+    command = args[0] if args and args[0] in COMMANDS else ""
+    if isinstance(error, EnvironmentProblem):
+        return "fusec doctor"
+    if isinstance(error, UsageError | ModelError):
+        return f"fusec {command} --help" if command else "fusec --help"
+    return f"FUSEC_VERIFY=1 fusec {shlex.join([*args, '--traceback'])}"
+
+
+__all__ = ["COMMANDS", "main"]

@@ -1,0 +1,33 @@
+"""Show what the compiler makes of a model: kernels with the user's lines, what stays eager and why,
+launches and bytes before and after, the floor, and the merges it took or rejected with their price.
+
+  fusec explain model.py:Block --input bf16[8,128,768]
+  fusec explain model.py:Block --input bf16[8,128,768] --target sm_90 --train --json
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fusec.cli.dump import add_model_arguments, stage_model
+from fusec.cli.output import show
+
+HELP = "show kernels, eager kernels, launches, bytes and fusion decisions"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the explanation of every graph."""
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.report.explanation import Explanation, report_graph
+    from fusec.report.stages import choose_target
+
+    target = choose_target(arguments.target)
+    explanation = Explanation(target.name, tuple(map(report_graph, stage_model(arguments))))
+    show(explanation.to_json() if arguments.json else str(explanation))
+    return 0

@@ -1,0 +1,246 @@
+"""TARGET on the command line: what ``path.py:name`` or ``module:name`` stands for.
+
+The name is a module instance, a module class or a function without arguments that makes one, or a
+function to compile. The user's code runs under a fake mode, so that a model needs no memory for its
+weights; where it reads the values of tensors, it runs again with real ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusec.cli.inputs import Spec, TensorSpec
+from fusec.cli.output import progress
+from fusec.errors import ModelError, UsageError, nearest
+from fusec.report.observe import Observed, new_fake_mode, observe
+
+_FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What to compile, and the fake mode that its tensors may belong to."""
+
+    fn: Callable[..., Any]
+    mode: FakeTensorMode
+
+    def observe(self, specs: Sequence[Spec], *, train: bool, dynamic: bool) -> tuple[Observed, ...]:
+        """Return the graphs that a call with inputs of these types compiles to.
+
+        A module whose parameters all have another floating type than the inputs, and which does not
+        run with them, is converted; progress says so.
+
+        Raises:
+            UsageError: if the inputs do not fit the signature.
+            ModelError: if the model fails by itself.
+        """
+        _check_arguments(self.fn, specs)
+        with self.mode:
+            inputs = [s.make() if isinstance(s, TensorSpec) else s for s in specs]
+        fn = self.fn.train(train) if isinstance(self.fn, nn.Module) else self.fn
+        only = True if dynamic else None
+
+        def attempt() -> tuple[Observed, ...]:
+            return observe(fn, inputs, train=train, dynamic=only, mode=self.mode)
+
+        try:
+            return attempt()
+        except ModelError:
+            dtype = _common_dtype(inputs)
+            if dtype is None or not isinstance(fn, nn.Module):
+                raise
+            if dtype is _common_dtype(fn.parameters()):
+                raise
+            with self.mode:
+                _convert(fn, dtype)
+            seen = attempt()
+            progress(f"the model's parameters were converted to {dtype}, the inputs' type")
+            return seen
+
+
+def load_model(target: str, inputs: int) -> Model:
+    """Return what a TARGET names.
+
+    Args:
+        inputs: how many inputs the call will get.
+    Raises:
+        UsageError: if there is no such thing, or it cannot be called with tensors.
+        ModelError: if the user's code fails.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise UsageError(f"target {target!r} names nothing in a file or module. {_FORM}.")
+    mode = new_fake_mode()
+    module = _faked(mode, lambda: _import(place))
+    found = _find(module, name, place)
+    if isinstance(found, nn.Module):
+        return Model(found, mode)
+    if inspect.isclass(found):
+        _refuse_class(found, name)
+        build: Callable[[], Any] = found
+        return Model(_faked(mode, build), mode)
+    if not callable(found):
+        raise UsageError(
+            f"{name!r} in {place} is of type {type(found).__name__}. Name a torch.nn.Module, its "
+            "class, a function, or a function without arguments that returns a module."
+        )
+    return Model(_call_factory(found, mode, inputs), mode)
+
+
+# -- the module ------------------------------------------------------------------------------------
+
+
+def _import(place: str) -> ModuleType:
+    if place.endswith(".py") or "/" in place or os.sep in place:
+        return _import_file(Path(place))
+    _search_first(os.getcwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+            hint = f" For a file, write {place}.py:NAME." if Path(f"{place}.py").is_file() else ""
+            raise UsageError(f"there is no module {error.name!r}.{hint} {_FORM}.") from error
+        raise
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        near = nearest(path.name, [file.name for file in folder.glob("*.py")])
+        hint = f" Did you mean {str(folder / near)!r}?" if near else ""
+        raise UsageError(f"there is no file {str(path)!r}.{hint} {_FORM}.")
+    _search_first(str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{str(path)!r} is no Python file. {_FORM}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _search_first(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _find(module: ModuleType, name: str, place: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            members = vars(found).items() if hasattr(found, "__dict__") else ()
+            names = [n for n, v in members if callable(v) and not n.startswith("_")]
+            own = [n for n in names if getattr(vars(found)[n], "__module__", "") == module.__name__]
+            raise UsageError.unknown(f"name in {place},", name, own or names)
+        found = getattr(found, part)
+    return found
+
+
+# -- what the name stands for ----------------------------------------------------------------------
+
+
+def _faked(mode: FakeTensorMode, make: Callable[[], _Made]) -> _Made:
+    """Return ``make()``, without memory for its tensors; with, if it cannot do without values."""
+    try:
+        with mode:
+            return make()
+    except UsageError:
+        raise
+    except Exception:
+        try:
+            return make()
+        except Exception as error:
+            raise ModelError.raised(error) from error
+
+
+def _refuse_class(found: type, name: str) -> None:
+    if not issubclass(found, nn.Module):
+        raise UsageError(f"class {name!r} is no torch.nn.Module. {_FORM}.")
+    needed = _required(found)
+    if needed:
+        raise UsageError(
+            f"class {name!r} needs arguments ({', '.join(needed)}). Write a function without "
+            f"arguments that returns {name}(...), and name that."
+        )
+
+
+def _required(fn: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a call cannot do without."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
+
+
+def _call_factory(found: Callable[..., Any], mode: FakeTensorMode, inputs: int) -> Any:
+    """Return the module that a function without arguments makes, or else the function itself."""
+    if _required(found) or not hasattr(found, "__code__"):
+        return found
+    parameters = inspect.signature(found).parameters
+    if parameters and len(parameters) >= inputs > 0:
+        try:
+            made = _faked(mode, found)
+        except ModelError:
+            return found
+    else:
+        made = _faked(mode, found)
+    return made if isinstance(made, nn.Module) or inspect.isfunction(made) else found
+
+
+# -- its arguments ---------------------------------------------------------------------------------
+
+
+def _check_arguments(fn: Callable[..., Any], specs: Sequence[Spec]) -> None:
+    called = fn.forward if isinstance(fn, nn.Module) else fn
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*specs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters)
+        raise UsageError(
+            f"{len(specs)} inputs do not fit the model, which takes ({names}): {error}. "
+            "Give one --input for each, in order."
+        ) from error
+
+
+def _convert(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a model's floating parameters and buffers another type; those shared stay shared.
+
+    ``Module.to`` swaps a fake parameter's contents, which fails where something refers to it.
+    """
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, old in table.items():
+                if old is None or not old.is_floating_point():
+                    continue
+                if old not in made:
+                    new = old.detach().to(dtype)
+                    made[old] = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
+                table[name] = made[old]  # type: ignore[assignment]
+
+
+def _common_dtype(values: Any) -> torch.dtype | None:
+    """Return the one floating type of some tensors, or None if there is not exactly one."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    dtypes = {tensor.dtype for tensor in tensors}
+    return dtypes.pop() if len(dtypes) == 1 else None
