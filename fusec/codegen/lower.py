@@ -48,6 +48,7 @@ from fusec.ir.index import (
     FloorDiv,
     Index,
     Mod,
+    Runtime,
     Size,
     index,
     most,
@@ -511,6 +512,8 @@ def _sizes(kernel: Kernel, lowering: _Lowering) -> tuple[Size, ...]:
                 elif isinstance(atom, FloorDiv | Mod):
                     visit(atom.dividend)
                     visit(atom.divisor)
+                elif isinstance(atom, Runtime):
+                    visit(atom.extent)
 
     for store in kernel.stores:
         visit(store.indices[0])
