@@ -35,11 +35,22 @@ from fusec.ir.index import Axis, Index, Size
 from fusec.ir.scalar import SCALAR_OPS
 
 
+LONGEST_LINE = 10_000
+"""Characters of a printed expression; a longer one shows its innermost parts as ``...``."""
+LONG_NODE = 80
+"""Characters from which any node that is used twice gets a line of its own."""
+
+
 def print_expr(root: Expr) -> str:
-    """Return the expression on one line; nodes used twice are printed twice."""
+    """Return the expression on one line; nodes used twice are printed twice.
+
+    What has been printed is abbreviated before it grows beyond all bounds, as sums of sums do.
+    """
     text: dict[Expr, str] = {}
     for node in postorder((root,)):
         text[node] = _expr(node, text)
+        if len(text[node]) > LONGEST_LINE and node is not root:
+            text[node] = "..."
     return _strip(text[root])
 
 
@@ -56,7 +67,8 @@ def print_lines(roots: dict[str, Expr]) -> list[str]:
     lines: list[str] = []
     for node in order:
         text[node] = _expr(node, text)
-        if uses[node] > 1 and isinstance(node, Op | Select | Reduce):
+        large = isinstance(node, Op | Select | Reduce) or len(text[node]) > LONG_NODE
+        if uses[node] > 1 and large:
             axes = ", ".join(a.name for a in sorted(node.axes, key=lambda a: a.serial))
             name = f"t{len(lines)}"
             lines.append(f"{name}[{axes}] = {_strip(text[node])}")

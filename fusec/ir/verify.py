@@ -63,7 +63,10 @@ __all__ = [
 
 
 def check(condition: bool, line: str, problem: str) -> None:
-    """Raise InvalidIR unless ``condition``; ``line`` is the target of the statement at fault."""
+    """Raise InvalidIR unless ``condition``; ``line`` is the target of the statement at fault.
+
+    Callers do not print expressions for this: ``problem`` is made whether it is needed or not.
+    """
     if not condition:
         raise InvalidIR(f"{line}: {problem}")
 
@@ -88,7 +91,7 @@ def verify_expr(root: Expr, scope: frozenset[Axis], line: str) -> None:
     needed: dict[Expr, frozenset[Axis]] = {}
     for node in postorder((root,)):
         verify_node_types(node, line)
-        check(not isinstance(node, Var), line, f"variable {node!r} outside a program")
+        check(not isinstance(node, Var), line, "a variable outside a program")
         if isinstance(node, Load):
             _verify_load(node, line)
         if isinstance(node, Reduce):
@@ -119,8 +122,8 @@ def _verify_load(node: Load, line: str) -> None:
 
 def verify_range(value: Index, extent: Index, what: str, line: str) -> None:
     """Check that ``0 <= value < extent`` is provable; a gather alone is so by definition."""
-    provable = is_in_range(value, extent)
-    check(provable, line, f"{what} at {value} is not provably in [0, {extent}), nor guarded")
+    if not is_in_range(value, extent):
+        raise InvalidIR(f"{line}: {what} at {value} is not provably in [0, {extent}), nor guarded")
 
 
 def verify_node_types(node: Expr, line: str) -> None:

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fusec.errors import InternalError
+from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BOOL, DType
 from fusec.ir.expr import (
     Buffer,
@@ -194,7 +194,7 @@ def _verify_index(value: Index, lanes: frozenset[Axis], scope: _Scope, line: str
     for expr in index_exprs(value):
         _verify_name(expr, scope, line)
     loose = value.axes - scope.held - lanes
-    check(not loose, line, f"index {value} varies along {sorted(a.name for a in loose)}")
+    check(not loose, line, f"an index varies along {sorted(a.name for a in loose)}")
     unknown = set(_sizes(value)) - scope.sizes
     check(not unknown, line, f"sizes {sorted(s.name for s in unknown)} are not passed")
 
@@ -218,8 +218,8 @@ def _verify_access(
         check(guard.dtype is BOOL, line, f"a guard of type {guard.dtype}")
         return
     length = buffer.base.flat().shape[0]
-    provable = any(is_in_range(value, length) for value in _within_loops(offset, scope))
-    check(provable, line, f"{offset} is not provably in [0, {length}), nor guarded")
+    if not any(is_in_range(value, length) for value in _within_loops(offset, scope)):
+        raise InvalidIR(f"{line}: {offset} is not provably in [0, {length}), nor guarded")
 
 
 def _within_loops(offset: Index, scope: _Scope) -> Iterator[Index]:
