@@ -117,9 +117,12 @@ def _libdevice(name: str) -> Callable[..., Any]:
         args = tuple(interpreter.interpreter_semantic.to_tensor(a) for a in args)
         dtype = args[0].handle.data.dtype
         wide = dtype if name == "nextafter" else np.float64
+        tiles = any(a.type.is_block() for a in args)
         operands = [torch.from_numpy(np.array(a.handle.data, dtype=wide)) for a in args]
         result = np.asarray(LIBDEVICE[name](*operands).numpy(), dtype=dtype)
-        return tl.tensor(TensorHandle(result, args[0].dtype), args[0].type)
+        kind = args[0].dtype
+        shaped = tl.block_type(kind, list(result.shape)) if tiles else kind
+        return tl.tensor(TensorHandle(result, kind), shaped)
 
     return computed
 
