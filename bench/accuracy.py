@@ -1,0 +1,29 @@
+"""How far a peer's results are from fp64, and whether that is within the community's rule."""
+
+from __future__ import annotations
+
+import torch
+from torch._dynamo.utils import same
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float64: 1e-9}
+
+
+def relative_error(outputs: tuple[torch.Tensor, ...], reference: tuple[torch.Tensor, ...]) -> float:
+    """The largest over all tensors of rms(output - reference) / rms(reference)."""
+    errors = [0.0]
+    for out, exact in zip(outputs, reference, strict=True):
+        size = exact.double().square().mean().sqrt().clamp(min=1e-30)
+        errors.append(float((out.double() - exact).square().mean().sqrt() / size))
+    return max(errors)
+
+
+def within_rule(
+    eager: tuple[torch.Tensor, ...],
+    outputs: tuple[torch.Tensor, ...],
+    reference: tuple[torch.Tensor, ...],
+) -> bool:
+    """`torch._dynamo.utils.same`: close to eager, or about as close to fp64 as eager is."""
+    return all(
+        a.shape == b.shape and same(a, b, r, tol=TOLERANCE.get(a.dtype, 1e-4), equal_nan=True)
+        for a, b, r in zip(eager, outputs, reference, strict=True)
+    )

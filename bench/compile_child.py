@@ -1,0 +1,127 @@
+"""One fresh process of `bench.compile_time`: compile one training step and say what it cost.
+
+Importing torch and building the model is not measured, nor is a second step's running time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bench.workloads.blocks import Gpt, MlpBlock
+
+STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"}
+
+
+def main() -> int:
+    options = parser().parse_args()
+    started = count_subprocesses()
+    step = training_step(options.case, options.peer, quick=options.quick)
+    cpu, wall, programs = cpu_seconds(), time.perf_counter(), started[0]
+    step()
+    found = {
+        "cpu_s": round(cpu_seconds() - cpu, 3),
+        "wall_s": round(time.perf_counter() - wall, 3),
+        "subprocesses": started[0] - programs,
+    }
+    if options.peer == "fusec":
+        found["own_cpu_s"] = own_seconds()
+    step()  # the compiled code runs a second time, too
+    options.result.write_text(json.dumps(found))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m bench.compile_child", description=__doc__)
+    found.add_argument("case")
+    found.add_argument("peer")
+    found.add_argument("result", type=Path)
+    found.add_argument("--quick", action="store_true")
+    return found
+
+
+def training_step(case: str, peer: str, *, quick: bool) -> Callable[[], None]:
+    """A step whose first call compiles forward and backward."""
+    torch.manual_seed(0)
+    width = 64 if quick else 256
+    if case.startswith("mlp"):
+        model, x = MlpBlock(width), torch.randn(4, 64, width)
+    else:
+        layers = 1 if quick else 4
+        model, x = Gpt(layers, width, width // 64, 1000, 64), torch.randint(0, 1000, (2, 64))
+    compiled = model if peer == "eager" else torch.compile(model, backend=peer)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        compiled(x).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+
+    return step
+
+
+def count_subprocesses() -> list[int]:
+    """A list whose one entry counts the programs started from now on."""
+    count = [0]
+
+    def hook(event: str, _: tuple[object, ...]) -> None:
+        if event in STARTS:
+            count[0] += 1
+
+    sys.addaudithook(hook)
+    return count
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process, of children that ended, and of descendants that live.
+
+    `resource.getrusage` alone misses a compiler's pool of workers, which outlives the compile.
+    """
+    usage = (resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    total = sum(u.ru_utime + u.ru_stime for u in usage)
+    return total + sum(seconds for pid, seconds in descendants())
+
+
+def descendants() -> list[tuple[int, float]]:
+    """Living descendants with their CPU seconds and their ended children's; empty without /proc."""
+    parents: dict[int, tuple[int, float]] = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        parents[int(entry.parent.name)] = (int(fields[1]), sum(map(int, fields[11:15])) / tick)
+    found, family = [], {os.getpid()}
+    grown = True
+    while grown:
+        new = {pid for pid, (parent, _) in parents.items() if parent in family} - family
+        found += [(pid, parents[pid][1]) for pid in new]
+        family |= new
+        grown = bool(new)
+    return found
+
+
+def own_seconds() -> float | None:
+    """fusec's own CPU seconds of all compiles so far, where it tells."""
+    import fusec  # only for the peer of that name
+
+    tell = getattr(fusec, "last_compile_seconds", None)
+    if tell is not None:
+        return round(float(tell()), 4)
+    try:
+        from fusec.compiler import RECENT
+    except ImportError:
+        return None
+    return round(sum(trace.total_seconds for trace in RECENT), 4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

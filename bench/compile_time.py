@@ -1,0 +1,116 @@
+"""What a compile costs: `python -m bench.compile_time [--only NAME] [--quick]`.
+
+For each case and peer, two fresh processes on one empty cache directory: the first compiles cold,
+the second starts warm. Each reports of its first training step, with Dynamo and AOTAutograd:
+
+* `cpu_s`: CPU seconds of the process and everything it started, dead or alive;
+* `wall_s`: the same by the clock;
+* `subprocesses`: how many programs were started in between;
+* `own_cpu_s`: for fusec, its own share without Dynamo and AOTAutograd, by its own account.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench import record
+
+CASES = ("mlp block training", "4-layer gpt training")
+PEERS = ("inductor", "fusec")
+LIMIT_S = 600
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    cases = [case for case in CASES if options.only.lower() in case]
+    if not cases:
+        print(f"no case has {options.only!r} in its name; there are: {CASES}", file=sys.stderr)
+        return 2
+    peers = options.peers.split(",")
+    run = record.Record("compile", options.out, quick=options.quick, peers=peers)
+    for case in cases:
+        for start, row in measure(case, peers, quick=options.quick).items():
+            run.add({"group": f"{start} start", "name": case, "mode": start, **row})
+    print(record.table(run.data, unit="cpu_s"))
+    print(details(run.results))
+    print(f"numbers: {run.path}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m bench.compile_time", description=__doc__)
+    found.add_argument("--only", default="", help="measure cases with this text in their name")
+    found.add_argument("--quick", action="store_true", help="a tiny model: a check")
+    found.add_argument("--peers", default=",".join(PEERS), help="default %(default)s")
+    found.add_argument("--out", type=Path, default=Path("build/bench"), help="default %(default)s")
+    return found
+
+
+def measure(case: str, peers: list[str], *, quick: bool) -> dict[str, dict[str, Any]]:
+    """The rows of one case: cold, then warm."""
+    rows: dict[str, dict[str, Any]] = {s: {"peers": {}, "ratios": {}} for s in ("cold", "warm")}
+    for peer in peers:
+        with tempfile.TemporaryDirectory() as cache:
+            for start, row in rows.items():
+                print(f"{case}, {peer}, {start} ...", file=sys.stderr, flush=True)
+                row["peers"][peer] = fresh_process(case, peer, Path(cache), quick=quick)
+    for row in rows.values():
+        own = row["peers"].get("fusec", {}).get("median_cpu_s")
+        for peer, found in row["peers"].items():
+            if own and peer != "fusec" and "median_cpu_s" in found:
+                row["ratios"][f"{peer}/fusec"] = round(found["median_cpu_s"] / own, 4)
+    return rows
+
+
+def fresh_process(case: str, peer: str, cache: Path, *, quick: bool) -> dict[str, Any]:
+    """Compile in a process of its own whose caches all lie under one directory."""
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "FUSEC_CACHE_DIR": str(cache / "fusec"),
+    }
+    result = cache / "result.json"
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "bench.compile_child", case, peer, str(result)]
+    if quick:
+        command.append("--quick")
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {LIMIT_S} s"}
+    if done.returncode or not result.exists():
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        return {"failed": f"exit code {done.returncode}: {last[0][:300]}"}
+    found = json.loads(result.read_text())
+    return {"median_cpu_s": found["cpu_s"], "samples": 1, **found}
+
+
+def details(results: list[dict[str, Any]]) -> str:
+    """One line a process: what the table has no column for."""
+    lines = []
+    for result in results:
+        for peer, found in result["peers"].items():
+            if "failed" in found:
+                lines.append(f"{result['name']}, {result['mode']}, {peer}: {found['failed']}")
+                continue
+            own = found.get("own_cpu_s")
+            lines.append(
+                f"{result['name']}, {result['mode']}, {peer}: {found['wall_s']:.2f} s wall, "
+                f"{found['subprocesses']} subprocesses"
+                + (f", own share {own:.3f} CPU s" if own is not None else "")
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

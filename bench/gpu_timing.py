@@ -1,0 +1,113 @@
+"""Times and ceilings of a CUDA device.
+
+GPU time is taken from a CUDA graph of many launches that rotates over input sets too large for the
+L2 cache together, so that every launch finds its inputs in memory; where a peer cannot be captured,
+CUDA events around plain launches are used and the result says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bench.timing import quiet, summary
+
+ROTATION_BYTES = 160 * 2**20  # over 2.5 times the L2 cache of an H200
+
+
+def sets_needed(nbytes: int) -> int:
+    """How many input sets of this many bytes each are rotated over."""
+    return max(2, min(32, -(-ROTATION_BYTES // max(nbytes, 1))))
+
+
+def gpu_times(
+    steps: Sequence[Callable[[], Any]], *, replays: int = 7, target_s: float = 0.02
+) -> tuple[list[float], str]:
+    """Seconds of one call on the device, one sample a replay, and how they were taken."""
+    launches = _launches(steps, target_s)
+    try:
+        return _graph_times(steps, launches, replays), "cuda graph"
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        reason = str(error).splitlines()[0][:120]
+        return _event_times(steps, launches, replays), f"events: {reason}"
+
+
+def _launches(steps: Sequence[Callable[[], Any]], target_s: float) -> int:
+    """A multiple of the number of sets that fills about `target_s` seconds."""
+    for step in steps:
+        step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for step in steps:
+        step()
+    torch.cuda.synchronize()
+    once = (time.perf_counter() - start) / len(steps)
+    rounds = max(1, round(target_s / max(once, 1e-6) / len(steps)))
+    return len(steps) * min(rounds, 50)
+
+
+def _graph_times(steps: Sequence[Callable[[], Any]], launches: int, replays: int) -> list[float]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for step in steps[:2]:
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # The last results of each set stay alive, so that outputs rotate through memory as inputs do.
+    kept: list[Any] = [None] * len(steps)
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            kept[i % len(steps)] = steps[i % len(steps)]()
+    graph.replay()
+    torch.cuda.synchronize()
+    return [_between_events(graph.replay) / launches for _ in range(replays)]
+
+
+def _event_times(steps: Sequence[Callable[[], Any]], launches: int, replays: int) -> list[float]:
+    def all_launches() -> None:
+        for i in range(launches):
+            steps[i % len(steps)]()
+
+    return [_between_events(all_launches) / launches for _ in range(replays)]
+
+
+def _between_events(work: Callable[[], None]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def host_seconds(step: Callable[[], Any], calls: int = 50) -> float:
+    """What the host spends on one call that nobody waits for."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with quiet():
+        start = time.perf_counter()
+        for _ in range(calls):
+            step()
+        spent = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return spent / calls
+
+
+def ceilings() -> dict[str, float]:
+    """What the device reaches: a copy's bytes a second, read and written; bf16 operations."""
+    source = torch.empty(2**29, dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.empty_like(source)
+    copy, _ = gpu_times([lambda: target.copy_(source)])
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product, _ = gpu_times([lambda: a @ b])
+    return {
+        "copy_bytes_per_s": 2 * source.nbytes / summary(copy, "s")["median_s"],
+        "matmul_flops_per_s": 2 * 8192**3 / summary(product, "s")["median_s"],
+    }

@@ -1,0 +1,78 @@
+"""Wall times on a CPU: interleaved rounds, so that a slow second of the machine hits all peers."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Collect garbage now and not again before the block ends."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def seconds_of(step: Callable[[], object]) -> float:
+    """Wall seconds of one call; its results are freed before the clock stops."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def interleaved(
+    steps: Mapping[str, Callable[[], object]], *, rounds: int, budget: float, at_least: float = 0.01
+) -> dict[str, list[float]]:
+    """Seconds a call of each peer, one sample a round: A B C, B C A, C A B, ...
+
+    Args:
+        rounds: at most this many; at least five.
+        budget: seconds after which no further round is started.
+        at_least: seconds of one sample; a faster call is repeated within it.
+    """
+    repeats = {}
+    for name, step in steps.items():
+        step()  # twice: the first call pays for pages and threads
+        step()
+        repeats[name] = max(1, round(at_least / max(seconds_of(step), 1e-7)))
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
+    deadline = time.perf_counter() + budget
+    with quiet():
+        for index in range(rounds):
+            if index >= 5 and time.perf_counter() > deadline:
+                break
+            for name in order[index % len(order) :] + order[: index % len(order)]:
+                n, step = repeats[name], steps[name]
+                start = time.perf_counter()
+                for _ in range(n):
+                    step()
+                samples[name].append((time.perf_counter() - start) / n)
+    return samples
+
+
+def summary(samples: list[float], unit: str = "ms") -> dict[str, float | int]:
+    """Median, 20th and 80th percentile and the number of samples, in the unit."""
+    scale = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return {
+        f"median_{unit}": statistics.median(ordered) * scale,
+        f"p20_{unit}": ordered[round(0.2 * last)] * scale,
+        f"p80_{unit}": ordered[round(0.8 * last)] * scale,
+        "samples": len(ordered),
+    }
+
+
+def paired_ratio(slow: list[float], fast: list[float]) -> float:
+    """Median over rounds of slow/fast: both numbers of a pair saw the same machine."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))

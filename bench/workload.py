@@ -1,0 +1,146 @@
+"""What is measured: a function, its inputs, and how one forward or training step is called.
+
+A `Workload` builds a `Case` for a device; `prepare` turns a case and a peer (eager or a backend of
+torch.compile) into a function without arguments whose one call is one measurement.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+PEERS = ("eager", "inductor", "fusec")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function or module with inputs; floating inputs and parameters take part in training."""
+
+    call: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+    inputs: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A named case: `build(dtype, device, shrink)` divides its sizes by `shrink` for dry runs."""
+
+    group: str
+    name: str
+    build: Callable[[torch.dtype, str, int], Case]
+    train: bool = False
+    dtype: str = "fp32"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {'training' if self.train else 'forward'} {self.dtype}"
+
+    def case(self, device: str = "cpu", *, shrink: int = 1, seed: int = 0) -> Case:
+        """Build reproducible inputs; leaves of a training case require gradients."""
+        torch.manual_seed(seed)
+        case = self.build(DTYPES[self.dtype], device, shrink)
+        if isinstance(case.call, nn.Module):
+            case.call.train(self.train).requires_grad_(self.train)
+        for tensor in case.inputs:
+            tensor.requires_grad_(self.train and tensor.is_floating_point())
+        return case
+
+
+def modes(
+    group: str,
+    name: str,
+    build: Callable[[torch.dtype, str, int], Case],
+    dtypes: tuple[str, ...] = ("fp32",),
+) -> list[Workload]:
+    """A workload forward and training, in each dtype."""
+    return [Workload(group, name, build, t, dtype) for dtype in dtypes for t in (False, True)]
+
+
+def compiled(call: Callable, peer: str) -> Callable:
+    """Return the peer's version of a function, compiled by nobody else.
+
+    Dynamo keeps its results with the code object: each peer gets a code object of its own.
+    """
+    if peer == "eager":
+        return call
+
+    def entry(*args: Any) -> Any:
+        return call(*args)
+
+    own = types.FunctionType(
+        entry.__code__.replace(co_name=f"{peer}_entry"),
+        entry.__globals__,
+        closure=entry.__closure__,
+    )
+    return torch.compile(own, backend=peer, dynamic=False)
+
+
+def cotangents_of(case: Case) -> tuple[torch.Tensor, ...]:
+    """Fixed gradients of the outputs, so that no loss is part of the measurement."""
+    with torch.no_grad():
+        outputs = as_tuple(case.call(*case.inputs))
+    return tuple(torch.randn_like(out) for out in outputs)
+
+
+def as_tuple(outputs: Any) -> tuple[torch.Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def leaves_of(case: Case) -> list[torch.Tensor]:
+    """Everything a training step computes gradients of."""
+    parameters = list(case.call.parameters()) if isinstance(case.call, nn.Module) else []
+    return [t for t in (*case.inputs, *parameters) if t.requires_grad]
+
+
+def step_of(
+    case: Case, call: Callable, cotangents: tuple[torch.Tensor, ...] | None
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """One measured call: the outputs, and for training (with cotangents) all gradients."""
+    if cotangents is None:
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            with torch.no_grad():
+                return as_tuple(call(*case.inputs))
+
+        return forward
+    leaves = leaves_of(case)
+
+    def training() -> tuple[torch.Tensor, ...]:
+        outputs = as_tuple(call(*case.inputs))
+        return (*(o.detach() for o in outputs), *torch.autograd.grad(outputs, leaves, cotangents))
+
+    return training
+
+
+def in_double(case: Case) -> Case:
+    """The same case with the same values in fp64."""
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        wide = tensor.detach()
+        wide = wide.double() if wide.is_floating_point() else wide
+        return wide.requires_grad_(tensor.requires_grad)
+
+    call = case.call
+    if isinstance(call, nn.Module):
+        call = copy.deepcopy(call).double()
+    return Case(call, tuple(widen(t) for t in case.inputs))
+
+
+def bytes_floor(case: Case, outputs: tuple[torch.Tensor, ...], *, train: bool) -> int:
+    """Bytes that any implementation moves: every input and every result once.
+
+    Training reads inputs and cotangents once more. Saved statistics are left out: the floor is low.
+    """
+    parameters = list(case.call.parameters()) if isinstance(case.call, nn.Module) else []
+    read = sum(t.nbytes for t in (*case.inputs, *parameters))
+    written = sum(t.nbytes for t in outputs)
+    if not train:
+        return read + written
+    results = sum(o.nbytes for o in outputs[: len(outputs) - len(leaves_of(case))])
+    return 2 * read + written + results

@@ -1,0 +1,40 @@
+"""Cross-entropy of language models: one long row a token."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from bench.workload import Case, Workload, modes
+
+GROUP = "memory-bound"
+
+
+def cross_entropy(
+    dtype: torch.dtype, device: str, shrink: int, *, tokens: int = 512, classes: int = 50257
+) -> Case:
+    """cross_entropy(logits, targets), [tokens, classes], in fp32 as losses are."""
+    tokens, classes = tokens // shrink, classes // shrink
+    logits = torch.randn(tokens, classes, device=device).to(dtype)
+    targets = torch.randint(0, classes, (tokens,), device=device)
+
+    def loss(logits, targets):
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(wide, targets)
+
+    return Case(loss, (logits, targets))
+
+
+def cpu() -> list[Workload]:
+    return modes(GROUP, "cross-entropy 512x50257", cross_entropy)
+
+
+def gpu() -> list[Workload]:
+    llama = functools.partial(cross_entropy, tokens=8192, classes=128256)
+    gpt2 = functools.partial(cross_entropy, tokens=8192)
+    return [
+        *modes(GROUP, "cross-entropy 8192x50257", gpt2, ("bf16",)),
+        Workload(GROUP, "cross-entropy 8192x128256", llama, train=True, dtype="bf16"),
+    ]

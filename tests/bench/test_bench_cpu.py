@@ -1,0 +1,78 @@
+"""The CPU benchmark on tiny shapes: what it writes, and what it does with a peer that fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import compile_time, cpu, record, timing, workloads
+from tests.support import BACKEND
+
+
+def test_a_quick_run_writes_each_row_with_errors_and_ratios(tmp_path, capsys):
+    arguments = ["--quick", "--only", "relu", "--peers", "eager,fusec", "--out", str(tmp_path)]
+    assert cpu.main(arguments) == 0
+    data = json.loads((tmp_path / "cpu.json").read_text())
+    assert [r["mode"] for r in data["results"]] == ["forward", "training"]
+    for row in data["results"]:
+        assert row["peers"]["fusec"]["accurate"] is True
+        assert row["peers"]["eager"]["median_ms"] > 0
+        assert row["ratios"]["eager/fusec"] > 0
+    assert data["summary"]["memory-bound"]["eager/fusec"]["rows"] == 2
+    assert "geomean" in capsys.readouterr().out
+
+
+def test_a_peer_that_fails_is_reported_and_the_others_are_measured(tmp_path):
+    arguments = ["--quick", "--only", "relu(x)*0.5+1 4096x4096 forward", "--out", str(tmp_path)]
+    assert cpu.main([*arguments, "--peers", "eager,no_such_backend"]) == 0
+    (row,) = json.loads((tmp_path / "cpu.json").read_text())["results"]
+    assert "no_such_backend" in row["peers"]["no_such_backend"]["failed"]
+    assert row["peers"]["eager"]["samples"] >= 5
+
+
+def test_an_unknown_name_lists_the_workloads(tmp_path, capsys):
+    assert cpu.main(["--only", "nothing like it", "--out", str(tmp_path)]) == 2
+    assert "masked softmax" in capsys.readouterr().err
+    assert not (tmp_path / "cpu.json").exists()
+
+
+def test_every_cpu_workload_has_a_training_twin():
+    forward = {(w.name, w.dtype) for w in workloads.cpu() if not w.train}
+    assert forward == {(w.name, w.dtype) for w in workloads.cpu() if w.train}
+
+
+def test_interleaved_rounds_take_one_sample_of_each_peer_a_round():
+    calls: list[str] = []
+    steps = {name: lambda name=name: calls.append(name) for name in "abc"}
+    samples = timing.interleaved(steps, rounds=6, budget=10.0, at_least=0.0)
+    assert {name: len(values) for name, values in samples.items()} == dict.fromkeys("abc", 6)
+    assert "".join(calls[9:]) == "abcbcacababcbcacab"  # nine warm-up calls first
+
+
+def test_summaries_take_the_geometric_mean_and_the_worst_row():
+    rows = [{"group": "g", "ratios": {"eager/fusec": v}} for v in (4.0, 1.0)]
+    assert record.summarise(rows)["g"]["eager/fusec"] == {
+        "geomean": 2.0,
+        "worst": 1.0,
+        "wins": 1,
+        "rows": 2,
+    }
+
+
+def test_records_name_no_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOSTNAME", "a-name-of-a-machine")
+    run = record.Record("cpu", tmp_path)
+    assert "a-name-of-a-machine" not in run.path.read_text()
+    import socket
+
+    assert socket.gethostname() not in run.path.read_text()
+
+
+@pytest.mark.slow
+def test_compile_time_counts_cold_and_warm_starts(tmp_path):
+    arguments = ["--quick", "--only", "mlp", "--peers", BACKEND, "--out", str(tmp_path)]
+    assert compile_time.main(arguments) == 0
+    cold, warm = json.loads((tmp_path / "compile.json").read_text())["results"]
+    assert cold["peers"][BACKEND]["cpu_s"] > warm["peers"][BACKEND]["cpu_s"] > 0
+    assert warm["peers"][BACKEND]["subprocesses"] == 0

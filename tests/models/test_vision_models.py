@@ -1,0 +1,45 @@
+"""ViT, a residual network and a multi-layer perceptron against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models.zoo import ATTENTIONS, mlp, resnet, vit
+from tests.support import check, values, with_layout
+
+MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_logits_of_vit_match_eager(attention):
+    check(vit(attention, layers=1), values(2, 3, 24, 24), tol=1e-4)
+
+
+def test_gradients_of_vit_match_eager():
+    check(vit().train(), values(2, 3, 24, 24), train=True, tol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_resnet_in_eval_mode_matches_eager(layout):
+    check(resnet(), with_layout(values(2, 3, 14, 10), layout), tol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_resnet_training_matches_eager_and_updates_running_statistics(layout):
+    # `check` compares the buffers after the call, and so the running statistics.
+    model = resnet().train()
+    if layout == "channels_last":
+        model = model.to(memory_format=torch.channels_last)
+    check(model, with_layout(values(4, 3, 14, 10), layout), train=True, tol=1e-4)
+
+
+@MODES
+def test_mlp_matches_eager(train):
+    check(mlp(), values(17, 33), train=train)
+
+
+@MODES
+def test_mlp_of_other_dtypes_matches_eager(train):
+    check(mlp().to(torch.bfloat16), values(17, 33, dtype=torch.bfloat16), train=train, tol=2e-2)
+    check(mlp().double(), values(17, 33, dtype=torch.float64), train=train)
