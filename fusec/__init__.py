@@ -1,4 +1,4 @@
-"""fusec: an operator-fusion compiler for PyTorch, used as ``torch.compile(model, backend="fusec")``.
+"""fusec: an operator-fusion compiler for PyTorch: ``torch.compile(model, backend="fusec")``.
 
 Importing this package is cheap: torch and the compiler's stages are loaded at first use.
 """
