@@ -1,8 +1,8 @@
 """The ``torch.compile`` backend, found by its entry point: ``torch.compile(m, backend="fusec")``.
 
 Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
-``compiler.compile_graph``. ``aot_autograd`` (not ``aot_module_simplified``) because DDP relies on a counter
-that it keeps.
+``compiler.compile_graph``. ``aot_autograd`` (not ``aot_module_simplified``) because DDP relies on a
+counter that it keeps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fusec(
 def compile_with(
     gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Run AOTAutograd over a Dynamo graph; ``compile_one(graph, inputs, name=...)`` compiles each part."""
+    """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(compile_one, name="forward"),
         bw_compiler=partial(compile_one, name="backward"),
