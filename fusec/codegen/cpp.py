@@ -1,12 +1,12 @@
 """The C++ printer: one function a program, over the vocabulary of ``prelude.h``.
 
-A value with the program's lane axis is a vector of ``FUSEC_W`` lanes, any other a scalar. 16-bit floats
-live as f32 and small integers as i32 between memory and memory: a load widens, ``Put`` rounds or wraps,
-and a value cast down and used again is rounded by its cast. Grid axes are OpenMP loops, run by torch's
-own threads; a kernel of little work stays on one.
+A value with the program's lane axis is a vector of ``FUSEC_W`` lanes, any other a scalar. 16-bit
+floats live as f32 and small integers as i32 between memory and memory: a load widens, ``Put``
+rounds or wraps, and a value cast down and used again is rounded by its cast. Grid axes are OpenMP
+loops, run by torch's own threads; a kernel of little work stays on one.
 
-An index read from memory is checked: out of range it touches no memory and sets ``*status``, which the
-caller turns into an ``IndexError``.
+An index read from memory is checked: out of range it touches no memory and sets ``*status``, which
+the caller turns into an ``IndexError``.
 
 Worked example::
 
@@ -25,7 +25,7 @@ import math
 from importlib import resources
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F16, BF16, F32, F64, I32, I64, DType, Kind, compute_type
+from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -51,8 +51,13 @@ _SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "boo
 _VECTOR = {F32: "vf32", F64: "vf64", I64: "vi64", I32: "vi32", BOOL: "vm"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _HORIZONTAL = {
-    "sum": "f_hsum", "prod": "f_hprod", "max": "f_hmax", "min": "f_hmin", "any": "f_hany", "all": "f_hall",
-}  # fmt: skip
+    "sum": "f_hsum",
+    "prod": "f_hprod",
+    "max": "f_hmax",
+    "min": "f_hmin",
+    "any": "f_hany",
+    "all": "f_hall",
+}
 _FEATURES: dict[str, str] = {}
 _SUPPORT = """
 FUSEC_INLINE long long fusec_least(long long a, long long b) { return a < b ? a : b; }
