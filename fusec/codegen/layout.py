@@ -1,10 +1,10 @@
 """Where each axis of a kernel runs: the parts a plan cuts it into, loop bounds and lane masks.
 
-An axis becomes at most three: a grid part, a loop part and a lane part. ``cut`` maps the kernel's axes to
-indices over these parts; ``loops`` holds the bounds of each loop part.
+An axis becomes at most three: a grid part, a loop part and a lane part. ``cut`` maps the kernel's
+axes to indices over these parts; ``loops`` holds the bounds of each loop part.
 
-Worked example, ``Binding(c, LOOP, tile=16)`` with c of extent 40: ``c = co*16 + ci``, co runs full tiles
-to 2 and the masked rest to 3.
+Worked example, ``Binding(c, LOOP, tile=16)`` with c of extent 40: ``c = co*16 + ci``, co runs full
+tiles to 2 and the masked rest to 3.
 """
 
 from __future__ import annotations
