@@ -1,16 +1,18 @@
 """Lowering: (kernel, plan) -> program. One generic walk; the plan decides, this only carries out.
 
-Each axis becomes at most three: a grid or loop part and a lane part (``c = co*16 + ci``). What is left
-are regions: a list of tasks (stores, and updates of reductions) below some bound loops. A region
+Each axis becomes at most three: a grid or loop part and a lane part (``c = co*16 + ci``). What is
+left are regions: a list of tasks (stores, and updates of reductions) below some bound loops. A
+region
 
 1. collects the reductions that are at home in it: their free loops are bound, the reduced ones not;
 2. gives each task the number of the sweep it can first run in: one more than the reductions it reads;
 3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
 
 A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows)
-accumulates in a private array. What is dear and needed in two sweeps (``exp`` of a softmax) is kept in
-one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of full tiles, then one
-masked tile) or masked throughout; a reduction sees its identity there, a load touches no memory.
+accumulates in a private array. What is dear and needed in two sweeps (``exp`` of a softmax) is kept
+in one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of full tiles,
+then one masked tile) or masked throughout; a reduction sees its identity there, a load touches no
+memory.
 
 Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c looped: sweep 0 is
 ``for co: acc += x``, sweep 1 ``for co: y = x / s``.
@@ -335,7 +337,7 @@ class _Lowering:
     # -- tasks -------------------------------------------------------------------------------------
 
     def _start(self, reduction: Reduce) -> Accumulate:
-        """Declare what a reduction accumulates in: a carry, or a private array with a slot a lane."""
+        """Declare what a reduction accumulates in: a carry, or a private array with slots."""
         lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
         neutral = Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
         free = self.layout.loops_of(reduction.axes) - self.here.bound
@@ -348,7 +350,7 @@ class _Lowering:
         return Accumulate(reduction, None, array, slot)
 
     def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
-        """Declare a private array with a slot for each point of a node's unbound loops and lanes."""
+        """Declare a private array with a slot for each point of a node's free loops and lanes."""
         axes = sorted(self.layout.loops_of(node.axes) - self.here.bound, key=self.nest.index)
         axes += [a for a in self.lanes if a in node.axes]
         slot = index(0)
@@ -429,12 +431,12 @@ class _Lowering:
             Put(task.array.flat(), task.slot, new, None),
         ]
 
-    # -- keeping values between sweeps ---------------------------------------------------------------
+    # -- keeping values between sweeps ------------------------------------------------------------
 
     def _worth_keeping(
         self, loop: Axis, group: list[Task], later: list[Task | Reduce]
     ) -> list[Keep]:
-        """Return what this sweep computes at some cost and a later one over the same loop needs again."""
+        """Return what this sweep computes dearly and a later one over the same loop needs again."""
         again = [
             t
             for t in later
