@@ -1,8 +1,8 @@
 """Small rewrites of a kernel's expressions once its axes are cut: same values, less work a lane.
 
-A comparison that is the same in all lanes of a tile loses its lanes: with ``c = co*16 + ci``, ``c < 32`` is
-``co < 2``. The two halves of a rotary embedding, a cat or a pad at a multiple of the tile then branch
-once a tile, and their loads stay contiguous.
+A comparison that is the same in all lanes of a tile loses its lanes: with ``c = co*16 + ci``, ``c <
+32`` is ``co < 2``. The two halves of a rotary embedding, a cat or a pad at a multiple of the tile
+then branch once a tile, and their loads stay contiguous.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fusec.ir.rewrite import rewrite
 
 
 def uniform_comparisons(exprs: tuple[Expr, ...], lanes: tuple[Axis, ...]) -> tuple[Expr, ...]:
-    """Return the expressions with comparisons of indices decided a tile at a time where they can be."""
+    """Return the expressions with comparisons of indices decided a tile at a time if possible."""
     if not lanes:
         return exprs
 
@@ -40,7 +40,7 @@ def uniform_comparisons(exprs: tuple[Expr, ...], lanes: tuple[Axis, ...]) -> tup
 
 
 def _without_lane(value: Index, lane: Axis) -> Index | None:
-    """Return ``value // width`` if the lane axis only fills the gaps between multiples of its width."""
+    """Return ``value // width`` if the lane only fills the gaps between multiples of its width."""
     if value.coefficient(lane) is not index(1):
         return None
     rest = value - index(lane)
