@@ -1,7 +1,7 @@
 """The targets: one row each. The only place that asks which target code is made for.
 
-A row says what the machine costs (for fusion), how a kernel is scheduled, and which printer writes it.
-A new target is one printer, one loader in ``runtime`` and one row here.
+A row says what the machine costs (for fusion), how a kernel is scheduled, and which printer writes
+it. A new target is one printer, one loader in ``runtime`` and one row here.
 """
 
 from __future__ import annotations
