@@ -1,10 +1,10 @@
 """The wrapper printer: the graph's ``call(args)`` as readable Python.
 
 The names it uses are few, and ``runtime.executable`` binds them: ``empty`` (shape, strides, dtype),
-``window`` (a strided view), ``restride`` (an eager kernel's result with the traced strides), ``constant``
-(an argument that only the FX graph has), the kernels by name, and ``extern_<node>`` for eager kernels.
-Buffers are freed after their last use; a dead buffer of the same layout is written again instead of
-allocating a new one.
+``window`` (a strided view), ``restride`` (an eager kernel's result with the traced strides),
+``constant`` (an argument that only the FX graph has), the kernels by name, and ``extern_<node>``
+for eager kernels. Buffers are freed after their last use; a dead buffer of the same layout is
+written again instead of allocating a new one.
 
 Worked example::
 
@@ -236,7 +236,7 @@ def _same_strides(view: View, buffer: Buffer) -> bool:
 
 
 def callee(extern: Extern) -> str:
-    """Return the name an extern is called by: its full name if torch.ops has it, else ``extern_<node>``."""
+    """Return what an extern is called by: its name if it is ATen's, else ``extern_<node>``."""
     if extern.target.startswith("aten."):
         return extern.target
     return f"extern_{extern.node}"
