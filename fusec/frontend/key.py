@@ -1,8 +1,8 @@
 """The identity of an FX graph: equal keys mean that the same code is right for both.
 
-Everything that captured code depends on is in it: operations, arguments, and of every value the type,
-shape, strides, device and symbolic expressions. Names of the user's parameters and paths are not, so
-identical blocks share one entry.
+Everything that captured code depends on is in it: operations, arguments, and of every value the
+type, shape, strides, device and symbolic expressions. Names of the user's parameters and paths are
+not, so identical blocks share one entry.
 """
 
 from __future__ import annotations
