@@ -82,7 +82,7 @@ DTYPES: dict[str, DType] = {
 
 
 def compute_type(dtype: DType) -> DType:
-    """Return the type in which a value stored as ``dtype`` is computed: f32, f64, i32, i64 or bool."""
+    """Return the type that values stored as ``dtype`` are computed in: f32, f64, i32, i64, bool."""
     if dtype in (F16, BF16):
         return F32
     if dtype in (U8, I8, I16):
