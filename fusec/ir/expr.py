@@ -10,8 +10,9 @@ Grammar of the printed form::
            | monoid '(' axis, ... ':' expr ')'          Reduce
            | name                                       Var (programs only)
 
-Nodes are interned: equal expressions are one object, so sharing costs nothing and a memo table keyed
-by the node is a correct common-subexpression elimination. ``axes`` of a node are its free axes.
+Nodes are interned: equal expressions are one object, so sharing costs nothing and a memo table
+keyed by the node is a correct common-subexpression elimination. ``axes`` of a node are its free
+axes.
 
 Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes ``{m}``.
 """
@@ -19,7 +20,7 @@ Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
@@ -31,7 +32,6 @@ from fusec.ir.index import (
     Mod,
     Runtime,
     index,
-    substitute,
 )
 from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
@@ -41,7 +41,7 @@ _NO_AXES: frozenset[Axis] = frozenset()
 
 
 class Buffer:
-    """A tensor in memory: ``shape`` and ``strides`` (elements) are ``Index`` over sizes. By identity."""
+    """A tensor in memory: ``shape`` and ``strides`` (elements) are over sizes. By identity."""
 
     __slots__ = ("__weakref__", "_flat", "base", "dtype", "name", "shape", "strides")
 
@@ -60,7 +60,7 @@ class Buffer:
         self._flat: Buffer | None = None
 
     def flat(self) -> Buffer:
-        """Return the storage as one axis of stride 1, as programs address it; ``flat().base is self``."""
+        """Return the storage as one axis of stride 1, for programs; ``flat().base is self``."""
         if self.base is not self:
             return self
         if self._flat is None:
@@ -108,9 +108,7 @@ class Load(_Expr):
         self, buffer: Buffer, indices: tuple[Index, ...], guard: Expr | None = None
     ) -> None:
         if len(indices) != len(buffer.shape):
-            raise InvalidIR(
-                f"{buffer.name} has {len(buffer.shape)} axes, indexed by {indices}"
-            )
+            raise InvalidIR(f"{buffer.name} has {len(buffer.shape)} axes, indexed by {indices}")
         self.buffer = buffer
         self.indices = indices
         self.guard = guard
@@ -183,7 +181,7 @@ class Cast(_Expr):
 
 
 class Select(_Expr):
-    """``then`` where ``condition``, else ``other``; only the chosen value matters (NaN in the other is fine)."""
+    """``then`` where ``condition``, else ``other``; a NaN in the value not chosen is no matter."""
 
     __slots__ = ("condition", "other", "then")
 
@@ -215,16 +213,14 @@ class Var(_Expr):
 
     __slots__ = ("name", "serial")
 
-    def __init__(
-        self, name: str, dtype: DType, lanes: frozenset[Axis], serial: int
-    ) -> None:
+    def __init__(self, name: str, dtype: DType, lanes: frozenset[Axis], serial: int) -> None:
         self.name = name
         self.dtype = dtype
         self.axes = lanes
         self.serial = serial
 
 
-Expr: TypeAlias = Union[Load, Const, IndexValue, Op, Cast, Select, Reduce, Var]
+Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Var
 
 
 def _union(nodes: Iterable[Any]) -> frozenset[Axis]:
@@ -253,11 +249,7 @@ def cast(arg: Expr, dtype: DType) -> Expr:
     """Return ``arg`` as ``dtype``; the same object if it has that type already."""
     if arg.dtype is dtype:
         return arg
-    if (
-        isinstance(arg, Const)
-        and dtype in (F32, F64, I64, I32)
-        and arg.dtype in (F64, I64, BOOL)
-    ):
+    if isinstance(arg, Const) and dtype in (F32, F64, I64, I32) and arg.dtype in (F64, I64, BOOL):
         if not (arg.dtype.is_float and not dtype.is_float):
             return Const(arg.value, dtype)
     if isinstance(arg, IndexValue) and dtype in (I32, I64):
@@ -265,9 +257,7 @@ def cast(arg: Expr, dtype: DType) -> Expr:
     return Cast(arg, dtype)
 
 
-def in_range(
-    value: IntoIndex, low: IntoIndex | None, high: IntoIndex | None
-) -> Expr | None:
+def in_range(value: IntoIndex, low: IntoIndex | None, high: IntoIndex | None) -> Expr | None:
     """Return the guard ``low <= value < high`` without what is provable; None if all of it is."""
     from fusec.ir.index import is_nonnegative
 
@@ -335,9 +325,7 @@ def postorder(roots: Iterable[Expr]) -> list[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend(
-                (child, False) for child in children(node) if child not in seen
-            )
+            stack.extend((child, False) for child in children(node) if child not in seen)
     return order
 
 
@@ -346,9 +334,7 @@ def loads(roots: Iterable[Expr]) -> list[Load]:
     return [node for node in postorder(roots) if isinstance(node, Load)]
 
 
-def rebuild(
-    node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None
-) -> Expr:
+def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None) -> Expr:
     """Return ``node`` with its children looked up in ``new`` and its indices substituted."""
     match node:
         case Op():
@@ -363,18 +349,14 @@ def rebuild(
             return Reduce(node.monoid, over, new[node.body]) if over else new[node.body]
         case Load():
             guard = None if node.guard is None else new[node.guard]
-            return Load(
-                node.buffer, tuple(_index(i, new, indices) for i in node.indices), guard
-            )
+            return Load(node.buffer, tuple(_index(i, new, indices) for i in node.indices), guard)
         case IndexValue():
             return IndexValue(_index(node.index, new, indices), node.dtype)
         case _:
             return node
 
 
-def _bound(
-    over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None
-) -> tuple[Axis, ...]:
+def _bound(over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None) -> tuple[Axis, ...]:
     """Rename, split or merge bound axes: each is replaced by the axes of what it maps to."""
     if not indices:
         return over
@@ -397,9 +379,7 @@ def _check_capture(
             raise InternalError(f"{node.monoid} over {over} would bind {axis} -> {target}")
 
 
-def _index(
-    value: Index, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None
-) -> Index:
+def _index(value: Index, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None) -> Index:
     if any(True for _ in index_exprs(value)):
         value = _replace_runtime(value, new)
     return substitute_plain(value, indices) if indices else value
@@ -442,13 +422,11 @@ def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
                     term = term * index(Runtime(new[atom.expr], atom.extent))
                 case FloorDiv():
                     term = term * (
-                        _replace_runtime(atom.dividend, new)
-                        // _replace_runtime(atom.divisor, new)
+                        _replace_runtime(atom.dividend, new) // _replace_runtime(atom.divisor, new)
                     )
                 case Mod():
                     term = term * (
-                        _replace_runtime(atom.dividend, new)
-                        % _replace_runtime(atom.divisor, new)
+                        _replace_runtime(atom.dividend, new) % _replace_runtime(atom.divisor, new)
                     )
                 case _:
                     term = term * index(atom)
@@ -457,7 +435,7 @@ def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
 
 
 def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:
-    """Replace axes by indices, in loads, index values and (renamed or split) bound axes of reductions."""
+    """Replace axes by indices; bound axes of reductions may be renamed, split or merged by it."""
     return substitute_all((root,), mapping)[0]
 
 
