@@ -54,7 +54,7 @@ class Def:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided window into a buffer, as an eager kernel takes it: sizes, strides, offset (elements)."""
+    """A strided window into a buffer, as eager kernels take it; sizes and strides in elements."""
 
     buffer: Buffer
     shape: tuple[Index, ...]
@@ -77,7 +77,9 @@ class NodeConstant:
     path: tuple[str | int, ...]
 
 
-Argument: TypeAlias = "View | SizeValue | NodeConstant | None | int | float | bool | str | tuple[Argument, ...]"
+Argument: TypeAlias = (
+    "View | SizeValue | NodeConstant | int | float | bool | str | tuple[Argument, ...] | None"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +122,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """``buffer[indices] = expr`` for every point of the kernel's axes that ``indices`` or ``expr`` have."""
+    """``buffer[indices] = expr`` at every point of the kernel's axes that either side has."""
 
     buffer: Buffer
     indices: tuple[Index, ...]
@@ -164,9 +166,7 @@ def argument_views(args: tuple[Argument, ...]) -> list[View]:
 
 def extern_views(extern: Extern) -> list[View]:
     """Return every tensor an extern reads."""
-    return argument_views(extern.args) + argument_views(
-        tuple(v for _, v in extern.kwargs)
-    )
+    return argument_views(extern.args) + argument_views(tuple(v for _, v in extern.kwargs))
 
 
 @dataclass(frozen=True, slots=True)
