@@ -1,8 +1,8 @@
 """Hash-consing: one object for each distinct node, so that equality is identity.
 
-A class whose metaclass is ``Interned`` is called with its fields, positionally; equal fields give the
-same object. The table is weak: a node that nobody uses is forgotten. Locked, because torch compiles
-backward graphs from autograd threads.
+A class whose metaclass is ``Interned`` is called with its fields, positionally; equal fields give
+the same object. The table is weak: a node that nobody uses is forgotten. Locked, because torch
+compiles backward graphs from autograd threads.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import weakref
 from typing import Any
 
 _lock = threading.Lock()
-_table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = (
-    weakref.WeakValueDictionary()
-)
+_table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
 
 
 class Interned(type):
-    """Metaclass of immutable nodes that exist once. Subclasses may define ``intern_key(*fields)``."""
+    """Metaclass of immutable nodes that exist once. A class may define ``intern_key(*fields)``."""
 
     def __call__(cls, *fields: Any) -> Any:
         key = (cls, *cls.intern_key(*fields))  # type: ignore[attr-defined]
@@ -37,5 +35,5 @@ class Node(metaclass=Interned):
 
     @classmethod
     def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
-        """Return what makes two nodes the same; the fields themselves unless a class says otherwise."""
+        """Return what makes two nodes the same: the fields, unless a class says otherwise."""
         return fields
