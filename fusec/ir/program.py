@@ -2,8 +2,8 @@
 
 Grammar of the printed form::
 
-    program   ::= 'program' name '(' buffer | size, ... ')' 'grid' axis:extent ... 'lanes' axis:extent ...
-                  statement*
+    program   ::= 'program' name '(' buffer | size, ... ')'
+                  'grid' axis:extent ... 'lanes' axis:extent ... statement*
     statement ::= var ['<' lanes '>'] '=' expr            Let: one operation over vars and constants
                 | 'carry' var '=' constant                Carry: a value that loops update
                 | var ':=' expr                           Update
@@ -11,12 +11,12 @@ Grammar of the printed form::
                 | buffer '[' offset ']' '=' var ['if' var]   Put
                 | 'scratch' buffer '[' length ']'         Scratch: an array private to the program
 
-Semantics. The body runs once for each point of the grid, in any order or in parallel. A lane axis is
-no loop: a value with lane axes is a tile that holds one element for each lane. ``Load`` has one index,
-the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value of the
-program; lanes whose guard is false touch no memory and give 0. ``Reduce`` in a ``Let`` folds lanes.
-``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a Carry declared outside
-keeps its value from one iteration to the next.
+Semantics. The body runs once for each point of the grid, in any order or in parallel. A lane axis
+is no loop: a value with lane axes is a tile that holds one element for each lane. ``Load`` has one
+index, the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value
+of the program; lanes whose guard is false touch no memory and give 0. ``Reduce`` in a ``Let`` folds
+lanes. ``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a Carry
+declared outside keeps its value from one iteration to the next.
 
 Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
 
@@ -31,7 +31,7 @@ Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*1
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, Const, Expr, Var
 from fusec.ir.index import Axis, Index, Size
@@ -92,7 +92,7 @@ class For:
     body: tuple[Statement, ...]
 
 
-Statement: TypeAlias = Union[Let, Carry, Update, Put, Scratch, For]
+Statement: TypeAlias = Let | Carry | Update | Put | Scratch | For
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,15 +123,13 @@ class Program:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """Every buffer argument once, in the order in which a launch passes them: reads, then writes."""
+        """Every buffer argument once, in the order of a launch: reads, then writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
 
 def print_program(program: Program) -> str:
     """Return the program as text."""
-    args = ", ".join(
-        [*(b.name for b in program.buffers), *(s.name for s in program.sizes)]
-    )
+    args = ", ".join([*(b.name for b in program.buffers), *(s.name for s in program.sizes)])
     grid = "  ".join(f"{a.name}:{a.extent}" for a in program.grid) or "-"
     lanes = "  ".join(f"{a.name}:{a.extent}" for a in program.lanes) or "-"
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
@@ -146,27 +144,19 @@ def _print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> N
             case Let():
                 lines.append(f"{pad}{_var(statement.var)} = {statement.value!r}")
             case Carry():
-                lines.append(
-                    f"{pad}carry {_var(statement.var)} = {statement.initial!r}"
-                )
+                lines.append(f"{pad}carry {_var(statement.var)} = {statement.initial!r}")
             case Update():
                 lines.append(f"{pad}{statement.var.name} := {statement.value!r}")
             case Put():
-                guard = (
-                    f" if {statement.guard!r}" if statement.guard is not None else ""
-                )
+                guard = f" if {statement.guard!r}" if statement.guard is not None else ""
                 target = f"{statement.buffer.name}[{statement.offset}]"
                 lines.append(f"{pad}{target} = {statement.value!r}{guard}")
             case Scratch():
-                lines.append(
-                    f"{pad}scratch {statement.buffer.name}[{statement.length}]"
-                )
+                lines.append(f"{pad}scratch {statement.buffer.name}[{statement.length}]")
             case For():
                 stops = ", ".join(map(repr, statement.stops))
                 stop = f"min({stops})" if len(statement.stops) > 1 else stops
-                lines.append(
-                    f"{pad}for {statement.axis.name} in {statement.start} .. {stop}:"
-                )
+                lines.append(f"{pad}for {statement.axis.name} in {statement.start} .. {stop}:")
                 _print_block(statement.body, depth + 1, lines)
 
 
