@@ -1,7 +1,7 @@
 """Rewriting expressions bottom-up, once per distinct node.
 
-``rewrite(roots, rule)`` offers each node, with its children rewritten already, to ``rule``; what the
-rule returns takes its place. Memoised on identity and iterative: deep chains are no problem.
+``rewrite(roots, rule)`` offers each node, with its children rewritten already, to ``rule``; what
+the rule returns takes its place. Memoised on identity and iterative: deep chains are no problem.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rule = Callable[[Expr], Expr]
 
 
 def rewrite(roots: tuple[Expr, ...], rule: Rule) -> tuple[Expr, ...]:
-    """Return the roots with ``rule`` applied to each node; the same objects where nothing changed."""
+    """Return the roots with ``rule`` applied to each node; the same objects if nothing changed."""
     new: dict[Expr, Expr] = {}
     for node in postorder(roots):
         changed = any(new[child] is not child for child in children(node))
