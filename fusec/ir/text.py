@@ -34,7 +34,6 @@ from fusec.ir.graph import (
 from fusec.ir.index import Axis, Index, Size
 from fusec.ir.scalar import SCALAR_OPS
 
-
 LONGEST_LINE = 10_000
 """Characters of a printed expression; a longer one shows its innermost parts as ``...``."""
 LONG_NODE = 80
@@ -55,7 +54,7 @@ def print_expr(root: Expr) -> str:
 
 
 def print_lines(roots: dict[str, Expr]) -> list[str]:
-    """Return ``target = expr`` lines; larger nodes used more than once get a line ``t<n>`` of their own."""
+    """Return ``target = expr`` lines; larger shared nodes get a line ``t<n>`` of their own."""
     uses: dict[Expr, int] = {}
     order = postorder(roots.values())
     for node in order:
@@ -189,10 +188,7 @@ def print_kernel(kernel: Kernel) -> str:
     outputs = ", ".join(s.buffer.name for s in kernel.stores)
     head = f"kernel {kernel.name} -> {outputs}    grid {print_axes(kernel.grid)}"
     head += f"    inside {print_axes(kernel.inside)}"
-    roots = {
-        f"{s.buffer.name}[{', '.join(map(repr, s.indices))}]": s.expr
-        for s in kernel.stores
-    }
+    roots = {f"{s.buffer.name}[{', '.join(map(repr, s.indices))}]": s.expr for s in kernel.stores}
     return "\n".join([head, *(f"  {line}" for line in print_lines(roots))])
 
 
