@@ -1,1 +1,1 @@
-"""Graph to graph, graph to kernels, kernel to plan: everything that decides, nothing that prints."""
+"""Graph to graph, graph to kernels, kernel to plan: all that decides, nothing that prints."""
