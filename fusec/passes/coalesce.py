@@ -8,6 +8,8 @@ offset. Axes a, b (a slower) become one axis n of extent A*B where every offset 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder, substitute_all
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Index, index, substitute
@@ -21,7 +23,7 @@ def coalesce(kernel: Kernel) -> Kernel:
     while merged:
         merged = False
         for group in (kernel.grid, kernel.inside):
-            for outer, inner in zip(group, group[1:], strict=False):
+            for outer, inner in pairwise(group):
                 if _mergeable(kernel, outer, inner):
                     kernel = _merge(kernel, outer, inner)
                     merged = True
