@@ -1,8 +1,8 @@
 """Modelled time of a kernel: bytes over bandwidth, operations over rate, and a launch.
 
 Ranks alternatives; a benchmark has the last word. Rates: H200 measured copy 4.3 TB/s and its issue
-budget (6.9 thread-instructions a byte); CPU: one shared socket, two cores, measured 2026-11 within a
-factor of two.
+budget (6.9 thread-instructions a byte); CPU: one shared socket, two cores, measured 2026-11 within
+a factor of two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Traffic (bytes), arithmetic (multiply-adds) and modelled time (microseconds) of one kernel."""
+    """Traffic (bytes), arithmetic (multiply-adds) and modelled time (us) of one kernel."""
 
     bytes: int
     operations: int
@@ -114,7 +114,7 @@ def price(kernel: Kernel, machine: Machine) -> Price:
 
 
 def programs(kernel: Kernel, machine: Machine) -> int:
-    """Return how many independent pieces a kernel has: grid points, tiles of them along the fastest axis."""
+    """Return how many pieces a kernel has: grid points, in tiles along the fastest axis."""
     fast = fastest_axis(kernel, kernel.axes) if kernel.inside else None
     points = count(tuple(a for a in kernel.grid if a is not fast))
     if fast is not None and fast in kernel.grid:
