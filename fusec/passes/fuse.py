@@ -2,9 +2,9 @@
 
 Every definition starts as a kernel of its own. A priority queue holds the pairs that could merge
 (producer and reader, two readers of one large buffer, two reductions of one shape), ordered by
-modelled microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts it and
-the merged kernel is modelled faster than the two apart; its neighbours are then priced again. Every
-merge taken or rejected leaves a ``Decision``.
+modelled microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts
+it and the merged kernel is modelled faster than the two apart; its neighbours are then priced
+again. Every merge taken or rejected leaves a ``Decision``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Fuser:
             self.push_neighbours(group)
 
     def neighbours(self, group: _Group) -> set[int]:
-        """Return groups that touch ``group``: by an edge, a shared large buffer, or a like reduction."""
+        """Return groups near ``group``: by an edge, a shared large buffer, or a like reduction."""
         found = {
             n
             for n in (*self.dag.successors(group.serial), *self.dag.predecessors(group.serial))
@@ -200,7 +200,7 @@ class _Fuser:
         self.push_neighbours(group)
 
     def has_detour(self, a: int, b: int) -> bool:
-        """Return True if a path of more than one edge joins the two: merging would close a cycle."""
+        """Return True if a path of several edges joins the two: merging would close a cycle."""
         for source, target in ((a, b), (b, a)):
             starts = [n for n in self.dag.successors(source) if n != target]
             seen = set(starts)
