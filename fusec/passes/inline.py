@@ -5,8 +5,8 @@ pointwise definition with one reader, (c) a cheap pointwise definition of one fu
 all its readers: to compute it again costs less than to store and load it. Live-out definitions stay,
 but cheap ones are inlined as well, so that readers do not wait for memory.
 
-Substitution needs no unification: any index map will do, so chains through reshapes, slices and cats
-fuse here, whatever their axes.
+Substitution needs no unification: any index map will do, so chains through reshapes, slices and
+cats fuse here, whatever their axes.
 """
 
 from __future__ import annotations
