@@ -72,7 +72,7 @@ def _readers(schedule: Schedule) -> dict[Buffer, int]:
 
 
 def _lone_bias(kernel: Kernel) -> tuple[Buffer, Buffer] | None:
-    """Return (matrix, vector) if the kernel is ``out[m, n] = matrix[m, n] + vector[n]``, else None."""
+    """Return (matrix, vector) if the kernel is ``out[m, n] = matrix[m, n] + vector[n]``."""
     if len(kernel.stores) != 1 or kernel.inside:
         return None
     (store,) = kernel.stores
