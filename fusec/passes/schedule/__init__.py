@@ -1,7 +1,7 @@
 """Schedules: how each axis of a kernel runs on a target (grid, loop or lanes).
 
-``SCHEDULES`` is tried in order; the first that accepts a kernel plans it. A new schedule is one module
-with ``accepts`` and ``plan``, and one entry here.
+``SCHEDULES`` is tried in order; the first that accepts a kernel plans it. A new schedule is one
+module with ``accepts`` and ``plan``, and one entry here.
 """
 
 from __future__ import annotations
