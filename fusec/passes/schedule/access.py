@@ -11,7 +11,7 @@ from fusec.ir.index import Axis, Index, product
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store of a flat kernel: element offset, element size (bytes), points that need it."""
+    """One load or store of a flat kernel: offset (elements), bytes an element, points needing it."""
 
     offset: Index
     itemsize: int
@@ -36,7 +36,7 @@ def _points(offset: Index) -> int:
 
 
 def step(access: Access, axis: Axis) -> int | None:
-    """Return by how many elements the offset grows along an axis, at hints; None if it is not affine."""
+    """Return by how many elements the offset grows along an axis, at hints; None if not affine."""
     coefficient = access.offset.coefficient(axis)
     return None if coefficient is None else coefficient.hint()
 
@@ -44,8 +44,8 @@ def step(access: Access, axis: Axis) -> int | None:
 def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
     """Return the axis along which most traffic is contiguous, or None where no access is.
 
-    Each access votes with its bytes: for an axis of unit step, against one of another step; an access
-    that does not vary along the axis is free, as a broadcast.
+    Each access votes with its bytes: for an axis of unit step, against one of another step; an
+    access that does not vary along the axis is free, as a broadcast.
     """
     best: tuple[float, int] | None = None
     chosen: Axis | None = None
