@@ -1,7 +1,7 @@
 """GPU schedule of column reductions: columns across lanes, rows in a loop of small tiles.
 
-A tile is 32 rows by 128 columns; the accumulator keeps the tile's shape and is folded once, after the
-loop. Deterministic: no atomics.
+A tile is 32 rows by 128 columns; the accumulator keeps the tile's shape and is folded once, after
+the loop. Deterministic: no atomics.
 """
 
 from __future__ import annotations
