@@ -1,9 +1,9 @@
 """The order of a kernel's loops, and whether one order serves all its reductions.
 
-A reduction over O whose value varies along F runs in one of two ways: F outside O, and the value is a
-scalar (or a tile of lanes) that is complete when O ends; or O outside F, and it accumulates in an array
-over F. Lanes cannot be reduced out of an array, so a reduction over the lane axis needs F outside; and
-where there is no private memory, every reduction does.
+A reduction over O whose value varies along F runs in one of two ways: F outside O, and the value is
+a scalar (or a tile of lanes) that is complete when O ends; or O outside F, and it accumulates in an
+array over F. Lanes cannot be reduced out of an array, so a reduction over the lane axis needs F
+outside; and where there is no private memory, every reduction does.
 """
 
 from __future__ import annotations
