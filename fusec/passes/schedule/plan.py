@@ -5,9 +5,9 @@ Grammar of the printed form::
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n
     binding ::= 'grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile
 
-An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part that
-is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid point, in a
-loop, so that only the last of them can be ragged.
+An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
+that is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid
+point, in a loop, so that only the last of them can be ragged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         bindings: one for each axis, in nesting order: grid first, then loops, outermost first.
         warps: warps of a program instance (a GPU's tunable).
-        peel: run full tiles without masks and the ragged rest in a second loop; else mask every tile.
+        peel: full tiles run without masks, the ragged rest in a second loop; else all are masked.
         scratch: arrays in memory private to an instance may be used (a CPU's cache).
     """
 
