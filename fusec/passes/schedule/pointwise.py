@@ -1,8 +1,8 @@
 """GPU schedule of kernels without reductions: tiles along the fastest axis, 16 bytes a thread.
 
-Rules (compiled offline for sm_90, 2026-11): two 16-byte vectors a thread and tensor keep about 64 KB in
-flight on an SM; more elements a thread than 16 bytes of the widest type make layout conversions.
-Accesses that are contiguous along different axes (a transpose) get a square tile.
+Rules (compiled offline for sm_90, 2026-11): two 16-byte vectors a thread and tensor keep about 64
+KB in flight on an SM; more elements a thread than 16 bytes of the widest type make layout
+conversions. Accesses that are contiguous along different axes (a transpose) get a square tile.
 """
 
 from __future__ import annotations
