@@ -1,7 +1,7 @@
-"""The CPU's schedule: parallel loops over the grid, loops inside, vector lanes along the fastest axis.
+"""The CPU's schedule: parallel loops on the grid, loops inside, lanes along the fastest axis.
 
-The lane axis is innermost, whether it is on the grid or inside, so that memory is walked in order; a
-reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
+The lane axis is innermost, whether it is on the grid or inside, so that memory is walked in order;
+a reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
 kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points.
 """
 
