@@ -68,11 +68,9 @@ def _rule(node: Expr) -> Expr:
 
 def _cast(node: Cast) -> Expr:
     inner = node.arg
-    if isinstance(inner, Cast) and node.dtype is F32 and inner.dtype in ROUND:
-        if inner.arg.dtype is F32:
-            return (
-                inner.arg
-            )  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
+    rounds = isinstance(inner, Cast) and node.dtype is F32 and inner.dtype in ROUND
+    if rounds and inner.arg.dtype is F32:
+        return inner.arg  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
     if isinstance(inner, Op) and ROUND.get(node.dtype) == inner.name:
         return cast(inner.args[0], node.dtype)  # the cast rounds anyway
     if isinstance(inner, Cast) and inner.dtype is BOOL and inner.arg.dtype is node.dtype is BOOL:
@@ -152,7 +150,7 @@ def _select(node: Select) -> Expr:
 
 
 def _guarded_load(node: Load, guard: Expr) -> Expr:
-    """Simplify the indices by what the guard says of the axes; drop a guard that has no part in them."""
+    """Simplify the indices by what the guard says of the axes; drop a guard they do not need."""
     if isinstance(guard, Const):
         return Load(node.buffer, node.indices, None) if guard.value else Const(0, node.dtype)
     axes = frozenset(a for i in node.indices for a in i.axes)
@@ -279,4 +277,4 @@ def _index_of(node: Expr) -> IndexValue | None:
 
 def _fits_32_bits(value: IndexValue) -> bool:
     low, high = least(value.index), most(value.index)
-    return low is not None and high is not None and -_INT32_MAX <= low and high <= _INT32_MAX
+    return low is not None and high is not None and low >= -_INT32_MAX and high <= _INT32_MAX
