@@ -149,7 +149,7 @@ def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
 
 
 def _cut_extent(extent: Index, parts: int) -> tuple[Index, Index]:
-    """Return (parts, rows a part) for an axis; even where a divisor is near, else the last is short."""
+    """Return (parts, rows a part) for an axis: even if a divisor is near, else the last is short."""
     rows = floordiv(extent + (parts - 1), index(parts))
     if not extent.is_constant:
         return index(parts), rows
