@@ -1,15 +1,16 @@
 """Axis unification: may these definitions share one kernel, and over which axes?
 
-The rule. Walk every load of an internal buffer and match its index with the producer's axes: a plain
-axis is united with the producer's axis; where a reshape merged or split axes, both sides are first cut
-to their common refinement (``m`` of extent B*T becomes ``(b, t)``), so that no division is left; a
-pointwise producer read at any other index is computed again at that index; anything else is rejected,
-with the reason. Then axes that anyone reduces are *inside*, the rest is the *grid*.
+The rule. Walk every load of an internal buffer and match its index with the producer's axes: a
+plain axis is united with the producer's axis; where a reshape merged or split axes, both sides are
+first cut to their common refinement (``m`` of extent B*T becomes ``(b, t)``), so that no division
+is left; a pointwise producer read at any other index is computed again at that index; anything else
+is rejected, with the reason. Then axes that anyone reduces are *inside*, the rest is the *grid*.
 
-Loads of one buffer from outside are matched too, softly: where that fails nothing is lost but sharing.
+Loads of one buffer from outside are matched too, softly: where that fails nothing is lost but
+sharing.
 
-Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`` unite n with m (the
-internal edge) and c' with c (both load x), giving grid {m}, inside {c}.
+Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`` unite n with m
+(the internal edge) and c' with c (both load x), giving grid {m}, inside {c}.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Digit:
 
 
 class _Unifier:
-    """Union-find over axes whose classes are refined as the walk goes: ``value`` maps axis -> finer axes."""
+    """Union-find over axes; classes are refined as the walk goes: ``value``: axis -> finer axes."""
 
     def __init__(self, defs: tuple[Def, ...]) -> None:
         self.defs = defs
@@ -112,7 +113,7 @@ class _Unifier:
         return value
 
     def _cut_for(self, atom: object) -> tuple[Axis, Index] | None:
-        if not isinstance(atom, FloorDiv | Mod) or not atom.divisor.axes == frozenset():
+        if not isinstance(atom, FloorDiv | Mod) or atom.divisor.axes:
             return None
         for inner in (x for m, _ in atom.dividend.terms for x in m):
             if isinstance(inner, FloorDiv | Mod) and (cut := self._cut_for(inner)):
@@ -124,7 +125,7 @@ class _Unifier:
             if not isinstance(axis, Axis) or axis.limit is not None:
                 continue
             step = _exact_quotient(atom.divisor, index(coefficient))
-            if step is None or step.is_constant and step.const <= 1 or step is axis.extent:
+            if step is None or (step.is_constant and step.const <= 1) or step is axis.extent:
                 continue
             if _exact_quotient(axis.extent, step) is not None:
                 return axis, step
@@ -133,7 +134,7 @@ class _Unifier:
     # -- matching ----------------------------------------------------------------------------------
 
     def match(self, left: Index, right: Index) -> None:
-        """Make two indices equal by uniting and cutting axes; raise Rejection where that is impossible."""
+        """Make two indices equal by uniting and cutting axes, or raise Rejection."""
         left, right = self.remove_divisions(left), self.remove_divisions(right)
         if left is right:
             return
@@ -174,7 +175,7 @@ class _Unifier:
         longer.append(_Digit(outer))
 
     def _unite_ragged(self, left: list[_Digit], right: list[_Digit]) -> None:
-        """Unite two ragged axes that cut the same extent in the same way; their outer axes follow."""
+        """Unite two ragged axes that cut one extent in the same way; their outer axes follow."""
         a, b = left[-1].axis, right[-1].axis
         if a.extent is not b.extent or self._covered(left) is not self._covered(right):
             raise Rejection(f"ragged axes {a.name} and {b.name} cut different extents")
@@ -190,7 +191,7 @@ class _Unifier:
         return self.resolve(inner.limit) + index(digits[-2].axis) * inner.extent
 
     def _join_ragged(self, ragged: list[_Digit], plain: list[_Digit]) -> None:
-        """Replace a plain axis of extent E by ``outer*R + inner`` where inner's limit is ``E - outer*R``."""
+        """Replace a plain axis of extent E by ``outer*R + inner``, inner's limit ``E - outer*R``."""
         whole = plain.pop().axis
         if self._covered(ragged) is not whole.extent:
             raise Rejection(f"a ragged axis covers another extent than {whole.name}")
@@ -469,7 +470,7 @@ def _axis_order(unifier: _Unifier, defs: tuple[Def, ...]) -> list[Axis]:
 def _resolve(
     unifier: _Unifier, defs: tuple[Def, ...], live_out: frozenset[Buffer]
 ) -> tuple[dict[Buffer, Expr], tuple[tuple[Expr, str], ...]]:
-    """Substitute internal loads and unified axes; return buffer -> expression, and names for values."""
+    """Substitute internal loads and unified axes; return buffer -> expression, names of values."""
     mapping = {
         axis: unifier.resolve(index(axis))
         for d in defs
@@ -538,7 +539,7 @@ def _bound_axes(expr: Expr) -> tuple[Axis, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def reductions(expr: Expr) -> tuple[Reduce, ...]:
-    """Return the distinct reductions in an expression; remembered, for it is asked again and again."""
+    """Return the distinct reductions in an expression; remembered, for it is asked often."""
     return tuple(n for n in postorder((expr,)) if isinstance(n, Reduce))
 
 
