@@ -1,1 +1,1 @@
-"""What a compiled graph needs while it runs: cache, loaders, launchers. Never imports the compiler."""
+"""What a compiled graph needs while it runs: cache, loaders, launchers; no compiler."""
