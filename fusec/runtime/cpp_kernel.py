@@ -1,4 +1,4 @@
-"""Build and load C++ kernels: one compiler call and one shared library a graph, called by ctypes."""
+"""Build and load C++ kernels: one compiler call and one shared library a graph, by ctypes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel]:
     """Return the kernels of a shared library by name.
 
     Args:
-        kernels: for each its ``name``, ``buffers`` and ``sizes`` (counts), and ``where`` it comes from.
+        kernels: for each its ``name``, ``buffers`` and ``sizes`` (counts), ``where`` it is from.
     """
     handle = ctypes.CDLL(str(library))
     loaded: dict[str, CppKernel] = {}
