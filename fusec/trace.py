@@ -1,7 +1,7 @@
 """One compile's record: the text of every stage, times, fusion decisions, externs and why.
 
-A ``Trace`` is an argument of the pipeline, never a global. Texts are made only if ``texts`` is set, for
-printing a graph can cost more than compiling it.
+A ``Trace`` is an argument of the pipeline, never a global. Texts are made only if ``texts`` is set,
+for printing a graph can cost more than compiling it.
 """
 
 from __future__ import annotations
