@@ -5,7 +5,7 @@ left are regions: a list of tasks (stores, and updates of reductions) below some
 region
 
 1. collects the reductions that are at home in it: their free loops are bound, the reduced ones not;
-2. gives each task the number of the sweep it can first run in: one more than the reductions it reads;
+2. gives each task the first sweep it can run in: one more than the reductions it reads;
 3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
 
 A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows)
