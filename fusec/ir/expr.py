@@ -250,7 +250,7 @@ def cast(arg: Expr, dtype: DType) -> Expr:
     if arg.dtype is dtype:
         return arg
     if isinstance(arg, Const) and dtype in (F32, F64, I64, I32) and arg.dtype in (F64, I64, BOOL):
-        if not (arg.dtype.is_float and not dtype.is_float):
+        if dtype.is_float or not arg.dtype.is_float:
             return Const(arg.value, dtype)
     if isinstance(arg, IndexValue) and dtype in (I32, I64):
         return IndexValue(arg.index, dtype)
