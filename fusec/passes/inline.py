@@ -1,9 +1,9 @@
 """Substitute definitions that are not worth a place of their own into their readers.
 
 Spec: ``graph -> graph``. Inlined are (a) what reads no memory (masks, ranges, constants), (b) a
-pointwise definition with one reader, (c) a cheap pointwise definition of one full-size operand, into
-all its readers: to compute it again costs less than to store and load it. Live-out definitions stay,
-but cheap ones are inlined as well, so that readers do not wait for memory.
+pointwise definition with one reader, (c) a cheap pointwise definition of one full-size operand,
+into all its readers: to compute it again costs less than to store and load it. Live-out definitions
+stay, but cheap ones are inlined as well, so that readers do not wait for memory.
 
 Substitution needs no unification: any index map will do, so chains through reshapes, slices and
 cats fuse here, whatever their axes.
