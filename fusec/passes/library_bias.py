@@ -1,8 +1,9 @@
 """Give a bias back to the library's GEMM where nothing else wants to fuse with it.
 
 Spec: ``schedule -> schedule``. A kernel that does nothing but add a row vector to the result of one
-``mm`` costs a round trip through memory, and the library adds it for free: ``addmm``. The choice comes
-after fusion, because a bias that shares a kernel with an activation, a residual or a norm is better there.
+``mm`` costs a round trip through memory, and the library adds it for free: ``addmm``. The choice
+comes after fusion, because a bias that shares a kernel with an activation, a residual or a norm is
+better there.
 """
 
 from __future__ import annotations
