@@ -1,8 +1,8 @@
 """Simplify expressions by rules that keep every value (rounding that nobody can see aside).
 
 Spec: ``expr -> expr``; same value at each point, except that a rounding to 16 bits between two f32
-operations of one kernel is dropped (`round_*` operations mark the roundings that must stay: explicit
-casts, comparisons, values that are also stored). Nothing here depends on the target.
+operations of one kernel is dropped (`round_*` operations mark the roundings that must stay:
+explicit casts, comparisons, values that are also stored). Nothing here depends on the target.
 """
 
 from __future__ import annotations
