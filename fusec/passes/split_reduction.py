@@ -2,8 +2,8 @@
 
 Spec: ``graph -> graph``. ``w[c] = sum(m: f[m, c])`` becomes ``p[b, c] = sum(i: f[b*R + i, c])`` and
 ``w[c] = sum(b: p[b, c])``. After it no large reduction hinders its neighbours from keeping rows in
-the grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number of parts depends on
-the shapes and the target, never on the number of threads.
+the grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number of parts depends
+on the shapes and the target, never on the number of threads.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
 
 
 def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
-    """Spread the outermost reduced axes over about ``machine.parts`` parts, numbered by one axis."""
+    """Spread the outermost reduced axes over about ``machine.parts`` parts on one axis."""
     rows = product(a.extent for a in reduction.over).hint()
     wanted = max(1, min(machine.parts, rows // MIN_ROWS_PER_PART))
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
@@ -149,7 +149,7 @@ def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
 
 
 def _cut_extent(extent: Index, parts: int) -> tuple[Index, Index]:
-    """Return (parts, rows a part) for an axis: even if a divisor is near, else the last is short."""
+    """Return (parts, rows a part): even where a divisor is near, else the last is short."""
     rows = floordiv(extent + (parts - 1), index(parts))
     if not extent.is_constant:
         return index(parts), rows
