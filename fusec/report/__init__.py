@@ -9,7 +9,7 @@ Worked example::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.ir import text
@@ -17,7 +17,14 @@ from fusec.ir.graph import Kernel
 from fusec.options import Options
 from fusec.report.explanation import Explanation, report_graph
 from fusec.report.observe import observe
-from fusec.report.stages import Staged, choose_target, take_through
+from fusec.report.stages import (
+    Staged,
+    assemble,
+    assembly_text,
+    check_stage,
+    choose_target,
+    take_through,
+)
 
 __all__ = ["Explanation", "KernelText", "explain", "kernels"]
 
@@ -31,6 +38,7 @@ class KernelText:
         notation: what it computes, in index notation.
         source: what is compiled.
         language: of the source: "cpp" or "triton".
+        staged: the compile it comes from.
     """
 
     name: str
@@ -38,9 +46,19 @@ class KernelText:
     notation: str
     source: str
     language: str
+    staged: Staged = field(repr=False)
 
     def __str__(self) -> str:
         return self.source
+
+    def assembly(self, stage: str) -> str:
+        """Return a stage below the source: "ttir", "ttgir", "llir", "ptx", "sass".
+
+        Raises:
+            UsageError: for a stage that the target does not have.
+        """
+        check_stage(stage, self.staged.target)
+        return assembly_text(assemble(self.staged, self.name), stage, self.staged.target)
 
 
 def explain(
@@ -80,6 +98,7 @@ def kernels(
             text.print_kernel(step),
             staged.compiled.sources[step.name],
             staged.target.language,
+            staged,
         )
         for staged in _stage(fn, inputs, train, target, dynamic)
         if staged.compiled is not None

@@ -163,8 +163,27 @@ def _fake_input(value: Any, mode: FakeTensorMode, train: bool) -> Any:
 
 def _backward(result: Any) -> None:
     """Run the backward from the sum of every output that has one."""
-    leaves = pytree.tree_leaves(result)
-    roots = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    roots = [t for t in tensors if t.requires_grad]
     if not roots:
         raise RuntimeError("no output requires a gradient, so there is no backward to compile")
-    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    leaves = [root for root in roots if root.is_leaf] + _leaves(roots)
+    gradients = [torch.ones_like(root) for root in roots]
+    # Not backward(), which would leave fake gradients in parameters that a function refers to.
+    torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
+
+
+def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors whose gradients a backward from ``roots`` would accumulate."""
+    waiting = [root.grad_fn for root in roots]
+    seen: set[Any] = set()
+    found: list[torch.Tensor] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(following for following, _ in node.next_functions)
+    return found
