@@ -191,7 +191,7 @@ class _Unifier:
         return self.resolve(inner.limit) + index(digits[-2].axis) * inner.extent
 
     def _join_ragged(self, ragged: list[_Digit], plain: list[_Digit]) -> None:
-        """Replace a plain axis of extent E by ``outer*R + inner``, inner's limit ``E - outer*R``."""
+        """Replace an axis of extent E by ``outer*R + inner``, inner's limit ``E - outer*R``."""
         whole = plain.pop().axis
         if self._covered(ragged) is not whole.extent:
             raise Rejection(f"a ragged axis covers another extent than {whole.name}")
