@@ -1,8 +1,8 @@
 """``compile_graph``: the one visible list of stages, top to bottom.
 
-FX graph -> capture -> Graph -> simplify, split, inline -> fuse -> Kernels -> plan, lower -> Programs
--> print -> sources -> build -> cache -> bind -> a callable. The key of the cache is made of the FX graph,
-so a warm start does nothing but read an entry and bind it.
+FX graph -> capture -> Graph -> simplify, split, inline -> fuse -> Kernels -> plan, lower ->
+Programs -> print -> sources -> build -> cache -> bind -> a callable. The key of the cache is made
+of the FX graph, so a warm start does nothing but read an entry and bind it.
 """
 
 from __future__ import annotations
