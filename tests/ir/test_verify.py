@@ -209,6 +209,7 @@ def illegal_kernels() -> dict[str, tuple[Kernel, str]]:
             kernel(put(Y, f32(1), long), grid=(long,)),
             r"store at long is not provably in \[0, 4\)",
         ),
+        "a rank": (kernel(put(XY, f32(1), A)), r"xy\[a\] = ...: shape is \(4, 6\)"),
         "a type": (kernel(put(Y, position(A), A)), "i64 into a buffer of f32"),
         "a grid axis that no index has": (
             kernel(put(Y, f32(1), A), grid=(A, B)),
