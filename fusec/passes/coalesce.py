@@ -1,9 +1,9 @@
 """Address memory by flat offsets, and merge neighbouring axes that walk through memory as one.
 
 Spec: ``kernel -> kernel``; same stores. Each load and store has one index afterwards, the element
-offset. Axes a, b (a slower) become one axis n of extent A*B where every offset and every index value has
-``B * coefficient(b)`` for the coefficient of a, and every reduction runs over both or neither: then
-``a = n // B``, ``b = n % B`` and no division is left.
+offset. Axes a, b (a slower) become one axis n of extent A*B where every offset and every index
+value has ``B * coefficient(b)`` for the coefficient of a, and every reduction runs over both or
+neither: then ``a = n // B``, ``b = n % B`` and no division is left.
 """
 
 from __future__ import annotations
