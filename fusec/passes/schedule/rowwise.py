@@ -1,8 +1,8 @@
 """GPU schedule of row kernels: a row in registers where it fits, a loop over the row beyond.
 
-Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row without spills at 16 warps;
-``warps = row / 1024`` (32 elements a thread); rows shorter than 1024 share a program. Other inside axes
-(rows of a partial sum, images of a batch) are loops around the row.
+Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row without spills at 16
+warps; ``warps = row / 1024`` (32 elements a thread); rows shorter than 1024 share a program. Other
+inside axes (rows of a partial sum, images of a batch) are loops around the row.
 """
 
 from __future__ import annotations
