@@ -6,31 +6,36 @@ The reference interpreter runs definitions; externs call the FX node's own targe
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from fusec.frontend.capture import capture
 from fusec.frontend.decompositions import decompositions
 from fusec.ir.graph import Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
 from fusec.ir.interp import run_graph
+from fusec.ir.text import print_graph
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 class Captured:
-    """The graphs that one function gave, and a compiled form of it that runs them by interpreter."""
+    """The graphs that one function gave, and a compiled form of it that interprets them."""
 
     def __init__(self, fn: Callable[..., Any], *, dynamic: bool = False) -> None:
         self.modules: list[fx.GraphModule] = []
         self.graphs: list[Graph] = []
+        self.guards_added = 0
         torch._dynamo.reset()
         backend = aot_autograd(
             fw_compiler=self._compiler("forward"),
@@ -47,7 +52,9 @@ class Captured:
 
     def _compiler(self, name: str) -> Compile:
         def compile_graph(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            before = guard_count()
             graph = capture(gm, name)
+            self.guards_added += guard_count() - before
             self.modules.append(gm)
             self.graphs.append(graph)
             return make_boxed_func(lambda *args: run(gm, graph, args))
@@ -61,6 +68,51 @@ class Captured:
     @property
     def defs(self) -> list[Def]:
         return [n for g in self.graphs for n in g.nodes if isinstance(n, Def)]
+
+
+def guard_count() -> int:
+    """Return how many conditions on symbolic sizes the trace has assumed so far."""
+    context = torch._guards.TracingContext.try_get()
+    environment = context.fake_mode.shape_env if context and context.fake_mode else None
+    return len(environment.guards) if environment else 0
+
+
+def traced(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> fx.GraphModule:
+    """Return the ATen graph of a function, not decomposed: quicker than a whole compile."""
+    mode = "symbolic" if dynamic else "fake"
+    with torch.no_grad():
+        return make_fx(torch.func.functionalize(fn), tracing_mode=mode)(*args)
+
+
+def lowered(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> Graph:
+    """Return the captured graph of a function, not decomposed."""
+    return capture(traced(fn, *args, dynamic=dynamic), "g")
+
+
+def check(
+    fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False, externs: int = 0
+) -> Graph:
+    """Assert that a function's captured graph computes what eager does, with so many externs."""
+    gm = traced(fn, *args, dynamic=dynamic)
+    graph = capture(gm, "g")
+    got = run(gm, graph, [a.clone() for a in args])
+    want = tree_leaves(fn(*[a.clone() for a in args]))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+        assert strides_of(a) == strides_of(b)
+    assert sum(isinstance(n, Extern) for n in graph.nodes) == externs, print_graph(graph)
+    return graph
+
+
+def strides_of(x: torch.Tensor) -> list[int]:
+    """Return the strides that matter: of axes of more than one element."""
+    return [s for s, e in zip(x.stride(), x.shape, strict=True) if e > 1]
+
+
+def body(graph: Graph) -> list[str]:
+    """Return the lines of a printed graph without its head, types and reasons."""
+    lines = print_graph(graph).splitlines()[1:]
+    return [re.split(r" {4}[:#]", line)[0].strip() for line in lines]
 
 
 def graph_of(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Graph:
@@ -101,7 +153,8 @@ def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
     ]
     arrays = run_graph(graph, inputs, call)
     (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
-    return [as_traced(a, n) for a, n in zip(arrays, returned, strict=True)]
+    nodes_returned = returned if isinstance(returned, tuple | list) else (returned,)
+    return [as_traced(a, n) for a, n in zip(arrays, nodes_returned, strict=True)]
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,105 @@
+"""Gathers and tensors put together from parts, against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.frontend.tracing import body, check
+
+X = torch.arange(4.0 * 6 * 5).view(4, 6, 5)
+ROWS = torch.tensor([3, 0, -1, 2])
+
+PARTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "cat": lambda x: torch.cat([x, x[:, :2] * 2, x[:, 3:]], 1),
+    "cat of types": lambda x: torch.cat([x.int(), x.bool(), x], -1),
+    "cat of computed": lambda x: torch.cat([x.flip(0), torch.arange(5.0).expand(4, 6, 5)]),
+    "stack": lambda x: torch.stack([x, x + 1, x.flip(1)], 2),
+    "pad": lambda x: F.pad(x, (1, 2, 0, 3), value=7.0),
+    "crop": lambda x: F.pad(x, (-1, 2, -2, -1)),
+    "roll": lambda x: x.roll((1, -2), (0, 2)),
+    "repeat": lambda x: x.repeat(2, 1, 3, 1),
+    "tril": lambda x: (x.tril(), x.triu(1), x.tril(-2)),
+    "slice_scatter": lambda x: x.slice_scatter(x[:, :2] * 9, 1, 1, 4, 2),
+    "select_scatter": lambda x: x.select_scatter(x[:, 0] * 9, 1, -2),
+    "diagonal_scatter": lambda x: (
+        x.diagonal_scatter(x[:, 0, :4] * 9, 1, 0, 1)
+        if x.dim() == 2
+        else x[0].diagonal_scatter(x[1, 0, :4] * 9, 1)
+    ),
+    "one hot": lambda x: F.one_hot(x[0, 0].long() % 4, 4),
+    "eye": lambda x: torch.eye(4, 6) + x[:, :, 0],
+    "arange": lambda x: torch.arange(0, 10, 2) + torch.arange(0, 1, 0.2) + x[0, 0],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_come_together_as_in_eager(name: str) -> None:
+    check(PARTS[name], X)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(PARTS) - {"diagonal_scatter", "one hot", "eye", "arange"})
+)
+def test_parts_of_symbolic_sizes_come_together_as_in_eager(name: str) -> None:
+    check(PARTS[name], X, dynamic=True)
+
+
+GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x, i: x[i],
+    "columns": lambda x, i: x[:, i],
+    "pairs": lambda x, i: x[i, i + 1],
+    "pairs apart": lambda x, i: x[i, :, i],
+    "broadcast": lambda x, i: x[i[:, None], i[None, :]],
+    "index_select": lambda x, i: x.index_select(1, i % 4),
+    "gather": lambda x, i: x.gather(1, (i % 4).view(4, 1, 1).expand(4, 2, 5)),
+    "embedding": lambda x, i: F.embedding(i % 4, x[0]),
+    "int32": lambda x, i: x[i.int()],
+    "of computed": lambda x, i: (x * 2)[i + 0],
+}
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_a_gather_reads_what_eager_reads(name: str) -> None:
+    check(GATHERS[name], X, ROWS)
+
+
+def test_negative_indices_count_from_the_end() -> None:
+    assert body(check(lambda x, i: x[i], X[:, 0, 0].clone(), ROWS))[0] == (
+        "index[i0] = x_1[[where(i_1[i0] < 0, i_1[i0] + 4, i_1[i0])]]"
+    )
+
+
+def test_a_mask_as_an_index_is_left_to_eager() -> None:
+    graph = check(
+        lambda x, m: x.index_put((m,), torch.tensor(9.0)), torch.arange(4.0), ROWS > 0, externs=2
+    )
+    assert [n.reason for n in graph.nodes] == [
+        "constant of the model",
+        "a scatter: elements may collide",
+    ]
+
+
+def test_a_scatter_of_one_element_a_line_is_a_selection() -> None:
+    index = torch.tensor([[1], [0], [3]])
+    graph = check(lambda x, i: x.scatter(1, i, -1.0), torch.zeros(3, 4), index)
+    assert body(graph)[0] == ("scatter[i0, i1] = where((i1):i64 == i_1[i0, 0], -1.0, x_1[i0, i1])")
+    check(lambda x, i: x.scatter_add(1, i, x[:, :1] + 1), torch.ones(3, 4), index)
+    check(lambda x, i: x.scatter(1, i, x[:, :1] + 1), torch.ones(3, 4), index)
+
+
+def test_a_scatter_whose_elements_may_collide_is_left_to_eager() -> None:
+    index = torch.tensor([[1, 1], [0, 2], [3, 3]])
+    check(lambda x, i: x.scatter_add(1, i, x[:, :2] + 1), torch.ones(3, 4), index, externs=1)
+
+
+def test_a_cat_guards_its_loads() -> None:
+    graph = check(lambda x, y: torch.cat([x, y]), torch.ones(3), torch.zeros(5))
+    assert body(graph)[0] == (
+        "cat[i0] = where((i0):i64 < (3):i64, x_1[i0] if ((i0):i64 < (3):i64), "
+        "y_1[i0 - 3] if ((i0):i64 >= (3):i64))"
+    )

@@ -1,0 +1,119 @@
+"""Sizes, types, promotion and origins: what comes from torch and what the IR gets."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, ModularIndexing
+
+from fusec.errors import Unsupported
+from fusec.frontend.decompositions import decompositions
+from fusec.frontend.origin import printable, source_line
+from fusec.frontend.promotion import result_type
+from fusec.frontend.shapes import Sizes, from_torch_dtype, to_torch_dtype
+from fusec.frontend.value import Value, make_axes
+from fusec.ir.dtype import DTYPES
+from fusec.ir.expr import Const
+from fusec.ir.index import index
+
+S, T = (sympy.Symbol(name, integer=True, positive=True) for name in ("s0", "s1"))
+
+
+class Environment:
+    def __init__(self) -> None:
+        self.backed_var_to_val = {S: 12, T: 5}
+
+
+def converted(expr: Any) -> str:
+    return repr(Sizes()._convert(sympy.sympify(expr), Environment()))
+
+
+@pytest.mark.parametrize(
+    ("expr", "text"),
+    [
+        (3, "3"),
+        (S, "s0"),
+        (2 * S * T - 1, "2*s0*s1 - 1"),
+        (S**2, "s0*s0"),
+        (FloorDiv(S, 4), "(s0)//(4)"),
+        (CleanDiv(4 * S, 4), "s0"),
+        (S / 2, "(s0)//(2)"),
+        (Mod(S, 4), "(s0)%(4)"),
+        (ModularIndexing(S, 2, 3), "((s0)//(2))%(3)"),
+        (Max(1, S * T), "s0*s1"),
+        (Max(1, FloorDiv(S, 2) - 3), "(s0)//(2) - 3"),
+    ],
+)
+def test_sympy_becomes_an_index(expr: Any, text: str) -> None:
+    assert converted(expr) == text
+
+
+@pytest.mark.parametrize("expr", [Max(0, S - T), sympy.sqrt(S), sympy.Symbol("u0")])
+def test_what_an_index_cannot_say_is_unsupported(expr: Any) -> None:
+    with pytest.raises(Unsupported):
+        converted(expr)
+
+
+def test_a_size_remembers_its_hint() -> None:
+    sizes = Sizes()
+    assert sizes._convert(S * T, Environment()).hint() == 60
+    assert set(sizes.used) == {"s0", "s1"}
+
+
+def test_every_ir_type_but_unknown_has_a_torch_type() -> None:
+    for dtype in DTYPES.values():
+        if dtype.name != "unknown":
+            assert from_torch_dtype(to_torch_dtype(dtype)) is dtype
+    assert from_torch_dtype(torch.qint8).is_opaque
+
+
+TENSORS = [
+    torch.empty(shape, dtype=dtype)
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32)
+    for shape in ((), (2,))
+]
+
+
+def test_types_promote_as_in_torch() -> None:
+    for pair in itertools.product([*TENSORS, True, 3, 2.5], repeat=2):
+        if any(isinstance(x, torch.Tensor) for x in pair):
+            values = [as_value(x) if isinstance(x, torch.Tensor) else x for x in pair]
+            assert result_type(*values) is from_torch_dtype(torch.result_type(*pair)), pair
+
+
+def as_value(x: torch.Tensor) -> Value:
+    shape = tuple(map(index, x.shape))
+    dtype = from_torch_dtype(x.dtype)
+    return Value(shape, dtype, make_axes(shape), Const(0, dtype))
+
+
+TRACE = """  File "/home/me/code/model.py", line 41, in forward
+    y = x + r
+  File "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 9, in forward
+    return F.linear(x)
+"""
+
+
+def test_a_source_line_is_the_users_and_has_no_path() -> None:
+    assert source_line(TRACE) == "model.py:41 in forward: y = x + r"
+    assert source_line(TRACE.replace("/home/me/code/", "C:\\code\\")) == (
+        "model.py:41 in forward: y = x + r"
+    )
+    assert source_line("no frames") is None
+
+
+def test_control_characters_cannot_leave_a_comment() -> None:
+    assert printable("a\nb\x1b[0m") == "a\\nb\\x1b[0m"
+
+
+def test_attention_is_never_taken_apart() -> None:
+    assert not [t for t in decompositions() if "scaled_dot_product" in str(t)]
+
+
+def test_a_decomposition_table_is_the_callers_own() -> None:
+    decompositions().clear()
+    assert decompositions()
