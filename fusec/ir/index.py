@@ -308,12 +308,7 @@ def floordiv(a: Index, b: Index) -> Index:
     if len(a.terms) == 1 and not a.const and b.is_constant and b.const > 0:
         monomial, c = a.terms[0]
         inner = monomial[0]
-        if (
-            c == 1
-            and len(monomial) == 1
-            and isinstance(inner, FloorDiv)
-            and inner.divisor.is_constant
-        ):
+        if c == len(monomial) == 1 and isinstance(inner, FloorDiv) and inner.divisor.is_constant:
             return floordiv(inner.dividend, inner.divisor * b)
     return index(FloorDiv(a, b))
 
