@@ -32,6 +32,7 @@ from fusec.ir.index import (
     Mod,
     Runtime,
     index,
+    is_nonnegative,
 )
 from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
@@ -265,8 +266,6 @@ def _folds(have: DType, want: DType) -> bool:
 
 def in_range(value: IntoIndex, low: IntoIndex | None, high: IntoIndex | None) -> Expr | None:
     """Return the guard ``low <= value < high`` without what is provable; None if all of it is."""
-    from fusec.ir.index import is_nonnegative
-
     value = index(value)
     guard: Expr | None = None
     if low is not None and not is_nonnegative(value - low):
