@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, loads
 from fusec.ir.graph import Extern, Kernel, Schedule, View, argument_views, extern_views
 from fusec.ir.index import contiguous_strides, index
 
@@ -57,8 +57,6 @@ def _addmm(product: Extern, bias: Buffer, kernel: Kernel) -> Extern:
 
 def _readers(schedule: Schedule) -> dict[Buffer, int]:
     """Return how many steps (the graph's outputs are one) read each buffer."""
-    from fusec.ir.expr import loads
-
     count: dict[Buffer, int] = {}
     for step in schedule.steps:
         if isinstance(step, Extern):
