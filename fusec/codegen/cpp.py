@@ -37,6 +37,7 @@ from fusec.ir.expr import (
     Reduce,
     Select,
     Var,
+    children,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
@@ -502,8 +503,6 @@ def _gathers(offset: Index) -> list[Runtime]:
 
 def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
     """Return values that are only ever stored: their rounding may be left to the store."""
-    from fusec.ir.expr import children
-
     stored: set[Var] = set()
     read: set[Expr] = set()
     for statement in _all_statements(body):
