@@ -31,7 +31,7 @@ from fusec.ir.graph import (
     SizeValue,
     View,
 )
-from fusec.ir.index import Axis, Index, Size
+from fusec.ir.index import Axis, Index, Size, contiguous_strides
 from fusec.ir.scalar import SCALAR_OPS
 
 LONGEST_LINE = 10_000
@@ -119,8 +119,6 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
 
 def print_type(buffer: Buffer) -> str:
     """Return ``dtype[shape]``, with the strides where they are not row-major."""
-    from fusec.ir.index import contiguous_strides
-
     shape = ", ".join(map(repr, buffer.shape))
     if buffer.strides == contiguous_strides(buffer.shape):
         return f"{buffer.dtype}[{shape}]"
