@@ -68,8 +68,7 @@ def _rule(node: Expr) -> Expr:
 
 def _cast(node: Cast) -> Expr:
     inner = node.arg
-    rounds = isinstance(inner, Cast) and node.dtype is F32 and inner.dtype in ROUND
-    if rounds and inner.arg.dtype is F32:
+    if isinstance(inner, Cast) and node.dtype is inner.arg.dtype is F32 and inner.dtype in ROUND:
         return inner.arg  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
     if isinstance(inner, Op) and ROUND.get(node.dtype) == inner.name:
         return cast(inner.args[0], node.dtype)  # the cast rounds anyway
