@@ -139,18 +139,17 @@ def show_plan(name: str, explanation: Any) -> None:
 
 
 def show_kernel(model: nn.Module, ids: torch.Tensor) -> None:
-    """Print the kernel of bias, residual and LayerNorm for an H100 or H200, and one of its loads."""
+    """Print the kernel of bias, residual and LayerNorm for Hopper GPUs, and one of its loads."""
     target = "sm_90"
     made = fusec.kernels(model, ids, target=target)
     kernel = next(k for k in made if "rsqrt" in k.notation and "mm" in k.notation)
     title(f"One kernel as Triton, for {target}: {kernel.name}")
     say(kernel.source)
     sass = [line.strip() for line in kernel.assembly("sass").splitlines()]
-    wide = [line for line in sass if "LDG.E.128" in line] or [
-        line for line in sass if "LDG" in line
-    ]
-    title(f"and a line of its machine code (of {len(wide)} such loads)")
-    say(wide[0])
+    loads = [line for line in sass if "LDG" in line]
+    wide = [line for line in loads if "LDG.E.128" in line]
+    title(f"A load of its machine code ({len(wide)} of {len(loads)} are 16 bytes wide)")
+    say((wide or loads)[0])
 
 
 def main() -> None:
