@@ -100,9 +100,9 @@ class CompiledAsm:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that ``text`` knows for this target, in order."""
-        if self.target.startswith("sm_"):
-            return ("ttir", "ttgir", "llir", "ptx", "sass")
-        return ("ttir", "ttgir", "llir", "amdgcn")
+        asm = self.compiled.asm
+        printed = (stage for stage in ("ttir", "ttgir", "llir", "ptx", "amdgcn") if stage in asm)
+        return (*printed, "sass") if "cubin" in asm else tuple(printed)
 
     def text(self, stage: str) -> str:
         """Return the text of a stage.
