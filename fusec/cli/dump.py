@@ -126,7 +126,7 @@ def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
         staged.check()
         return []
     if stage == "source":
-        language = "cpp" if staged.target.device == "cpu" else "python"
+        language = _LANGUAGES[staged.target.language]
         return [(name, language, source) for name, source in compiled.sources.items()]
     texts = []
     for number, name in enumerate(compiled.sources, 1):
@@ -134,6 +134,10 @@ def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
         asm = assemble(staged, name)
         texts.append((name, "text", assembly_text(asm, stage, staged.target)))
     return texts
+
+
+_LANGUAGES = {"cpp": "cpp", "triton": "python"}
+"""What a printer writes, as highlighters call it."""
 
 
 def _print_stage(staged: Staged, stage: str) -> None:
