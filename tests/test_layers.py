@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "pipeline": COMPILER | {"frontend"},
     "compiler": WHOLE,
     "backend": WHOLE | {"compiler"},
-    "report": WHOLE | {"compiler"},
+    "report": WHOLE | {"compiler", "backend"},
     "cli": WHOLE | {"compiler", "report", ""},
     "": {"report"},
 }
