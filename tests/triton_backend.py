@@ -18,8 +18,6 @@ from torch import fx
 from torch._dynamo import register_backend
 
 from fusec.backend import compile_with
-from fusec.codegen.precision import rounded_to_16_bits
-from fusec.codegen.sink import sink
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton import argument_names, print_grid, print_kernel
 from fusec.errors import Unsupported
@@ -37,9 +35,8 @@ class InterpretedKernel:
     """Stands in for a loaded kernel: called with tensors, then sizes."""
 
     def __init__(self, program: Program) -> None:
-        program = sink(program)
         self.name = program.name
-        self.source = print_kernel(program, cheap=rounded_to_16_bits(program))
+        self.source = print_kernel(program)
         self.sizes = argument_names(program)[len(program.buffers) :]
         self.grid = f"({', '.join(print_grid(program))})"
 

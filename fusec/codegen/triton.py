@@ -32,6 +32,8 @@ import keyword
 import math
 from collections.abc import Iterable, Mapping
 
+from fusec.codegen.precision import rounded_to_16_bits
+from fusec.codegen.sink import sink
 from fusec.codegen.triton_index import MAX_SIZE, IndexText, fits_32_bits
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE, STAGE, template
 from fusec.codegen.wrapper import print_size
@@ -136,16 +138,19 @@ def _is_direct(grid: tuple[Axis, ...]) -> bool:
     )
 
 
-def print_kernel(program: Program, *, cheap: frozenset[Var] = frozenset()) -> str:
+def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> str:
     """Return the source of a module with one Triton kernel, ``program.name``.
 
+    Values are computed at their first use (see ``sink.py``).
+
     Args:
-        cheap: values that may be computed with 16-bit accuracy (see ``triton_ops.py``), such as
-            ``precision.rounded_to_16_bits(program)``.
+        cheap: values that may be computed with 16-bit accuracy (see ``triton_ops.py``); by default
+            those that only ever reach memory rounded to 16 bits (see ``precision.py``).
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
-    return _Printer(program, cheap).module()
+    program = sink(program)
+    return _Printer(program, rounded_to_16_bits(program) if cheap is None else cheap).module()
 
 
 # -- names ---------------------------------------------------------------------------------------

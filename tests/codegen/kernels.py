@@ -14,7 +14,7 @@ def triton_source(
     program: Program,
     *,
     aligned: Mapping[str, bool] | None = None,
-    cheap: frozenset[Var] = frozenset(),
+    cheap: frozenset[Var] | None = None,
     warps: int | None = None,
 ) -> TritonSource:
     return TritonSource(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def loaded(program: Program, *, cheap: bool = False) -> TritonKernel:
-    kernel = triton_source(program, cheap=named_values(program) if cheap else frozenset())
+    kernel = triton_source(program, cheap=named_values(program) if cheap else None)
     return unpack(pack([kernel], device_target(0)), device=0)[kernel.name]
 
 

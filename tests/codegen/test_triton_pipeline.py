@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fusec.report import kernels
+from fusec.report.stages import assemble
+from fusec.runtime.static_checks import inspect_kernel
 from tests.support import check, values
 from tests.triton_backend import triton_interpreter
 
@@ -58,6 +61,9 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (1, 2), value=3.0).flip(1) + 1
 
 
+# -- against eager -------------------------------------------------------------------------------
+
+
 def test_layer_norm_with_residual() -> None:
     inputs = [values(6, 96, dtype=BF16, seed=s) for s in range(2)]
     check(layer_norm, *inputs, values(96, dtype=BF16), values(96, dtype=BF16, seed=3), **GPU)
@@ -100,3 +106,50 @@ def test_embedding() -> None:
 
 def test_dynamic_rows() -> None:
     check(rms_norm, values(5, 64), values(64, seed=1), dynamic=True, **GPU)
+
+
+# -- inspected -----------------------------------------------------------------------------------
+
+
+def inspected(fn: Callable[..., Any], *inputs: torch.Tensor, train: bool = False) -> list[Any]:
+    """Return the static report of each kernel that a GPU would run for a function."""
+    torch._dynamo.reset()  # or a second shape would be compiled as a dynamic one
+    found = kernels(fn, *inputs, train=train, target="sm_90")
+    return [inspect_kernel(assemble(kernel.staged, kernel.name)) for kernel in found]
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_layer_norm_of_4096_columns_is_one_kernel_that_fits_registers() -> None:
+    rows, row = tensor(8192, 4096), tensor(4096)
+    (found,) = inspected(layer_norm, rows, rows, row, row)
+    assert (found.load_widths, found.store_widths) == ({16: 16}, {16: 8})
+    assert found.spill_bytes == 0
+    assert found.registers <= 70
+    assert found.convert_layouts == 0
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"), [(swiglu, 2), (bias_gelu_residual, 3), (lambda x: x.relu() * 0.5 + 1, 1)]
+)
+def test_pointwise_kernel_has_wide_accesses_only(fn: Callable[..., Any], count: int) -> None:
+    inputs = [tensor(4096, 4096), tensor(4096, 4096), tensor(4096, 4096)][:count]
+    (found,) = inspected(fn, *inputs)
+    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("columns", [1024, 4096, 16384])
+def test_softmax_reads_a_row_once(columns: int) -> None:
+    (found,) = inspected(lambda x: x.softmax(-1), tensor(4096, columns))
+    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert sum(found.load_widths.values()) == sum(found.store_widths.values())
+    assert found.spill_bytes == 0
+
+
+def test_layer_norm_in_training_is_three_kernels_without_spills() -> None:
+    rows, row = tensor(4096, 1024), tensor(1024)
+    found = inspected(lambda *args: layer_norm(*args)[1], rows, rows, row, row, train=True)
+    assert [f.spill_bytes for f in found] == [0, 0, 0]
