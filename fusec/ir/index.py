@@ -16,6 +16,7 @@ Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` an
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, Union
@@ -118,6 +119,7 @@ Monomial: TypeAlias = tuple[Atom, ...]
 IntoIndex: TypeAlias = Union["Index", Axis, Size, FloorDiv, Mod, Runtime, int]
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _atom_order(atom: Atom) -> tuple[str, str]:
     return (type(atom).__name__, str(atom.serial).zfill(12))
 
@@ -247,7 +249,8 @@ def _sum(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
             const += coefficient
         else:
             merged[monomial] = merged.get(monomial, 0) + coefficient
-    const += _rejoin_divisions(merged)
+    if any(isinstance(monomial[0], Mod) for monomial in merged):
+        const += _rejoin_divisions(merged)
     kept = [(m, c) for m, c in merged.items() if c]
     if len(kept) > 1:
         kept.sort(key=lambda term: tuple(map(_atom_order, term[0])))
@@ -291,6 +294,7 @@ _SMALL = tuple(Index((), value) for value in range(17))
 """Small constants, which most arithmetic makes."""
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def floordiv(a: Index, b: Index) -> Index:
     """Return ``a // b``, simplified where bounds prove it."""
     quotient, remainder = _divide_terms(a, b)
@@ -313,6 +317,7 @@ def floordiv(a: Index, b: Index) -> Index:
     return index(FloorDiv(a, b))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def mod(a: Index, b: Index) -> Index:
     """Return ``a % b``, simplified where bounds prove it."""
     quotient, remainder = _divide_terms(a, b)
@@ -361,22 +366,25 @@ def is_in_range(value: Index, extent: Index) -> bool:
     return is_nonnegative(value) and is_nonnegative(extent - 1 - value)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def is_nonnegative(value: Index) -> bool:
     """Return True if ``value >= 0`` is provable: axes in their domains, sizes at least 1.
 
     First with every division bounded by itself, then with those that their divisors multiply
     bounded by what they divide: ``x - (n - 1) <= n*(x//n) <= x``.
     """
-    if _proves_nonnegative(value):
+    low = _least(value)
+    if low is not None and _holds(low):
         return True
     relaxed = _relax_divisions(value)
-    return relaxed is not value and _proves_nonnegative(relaxed)
+    low = _least(relaxed) if relaxed is not value else None
+    return low is not None and _holds(low)
 
 
-def _proves_nonnegative(value: Index) -> bool:
-    low = _least(value)
-    if low is None or _sizes_nonnegative(low):
-        return low is not None
+def _holds(low: Index) -> bool:
+    """Prove ``low >= 0``, where no axis is left outside of divisions."""
+    if _sizes_nonnegative(low):
+        return True
     bounded = _bound_atoms(low, _is_division)
     if bounded is not None and _sizes_nonnegative(bounded):
         return True
@@ -403,7 +411,7 @@ def _least(value: Index) -> Index | None:
         factor = _sum([(m, c) for m, c in factors if c < 0], 0)
     if axis.limit is not None:
         tight = _least(rest + factor * (axis.limit - 1))
-        if tight is not None and _sizes_nonnegative(tight):
+        if tight is not None and _holds(tight):
             return tight
     return _least(rest + factor * (axis.extent - 1))
 
@@ -523,8 +531,7 @@ def _shift_atoms(value: Index) -> dict[Monomial, int] | None:
             if low is None:
                 return None
             grown = {(*m, atom): c for m, c in partial.items()}
-            if low:
-                grown.update({m: c * low for m, c in partial.items()})
+            grown.update({m: c * low for m, c in partial.items()})
             partial = grown
         for m, c in partial.items():
             expanded[m] = expanded.get(m, 0) + c

@@ -216,6 +216,9 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
     co, ci = split("c", index(C), 16)
     full, lane = Axis("u", index(C) // 16), Axis("v", index(16))
     feature = Axis("f", index(C))
+    peeled = Axis("w", (index(C) + 15) // 16, limit=index(C) // 16)
+    chunk = Axis("g", ((index(C) + 15) // 16 + 2) // 3)
+    piece = Axis("z", index(3), limit=index(C) // 16 - index(chunk) * 3)
     ten = [Axis(f"x{i}", index(2)) for i in range(10)]
     rank = product([3, N])
     return {
@@ -235,6 +238,11 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
         "flip": (index(T) - 1 - index(symbolic), index(T)),
         "every other element": (index(Axis("h", index(T) // 2)) * 2, index(T)),
         "sliding window": (index(plain) + Axis("w", index(3)), index(10)),
+        "peeled tiles of a flattened row": (
+            index(flat) // T * T * C + index(flat) % T * C + index(peeled) * 16 + lane,
+            index(N) * T * C,
+        ),
+        "peeled tiles in chunks": (index(chunk) * 48 + index(piece) * 16 + lane, index(C)),
         "ten axes": (sum((index(x) for x in ten), index(0)), index(11)),
         "interleaved heads": (index(Axis("q", rank)) % 3 * N + index(Axis("p", rank)) // 3, rank),
         "last element": (index(N) * T * C - 1, index(N) * T * C),
