@@ -19,6 +19,7 @@ Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes `
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -74,13 +75,18 @@ class Buffer:
 
     def offset(self, indices: tuple[Index, ...]) -> Index:
         """Return the element offset of ``self[indices]`` from the buffer's first element."""
-        total = index(0)
-        for position, stride in zip(indices, self.strides, strict=True):
-            total = total + position * stride
-        return total
+        return _offset(self.strides, indices)
 
     def __repr__(self) -> str:
         return self.name
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _offset(strides: tuple[Index, ...], indices: tuple[Index, ...]) -> Index:
+    total = index(0)
+    for position, stride in zip(indices, strides, strict=True):
+        total = total + position * stride
+    return total
 
 
 class _Expr(Node):

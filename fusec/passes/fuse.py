@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import networkx as nx
 
@@ -24,6 +24,8 @@ from fusec.passes.unify import Rejection, unify
 
 SHARED_BYTES = 1 << 12
 """Two readers of a smaller buffer gain nothing by sharing it."""
+SMALL_BYTES = 1 << 20
+"""Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
 SIBLINGS = 6
 """Each reader of a shared buffer is paired with so many next readers."""
 DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
@@ -57,8 +59,7 @@ class _Group:
     members: tuple[int, ...]
     kernel: Kernel
     us: float
-    alive: bool = True
-    tried: set[int] = field(default_factory=set)
+    touched: dict[Buffer, int] | None = None
 
 
 class _Fuser:
@@ -70,7 +71,7 @@ class _Fuser:
         self.dag = dependencies(graph)
         self.serial = itertools.count(len(graph.nodes))
         self.groups: dict[int, _Group] = {}
-        self.queue: list[tuple[float, int, int, int]] = []
+        self.queue: list[tuple[float, int, int, bool]] = []
         self.decisions: list[Decision] = []
         self.attempts: dict[tuple[int, ...], tuple[Kernel, float] | Rejection] = {}
 
@@ -144,42 +145,68 @@ class _Fuser:
         return same[max(0, where - 2) : where + 3]
 
     def signature(self, group: _Group) -> tuple[object, ...] | None:
-        if group.us > 4 * self.machine.launch_us or not group.kernel.inside:
+        if sum(self.touched(group).values()) > SMALL_BYTES or not group.kernel.inside:
             return None
         return tuple(a.extent for a in group.kernel.grid)
 
     # -- merging -----------------------------------------------------------------------------------
 
     def push_neighbours(self, group: _Group) -> None:
+        """Queue the pairs of a group by what they could save at best; most are never built."""
         for other in self.neighbours(group):
             a, b = sorted((group.serial, other))
-            members = tuple(sorted((*self.groups[a].members, *self.groups[b].members)))
-            if len(members) > MAX_DEFS:
-                continue
-            if self.has_detour(a, b):
-                self.decide(a, b, False, DETOUR, None)
-                continue
-            built = self.build(members)
-            if isinstance(built, Rejection):
-                self.decide(a, b, False, built.reason, None)
-                continue
-            saved = self.groups[a].us + self.groups[b].us - built[1]
-            if saved <= 0:
-                self.decide(a, b, False, "modelled slower than two kernels", saved)
-                continue
-            heapq.heappush(self.queue, (-saved, a, b, next(self.serial)))
+            if len(self.groups[a].members) + len(self.groups[b].members) <= MAX_DEFS:
+                self.push(self.at_best(a, b), a, b, exact=False)
+
+    def push(self, saved: float, a: int, b: int, *, exact: bool) -> None:
+        heapq.heappush(self.queue, (-saved, a, b, exact))
+
+    def at_best(self, a: int, b: int) -> float:
+        """Return the most that a merge can save: a launch, and all traffic of what both touch."""
+        ours, theirs = (self.touched(self.groups[g]) for g in (a, b))
+        shared = sum(2 * size for buffer, size in ours.items() if buffer in theirs)
+        return self.machine.launch_us + shared / self.machine.bytes_per_us
+
+    def touched(self, group: _Group) -> dict[Buffer, int]:
+        """Return the bytes of each buffer that a group reads or writes."""
+        if group.touched is None:
+            group.touched = {
+                buffer: numel(buffer) * buffer.dtype.itemsize
+                for buffer in (*self.group_reads(group), *(s.buffer for s in group.kernel.stores))
+            }
+        return group.touched
+
+    def evaluate(self, a: int, b: int) -> float | None:
+        """Return the time a merge saves, or None (with a decision) if it must not be."""
+        if self.has_detour(a, b):
+            self.decide(a, b, False, DETOUR, None)
+            return None
+        built = self.build(tuple(sorted((*self.groups[a].members, *self.groups[b].members))))
+        if isinstance(built, Rejection):
+            self.decide(a, b, False, built.reason, None)
+            return None
+        saved = self.groups[a].us + self.groups[b].us - built[1]
+        if saved <= 0:
+            self.decide(a, b, False, "modelled slower than two kernels", saved)
+            return None
+        return saved
 
     def run(self) -> None:
+        """Merge the best pair until none is left that may and should be merged."""
         self._owner: dict[int, int] = {}
         self.start()
         while self.queue:
-            negative, a, b, _ = heapq.heappop(self.queue)
+            negative, a, b, exact = heapq.heappop(self.queue)
             if a not in self.groups or b not in self.groups:
                 continue
-            if self.has_detour(a, b):
-                self.decide(a, b, False, DETOUR, -negative)
+            saved = self.evaluate(a, b)
+            if saved is None:
                 continue
-            self.merge(a, b, -negative)
+            best_other = -self.queue[0][0] if self.queue else 0.0
+            if exact or saved >= best_other:
+                self.merge(a, b, saved)
+            else:
+                self.push(saved, a, b, exact=True)
 
     def merge(self, a: int, b: int, saved: float) -> None:
         members = tuple(sorted((*self.groups[a].members, *self.groups[b].members)))
