@@ -52,10 +52,9 @@ class Model:
         with self.mode:
             inputs = [s.make() if isinstance(s, TensorSpec) else s for s in specs]
         fn = self.fn.train(train) if isinstance(self.fn, nn.Module) else self.fn
-        only = True if dynamic else None
 
         def attempt() -> tuple[Observed, ...]:
-            return observe(fn, inputs, train=train, dynamic=only, mode=self.mode)
+            return observe(fn, inputs, train=train, dynamic=dynamic, mode=self.mode)
 
         try:
             return attempt()

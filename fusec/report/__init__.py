@@ -66,7 +66,7 @@ def explain(
     *inputs: Any,
     train: bool = False,
     target: str | None = None,
-    dynamic: bool | None = None,
+    dynamic: bool = False,
 ) -> Explanation:
     """Return what fusec makes of ``fn(*inputs)``: printable, and ``to_json()``.
 
@@ -75,6 +75,7 @@ def explain(
     Args:
         fn: a module or function.
         train: the forward and the backward; floating inputs then require gradients.
+        dynamic: with symbolic sizes.
         target: "cpu", "sm_90"...; this machine's if not given.
     Raises:
         ModelError: if the model itself fails with these inputs.
@@ -88,7 +89,7 @@ def kernels(
     *inputs: Any,
     train: bool = False,
     target: str | None = None,
-    dynamic: bool | None = None,
+    dynamic: bool = False,
 ) -> list[KernelText]:
     """Return the kernels that fusec generates for ``fn(*inputs)``; arguments as of ``explain``."""
     return [
@@ -112,7 +113,7 @@ def _stage(
     inputs: tuple[Any, ...],
     train: bool,
     target: str | None,
-    dynamic: bool | None,
+    dynamic: bool,
 ) -> list[Staged]:
     row = choose_target(target)
     options = Options.from_compile(None, None)

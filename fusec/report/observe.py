@@ -43,13 +43,14 @@ class Observed:
 
 
 class _Observer:
-    """A ``torch.compile`` backend that keeps graphs and runs them as they are."""
+    """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
         self.observed: list[Observed] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        plain = [i.node.hint if isinstance(i, torch.SymInt) else i for i in inputs]
+        plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
         forward, backward = count_eager(gm, plain)
 
         def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
@@ -57,19 +58,23 @@ class _Observer:
             count = sum(o.name.partition("_")[0] == name for o in self.observed)
             label = f"{name}_{count}" if count else name
             self.observed.append(Observed(label, graph, cost))
-            return _boxed(graph)
+            return self.boxed(graph)
 
         return compile_with(gm, inputs, keep)
 
+    def fake(self, value: Any) -> Any:
+        """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
+        real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return self.mode.from_tensor(value) if real else value
 
-def _boxed(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    def call(args: list[Any]) -> Any:
-        inputs = list(args)
-        args.clear()
-        return graph(*inputs)
+    def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        def call(args: list[Any]) -> Any:
+            inputs = [self.fake(arg) for arg in args]
+            args.clear()
+            return graph(*inputs)
 
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
 
 def new_fake_mode() -> FakeTensorMode:
@@ -82,20 +87,21 @@ def observe(
     inputs: Sequence[Any],
     *,
     train: bool = False,
-    dynamic: bool | None = None,
+    dynamic: bool = False,
     mode: FakeTensorMode | None = None,
 ) -> tuple[Observed, ...]:
     """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
 
     Args:
         train: call the backward, too; floating inputs then require gradients.
+        dynamic: symbolic sizes; without, they are static whatever shapes were seen before.
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
     Raises:
         ModelError: what the model itself raised.
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
-    observer = _Observer()
+    observer = _Observer(mode)
     with mode, _grad(train), _many_compiles():
         fake = _without_memory(fn, mode)
         args = [_fake_input(value, mode, train) for value in inputs]
