@@ -8,12 +8,13 @@ that special values (infinities, the edges of pieces) agree.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import add, div, greater, less, like, mul, select, sub
-from fusec.frontend.call import Call, Indices, Scalar, read
+from fusec.frontend.call import Call, Indices, Scalar, read, read_exact
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.frontend.views import replaced, wrap
@@ -36,6 +37,12 @@ def clip(x: Expr, low: float, high: float) -> Expr:
 
 def zero_where(condition: Expr, x: Expr) -> Expr:
     return select(condition, like(0, x), x)
+
+
+def gradient(call: Call, slope: Callable[[Expr, Expr], Expr], grad: Value, x: Value) -> Value:
+    """Emit ``slope(gradient, x)``; x is read exactly, since the slope jumps between pieces."""
+    kind = compute_type(call.out.dtype)
+    return call.define(lambda at: slope(read(grad, at, kind), read_exact(x, at, kind)))
 
 
 # -- GELU -----------------------------------------------------------------------------------------
@@ -170,9 +177,8 @@ def leaky_relu(call: Call, x: Value, negative_slope: Scalar = 0.01) -> Value:
 def leaky_relu_backward(
     call: Call, grad: Value, x: Value, negative_slope: Scalar, is_result: bool
 ) -> Value:
-    return call.pointwise(
-        lambda g, a, k: select(greater(a, 0), g, mul(g, k)), grad, x, negative_slope
-    )
+    factor = read(negative_slope, (), compute_type(call.out.dtype))
+    return gradient(call, lambda g, a: select(greater(a, 0), g, mul(g, factor)), grad, x)
 
 
 @lowers(aten._prelu_kernel.default, aten.prelu.default)
@@ -190,14 +196,8 @@ def threshold(call: Call, x: Value, limit: Scalar, value: Scalar) -> Value:
 @lowers(aten.threshold_backward.default)
 def threshold_backward(call: Call, grad: Value, x: Value, limit: Scalar) -> Value:
     """The gradient where ``x`` is above the limit, or is NaN."""
-    kind = compute_type(call.out.dtype)
-    at_limit = read(limit, (), kind)
-
-    def body(at: Indices) -> Expr:
-        value = read(x, at, kind)
-        return zero_where(op("le", value, at_limit), read(grad, at, kind))
-
-    return call.define(body)
+    edge = read(limit, (), compute_type(call.out.dtype))
+    return gradient(call, lambda g, a: zero_where(op("le", a, edge), g), grad, x)
 
 
 @lowers(aten.hardtanh.default)
@@ -211,7 +211,7 @@ def hardtanh_backward(call: Call, grad: Value, x: Value, low: float, high: float
         outside = op("or", op("le", a, like(low, a)), op("ge", a, like(high, a)))
         return zero_where(outside, g)
 
-    return call.pointwise(slope, grad, x)
+    return gradient(call, slope, grad, x)
 
 
 def sixth(x: Expr) -> Expr:
@@ -230,7 +230,7 @@ def hardsigmoid_backward(call: Call, grad: Value, x: Value) -> Value:
         inside = op("and", greater(a, -3.0), less(a, 3.0))
         return select(inside, mul(g, 1 / 6), like(0, g))
 
-    return call.pointwise(slope, grad, x)
+    return gradient(call, slope, grad, x)
 
 
 @lowers(aten.hardswish.default)
@@ -244,7 +244,7 @@ def hardswish_backward(call: Call, grad: Value, x: Value) -> Value:
         bent = op("mul", g, add(div(a, 3.0), 0.5))
         return select(op("le", a, like(-3.0, a)), like(0, g), select(less(a, 3.0), bent, g))
 
-    return call.pointwise(slope, grad, x)
+    return gradient(call, slope, grad, x)
 
 
 @lowers(aten.softshrink.default)

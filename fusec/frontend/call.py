@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -41,12 +41,8 @@ class Lines:
     names: set[str] = field(default_factory=set)
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:
-        """Return a new buffer under a name made safe and unique.
-
-        A tensor whose traced strides overlap (an expand) gets row-major memory.
-        """
-        strides = contiguous_strides(kind.shape) if kind.overlaps else kind.strides
-        return Buffer(self.unique_name(name), kind.shape, strides, kind.dtype)
+        """Return a new buffer under a name made safe and unique."""
+        return Buffer(self.unique_name(name), kind.shape, kind.strides, kind.dtype)
 
     def unique_name(self, name: str) -> str:
         safe = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_")
@@ -88,9 +84,15 @@ class Call:
         return self.out.device.type == "cpu"
 
     def define(self, body: Body, result: int = 0) -> Value:
-        """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type."""
+        """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type.
+
+        A tensor whose traced strides overlap gets row-major memory.
+        """
         name = self.name if len(self.results) == 1 else f"{self.name}_{result}"
-        buffer = self.lines.buffer(name, self.results[result])
+        kind = self.results[result]
+        if kind.overlaps:
+            kind = replace(kind, strides=contiguous_strides(kind.shape))
+        buffer = self.lines.buffer(name, kind)
         return self.lines.define(buffer, body, self.origin)
 
     def scratch(self, suffix: str, shape: Indices, dtype: DType, body: Body) -> Value:

@@ -111,8 +111,6 @@ class _Capture:
             return None
         kind = self.lines.sizes.tensor(value)
         buffer = self.lines.buffer(node.name, kind)
-        if kind.overlaps:
-            buffer = Buffer(buffer.name, kind.shape, kind.strides, kind.dtype)
         self.env[node] = whole(buffer)
         self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
         return buffer if node.users else None
@@ -176,7 +174,8 @@ class _Capture:
         args = [self.arguments.for_lowering(a) for a in node.args]
         kwargs = {k: self.arguments.for_lowering(a) for k, a in node.kwargs.items()}
         made = rule(call, *args, **kwargs)
-        self._own(made, node.meta["val"])
+        if not any(kind.overlaps for kind in results):
+            self._own(made, node.meta["val"])
         return made
 
     def _own(self, made: Any, traced: Any) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.capture import capture
@@ -178,9 +180,7 @@ def test_what_is_read_after_a_write_is_copied_before_it() -> None:
         torch.ops.aten.copy_(x, y)
         return late
 
-    gm = torch.fx.experimental.proxy_tensor.make_fx(write, tracing_mode="fake")(
-        torch.randn(4), torch.randn(4)
-    )
+    gm = make_fx(write, tracing_mode="fake")(torch.randn(4), torch.randn(4))
     kinds = [type(n) for n in capture(gm, "g").nodes]
     assert kinds == [Def, Extern]
 
@@ -259,6 +259,32 @@ def test_a_shape_that_depends_on_data_ends_the_capture() -> None:
     gm = traced(lambda x: x.nonzero() + 1, torch.randn(4))
     with pytest.raises(Unsupported, match="data-dependent shape"):
         capture(gm, "g")
+
+
+def test_tensors_of_two_devices_meet_in_eager() -> None:
+    """Numbers of the CPU are written into GPU code; its tensors are not."""
+    aten = torch.ops.aten
+
+    def mixed(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zero = aten.scalar_tensor(0.0, device="cpu")
+        return aten.where(x > 0, x, zero), x * scale, aten._to_copy(scale, device="cuda")
+
+    with FakeTensorMode():
+        x, scale = torch.empty(4, 6, device="cuda"), torch.empty(())
+        graph = capture(make_fx(mixed)(x, scale), "g")
+    reasons = [n.reason for n in graph.nodes if isinstance(n, Extern)]
+    assert reasons == ["tensors on another device"] * 2
+    assert sum(isinstance(n, Def) for n in graph.nodes) == 2
+
+
+def test_an_expanded_result_is_stored_once() -> None:
+    graph = lowered(lambda x: x.flip(0).expand(5, 4), torch.randn(4))
+    (line,) = graph.nodes
+    (result,) = graph.outputs
+    assert isinstance(line, Def)
+    assert isinstance(result, View)
+    assert [e.const for e in line.buffer.shape] == [1, 4]
+    assert [s.const for s in result.strides] == [0, 1]
 
 
 # -- sizes, names, origins ------------------------------------------------------------------------
