@@ -256,18 +256,20 @@ def cast(arg: Expr, dtype: DType) -> Expr:
     """Return ``arg`` as ``dtype``; the same object if it has that type already."""
     if arg.dtype is dtype:
         return arg
-    if isinstance(arg, Const) and _folds(arg.dtype, dtype):
+    if isinstance(arg, Const) and _folds(arg, dtype):
         return Const(arg.value, dtype)
     if isinstance(arg, IndexValue) and dtype in (I32, I64):
         return IndexValue(arg.index, dtype)
     return Cast(arg, dtype)
 
 
-def _folds(have: DType, want: DType) -> bool:
-    """Return True if a constant of one type may simply be written as another."""
-    if have not in (F64, I64, BOOL) or want not in (F32, F64, I64, I32):
+def _folds(arg: Const, want: DType) -> bool:
+    """Return True if a constant may simply be written as one of another type."""
+    if arg.dtype not in (F64, I64, BOOL) or want not in (F32, F64, I64, I32):
         return False
-    return want.is_float or not have.is_float
+    if want is I32 and not -(2**31) <= arg.value < 2**31:
+        return False
+    return want.is_float or not arg.dtype.is_float
 
 
 def in_range(value: IntoIndex, low: IntoIndex | None, high: IntoIndex | None) -> Expr | None:

@@ -166,6 +166,8 @@ def test_cast_to_the_same_type_is_the_argument() -> None:
     assert cast(position(A), I32) is position(A, I32)
     assert cast(Const(2, I64), F32) is f32(2)
     assert isinstance(cast(f32(2.5), I32), Cast)
+    assert cast(Const(2**31 - 1, I64), I32) is Const(2**31 - 1, I32)
+    assert isinstance(cast(Const(2**31, I64), I32), Cast)
 
 
 def test_in_range_keeps_only_what_is_not_provable() -> None:
