@@ -87,6 +87,8 @@ class _Unifier:
     def _unite(self, a: Axis, b: Axis) -> None:
         if a is b:
             return
+        if a in self.parts or b in self.parts:
+            raise Rejection(f"{a.name} or {b.name} stands for other axes already")
         if a.extent is not b.extent:
             raise Rejection(f"extents {a.extent} of {a.name} and {b.extent} of {b.name} differ")
         self._set(b, index(a), (a,))
@@ -144,7 +146,7 @@ class _Unifier:
         self._match_digits(a, b)
 
     def _match_digits(self, left: list[_Digit], right: list[_Digit]) -> None:
-        while left and right:
+        while self._refresh(left) and self._refresh(right):
             a, b = left[-1].axis, right[-1].axis
             if a is b or (a.extent is b.extent and a.limit is b.limit is None):
                 self._unite(a, b)
@@ -165,6 +167,12 @@ class _Unifier:
         for digit in (*left, *right):
             if not (digit.axis.extent.is_constant and digit.axis.extent.const == 1):
                 raise Rejection("index maps cover different numbers of elements")
+
+    def _refresh(self, digits: list[_Digit]) -> bool:
+        """Replace a last digit that an earlier match has united or cut; False if none is left."""
+        while digits and digits[-1].axis in self.parts:
+            digits.extend(map(_Digit, self.parts[digits.pop().axis]))
+        return bool(digits)
 
     def _peel(self, longer: list[_Digit], shorter: list[_Digit]) -> None:
         """Cut the last digit of ``longer`` at the extent of the last digit of ``shorter``."""
@@ -265,8 +273,10 @@ class _Unifier:
         a, b = self.fine_axes(left), self.fine_axes(right)
         if not _same_extents(a, b):
             raise Rejection("extents differ")
-        for x, y in zip(a, b, strict=True):
-            self._unite(x, y)
+        for x, y in zip(
+            a, b, strict=True
+        ):  # (m, n) with (n, m): the first union changes the second
+            self._match_digits([_Digit(x)], [_Digit(y)])
 
     def _try(self, action: Callable[[], None]) -> None:
         saved = self._save()
