@@ -14,6 +14,7 @@ from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder, substitute_
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Index, index, substitute
 from fusec.ir.rewrite import rewrite
+from fusec.passes.simplify import repeated
 
 
 def coalesce(kernel: Kernel) -> Kernel:
@@ -39,7 +40,8 @@ def flatten(kernel: Kernel) -> Kernel:
     def flat(node: Expr) -> Expr:
         if isinstance(node, Load) and node.buffer.base is node.buffer:
             return Load(node.buffer.flat(), (node.buffer.offset(node.indices),), node.guard)
-        return node
+        # What is read through a stride of 0 does not vary along that axis any more.
+        return repeated(node) if isinstance(node, Reduce) else node
 
     roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
     exprs = rewrite(roots, flat)

@@ -24,7 +24,7 @@ from fusec.ir.index import (
     most,
     substitute,
 )
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import PROD, SUM, Monoid
 from fusec.ir.rewrite import rewrite
 
 ROUND = {F16: "round_f16", BF16: "round_bf16"}
@@ -58,6 +58,8 @@ def _rule(node: Expr) -> Expr:
             return _op(node)
         case Select():
             return _select(node)
+        case Reduce(body=body) if not body.axes.issuperset(node.over):
+            return repeated(node)
         case Reduce(monoid=monoid, body=body, over=(axis,)) if monoid is SUM:
             return _one_hot_sum(node, axis, body)
         case Load() if node.guard is not None:
@@ -203,6 +205,41 @@ def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
 def has_division(value: Index) -> bool:
     """Return True if an index divides anywhere."""
     return any(isinstance(atom, FloorDiv | Mod) for m, _ in value.terms for atom in m)
+
+
+def repeated(node: Reduce) -> Expr:
+    """Return a reduction without axes that its body does not have: ``sum(c: x)`` is ``x * C``."""
+    if node.monoid is PROD or node.body.axes.issuperset(node.over):
+        return node
+    limits = frozenset(b for a in node.over if a.limit is not None for b in a.limit.axes)
+    over = frozenset(node.over)
+    repeats = [
+        a
+        for a in node.over
+        if a not in node.body.axes | limits and (a.limit is None or over.isdisjoint(a.limit.axes))
+    ]
+    if not repeats:
+        return node
+    rest = tuple(a for a in node.over if a not in repeats)
+    value = _rule(Reduce(node.monoid, rest, node.body)) if rest else node.body
+    for axis in repeats:
+        value = _repeat(node.monoid, axis, value)
+    return value
+
+
+def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
+    """Return a value combined with itself along an axis; a ragged one may end before it begins."""
+    times = cast(IndexValue(axis.extent), value.dtype)
+    if axis.limit is not None:
+        runs = (IndexValue(axis.limit), IndexValue(axis.extent))
+        times = cast(Op("minimum", runs), value.dtype)
+    elif axis.extent.is_constant:
+        times = Const(axis.extent.const, value.dtype)
+    result = Op("mul", (value, times)) if monoid is SUM else value
+    if axis.limit is None or is_nonnegative(axis.limit - 1):
+        return result
+    some = Op("gt", (IndexValue(axis.limit), Const(0, I64)))
+    return Select(some, result, Const(monoid.identity(value.dtype), value.dtype))
 
 
 def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
