@@ -249,7 +249,7 @@ def _sum(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
             const += coefficient
         else:
             merged[monomial] = merged.get(monomial, 0) + coefficient
-    if any(isinstance(monomial[0], Mod) for monomial in merged):
+    if any(isinstance(atom, Mod) for monomial in merged for atom in monomial):
         const += _rejoin_divisions(merged)
     kept = [(m, c) for m, c in merged.items() if c]
     if len(kept) > 1:
@@ -258,35 +258,33 @@ def _sum(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
 
 
 def _rejoin_divisions(merged: dict[Monomial, int]) -> int:
-    """Rewrite ``k*n*(x//n) + k*(x%n)`` to ``k*x``, for a constant n: a reshape and its inverse.
+    """Rewrite ``k*n*(x//n) + k*(x%n)`` to ``k*x``: a reshape and its inverse.
 
     Changes ``merged`` and returns what is to be added to the constant. One pair at a time, for the
     x that comes of a pair may be half of the next.
     """
     const = 0
     while (pair := _division_pair(merged)) is not None:
-        remainder, quotient = pair
-        coefficient = merged.pop((remainder,))
-        del merged[quotient]
-        for inner, c in remainder.dividend.terms:
-            merged[inner] = merged.get(inner, 0) + c * coefficient
-        const += remainder.dividend.const * coefficient
+        remainder, multiple, joined = pair
+        for monomial in (remainder, *(m for m, _ in multiple.terms)):
+            del merged[monomial]
+        for monomial, coefficient in joined.terms:
+            merged[monomial] = merged.get(monomial, 0) + coefficient
+        const += joined.const
     return const
 
 
-def _division_pair(merged: dict[Monomial, int]) -> tuple[Mod, Monomial] | None:
-    """Return some ``x%n`` and the monomial of ``x//n``, n times as often, or None."""
+def _division_pair(merged: dict[Monomial, int]) -> tuple[Monomial, Index, Index] | None:
+    """Return the monomial of some ``k*(x%n)``, ``k*n*(x//n)`` if that is there too, and ``k*x``."""
     for monomial, coefficient in merged.items():
-        atom = monomial[0]
-        if not coefficient or len(monomial) != 1:
-            continue
-        if not isinstance(atom, Mod) or not atom.divisor.is_constant:
-            continue
-        quotient = floordiv(atom.dividend, atom.divisor)
-        if len(quotient.terms) != 1 or quotient.const or quotient.terms[0][1] != 1:
-            continue
-        if merged.get(quotient.terms[0][0]) == coefficient * atom.divisor.const:
-            return atom, quotient.terms[0][0]
+        for atom in monomial:
+            if not coefficient or not isinstance(atom, Mod):
+                continue
+            scale = _sum([(_without(monomial, atom), coefficient)], 0)
+            multiple = scale * atom.divisor * floordiv(atom.dividend, atom.divisor)
+            present = all(merged.get(m) == c for m, c in multiple.terms)
+            if present and multiple.terms and not multiple.const:
+                return monomial, multiple, scale * atom.dividend
     return None
 
 
@@ -309,10 +307,10 @@ def floordiv(a: Index, b: Index) -> Index:
         return index(0)
     if not b.is_constant and is_nonnegative(-1 - a) and is_nonnegative(a + b):
         return index(-1)
-    if len(a.terms) == 1 and not a.const and b.is_constant and b.const > 0:
+    if len(a.terms) == 1 and not a.const:
         monomial, c = a.terms[0]
         inner = monomial[0]
-        if c == len(monomial) == 1 and isinstance(inner, FloorDiv) and inner.divisor.is_constant:
+        if c == len(monomial) == 1 and isinstance(inner, FloorDiv) and _is_positive(b):
             return floordiv(inner.dividend, inner.divisor * b)
     return index(FloorDiv(a, b))
 
@@ -409,11 +407,11 @@ def _least(value: Index) -> Index | None:
         if not all(_all_nonnegative(m) for m, _ in factors):
             return None
         factor = _sum([(m, c) for m, c in factors if c < 0], 0)
-    if axis.limit is not None:
-        tight = _least(rest + factor * (axis.limit - 1))
-        if tight is not None and _holds(tight):
-            return tight
-    return _least(rest + factor * (axis.extent - 1))
+    loose = _least(rest + factor * (axis.extent - 1))
+    tight = None if axis.limit is None else _least(rest + factor * (axis.limit - 1))
+    if tight is None or (loose is not None and not _holds(tight) and not _holds(tight - loose)):
+        return loose
+    return tight
 
 
 def _without(monomial: Monomial, atom: Atom) -> Monomial:
@@ -477,7 +475,8 @@ def _divide_bound(bound: Index | None, divisor: Index) -> Index | None:
 
 
 def _is_positive(divisor: Index) -> bool:
-    return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor - 1)
+    """Prove ``divisor > 0`` where it divides: a division by 0 has no value."""
+    return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor)
 
 
 def _relax_divisions(value: Index) -> Index:
