@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fusec.errors import InternalError
 from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Expr, IndexValue, Op
+from fusec.ir.expr import Expr, IndexValue, Op, both
 from fusec.ir.index import Axis, Index, floordiv, index, mod, most
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
@@ -26,7 +27,7 @@ class Loop:
     stops: tuple[Index, ...]
     lane: Axis | None = None
     position: Index | None = None  # of the cut axis, for the mask of ragged tiles
-    extent: Index | None = None
+    ends: tuple[Index, ...] = ()
 
 
 class Layout:
@@ -37,6 +38,7 @@ class Layout:
         nest: loop parts, outermost first.
         lanes: lane parts.
         loops: bounds of each loop part.
+        loop_of: loop part, or lane part of a loop -> the loop part.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
     """
@@ -46,14 +48,19 @@ class Layout:
         self.nest: list[Axis] = []
         self.lanes: list[Axis] = []
         self.loops: dict[Axis, Loop] = {}
+        self.loop_of: dict[Axis, Axis] = {}
         self.cut: dict[Axis, Index] = {}
         self.masks: dict[Axis, Expr] = {}
         for binding in plan.bindings:
             self._bind(binding)
+        for loop, info in self.loops.items():
+            self.loop_of[loop] = loop
+            if info.lane is not None:
+                self.loop_of[info.lane] = loop
 
     def loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
-        """Return the loop parts among some axes."""
-        return {a for a in axes if a in self.loops}
+        """Return the loop parts of some axes: a lane of a loop belongs to it, for its mask does."""
+        return {loop for a in axes if (loop := self.loop_of.get(a)) is not None}
 
     def first(self, loops: set[Axis]) -> int:
         """Return the nesting position of the outermost of some loops."""
@@ -95,7 +102,7 @@ class Layout:
         if mod(axis.extent, index(tile)) is not index(0):
             whole = floordiv(axis.extent, index(tile)) - index(outer) * chunk
             full = (index(chunk), whole)
-        self.loops[loop] = Loop(full, stops, lane, self.cut[axis], axis.extent)
+        self.loops[loop] = Loop(full, stops, lane, self.cut[axis], (axis.extent,))
 
     def _bind_loop(self, axis: Axis, lane: Axis | None, tile: int, tiles: Index) -> None:
         if lane is None:
@@ -109,21 +116,33 @@ class Layout:
         if axis.limit is not None:  # every tile may be ragged
             last = floordiv(axis.limit + (tile - 1), index(tile))
             here = self.cut[axis]
-            self.loops[loop] = Loop((index(0),), (tiles, last), lane, here, axis.limit)
+            self.loops[loop] = Loop((index(0),), (tiles, last), lane, here, _ends(axis, tile))
             return
         exact = mod(axis.extent, index(tile)) is index(0)
         full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
-        self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], axis.extent)
+        self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], _ends(axis, tile))
 
     def _mask_always(self, axis: Axis, lane: Axis) -> None:
-        ragged = mod(axis.extent, lane.extent) is not index(0)
-        if ragged or axis.limit is not None:
-            limit = axis.extent if axis.limit is None else axis.limit
-            self.masks[lane] = below(self.cut[axis], limit)
+        ends = _ends(axis, lane.extent.const)
+        if ends:
+            self.masks[lane] = below(self.cut[axis], *ends)
 
 
-def below(position: Index, extent: Index) -> Expr:
-    """Return the mask ``position < extent``, in 32 bits where that is provably enough."""
+def _ends(axis: Axis, tile: int) -> tuple[Index, ...]:
+    """Return what tiles of an axis may reach beyond: its extent, and its limit if ragged."""
+    exact = mod(axis.extent, index(tile)) is index(0)
+    limit = () if axis.limit is None else (axis.limit,)
+    return limit if exact else (axis.extent, *limit)
+
+
+def below(position: Index, *ends: Index) -> Expr:
+    """Return the mask ``position < end`` for each end, in 32 bits where that is provably enough."""
     high = most(position)
     dtype = I32 if high is not None and high < 2**31 - 1 else I64
-    return Op("lt", (IndexValue(position, dtype), IndexValue(extent, dtype)))
+    here = IndexValue(position, dtype)
+    mask: Expr | None = None
+    for end in ends:
+        mask = both(mask, Op("lt", (here, IndexValue(end, dtype))))
+    if mask is None:
+        raise InternalError(f"no end for {position}", stage="codegen.layout")
+    return mask

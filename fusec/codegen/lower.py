@@ -57,6 +57,7 @@ from fusec.ir.index import (
     product,
     substitute,
 )
+from fusec.ir.monoid import Monoid
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
@@ -171,7 +172,7 @@ class _Lowering:
                 self._let(scope, node, Load(shown.buffer, shown.indices, guard))
             case Reduce():
                 body = self._masked(scope, node, self._atom(node.body))
-                self._let(scope, node, Reduce(node.monoid, node.over, body))
+                self._let(scope, node, self._folded(scope, node.monoid, node.over, body))
             case _:
                 self._let(scope, node, shown)
 
@@ -184,6 +185,14 @@ class _Lowering:
         chosen = Select(guard, body, neutral)
         known = self._known(chosen)
         return known if known is not None else self._let(scope, chosen, chosen)
+
+    def _folded(self, scope: _Scope, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> Reduce:
+        """Fold lanes; a value that lacks some of them is the same in each, and counts as often."""
+        for lane in over:
+            if lane not in body.axes:
+                tile = Select(self.value(below(index(lane), lane.extent)), body, body)
+                body = self._let(scope, tile, tile)
+        return Reduce(monoid, over, body)
 
     def _conjunction(self, scope: _Scope, guards: list[Expr | None]) -> Expr | None:
         """Return one named guard for several, or None."""
@@ -323,10 +332,8 @@ class _Lowering:
                 continue
             masks = dict(self.here.masks)
             if masked:
-                assert (
-                    info.lane is not None and info.position is not None and info.extent is not None
-                )
-                masks[info.lane] = below(info.position, info.extent)
+                assert info.lane is not None and info.position is not None
+                masks[info.lane] = below(info.position, *info.ends)
             self.scopes.append(_Scope(loop, self.here.bound | {loop}, masks))
             self.region(tasks)
             scope = self.scopes.pop()

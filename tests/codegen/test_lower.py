@@ -1,0 +1,191 @@
+"""Lowering: the program of a kernel under many plans computes what the kernel does."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fusec.codegen.lower import lower
+from fusec.errors import InternalError
+from fusec.ir.expr import Buffer, Expr, Op, Reduce, Select
+from fusec.ir.graph import Kernel, Store
+from fusec.ir.index import Axis, Size, index
+from fusec.ir.interp import run_kernel, run_program, to_storage
+from fusec.ir.interp_expr import Env
+from fusec.ir.monoid import MAX, PROD, SUM, Monoid
+from fusec.ir.verify_program import verify_program
+from fusec.passes.coalesce import flatten
+from fusec.passes.schedule.plan import Binding, Place, Plan
+from tests.ir.graphs import axes, below, buffer, f32, load
+
+ROWS = 3
+EXTENTS = (1, 7, 15, 16, 17, 33, 100)
+
+
+def check_plan(kernel: Kernel, plan: Plan, sizes: dict[Size, int] | None = None) -> None:
+    """Assert that the kernel, lowered under a plan, stores exactly what its interpreter does."""
+    flat = flatten(kernel)
+    program = lower(flat, plan)
+    verify_program(program)
+    expected, found = storage(flat, sizes or {}), storage(flat, sizes or {})
+    run_kernel(flat, expected, sizes or {})
+    run_program(program, found, sizes or {})
+    for store in flat.stores:
+        a, b = expected[store.buffer.base], found[store.buffer.base]
+        assert np.array_equal(a, b, equal_nan=True), (store.buffer, a, b)
+
+
+def storage(kernel: Kernel, sizes: dict[Size, int]) -> dict[Buffer, np.ndarray]:
+    """Return storage of small integers for everything a kernel reads."""
+    env = Env(sizes=sizes)
+    numbers = np.random.default_rng(1)
+    program = lower(kernel, Plan(tuple(Binding(a, Place.LOOP) for a in kernel.axes)))
+    for read in program.reads:
+        shape = tuple(
+            sum(c * np.prod([sizes[s] for s in m], dtype=int) for m, c in n.terms) + n.const  # type: ignore[index]
+            for n in read.shape
+        )
+        to_storage(read, numbers.integers(-4, 5, shape), env)
+    return env.storage
+
+
+def row_sums(extent: int | Size) -> tuple[Kernel, Axis, Axis]:
+    """y[m, c] = x[m, c] - sum(c: x), s[m] = that sum, t[c] = w[c] + 1: three kinds of stores."""
+    x, y = buffer("x", ROWS, extent), buffer("y", ROWS, extent)
+    s = buffer("s", ROWS)
+    m, c = axes("m c", ROWS, extent)
+    value = load(x, m, c)
+    total = Reduce(SUM, (c,), value)
+    stores = (
+        Store(y, (index(m), index(c)), Op("sub", (value, total))),
+        Store(s, (index(m),), total),
+    )
+    return Kernel("k", (m,), (c,), stores), m, c
+
+
+LANE_PLANS = [
+    (Place.LOOP, 1, 0),
+    (Place.LOOP, 4, 0),
+    (Place.LOOP, 16, 0),
+    (Place.LANES, 128, 0),
+]
+
+
+@pytest.mark.parametrize("peel", [True, False])
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_row_kernel_under_every_plan(extent: int, peel: bool) -> None:
+    kernel, m, c = row_sums(extent)
+    for (place, tile, _), rows in itertools.product(LANE_PLANS, (1, 2)):
+        if place is Place.LANES and rows == 1 and extent == 1:
+            continue
+        plan = Plan(
+            (Binding(m, Place.GRID, rows), Binding(c, place, tile)), peel=peel, scratch=peel
+        )
+        check_plan(kernel, plan)
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_pointwise_kernel_in_chunks_of_lanes(extent: int) -> None:
+    x, y = buffer("x", ROWS, extent), buffer("y", ROWS, extent)
+    m, c = axes("m c", ROWS, extent)
+    value = Op("mul", (load(x, m, c), f32(2)))
+    kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
+    for tile, chunk in itertools.product((1, 4, 16), (0, 1, 2, 3)):
+        check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.GRID, tile, chunk))))
+
+
+@pytest.mark.parametrize("actual", [1, 5, 16, 17, 40])
+def test_symbolic_extents_are_ragged_unless_proven_otherwise(actual: int) -> None:
+    size = Size("n", 32)
+    kernel, m, c = row_sums(size)
+    for tile, peel in itertools.product((1, 4, 16), (True, False)):
+        plan = Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, tile)), peel=peel)
+        check_plan(kernel, plan, {size: actual})
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_column_sum_beside_row_sum_accumulates_in_an_array(extent: int) -> None:
+    x, rows, columns = buffer("x", 5, extent), buffer("r", 5), buffer("q", extent)
+    m, c = axes("m c", 5, extent)
+    value = load(x, m, c)
+    stores = (
+        Store(rows, (index(m),), Reduce(SUM, (c,), value)),
+        Store(columns, (index(c),), Reduce(MAX, (m,), value)),
+    )
+    kernel = Kernel("k", (), (m, c), stores)
+    for tile in (1, 4, 16):
+        check_plan(kernel, Plan((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_dear_value_is_kept_between_sweeps(extent: int) -> None:
+    x, y = buffer("x", 2, extent), buffer("y", 2, extent)
+    m, c = axes("m c", 2, extent)
+    dear: Expr = load(x, m, c)
+    for _ in range(4):
+        dear = Op("mul", (Op("add", (dear, f32(1))), f32(2)))
+    value = Op("sub", (dear, Reduce(SUM, (c,), dear)))
+    kernel = Kernel("k", (m,), (c,), (Store(y, (index(m), index(c)), value),))
+    plan = Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, 16)))
+    check_plan(kernel, plan)
+    assert "scratch" in repr_program(kernel, plan)
+
+
+def repr_program(kernel: Kernel, plan: Plan) -> str:
+    from fusec.ir.program import print_program  # local: the one test that reads a program
+
+    return print_program(lower(flatten(kernel), plan))
+
+
+@pytest.mark.parametrize("monoid", [SUM, PROD, MAX])
+def test_reduction_folds_a_value_that_is_the_same_in_all_lanes(monoid: Monoid) -> None:
+    # With lanes of 16, c < 16 is decided a tile at a time: the body of the sum has no lanes left.
+    y = buffer("y", 2)
+    m, c = axes("m c", 2, 16)
+    body = Select(below(c, 16), f32(2), f32(3))
+    kernel = Kernel("k", (m,), (c,), (Store(y, (index(m),), Reduce(monoid, (c,), body)),))
+    check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.LANES, 16))))
+    check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, 4))))
+
+
+def test_load_that_varies_along_lanes_alone_stays_under_their_mask() -> None:
+    # (c + 1) % 2 with c = co*4 + ci does not mention the loop, and may not leave it.
+    x, y = buffer("x", 2), buffer("y", 3)
+    (c,) = axes("c", 3)
+    value = load(x, (index(c) + 1) % 2)
+    kernel = Kernel("k", (), (c,), (Store(y, (index(c),), value),))
+    check_plan(kernel, Plan((Binding(c, Place.LOOP, 4),)))
+
+
+@pytest.mark.parametrize("tile", [1, 4, 8, 16])
+def test_ragged_axis_shorter_than_its_tile_ends_at_its_extent(tile: int) -> None:
+    # 7 rows in parts of 3: lanes 3..tile of each part belong to the next one.
+    x, y = buffer("x", 7), buffer("y", 3)
+    (p,) = axes("p", 3)
+    i = Axis("i", index(3), limit=index(7) - index(p) * 3)
+    total = Reduce(SUM, (i,), load(x, index(p) * 3 + i))
+    kernel = Kernel("k", (p,), (i,), (Store(y, (index(p),), total),))
+    for place in (Place.LOOP, Place.LANES)[: 2 if tile > 2 else 1]:
+        check_plan(kernel, Plan((Binding(p, Place.GRID), Binding(i, place, tile)), peel=False))
+
+
+def test_two_nested_reductions_over_different_axes() -> None:
+    x, y = buffer("x", 3, 5, 7), buffer("y", 3)
+    m, a, c = axes("m a c", 3, 5, 7)
+    inner = Reduce(SUM, (c,), load(x, m, a, c))
+    outer = Reduce(MAX, (a,), Op("mul", (inner, inner)))
+    kernel = Kernel("k", (m,), (a, c), (Store(y, (index(m),), outer),))
+    for tile in (1, 4):
+        bindings = (Binding(m, Place.GRID), Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))
+        check_plan(kernel, Plan(bindings))
+
+
+def test_plan_that_binds_loops_in_an_impossible_order_is_an_internal_error() -> None:
+    x, y = buffer("x", 3, 5), buffer("y", 3)
+    m, c = axes("m c", 3, 5)
+    kernel = Kernel("k", (m,), (c,), (Store(y, (index(m),), Reduce(SUM, (c,), load(x, m, c))),))
+    plan = Plan((Binding(c, Place.LOOP, 4), Binding(m, Place.LOOP)), scratch=False)
+    with pytest.raises(InternalError):
+        check_plan(kernel, plan)
