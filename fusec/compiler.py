@@ -94,7 +94,8 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
     device = graph_device(gm)
     target = find_target(options.target or device_target(device), cpp_kernel.vector_width())
     with trace.timed("key"):
-        key = graph_key(gm, fingerprint(), cpu_features(), options.key(), target.name, name)
+        salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
+        key = graph_key(gm, *salt, options.key(), target.name, name)
         cache = open_cache(options)
     with trace.timed("cache"):
         blobs = cache.load(key) if options.cache else None
@@ -182,7 +183,7 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
             triton.print_grid(program),
             program.warps,
         )
-        for name, program in compiled.programs.items()
+        for name, program in compiled.distinct.items()
     ]
     return triton_kernel.pack(sources, target)
 

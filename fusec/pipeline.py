@@ -22,6 +22,7 @@ from fusec.frontend.capture import capture, main_device
 from fusec.ir import text
 from fusec.ir.graph import Extern, Graph, Kernel, Schedule
 from fusec.ir.program import Program, print_program
+from fusec.ir.structure import structure
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.ir.verify_program import verify_program
 from fusec.options import Options
@@ -43,7 +44,8 @@ class Compiled:
     Attributes:
         schedule: kernels and externs in order.
         programs, plans: by kernel name.
-        sources: kernel name -> source text.
+        code: kernel name -> name of the first kernel of the same structure, whose code it runs.
+        sources: kernel name -> source text of that code.
         wrapper: the Python source of ``call``.
     """
 
@@ -51,8 +53,14 @@ class Compiled:
     decisions: tuple[Decision, ...]
     plans: dict[str, Plan]
     programs: dict[str, Program]
+    code: dict[str, str]
     sources: dict[str, str]
     wrapper: str
+
+    @property
+    def distinct(self) -> dict[str, Program]:
+        """The programs that are built: one of each structure."""
+        return {name: p for name, p in self.programs.items() if self.code[name] == name}
 
 
 def optimise(
@@ -85,7 +93,9 @@ def generate(
     """Return plans, programs and sources of every kernel, and the wrapper."""
     plans: dict[str, Plan] = {}
     programs: dict[str, Program] = {}
+    code: dict[str, str] = {}
     sources: dict[str, str] = {}
+    first: dict[str, str] = {}
     for step in schedule.steps:
         if isinstance(step, Extern):
             continue
@@ -95,10 +105,13 @@ def generate(
         if options.verify:
             verify_program(program)
         plans[step.name], programs[step.name] = plan, program
-        sources[step.name] = target.print_kernel(program)
-    return Compiled(
-        schedule, decisions, plans, programs, sources, wrapper.print_wrapper(schedule, programs)
-    )
+        code[step.name] = first.setdefault(structure(program), step.name)
+        if code[step.name] == step.name:
+            sources[step.name] = target.print_kernel(program)
+        else:
+            sources[step.name] = sources[code[step.name]]
+    text_of_call = wrapper.print_wrapper(schedule, programs, code)
+    return Compiled(schedule, decisions, plans, programs, code, sources, text_of_call)
 
 
 def notation(kernel: Kernel) -> tuple[str, ...]:
@@ -124,7 +137,7 @@ def compile_to_source(
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))
-    trace.keep("source", sources, lambda: "\n\n".join(sources.values()))
+    trace.keep("source", sources, lambda: "\n\n".join(sources[k] for k in compiled.distinct))
     trace.keep("wrapper", compiled, lambda: compiled.wrapper)
     return compiled
 
@@ -138,14 +151,13 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "sizes": len(program.sizes),
             "where": program.source[-1] if program.source else "compiled graph",
         }
-        for name, program in compiled.programs.items()
+        for name, program in compiled.distinct.items()
     ]
 
 
 def cpp_unit(compiled: Compiled, width: int) -> str:
     """Return the C++ translation unit with all kernels of a graph."""
-    needs = cpp.features(tuple(compiled.programs.values()))
-    return cpp.prelude(width, needs) + "\n".join(compiled.sources.values())
+    return cpp.prelude(width) + "\n".join(compiled.sources[k] for k in compiled.distinct)
 
 
 def manifest(compiled: Compiled) -> bytes:

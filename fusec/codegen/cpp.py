@@ -59,7 +59,6 @@ _HORIZONTAL = {
     "any": "f_hany",
     "all": "f_hall",
 }
-_FEATURES: dict[str, str] = {}
 _SUPPORT = """
 FUSEC_INLINE long long fusec_least(long long a, long long b) { return a < b ? a : b; }
 FUSEC_INLINE long long fusec_floordiv(long long a, long long b) {
@@ -83,32 +82,15 @@ FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
 """
 
 
-def prelude(width: int, needs: frozenset[str] = frozenset()) -> str:
-    """Return the text in front of the kernels of one translation unit.
-
-    Args:
-        width: lanes of a vector, 16, 8 or 4.
-        needs: feature macros of the prelude that the kernels use.
-    """
+def prelude(width: int) -> str:
+    """Return the text in front of the kernels of one translation unit, for ``width`` lanes."""
     text = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
-    defines = "".join(f"#define {name}\n" for name in sorted(needs))
-    return f"#define FUSEC_W {width}\n{defines}{text}{_SUPPORT}\n"
+    return f"#define FUSEC_W {width}\n{text}{_SUPPORT}\n"
 
 
 def print_kernel(program: Program) -> str:
     """Return the C++ function of a program."""
     return _Printer(program).print()
-
-
-def features(programs: tuple[Program, ...]) -> frozenset[str]:
-    """Return the prelude's feature macros that some programs need."""
-    names = {
-        statement.value.name
-        for program in programs
-        for statement in _all_statements(program.body)
-        if isinstance(statement, Let | Update) and isinstance(statement.value, Op)
-    }
-    return frozenset(_FEATURES[n] for n in names if n in _FEATURES)
 
 
 def _all_statements(body: tuple[Statement, ...]) -> list[Statement]:

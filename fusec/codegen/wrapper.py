@@ -64,9 +64,12 @@ class _Names:
 
 
 class _Wrapper:
-    def __init__(self, schedule: Schedule, programs: dict[str, Program]) -> None:
+    def __init__(
+        self, schedule: Schedule, programs: dict[str, Program], code: dict[str, str]
+    ) -> None:
         self.schedule = schedule
         self.programs = programs
+        self.code = code
         self.names = _Names(taken=_RESERVED | set(programs))
         self.lines: list[str] = []
         self.last_use = self._last_uses()
@@ -134,7 +137,7 @@ class _Wrapper:
                 made.add(buffer)
                 self._allocate(buffer)
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
-        self.lines.append(f"{kernel.name}({', '.join(args)})")
+        self.lines.append(f"{self.code[kernel.name]}({', '.join(args)})")
 
     def _allocate(self, buffer: Buffer) -> None:
         for dead in self.free:
@@ -274,9 +277,14 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
             raise InternalError(atom, stage="codegen.wrapper")
 
 
-def print_wrapper(schedule: Schedule, programs: dict[str, Program]) -> str:
-    """Return the source of ``call(args)`` for a scheduled graph; ``programs`` by kernel name."""
-    return _Wrapper(schedule, programs).print()
+def print_wrapper(schedule: Schedule, programs: dict[str, Program], code: dict[str, str]) -> str:
+    """Return the source of ``call(args)`` for a scheduled graph.
+
+    Args:
+        programs: by kernel name.
+        code: kernel name -> name of the kernel whose code it runs.
+    """
+    return _Wrapper(schedule, programs, code).print()
 
 
 def is_contiguous(buffer: Buffer) -> bool:

@@ -26,6 +26,8 @@ SHARED_BYTES = 1 << 12
 """Two readers of a smaller buffer gain nothing by sharing it."""
 SMALL_BYTES = 1 << 20
 """Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
+MAX_ALIKE = 8
+"""Definitions in a kernel of reductions that have nothing in common but their shape."""
 SIBLINGS = 6
 """Each reader of a shared buffer is paired with so many next readers."""
 DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
@@ -138,7 +140,7 @@ class _Fuser:
     def alike(self, group: _Group) -> list[int]:
         """Return groups whose small final reductions have the shape of this group's."""
         signature = self.signature(group)
-        if signature is None:
+        if signature is None or len(group.members) >= MAX_ALIKE:
             return []
         same = [g.serial for g in self.groups.values() if self.signature(g) == signature]
         where = same.index(group.serial)

@@ -36,6 +36,16 @@ def find_compiler(preferred: str | None) -> str | None:
 
 
 @functools.cache
+def compiler_identity(preferred: str | None) -> str:
+    """Return what tells one compiler from another without starting it: path, size, time of change."""
+    path = find_compiler(preferred)
+    if path is None:
+        return "none"
+    status = os.stat(os.path.realpath(path))
+    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns} {' '.join(FLAGS)}"
+
+
+@functools.cache
 def warn_no_compiler() -> None:
     """Say once a process that CPU kernels cannot be built."""
     warnings.warn(
