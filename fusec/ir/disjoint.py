@@ -58,7 +58,7 @@ def _is_known(atom: Atom, known: set[Atom]) -> bool:
         return True
     if isinstance(atom, Axis):
         return atom.extent is index(1)
-    return all(_is_known(axis, known) for axis in atom.axes) and bool(atom.axes)
+    return all(_is_known(axis, known) for axis in atom.axes)
 
 
 def _digits(equation: Index, known: set[Atom]) -> set[Atom]:
@@ -68,10 +68,9 @@ def _digits(equation: Index, known: set[Atom]) -> set[Atom]:
         unknown = [atom for atom in monomial if not _is_known(atom, known)]
         if not unknown:
             continue
-        sizes = [atom for atom in monomial if isinstance(atom, Size)]
-        if len(unknown) != 1 or len(sizes) != len(monomial) - 1:
+        if len(unknown) != 1:
             return set()
-        step = product((coefficient, *sizes))
+        step = product((coefficient, *(atom for atom in monomial if atom is not unknown[0])))
         steps[unknown[0]] = steps.get(unknown[0], index(0)) + step
     span = index(0)
     for atom, step in sorted(steps.items(), key=lambda item: abs(item[1].hint())):

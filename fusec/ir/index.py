@@ -267,7 +267,7 @@ def _rejoin_divisions(merged: dict[Monomial, int]) -> int:
     while (pair := _division_pair(merged)) is not None:
         remainder, multiple, joined = pair
         for monomial in (remainder, *(m for m, _ in multiple.terms)):
-            del merged[monomial]
+            merged.pop(monomial, None)
         for monomial, coefficient in joined.terms:
             merged[monomial] = merged.get(monomial, 0) + coefficient
         const += joined.const
@@ -277,13 +277,10 @@ def _rejoin_divisions(merged: dict[Monomial, int]) -> int:
 def _division_pair(merged: dict[Monomial, int]) -> tuple[Monomial, Index, Index] | None:
     """Return the monomial of some ``k*(x%n)``, ``k*n*(x//n)`` if that is there too, and ``k*x``."""
     for monomial, coefficient in merged.items():
-        for atom in monomial:
-            if not coefficient or not isinstance(atom, Mod):
-                continue
+        for atom in (a for a in monomial if coefficient and isinstance(a, Mod)):
             scale = _sum([(_without(monomial, atom), coefficient)], 0)
             multiple = scale * atom.divisor * floordiv(atom.dividend, atom.divisor)
-            present = all(merged.get(m) == c for m, c in multiple.terms)
-            if present and multiple.terms and not multiple.const:
+            if multiple.terms and not multiple.const and merged.items() >= set(multiple.terms):
                 return monomial, multiple, scale * atom.dividend
     return None
 
@@ -305,12 +302,12 @@ def floordiv(a: Index, b: Index) -> Index:
         return index(a.const // b.const)
     if is_in_range(a, b):
         return index(0)
-    if not b.is_constant and is_nonnegative(-1 - a) and is_nonnegative(a + b):
+    below = not b.is_constant and is_nonnegative(-1 - a)
+    if below and (is_nonnegative(a + b) or (a is index(-1) and _is_positive(b))):
         return index(-1)
     if len(a.terms) == 1 and not a.const:
-        monomial, c = a.terms[0]
-        inner = monomial[0]
-        if c == len(monomial) == 1 and isinstance(inner, FloorDiv) and _is_positive(b):
+        (inner, *others), c = a.terms[0]
+        if c == 1 and not others and isinstance(inner, FloorDiv) and _is_positive(b):
             return floordiv(inner.dividend, inner.divisor * b)
     return index(FloorDiv(a, b))
 

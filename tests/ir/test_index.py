@@ -168,6 +168,16 @@ def test_digits_of_a_number_rejoin_in_any_order(order: tuple[int, ...]) -> None:
     assert total is k
 
 
+def test_symbolic_digits_rejoin() -> None:
+    k, c = index(Axis("k", index(N) * T * C)), index(B)
+    whole = (k // (index(T) * C)) * T * C + (k // C) % T * C + k % C
+    assert whole is k
+    assert (k // T) * T * C + (k % T) * C + c is k * C + c
+    less = index(T) - 1
+    assert (k // less) * less + k % less is k
+    assert (k // T) * T * C + (k % T) * N is not k * C
+
+
 def test_division_drops_what_bounds_prove() -> None:
     t = Axis("t", index(8))
     m = index(B) * 8 + t
@@ -183,6 +193,7 @@ def test_division_drops_what_bounds_prove() -> None:
 def test_nested_divisions_merge_for_positive_divisors_only() -> None:
     k = index(Axis("k", index(100)))
     assert (k // 3) // 5 is k // 15
+    assert (k // N) // M is k // (index(N) * M)
     env = Env(points=dict.fromkeys(k.axes, 7))
     assert eval_scalar((k // 2) // -2, env) == (7 // 2) // -2
 
@@ -219,6 +230,7 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
     peeled = Axis("w", (index(C) + 15) // 16, limit=index(C) // 16)
     chunk = Axis("g", ((index(C) + 15) // 16 + 2) // 3)
     piece = Axis("z", index(3), limit=index(C) // 16 - index(chunk) * 3)
+    halves = Axis("h", index(C) // 2 * 2)
     ten = [Axis(f"x{i}", index(2)) for i in range(10)]
     rank = product([3, N])
     return {
@@ -243,6 +255,7 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
             index(N) * T * C,
         ),
         "peeled tiles in chunks": (index(chunk) * 48 + index(piece) * 16 + lane, index(C)),
+        "half of what may be empty": (index(halves) // (index(C) // 2), index(2)),
         "ten axes": (sum((index(x) for x in ten), index(0)), index(11)),
         "interleaved heads": (index(Axis("q", rank)) % 3 * N + index(Axis("p", rank)) // 3, rank),
         "last element": (index(N) * T * C - 1, index(N) * T * C),

@@ -166,6 +166,9 @@ def test_transposed_and_padded_buffers_have_distinct_elements() -> None:
     assert has_distinct_elements(strided(N, 1))
     assert has_distinct_elements(strided(1, 4))
     assert has_distinct_elements(strided(index(N) + 8, 1))
+    half = index(N) // 2
+    shape, strides = (index(3), index(2), index(N), half), (half * N * 2, half, half * 2, index(1))
+    assert has_distinct_elements(Buffer("s", shape, strides, F32))
     assert not has_distinct_elements(strided(0, 1))
     assert not has_distinct_elements(strided(1, 1))
     assert has_distinct_elements(Buffer("s", (index(1), index(5)), (index(1), index(1)), F32))
