@@ -2,8 +2,9 @@
 
 The interpreter is chosen for one launch, not for the process (as TRITON_INTERPRET would), so that
 the same process can compile. What Triton's interpreter lacks or gets wrong is put right while a
-launch runs: conversions to bf16 truncate there, libdevice functions return None, a reduction with a
-function of its own visits element by element, and each nested call patches `triton.language` again.
+launch runs: conversions to bf16 truncate there, bf16 constants are missing, libdevice functions
+return None, a reduction with a function of its own visits element by element, and each nested call
+patches `triton.language` again.
 
 Grid points run one after another in the caller's thread; use few.
 """
@@ -100,6 +101,7 @@ def _interpreting() -> Iterator[None]:
     with (
         mock.patch.object(interpreter, "_patch_lang", patches.add),
         mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
+        mock.patch.object(interpreter.InterpreterBuilder, "get_bf16", _bf16, create=True),
         mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
         mock.patch.object(JITFunction, "__call__", _call),
         mock.patch.multiple(libdevice, **functions),
@@ -142,6 +144,11 @@ def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
     else:
         data = np.expand_dims(data[0], self.axis) if self.keep_dims else data[0]
     return [self.to_tensor(data, tile.dtype)]
+
+
+def _bf16(self: Any, value: float) -> TensorHandle:
+    bits = torch.tensor([value], dtype=torch.bfloat16).view(torch.uint16)
+    return TensorHandle(bits.numpy(), tl.bfloat16)
 
 
 def _cast(self: Any, source: TensorHandle, target: Any) -> TensorHandle:

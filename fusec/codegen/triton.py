@@ -38,7 +38,7 @@ from fusec.codegen.triton_index import MAX_SIZE, IndexText, fits_32_bits
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE, STAGE, template
 from fusec.codegen.wrapper import print_size
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F32, I32, I64, DType
+from fusec.ir.dtype import BOOL, F32, I32, I64, DType, compute_type
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -386,7 +386,7 @@ class _Printer:
 
     def _op(self, op: Op, cheap: bool) -> str:
         kind = op.args[0].dtype
-        wide = F32 if kind.is_float and kind.itemsize == 2 else kind
+        wide = compute_type(kind) if kind.is_float else kind
         found = template(op.name, wide, cheap=cheap)
         self.needs.update(dict.fromkeys(found.needs))
         typed = all(isinstance(arg, Const) for arg in op.args)
@@ -419,12 +419,17 @@ class _Printer:
             body = self._name(reduce.body)
             if not over <= held:
                 body = f"tl.broadcast_to({body}, {self._shape(held | over)})"
+        # Triton adds up in a wider type of its own, and combines 16-bit floats in f32.
+        narrow = reduce.dtype.itemsize < 4 and reduce.dtype is not BOOL
+        if narrow:
+            body = f"{body}.to(tl.{_TYPES[compute_type(reduce.dtype).name]})"
         if held <= over:
-            return self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
-        for position, axis in enumerate(self.program.lanes):
-            if axis in over:
-                body = self._reduce_dim(reduce.monoid, body, reduce.dtype, position)
-        return body
+            body = self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
+        else:
+            for position, axis in enumerate(self.program.lanes):
+                if axis in over:
+                    body = self._reduce_dim(reduce.monoid, body, reduce.dtype, position)
+        return f"{body}.to(tl.{_TYPES[reduce.dtype.name]})" if narrow else body
 
     def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
         """Return the reduction of a tile along ``dim``, which stays with extent 1; of all dims to a

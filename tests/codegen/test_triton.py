@@ -337,6 +337,21 @@ def test_casts(source: DType, target: DType) -> None:
     assert torch.equal(y, x.to(y.dtype))
 
 
+@pytest.mark.parametrize("dtype", [F64, F32, BF16, F16, I64, U8, BOOL], ids=str)
+def test_constants_are_stored_selected_and_reduced(dtype: DType) -> None:
+    c = Axis("c", index(8))
+    b = Builder("constants", (), (c,))
+    one, zero = Const(1, dtype), Const(0, dtype)
+    b.put(buffer("stored", dtype, 8), c, one)
+    even = b.op("eq", b.op("and", b.position(c), Const(1, I64)), Const(0, I64))
+    b.put(buffer("selected", dtype, 8), c, b.select(even, one, zero))
+    b.put(buffer("reduced", dtype, 1), 0, b.reduce(MAX, (c,), one))
+    written = run(b.program(), {})
+    assert written["stored"].tolist() == [1] * 8
+    assert written["selected"].tolist() == [1, 0] * 4
+    assert written["reduced"].tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("name", "relative", "absolute"),
     [

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from fusec.codegen import triton_index
 from fusec.codegen.triton_ops import template
 from fusec.errors import InternalError, UsageError
-from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, U8, DType
+from fusec.ir.dtype import BF16, BOOL, DTYPES, F32, F64, I32, I64, U8, DType
+from fusec.ir.expr import Const
 from fusec.ir.index import Axis, Size, index
+from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.runtime import triton_kernel
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
 from tests.codegen import programs
@@ -74,6 +78,56 @@ def test_multiprocessor_of_an_unknown_target_is_reported() -> None:
     asm = compiled(programs.relu_chain(F32, 1024, 1024, masked=False), target="gfx942")
     with pytest.raises(UsageError, match="sm_90"):
         inspect_kernel(asm)
+
+
+def padded_mask() -> Program:
+    """keep[c] = inside[c] if c < 100, a guarded load and store of bool."""
+    c = Axis("c", index(128))
+    b = Builder("padded_mask", (), (c,))
+    guard = b.op("lt", b.position(c), Const(100, I64))
+    b.put(buffer("keep", BOOL, 100), c, b.load(buffer("inside", BOOL, 100), c, guard), guard)
+    return b.program()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        padded_mask(),
+        programs.embedding(3, 50_000, 1024),
+        programs.bias_tile(4096, 4096, (64, 64)),
+        programs.looped_row_sum(4, 2**33 + 1, 4096),
+        programs.relu_chain(BF16, index(Size("N", 8)) * Size("K", 8), 1024, masked=True),
+    ],
+    ids=lambda p: p.name,
+)
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_program_compiles(program: Program, target: str) -> None:
+    compiled(program, target=target)
+
+
+def test_greatest_size_is_the_launcher_s() -> None:
+    assert triton_index.MAX_SIZE == triton_kernel.MAX_SIZE
+
+
+def every_reduction(dtype: DType) -> Program:
+    """Return the reductions of a tile along one axis and along both, and of a constant."""
+    r, c = Axis("r", index(4)), Axis("c", index(32))
+    b = Builder("reductions", (), (r, c))
+    x = b.load(buffer("x", dtype, 4, 32), index(r) * 32 + c)
+    monoids = (MAX, MIN, ANY, ALL) if dtype is BOOL else (MAX, MIN, SUM, PROD)
+    for monoid in monoids:
+        b.put(buffer(f"rows_{monoid}", dtype, 4), r, b.reduce(monoid, (c,), x))
+        b.put(buffer(f"all_{monoid}", dtype, 1), 0, b.reduce(monoid, (r, c), x))
+        b.put(buffer(f"one_{monoid}", dtype, 1), 0, b.reduce(monoid, (c,), Const(1, dtype)))
+    return b.program()
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(
+    "dtype", [dtype for dtype in DTYPES.values() if not dtype.is_opaque], ids=str
+)
+def test_every_reduction_compiles(dtype: DType, target: str) -> None:
+    compiled(every_reduction(dtype), target=target)
 
 
 def every_operation(dtype: DType) -> Program:
