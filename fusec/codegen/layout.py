@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fusec.errors import InternalError
 from fusec.ir.dtype import I32, I64
 from fusec.ir.expr import Expr, IndexValue, Op, both
-from fusec.ir.index import Axis, Index, floordiv, index, mod, most
+from fusec.ir.index import Axis, Index, floordiv, index, mod, most, substitute
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
 
@@ -107,32 +107,35 @@ class Layout:
     def _bind_loop(self, axis: Axis, lane: Axis | None, tile: int, tiles: Index) -> None:
         if lane is None:
             self.nest.append(axis)
-            stops = (axis.extent,) if axis.limit is None else (axis.extent, axis.limit)
+            stops = (axis.extent, *self._limit(axis))
             self.loops[axis] = Loop(stops, stops)
             return
         loop = Axis(f"{axis.name}o", tiles)
         self.nest.append(loop)
         self.cut[axis] = index(loop) * tile + index(lane)
         if axis.limit is not None:  # every tile may be ragged
-            last = floordiv(axis.limit + (tile - 1), index(tile))
+            (limit,) = self._limit(axis)
+            last = floordiv(limit + (tile - 1), index(tile))
             here = self.cut[axis]
-            self.loops[loop] = Loop((index(0),), (tiles, last), lane, here, _ends(axis, tile))
+            self.loops[loop] = Loop((index(0),), (tiles, last), lane, here, self._ends(axis, tile))
             return
         exact = mod(axis.extent, index(tile)) is index(0)
         full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
-        self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], _ends(axis, tile))
+        self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], self._ends(axis, tile))
 
     def _mask_always(self, axis: Axis, lane: Axis) -> None:
-        ends = _ends(axis, lane.extent.const)
+        ends = self._ends(axis, lane.extent.const)
         if ends:
             self.masks[lane] = below(self.cut[axis], *ends)
 
+    def _limit(self, axis: Axis) -> tuple[Index, ...]:
+        """Return where a ragged axis ends, over the parts of the axes that its limit mentions."""
+        return () if axis.limit is None else (substitute(axis.limit, self.cut),)
 
-def _ends(axis: Axis, tile: int) -> tuple[Index, ...]:
-    """Return what tiles of an axis may reach beyond: its extent, and its limit if ragged."""
-    exact = mod(axis.extent, index(tile)) is index(0)
-    limit = () if axis.limit is None else (axis.limit,)
-    return limit if exact else (axis.extent, *limit)
+    def _ends(self, axis: Axis, tile: int) -> tuple[Index, ...]:
+        """Return what tiles of an axis may reach beyond: its extent, and its limit if ragged."""
+        exact = mod(axis.extent, index(tile)) is index(0)
+        return self._limit(axis) if exact else (axis.extent, *self._limit(axis))
 
 
 def below(position: Index, *ends: Index) -> Expr:

@@ -335,7 +335,9 @@ class _Lowering:
                 assert info.lane is not None and info.position is not None
                 masks[info.lane] = below(info.position, *info.ends)
             self.scopes.append(_Scope(loop, self.here.bound | {loop}, masks))
+            outside = dict(self.arrays)
             self.region(tasks)
+            self.arrays = outside  # those declared in the loop end with it
             scope = self.scopes.pop()
             if scope.body:
                 self.here.body.append(For(loop, start, stops, tuple(scope.body)))

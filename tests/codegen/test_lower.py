@@ -189,3 +189,27 @@ def test_plan_that_binds_loops_in_an_impossible_order_is_an_internal_error() -> 
     plan = Plan((Binding(c, Place.LOOP, 4), Binding(m, Place.LOOP)), scratch=False)
     with pytest.raises(InternalError):
         check_plan(kernel, plan)
+
+
+def test_ragged_axis_in_lanes_beside_its_outer_axis_in_lanes() -> None:
+    # The end of i depends on p, and p is cut: the mask is stated over the parts of p.
+    x, y = buffer("x", 7), buffer("y", 3)
+    (p,) = axes("p", 3)
+    i = Axis("i", index(3), limit=index(7) - index(p) * 3)
+    total = Reduce(SUM, (i,), load(x, index(p) * 3 + i))
+    kernel = Kernel("k", (p,), (i,), (Store(y, (index(p),), total),))
+    check_plan(kernel, Plan((Binding(p, Place.GRID, 2), Binding(i, Place.LANES, 4)), peel=False))
+
+
+def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
+    # Both sweeps over a compute d(a, c); the first keeps it row by row, in an array of the row.
+    x, y = buffer("x", 3, 5), buffer("y", 3, 5)
+    a, c = axes("a c", 3, 5)
+    dear: Expr = load(x, a, c)
+    for _ in range(4):
+        dear = Op("mul", (Op("add", (dear, f32(1))), f32(2)))
+    row = Reduce(MAX, (c,), Op("sub", (dear, Reduce(MAX, (c,), dear))))
+    value = Op("sub", (dear, Reduce(SUM, (a,), row)))
+    kernel = Kernel("k", (), (a, c), (Store(y, (index(a), index(c)), value),))
+    for tile in (1, 4):
+        check_plan(kernel, Plan((Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))))

@@ -41,6 +41,11 @@ def step(access: Access, axis: Axis) -> int | None:
     return None if coefficient is None else coefficient.hint()
 
 
+def limiting_axes(kernel: Kernel) -> frozenset[Axis]:
+    """Return the axes on which the ends of ragged axes depend: lanes of one would end apart."""
+    return frozenset(b for a in kernel.axes if a.limit is not None for b in a.limit.axes)
+
+
 def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
     """Return the axis along which most traffic is contiguous, or None where no access is.
 
@@ -51,7 +56,7 @@ def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
     chosen: Axis | None = None
     found = accesses(kernel)
     for position, axis in enumerate(candidates):
-        if axis.limit is not None:
+        if axis.limit is not None or axis in limiting_axes(kernel):
             continue
         score = 0.0
         for access in found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
-from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.access import fastest_axis, limiting_axes
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
 from fusec.passes.schedule.pointwise import GPU, power_of_two
@@ -29,7 +29,7 @@ def accepts(kernel: Kernel) -> bool:
 def plan(kernel: Kernel) -> Plan:
     """Return the plan of a row kernel."""
     fast = fastest_axis(kernel, kernel.axes)
-    row = fast if fast is not None else kernel.inside[-1]
+    row = fast if fast is not None else _last_axis(kernel)
     extent = row.extent.hint()
     nest = nest_order(kernel, row, arrays=False)
     if nest is None:
@@ -46,6 +46,12 @@ def plan(kernel: Kernel) -> Plan:
         grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
     lanes = Binding(row, Place.LANES, max(width, 2))
     return Plan((*grid, *loops, lanes), _warps(width * rows), **GPU)
+
+
+def _last_axis(kernel: Kernel) -> Axis:
+    """Return the innermost axis that may be lanes, where no access is contiguous."""
+    fixed = limiting_axes(kernel)
+    return next((a for a in reversed(kernel.inside) if a not in fixed), kernel.inside[-1])
 
 
 def is_resident(row: Axis) -> bool:
