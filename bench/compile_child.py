@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from bench.workload import backend_of
 from bench.workloads.blocks import Gpt, MlpBlock
 
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"}
@@ -57,7 +58,7 @@ def training_step(case: str, peer: str, *, quick: bool) -> Callable[[], None]:
     else:
         layers = 1 if quick else 4
         model, x = Gpt(layers, width, width // 64, 1000, 64), torch.randint(0, 1000, (2, 64))
-    compiled = model if peer == "eager" else torch.compile(model, backend=peer)
+    compiled = model if peer == "eager" else torch.compile(model, backend=backend_of(peer))
 
     def step() -> None:
         model.zero_grad(set_to_none=True)

@@ -78,7 +78,16 @@ def compiled(call: Callable, peer: str) -> Callable:
         entry.__globals__,
         closure=entry.__closure__,
     )
-    return torch.compile(own, backend=peer, dynamic=False)
+    return torch.compile(own, backend=backend_of(peer), dynamic=False)
+
+
+def backend_of(peer: str) -> str | Callable:
+    """A peer's name, or fusec itself where it runs from a checkout that is not installed."""
+    if peer == "fusec" and peer not in torch.compiler.list_backends():
+        from fusec.backend import fusec
+
+        return fusec
+    return peer
 
 
 def cotangents_of(case: Case) -> tuple[torch.Tensor, ...]:

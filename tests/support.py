@@ -29,6 +29,8 @@ import torch
 from torch._dynamo.utils import same
 from torch.utils import _pytree as pytree
 
+from bench.workload import backend_of
+
 BACKEND = os.environ.get("TEST_BACKEND", "fusec")
 
 HALF = (torch.float16, torch.bfloat16)
@@ -60,7 +62,9 @@ def compile_with(
 ) -> Callable:
     """Compile under the backend; fusec in strict mode, where a fault inside it is an error."""
     options = {"strict": True} if backend == "fusec" else None
-    return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options)
+    return torch.compile(
+        fn, backend=backend_of(backend), dynamic=dynamic, fullgraph=fullgraph, options=options
+    )
 
 
 def check(
@@ -368,8 +372,7 @@ def externs(fn: Callable, *inputs: Any, train: bool = False) -> list[tuple[str, 
     import fusec  # the other backends' runs do not need it
 
     report = fusec.explain(fn, *inputs, train=train)
-    record = report if isinstance(report, dict) else report.to_json()
-    return [(e["op"], e["reason"]) for graph in record["graphs"] for e in graph["externs"]]
+    return [(extern.op, extern.reason) for graph in report.graphs for extern in graph.externs]
 
 
 @contextmanager
