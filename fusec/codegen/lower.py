@@ -240,7 +240,8 @@ class _Lowering:
         return Var(self._unique(f"v_{hint}"), dtype, lanes, self.serial)
 
     def _unique(self, wanted: str) -> str:
-        """Return ``wanted`` or, if it is taken, the first free name with a number behind it."""
+        """Return ``wanted`` as an identifier; with the first free number behind it if it is taken."""
+        wanted = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
         name, count = wanted, self.names.get(wanted, 0)
         while name in self.names:
             count += 1
