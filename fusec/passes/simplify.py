@@ -8,6 +8,7 @@ explicit casts, comparisons, values that are also stored). Nothing here depends 
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast
@@ -50,6 +51,35 @@ def simplify_exprs(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return rewrite(roots, _rule)
 
 
+def settle_rounding(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Return what a kernel stores without roundings that its loads and stores do anyway.
+
+    Only where all loads read memory: a load that a pass may still replace by what it loads has been
+    rounded only if a mark says so.
+    """
+    return tuple(_unrounded(root) for root in rewrite(roots, _loaded_rounded))
+
+
+def _loaded_rounded(node: Expr) -> Expr:
+    """``round_bf16(f32(x))`` is ``f32(x)`` where x is bf16."""
+    if not isinstance(node, Op) or node.name not in ROUND.values():
+        return node
+    inner = node.args[0]
+    rounded = isinstance(inner, Cast) and ROUND.get(inner.arg.dtype) == node.name
+    return inner if rounded else node
+
+
+def _unrounded(root: Expr) -> Expr:
+    """``bf16(round_bf16(e))`` is ``bf16(e)``."""
+    if isinstance(root, Cast) and _is_op(root.arg, ROUND.get(root.dtype)):
+        return Cast(root.arg.args[0], root.dtype)
+    return root
+
+
+def _is_op(node: Expr, name: str | None) -> TypeGuard[Op]:
+    return isinstance(node, Op) and node.name == name
+
+
 def _rule(node: Expr) -> Expr:
     match node:
         case Cast():
@@ -72,8 +102,6 @@ def _cast(node: Cast) -> Expr:
     inner = node.arg
     if isinstance(inner, Cast) and node.dtype is inner.arg.dtype is F32 and inner.dtype in ROUND:
         return inner.arg  # Cast(f32, Cast(bf16, e)): an implicit rounding between two operations
-    if isinstance(inner, Op) and ROUND.get(node.dtype) == inner.name:
-        return cast(inner.args[0], node.dtype)  # the cast rounds anyway
     if isinstance(inner, Cast) and inner.dtype is BOOL and inner.arg.dtype is node.dtype is BOOL:
         return inner.arg
     return node
@@ -81,7 +109,7 @@ def _cast(node: Cast) -> Expr:
 
 def _op(node: Op) -> Expr:
     if node.name in ("round_f16", "round_bf16"):
-        return _round(node)
+        return node.args[0] if _is_op(node.args[0], node.name) else node
     if node.name in _COMPARE:
         return _compare(node)
     if len(node.args) != 2:
@@ -104,17 +132,6 @@ def _op(node: Op) -> Expr:
             return _divide_by_constant(a, b, node)
         case _:
             return node
-
-
-def _round(node: Op) -> Expr:
-    """A rounding of what has 16 bits already is nothing."""
-    (inner,) = node.args
-    target = F16 if node.name == "round_f16" else BF16
-    if isinstance(inner, Op) and inner.name == node.name:
-        return inner
-    if isinstance(inner, Cast) and inner.arg.dtype is target:
-        return inner
-    return node
 
 
 def _logic(name: str, a: Expr, b: Expr, node: Expr) -> Expr:

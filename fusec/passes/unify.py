@@ -32,7 +32,7 @@ from fusec.ir.index import (
     substitute,
 )
 from fusec.ir.rewrite import around_reductions, rewrite, with_guard
-from fusec.passes.simplify import ROUND, simplify_exprs
+from fusec.passes.simplify import ROUND, settle_rounding, simplify_exprs
 
 
 class Rejection(Exception):
@@ -409,7 +409,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
         Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), exprs[d.buffer])
         for d in stored
     )
-    final = simplify_exprs(tuple(s.expr for s in stores))
+    final = settle_rounding(simplify_exprs(tuple(s.expr for s in stores)))
     stores = tuple(Store(s.buffer, s.indices, e) for s, e in zip(stores, final, strict=True))
     used = {a for s in stores for i in s.indices for a in i.axes}
     for node in postorder(final):
@@ -505,7 +505,7 @@ def _resolve(
         resolved = line.expr.substitute(mapping)
         (expr,) = rewrite((resolved,), inline)
         exprs[line.buffer] = expr
-        labels.append((simplify_exprs((expr,))[0], line.buffer.name))
+        labels.append((settle_rounding(simplify_exprs((expr,)))[0], line.buffer.name))
         seen_by_readers[line.buffer] = _rounded(expr) if line.buffer in live_out else expr
     return exprs, tuple(labels)
 
