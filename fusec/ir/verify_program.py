@@ -33,7 +33,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index, is_in_range, substitute
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
-from fusec.ir.verify import check, verify_node_types
+from fusec.ir.verify import check, is_in_range_everywhere, verify_node_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,9 @@ def _verify_access(
         check(guard.dtype is BOOL, line, f"a guard of type {guard.dtype}")
         return
     length = buffer.base.flat().shape[0]
-    if not any(is_in_range(value, length) for value in _within_loops(offset, scope)):
+    limited = list(_within_loops(offset, scope))
+    provable = any(is_in_range(value, length) for value in limited)
+    if not provable and not any(is_in_range_everywhere(value, length) for value in limited):
         raise InvalidIR(f"{line}: {offset} is not provably in [0, {length}), nor guarded")
 
 

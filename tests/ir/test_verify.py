@@ -11,7 +11,7 @@ from fusec.ir.disjoint import determined_axes, has_distinct_elements
 from fusec.ir.dtype import BF16, DTYPES, F16, F32, F64, I8, I32
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, Var
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store, View
-from fusec.ir.index import Axis, Index, Runtime, Size, index
+from fusec.ir.index import Axis, Index, Runtime, Size, index, is_in_range
 from fusec.ir.monoid import ANY, MAX, SUM
 from fusec.ir.verify import verify_expr, verify_graph, verify_kernel, verify_schedule
 from tests.ir.graphs import (
@@ -108,6 +108,20 @@ def test_guarded_and_gathered_loads_need_no_proof() -> None:
     verify_expr(load(X, Runtime(position(A), index(4))), scope, "y")
     table, c = buffer("table", N, 64), Axis("c", index(64))
     verify_expr(load(table, Runtime(position(A), index(N)), c), scope | {c}, "y")
+
+
+def test_small_domains_are_tried_where_bounds_prove_nothing() -> None:
+    i = Axis("i", index(16))
+    f = (index(i) + 1) // 4
+    rolled = index(i) * 8 - f * 30 - (f + 1) // 4 * 8 + 18
+    assert not is_in_range(rolled, index(40))
+    verify_expr(load(buffer("w", 40), rolled), frozenset((i,)), "y")
+    o = Axis("o", index(4))
+    ragged = Axis("r", index(4), limit=index(13) - index(o) * 4)
+    square = (index(o) * 4 + ragged) * (index(o) * 4 + ragged)
+    verify_expr(load(buffer("w", 145), square), frozenset((o, ragged)), "y")
+    narrow = load(buffer("w", 144), square)
+    rejected(lambda: verify_expr(narrow, frozenset((o, ragged)), "y"), "nor guarded")
 
 
 def test_inner_reduction_may_bind_the_axis_of_an_outer_one() -> None:
