@@ -81,7 +81,7 @@ _POINTERS = {
     "f64": "*fp64",
 }
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-_RESERVED = {"tl", "triton", "range", "float", LIBDEVICE, *FUNCTIONS, *keyword.kwlist}
+_RESERVED = {"tl", "triton", "range", "float", "pid", LIBDEVICE, *FUNCTIONS, *keyword.kwlist}
 _GRID_YZ_LIMIT = 65535
 
 
@@ -432,18 +432,16 @@ class _Printer:
         return f"{body}.to(tl.{_TYPES[reduce.dtype.name]})" if narrow else body
 
     def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
-        """Return the reduction of a tile along ``dim``, which stays with extent 1; of all dims to a
-        scalar."""
-        where = "None" if dim is None else f"{dim}, keep_dims=True"
+        """Return a tile reduced along ``dim``, whose extent becomes 1; with None, to a scalar."""
+        where = "None" if dim is None else str(dim)
+        kept = "" if dim is None else ", keep_dims=True"
         if monoid.name == "sum":
-            return f"tl.sum({text}{'' if dim is None else f', axis={where}'})"
+            return f"tl.sum({text})" if dim is None else f"tl.sum({text}, {where}{kept})"
         name = monoid.name
         if dtype is BOOL:
             name = {"max": "any", "min": "all"}.get(name, name)
-        function = f"_{name}"
-        self.needs[function] = None
-        combine = f"{function}{'' if dim is None else ', keep_dims=True'}"
-        return f"tl.reduce({text}, {dim}, {combine})"
+        self.needs[f"_{name}"] = None
+        return f"tl.reduce({text}, {where}, _{name}{kept})"
 
 
 # -- facts ---------------------------------------------------------------------------------------
