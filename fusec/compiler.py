@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,12 +129,26 @@ def device_target(device: torch.device) -> str:
 def _build(
     gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
 ) -> dict[str, bytes]:
+    trace.texts = trace.texts or options.dump_dir is not None
     compiled = compile_to_source(gm, name, target, options, trace)
+    if options.dump_dir is not None:
+        _dump(trace, Path(options.dump_dir))
     blobs = {"wrapper.py": compiled.wrapper.encode(), "manifest.json": manifest(compiled)}
     if compiled.programs:
         with trace.timed("build"):
             blobs.update(_LANGUAGES[target.language].build(compiled, target.name, options))
     return blobs
+
+
+def _dump(trace: Trace, directory: Path) -> None:
+    """Write the text of every stage of one graph to a folder of its own, next to earlier ones."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{trace.name}-", dir=directory))
+        for number, (stage, text) in enumerate(trace.stages.items()):
+            (folder / f"{number}-{stage}.txt").write_text(text, encoding="utf-8")
+    except OSError as error:
+        logger.warning("cannot write the stages to %s: %s", directory, error)
 
 
 def _load(

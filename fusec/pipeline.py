@@ -32,6 +32,7 @@ from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.inline import inline
 from fusec.passes.library_bias import library_bias
 from fusec.passes.schedule.plan import Plan, print_plan
+from fusec.passes.share import share
 from fusec.passes.simplify import simplify
 from fusec.passes.split_reduction import split_reduction
 from fusec.trace import Trace
@@ -69,6 +70,7 @@ def optimise(
     """Return the graph cut into kernels, and the decisions that led there."""
     graph = simplify(graph)
     graph = dead_code(graph)
+    graph = share(graph)
     graph = split_reduction(graph, target.machine)
     graph = inline(graph)
     graph = dead_code(graph)

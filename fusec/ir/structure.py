@@ -1,7 +1,7 @@
 """The structure of a program: a text that is equal for programs that differ in names alone.
 
-The blocks of a deep model make the same kernels over other buffers; one piece of machine code serves
-them all. Axes, buffers, values and sizes are numbered in the order in which a walk meets them.
+The blocks of a deep model make the same kernels over other buffers; one piece of machine code
+serves them all. Axes, buffers, values and sizes are numbered in the order in which a walk meets them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, 
 
 
 def structure(program: Program) -> str:
-    """Return a text that two programs share only if one's code is right for the other's arguments."""
+    """Return a text that programs share only if the code of one is right for the other."""
     return _Structure().program(program)
 
 

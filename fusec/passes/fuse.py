@@ -24,7 +24,7 @@ from fusec.passes.unify import Rejection, unify
 
 SHARED_BYTES = 1 << 12
 """Two readers of a smaller buffer gain nothing by sharing it."""
-SMALL_BYTES = 1 << 20
+SMALL_BYTES = 1 << 23
 """Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
 MAX_ALIKE = 8
 """Definitions in a kernel of reductions that have nothing in common but their shape."""
@@ -198,7 +198,7 @@ class _Fuser:
         self._owner: dict[int, int] = {}
         self.start()
         while self.queue:
-            negative, a, b, exact = heapq.heappop(self.queue)
+            _, a, b, exact = heapq.heappop(self.queue)
             if a not in self.groups or b not in self.groups:
                 continue
             saved = self.evaluate(a, b)

@@ -8,6 +8,7 @@ better there.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, loads
@@ -38,8 +39,15 @@ def library_bias(schedule: Schedule) -> Schedule:
         assert isinstance(step, Kernel)
         dropped.add(product)
         steps.append(_addmm(product, found[1], step))
-    kept = tuple(s for s in steps if s not in dropped)
-    return replace(schedule, steps=kept) if dropped else schedule
+    if not dropped:
+        return schedule
+    return replace(schedule, steps=_numbered([s for s in steps if s not in dropped]))
+
+
+def _numbered(steps: list[Kernel | Extern]) -> tuple[Kernel | Extern, ...]:
+    """Return the steps with the kernels named k0, k1, ... again."""
+    count = itertools.count()
+    return tuple(replace(s, name=f"k{next(count)}") if isinstance(s, Kernel) else s for s in steps)
 
 
 def _addmm(product: Extern, bias: Buffer, kernel: Kernel) -> Extern:

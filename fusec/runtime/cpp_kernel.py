@@ -37,7 +37,7 @@ def find_compiler(preferred: str | None) -> str | None:
 
 @functools.cache
 def compiler_identity(preferred: str | None) -> str:
-    """Return what tells one compiler from another without starting it: path, size, time of change."""
+    """Return what tells compilers apart without starting one: path, size, time of change."""
     path = find_compiler(preferred)
     if path is None:
         return "none"

@@ -1,0 +1,95 @@
+"""Compute once what a graph defines twice.
+
+Spec: ``graph -> graph``. Two definitions of equal type and layout whose expressions are equal but
+for the names of their axes are one: later readers load the first. A model that builds its causal
+mask in every layer has one mask after this. Definitions that are returned, or handed to an impure
+extern, stay apart, for a caller may tell them apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, postorder
+from fusec.ir.graph import Argument, Def, Extern, Graph, View, argument_views, extern_views
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.rewrite import rewrite
+
+
+def share(graph: Graph) -> Graph:
+    """Return the graph with each distinct definition once."""
+    fixed = {v.buffer for v in argument_views(graph.outputs)}
+    for node in graph.nodes:
+        if isinstance(node, Extern) and node.impure:
+            fixed.update(v.buffer for v in extern_views(node))
+    axes = _CanonicalAxes()
+    first: dict[tuple[object, ...], Buffer] = {}
+    instead: dict[Buffer, Buffer] = {}
+    nodes: list[Def | Extern] = []
+    for node in graph.nodes:
+        if isinstance(node, Extern):
+            nodes.append(_reread(node, instead))
+            continue
+        line = _redirect(node, instead)
+        identity = (*_layout(line.buffer), axes.rename(line))
+        known = first.setdefault(identity, line.buffer)
+        if known is line.buffer or line.buffer in fixed or known in fixed:
+            nodes.append(line)
+        else:
+            instead[line.buffer] = known
+    if not instead:
+        return graph
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _layout(buffer: Buffer) -> tuple[object, ...]:
+    return buffer.shape, buffer.strides, buffer.dtype
+
+
+class _CanonicalAxes:
+    """One axis for each position and extent, so that equal definitions become one expression."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, Index], Axis] = {}
+
+    def axis(self, position: int, extent: Index) -> Index:
+        found = self.known.get((position, extent))
+        if found is None:
+            found = self.known[position, extent] = Axis(f"c{position}", extent)
+        return index(found)
+
+    def rename(self, line: Def) -> Expr:
+        """Return the expression over canonical axes, bound ones in order of appearance."""
+        bound = [a for n in postorder((line.expr,)) if isinstance(n, Reduce) for a in n.over]
+        mapping = {
+            axis: self.axis(position, axis.extent)
+            for position, axis in enumerate(dict.fromkeys((*line.axes, *bound)))
+            if axis.limit is None
+        }
+        return line.expr.substitute(mapping)
+
+
+def _redirect(line: Def, instead: dict[Buffer, Buffer]) -> Def:
+    if not instead:
+        return line
+
+    def rule(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer in instead:
+            return Load(instead[node.buffer], node.indices, node.guard)
+        return node
+
+    (expr,) = rewrite((line.expr,), rule)
+    return line if expr is line.expr else replace(line, expr=expr)
+
+
+def _reread(extern: Extern, instead: dict[Buffer, Buffer]) -> Extern:
+    if not any(v.buffer in instead for v in extern_views(extern)):
+        return extern
+
+    def changed(arg: Argument) -> Argument:
+        if isinstance(arg, View) and arg.buffer in instead:
+            return replace(arg, buffer=instead[arg.buffer])
+        return tuple(map(changed, arg)) if isinstance(arg, tuple) else arg
+
+    kwargs = tuple((name, changed(value)) for name, value in extern.kwargs)
+    return replace(extern, args=tuple(map(changed, extern.args)), kwargs=kwargs)
