@@ -20,7 +20,7 @@ import torch
 from fusec.errors import InternalError, Unsupported
 from fusec.frontend.shapes import Sizes, TensorType
 from fusec.frontend.value import Number, Value, broadcast, make_axes, positions, whole
-from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, DType, compute_type
+from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Extern, Origin
 from fusec.ir.index import Index, contiguous_strides
@@ -119,16 +119,16 @@ class Call:
         """Emit ``compute`` of the arguments, broadcast and cast to ``kind``.
 
         Args:
-            kind: the type computed in; the arithmetic type of the result unless given.
+            kind: the arguments' common type; that of the result unless given.
         """
-        kind = kind or arithmetic_type(self.out.dtype)
+        kind = kind or common_type(self.out.dtype)
         return self.define(lambda at: compute(*[read(a, at, kind) for a in args]))
 
     def pointwise_exact(
         self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
     ) -> Value:
         """Emit a discontinuous operation: as ``pointwise``, 16-bit floats read exactly."""
-        kind = kind or arithmetic_type(self.out.dtype)
+        kind = kind or common_type(self.out.dtype)
         return self.define(lambda at: compute(*[read_exact(a, at, kind) for a in args]))
 
 
@@ -137,8 +137,19 @@ def arithmetic_type(dtype: DType) -> DType:
     return I32 if dtype is BOOL else compute_type(dtype)
 
 
+def common_type(dtype: DType) -> DType:
+    """Return the type that arguments are brought to: small integers wrap before they widen."""
+    return dtype if dtype.is_integer else arithmetic_type(dtype)
+
+
 def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
-    """Return the element of a broadcast argument at ``at``, as ``kind``."""
+    """Return the element of a broadcast argument at ``at``, as the compute type of ``kind``.
+
+    Where ``kind`` is a small integer, wider arguments wrap to it, as an i64 beside a u8 tensor
+    does.
+    """
+    if kind is not compute_type(kind):
+        return read_wrapped(arg, at, kind)
     match arg:
         case Value():
             return cast(arg.at(broadcast(at, arg.shape)), kind)
@@ -152,6 +163,16 @@ def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
             raise Unsupported("a complex number")
         case _:
             raise InternalError(arg, stage="frontend")
+
+
+def read_wrapped(arg: Scalar, at: Indices, kind: DType) -> Expr:
+    """Return an argument wrapped to the small integer type ``kind``, as its compute type."""
+    if isinstance(arg, int):
+        bits = 8 * kind.itemsize
+        low = 0 if kind.kind is Kind.UNSIGNED else -(1 << (bits - 1))
+        return Const((int(arg) - low) % (1 << bits) + low, compute_type(kind))
+    stored = arg.at(broadcast(at, arg.shape)) if isinstance(arg, Value) else read(arg, at, I64)
+    return cast(cast(stored, kind), compute_type(kind))
 
 
 def read_exact(arg: Scalar, at: Indices, kind: DType) -> Expr:

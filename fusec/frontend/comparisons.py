@@ -20,7 +20,7 @@ from fusec.frontend.call import (
     Call,
     Indices,
     Scalar,
-    arithmetic_type,
+    common_type,
     number,
     read,
     read_exact,
@@ -43,7 +43,7 @@ def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
     common = result_type(*args)
     if call.is_cpu and common in ROUND:
         args = tuple(round_number(a, common) if isinstance(a, float) else a for a in args)
-    return call.pointwise_exact(test, *args, kind=arithmetic_type(common))
+    return call.pointwise_exact(test, *args, kind=common_type(common))
 
 
 def register_comparison(name: str) -> None:

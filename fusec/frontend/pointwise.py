@@ -32,7 +32,7 @@ from fusec.frontend.call import (
     Call,
     Indices,
     Scalar,
-    arithmetic_type,
+    common_type,
     read,
     read_exact,
 )
@@ -237,7 +237,7 @@ def ignoring_nan(name: str, a: Expr, b: Expr) -> Expr:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(call: Call, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
-    kind = arithmetic_type(call.out.dtype)
+    kind = common_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
         value = read(x, at, kind)

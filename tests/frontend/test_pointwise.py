@@ -132,6 +132,12 @@ def test_arithmetic_on_bools_is_eager_s(fn: Callable[..., torch.Tensor]) -> None
     check(fn, torch.tensor([True, False])[:, None], torch.tensor([True, False]))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_a_wider_number_wraps_before_it_is_compared(dtype: torch.dtype) -> None:
+    x, y = torch.tensor([1, 100, 7], dtype=dtype), torch.tensor(-4)
+    check(lambda x, y: (torch.maximum(x, y), x > y, x + y, x.clamp(y), x * 2 - y), x, y)
+
+
 def test_multiplying_by_one_emits_nothing() -> None:
     graph = lowered(lambda x: (x * 1 / 1) ** 1 + 1, torch.randn(3))
     assert len(graph.nodes) == 1
