@@ -39,6 +39,7 @@ class Layout:
         lanes: lane parts.
         loops: bounds of each loop part.
         loop_of: loop part, or lane part of a loop -> the loop part.
+        whole: loop part of an axis that runs in chunks -> both its loop parts.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
     """
@@ -49,6 +50,7 @@ class Layout:
         self.lanes: list[Axis] = []
         self.loops: dict[Axis, Loop] = {}
         self.loop_of: dict[Axis, Axis] = {}
+        self.whole: dict[Axis, frozenset[Axis]] = {}
         self.cut: dict[Axis, Index] = {}
         self.masks: dict[Axis, Expr] = {}
         for binding in plan.bindings:
@@ -61,6 +63,10 @@ class Layout:
     def loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
         """Return the loop parts of some axes: a lane of a loop belongs to it, for its mask does."""
         return {loop for a in axes if (loop := self.loop_of.get(a)) is not None}
+
+    def whole_loop(self, loop: Axis) -> frozenset[Axis]:
+        """Return the loop parts of the axis that a loop part belongs to: two if it is chunked."""
+        return self.whole.get(loop, frozenset((loop,)))
 
     def first(self, loops: set[Axis]) -> int:
         """Return the nesting position of the outermost of some loops."""
@@ -77,7 +83,7 @@ class Layout:
                 assert lane is not None
                 self.cut[axis] = index(lane)
                 self._mask_always(axis, lane)
-            case Place.GRID if binding.chunk:
+            case Place.GRID | Place.LOOP if binding.chunk:
                 self._bind_chunked(binding, lane, tiles)
             case Place.GRID:
                 outer = axis if lane is None else Axis(f"{axis.name}o", tiles)
@@ -92,7 +98,12 @@ class Layout:
         axis, tile, chunk = binding.axis, binding.tile, binding.chunk
         outer = Axis(f"{axis.name}g", floordiv(tiles + (chunk - 1), index(chunk)))
         loop = Axis(f"{axis.name}o", index(chunk))
-        self.grid.append(outer)
+        if binding.place is Place.GRID:
+            self.grid.append(outer)
+        else:
+            self.nest.append(outer)
+            self.loops[outer] = Loop((outer.extent,), (outer.extent,))
+            self.whole[outer] = self.whole[loop] = frozenset((outer, loop))
         self.nest.append(loop)
         here = index(outer) * chunk + index(loop)
         self.cut[axis] = here * tile + index(lane) if lane is not None else here

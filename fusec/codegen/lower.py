@@ -57,7 +57,7 @@ from fusec.ir.index import (
     product,
     substitute,
 )
-from fusec.ir.monoid import Monoid
+from fusec.ir.monoid import SUM, Monoid
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
@@ -240,7 +240,7 @@ class _Lowering:
         return Var(self._unique(f"v_{hint}"), dtype, lanes, self.serial)
 
     def _unique(self, wanted: str) -> str:
-        """Return ``wanted`` as an identifier; with the first free number behind it if it is taken."""
+        """Return ``wanted`` as an identifier, with the first free number if it is taken."""
         wanted = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
         name, count = wanted, self.names.get(wanted, 0)
         while name in self.names:
@@ -295,13 +295,19 @@ class _Lowering:
     def _sweep(self, items: list[Task | Reduce], later: list[Task | Reduce]) -> None:
         groups: dict[Axis | None, list[Task]] = {}
         done: list[tuple[Reduce, Accumulate]] = []
+        cascade: list[tuple[Var, Var]] = []
         kept: list[Keep] = []
         for item in items:
             left = self._loops_left(item)
             first = self.nest[self.layout.first(left)] if left else None
+            task: Task
             if isinstance(item, Reduce):
-                task: Task = self._start(item)
-                done.append((item, task))  # type: ignore[arg-type]
+                task = self._start(item)
+                done.append((item, task))
+            elif isinstance(item, Accumulate) and item.carry and left and _cascades(item.reduction):
+                inner = self._carry(item.reduction)
+                cascade.append((item.carry, inner))
+                task = Accumulate(item.reduction, inner)
             else:
                 task = item
             groups.setdefault(first, []).append(task)
@@ -315,8 +321,10 @@ class _Lowering:
             self._emit(task)
         for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
             self._run(loop, groups[loop])
-        for reduction, task in done:
-            self._finish(reduction, task)
+        for outer, inner in cascade:
+            self.here.body.append(Update(outer, Op("add", (outer, inner))))
+        for reduction, finished in done:
+            self._finish(reduction, finished)
         for keep in kept:
             self.arrays[keep.value] = (keep.array, keep.slot)
 
@@ -348,16 +356,19 @@ class _Lowering:
 
     def _start(self, reduction: Reduce) -> Accumulate:
         """Declare what a reduction accumulates in: a carry, or a private array with slots."""
-        lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
-        neutral = Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
         free = self.layout.loops_of(reduction.axes) - self.here.bound
         if not free:
-            carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
-            self.here.body.append(Carry(carry, neutral))
-            return Accumulate(reduction, carry)
+            return Accumulate(reduction, self._carry(reduction))
         array, slot = self._array(reduction, self._hint(reduction))
-        self._fill(array, slot, neutral)
+        self._fill(array, slot, _neutral(reduction))
         return Accumulate(reduction, None, array, slot)
+
+    def _carry(self, reduction: Reduce) -> Var:
+        """Declare a carry that holds part of a reduction, in every lane its body has."""
+        lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
+        carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
+        self.here.body.append(Carry(carry, _neutral(reduction)))
+        return carry
 
     def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
         """Declare a private array with a slot for each point of a node's free loops and lanes."""
@@ -458,15 +469,16 @@ class _Lowering:
         unbound = set(self.layout.loops) - self.here.bound
         kept: list[Keep] = []
         covered: set[Expr] = set()
+        parts = self.layout.whole_loop(loop)
+        length = most(product(a.extent for a in parts))
         for node in reversed(postorder(r for t in again for r in roots(t))):
             if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
                 continue
-            if unbound & node.axes != {loop} or isinstance(node, Reduce | IndexValue):
+            if isinstance(node, Reduce | IndexValue) or unbound & node.axes != parts:
                 continue
             if self._varying_cost(node, loop) < KEEP_COST or node in self.arrays:
                 continue
             covered.update(postorder((node,)))
-            length = most(self.layout.loops[loop].stops[0])
             if length is None or length * 16 * node.dtype.itemsize > KEEP_BYTES:
                 continue
             array, slot = self._array(node, self._hint(node))
@@ -486,6 +498,18 @@ class _Lowering:
                 total += SCALAR_OPS[node.name].cost
             stack.extend(children(node))
         return total
+
+
+def _neutral(reduction: Reduce) -> Const:
+    return Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
+
+
+def _cascades(reduction: Reduce) -> bool:
+    """Return True if each loop of a reduction should have a partial sum of its own.
+
+    A sum of n floats one by one has an error of order n; of sums of sums, of the longest loop.
+    """
+    return reduction.monoid is SUM and reduction.dtype.is_float
 
 
 def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program:

@@ -33,7 +33,8 @@ class Binding:
     Attributes:
         place: where the outer part runs; LANES means that there is no outer part.
         tile: lanes of the inner part; 1 means that the axis has no lanes.
-        chunk: for GRID, tiles that one grid point visits in a loop; 0 for none.
+        chunk: tiles that one grid point visits in a loop (GRID), or that one of two nested loops
+            runs (LOOP); 0 for none.
     """
 
     axis: Axis

@@ -45,7 +45,9 @@ def plan(kernel: Kernel) -> Plan:
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
     lanes = Binding(row, Place.LANES, max(width, 2))
-    return Plan((*grid, *loops, lanes), _warps(width * rows), **GPU)
+    # A loop around the row carries column sums beside the row's tiles: fewer elements a thread.
+    warps = min(16, max(1, width // 256)) if loops else _warps(width * rows)
+    return Plan((*grid, *loops, lanes), warps, **GPU)
 
 
 def _last_axis(kernel: Kernel) -> Axis:

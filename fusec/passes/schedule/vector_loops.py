@@ -8,14 +8,18 @@ kernel without loops of its own (pointwise) gets chunks of the lane axis as grid
 from __future__ import annotations
 
 from fusec.errors import InternalError
+from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, product
+from fusec.ir.monoid import SUM
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
 CHUNK_ELEMENTS = 4096
 """Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1 cache."""
+SUM_TILES = 64
+"""Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 MIN_GRID = 16
 """Grid points that balance the load of a few threads."""
 
@@ -35,7 +39,8 @@ def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
         return Plan((*bindings, *loops))
     tile = width if lane.extent.hint() >= width // 2 else 1
     if lane in kernel.inside or (outer >= MIN_GRID and not _is_long(lane, width)):
-        return Plan((*bindings, *loops, Binding(lane, Place.LOOP, tile)))
+        blocks = SUM_TILES if _sums_many(kernel, lane, tile) else 0
+        return Plan((*bindings, *loops, Binding(lane, Place.LOOP, tile, blocks)))
     chunk = _chunk(lane, tile, outer)
     return Plan((*bindings, *loops, Binding(lane, Place.GRID, tile, chunk)))
 
@@ -43,6 +48,16 @@ def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
 def accepts_vector_loops(kernel: Kernel) -> bool:
     """Return True if one order of the kernel's loops serves all its reductions."""
     return nest_order(kernel, fastest_axis(kernel, kernel.axes), arrays=True) is not None
+
+
+def _sums_many(kernel: Kernel, lane: Axis, tile: int) -> bool:
+    """Return True if a float sum over the lane axis is long enough to lose digits one by one."""
+    if lane.limit is not None or lane.extent.hint() < 2 * SUM_TILES * tile:
+        return False
+    return any(
+        isinstance(n, Reduce) and n.monoid is SUM and n.dtype.is_float and lane in n.over
+        for n in postorder(s.expr for s in kernel.stores)
+    )
 
 
 def _is_long(lane: Axis, width: int) -> bool:
