@@ -1,7 +1,8 @@
 """The structure of a program: a text that is equal for programs that differ in names alone.
 
 The blocks of a deep model make the same kernels over other buffers; one piece of machine code
-serves them all. Axes, buffers, values and sizes are numbered in the order in which a walk meets them.
+serves them all. Axes, buffers, values and sizes are numbered in the order in which a walk meets
+them.
 """
 
 from __future__ import annotations

@@ -115,10 +115,11 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
     staged.check()
     if staged.compiled is None:
         raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
-    program = staged.compiled.programs[kernel]
+    code = staged.compiled.code[kernel]  # kernels of one structure share the code of the first
+    program = staged.compiled.programs[code]
     return compile_offline(
-        staged.compiled.sources[kernel],
-        kernel,
+        staged.compiled.sources[code],
+        code,
         triton.signature(program),
         triton.divisible_by_16(program),
         staged.target.name,
