@@ -36,7 +36,7 @@ from fusec.ir.graph import (
     argument_views,
     extern_views,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, contiguous_strides, index
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.program import Program
 
 _RESERVED = {"args", "call", "empty", "window", "restride", "constant", "aten", "None"}
@@ -285,8 +285,3 @@ def print_wrapper(schedule: Schedule, programs: dict[str, Program], code: dict[s
         code: kernel name -> name of the kernel whose code it runs.
     """
     return _Wrapper(schedule, programs, code).print()
-
-
-def is_contiguous(buffer: Buffer) -> bool:
-    """Return True if a buffer is row-major without gaps."""
-    return buffer.strides == contiguous_strides(buffer.shape)

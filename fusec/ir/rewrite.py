@@ -12,7 +12,6 @@ from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
     Const,
     Expr,
-    IndexValue,
     Load,
     Op,
     Reduce,
@@ -128,8 +127,3 @@ def inline_loads(
 def is_index_only(expr: Expr) -> bool:
     """Return True if ``expr`` reads no memory: constants, index values and operations on them."""
     return not any(isinstance(node, Load) for node in postorder((expr,)))
-
-
-def count_index_values(expr: Expr) -> int:
-    """Return how many index values (arange, masks) ``expr`` computes."""
-    return sum(isinstance(node, IndexValue) for node in postorder((expr,)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from fusec.ir.expr import Buffer, Reduce, postorder
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
 from fusec.passes.cost import Machine, numel, price
 from fusec.passes.dag import dependencies, find_uses, reads
@@ -295,8 +295,3 @@ def separate(graph: Graph) -> Schedule:
         else:
             steps.append(unify((node,), frozenset((node.buffer,)), f"k{next(count)}"))
     return Schedule(graph, tuple(steps))
-
-
-def has_reduction(kernel: Kernel) -> bool:
-    """Return True if any store of the kernel reduces."""
-    return any(isinstance(n, Reduce) for n in postorder(s.expr for s in kernel.stores))
