@@ -11,7 +11,7 @@ import math
 from typing import TypeGuard
 
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import (
     Axis,
@@ -160,8 +160,9 @@ def _select(node: Select) -> Expr:
     if node.then is node.other:
         return node.then
     then, other, condition = node.then, node.other, node.condition
-    if isinstance(then, Select) and then.condition is condition:
-        return Select(condition, then.then, other)
+    known = _where_true(condition, then)
+    if known is not then:
+        return Select(condition, known, other)
     if isinstance(other, Select) and other.condition is condition:
         return Select(condition, then, other.other)
     return node
@@ -175,7 +176,8 @@ def _guarded_load(node: Load, guard: Expr) -> Expr:
     if axes.isdisjoint(guard.axes) and all(
         is_in_range(i, n) for i, n in zip(node.indices, node.buffer.shape, strict=True)
     ):
-        return Load(node.buffer, node.indices, None)
+        plain = Load(node.buffer, node.indices, None)
+        return Select(guard, plain, Const(0, node.dtype))
     if not any(has_division(i) for i in node.indices):
         return node
     indices = node.indices
@@ -284,6 +286,28 @@ def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
     low = Op("ge", (wanted, Const(0, wanted.dtype)))
     high = Op("lt", (wanted, IndexValue(axis.extent, wanted.dtype)))
     return Select(Op("and", (low, high)), value, Const(0, value.dtype))
+
+
+NEAR = 48
+"""Nodes below a selection that are searched for what its condition decides."""
+
+
+def _where_true(condition: Expr, then: Expr) -> Expr:
+    """Return ``then`` with selections by ``condition`` decided: it is used where that holds."""
+    nodes = postorder((then,))
+    if len(nodes) > NEAR or not any(
+        isinstance(n, Select) and n.condition is condition for n in nodes
+    ):
+        return then
+    if any(isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in nodes):
+        return then  # below such a reduction the condition is about its bound axis
+
+    def decide(node: Expr) -> Expr:
+        if isinstance(node, Select) and node.condition is condition:
+            return node.then
+        return node
+
+    return rewrite((then,), decide)[0]
 
 
 def _is_number(node: Expr, value: float) -> bool:
