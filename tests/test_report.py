@@ -78,10 +78,6 @@ CHAINS = {
 }
 
 
-THREE_KERNELS = {("add norm", "sm_90"), ("norm gelu", "sm_90")}
-"""Backwards that miss their bar of two kernels for now."""
-
-
 def inputs_of(name: str) -> list[torch.Tensor]:
     _, count, masked, _ = CHAINS[name]
     inputs = [torch.empty(ROWS, WIDTH) for _ in range(count)]
@@ -102,12 +98,7 @@ def test_a_chain_is_one_kernel_that_moves_the_floor(name: str, target: str) -> N
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_s_backward_is_at_most_two_kernels(
-    name: str, target: str, request: pytest.FixtureRequest
-) -> None:
-    if (name, target) in THREE_KERNELS:
-        reason = "the final sums of weight and bias are over the size that siblings may have"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+def test_a_chain_s_backward_is_at_most_two_kernels(name: str, target: str) -> None:
     build = CHAINS[name][0]
     forward, backward = fusec.explain(build(), *inputs_of(name), train=True, target=target).graphs
     assert (forward.name, backward.name) == ("forward", "backward")
