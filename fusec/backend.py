@@ -7,7 +7,9 @@ counter that it keeps.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -39,7 +41,18 @@ def fusec(
         UsageError: for an unknown mode or option; the message names the nearest one.
     """
     chosen = Options.from_compile(mode, options)
+    for name in ("cudagraphs", "autotune"):
+        if getattr(chosen, name):
+            _say_without_effect(name)
     return compile_with(gm, example_inputs, partial(_compile_graph, options=chosen))
+
+
+@functools.cache
+def _say_without_effect(option: str) -> None:
+    """Say once a process that an option, or a mode that sets it, changes nothing yet."""
+    warnings.warn(
+        f"fusec: {option} is not implemented yet; the model is compiled without it.", stacklevel=3
+    )
 
 
 def compile_with(

@@ -99,4 +99,10 @@ def find_target(name: str, vector_width: int = 16) -> Target:
         return _cpu(vector_width)
     if name in GPUS:
         return _gpu(name, *GPUS[name])
+    if name.startswith("sm_") and name[3:].isdigit():  # sm_86, sm_89: the nearest older row
+        older = [
+            known for known in GPUS if known.startswith("sm_") and int(known[3:]) <= int(name[3:])
+        ]
+        if older:
+            return _gpu(name, *GPUS[max(older, key=lambda known: int(known[3:]))])
     raise UsageError.unknown("target", name, NAMES)

@@ -21,6 +21,8 @@ from fusec.passes.cost import Machine, count
 MIN_ELEMENTS = 1 << 14
 """A reduction of fewer elements is not worth a second kernel (a launch is some 5 us)."""
 MIN_ROWS_PER_PART = 4
+MAX_ROWS_PER_PART = 256
+"""A column's rows are added one by one: longer chains lose digits that eager's sum keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
 def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
     """Spread the outermost reduced axes over about ``machine.parts`` parts on one axis."""
     rows = product(a.extent for a in reduction.over).hint()
-    wanted = max(1, min(machine.parts, rows // MIN_ROWS_PER_PART))
+    most_parts = rows // MIN_ROWS_PER_PART
+    wanted = max(1, min(max(machine.parts, rows // MAX_ROWS_PER_PART), most_parts))
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()

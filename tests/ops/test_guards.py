@@ -1,4 +1,4 @@
-"""Reads outside a tensor's own extent are 0 or the padding, also where no axis of the read is cut."""
+"""Reads outside a tensor are 0 or the padding, also where no axis of the read is cut."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import FLOATS, LAYOUTS, check, values, with_layout
+from tests.support import BACKEND, FLOATS, LAYOUTS, check, values, with_layout
 
 # Variances of one value are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
@@ -419,3 +419,14 @@ def test_reductions_take_dynamic_shapes(train):
         return x.sum(-1), x.mean(0), x.softmax(-1), x.var(-1), x.amax(0), x.sum() / x.shape[0]
 
     check(reduce, values(6, 35), dynamic=True, train=train)
+
+
+def test_long_columns_lose_no_more_digits_than_three_times_eager():
+    x = values(16384, 48)
+    reference = x.double().sum(0)
+    compiled = torch.compile(lambda x: x.sum(0), backend=BACKEND)
+
+    def error(result):
+        return (result.double() - reference).pow(2).mean().sqrt()
+
+    assert error(compiled(x)) <= 3 * error(x.sum(0))
