@@ -1,0 +1,122 @@
+"""Which operations fusec lowers: those that the other files compare must not all run eagerly.
+
+`fusec.explain` tells what was left to eager kernels. Contractions, scatters, scans and sorting may
+be; a name that appears here besides them is an operation that lost its lowering.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.ops import test_indexing as indexing
+from tests.ops import test_pointwise as pointwise
+from tests.ops import test_reductions as reductions
+from tests.ops import test_views as views
+from tests.support import BACKEND, externs, values
+
+pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
+
+MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+SCANS = {"cumsum.default", "cumprod.default"}
+SCATTERS = {"index_put.default", "scatter.src", "scatter.value", "scatter_add.default",
+            "put.default"}  # fmt: skip
+
+
+def left_to_eager(fn, *inputs, train=False):
+    return {operation for operation, _ in externs(fn, *inputs, train=train)}
+
+
+@MODES
+@pytest.mark.parametrize("family", pointwise.DOMAINS)
+def test_unary_operations_are_lowered(family, train):
+    if train and family == "rounding":
+        pytest.skip("has no gradient")
+    table, low, high = pointwise.DOMAINS[family]
+    x = values(5, 34, low=low, high=high)
+    assert left_to_eager(pointwise.apply_all(table), x, train=train) == set()
+
+
+@MODES
+def test_binary_operations_are_lowered(train):
+    x, y = values(5, 34), values(5, 34, seed=1)
+    assert left_to_eager(pointwise.apply_all(pointwise.BINARY), x, y, train=train) == set()
+
+
+@pytest.mark.parametrize("name", ("REMAINDERS", "COMPARISONS"))
+def test_operations_without_gradients_are_lowered(name):
+    x, y = values(5, 34), values(5, 34, seed=1)
+    assert left_to_eager(pointwise.apply_all(getattr(pointwise, name)), x, y) == set()
+
+
+@MODES
+@pytest.mark.parametrize("dim", (0, 1, (0, 1)), ids=str)
+def test_reductions_are_lowered(dim, train):
+    reduce = reductions.over_axes((reductions.OVER_AXES,), dim, False)
+    assert left_to_eager(reduce, values(5, 34), train=train) == set()
+
+
+def test_reductions_to_positions_and_truth_are_lowered():
+    tables = (reductions.OVER_ONE_AXIS, reductions.COUNTS)
+    assert left_to_eager(reductions.over_axes(tables, 1, True), values(5, 34)) <= SCANS
+
+
+@MODES
+def test_views_are_lowered(train):
+    left_out = ("slice_empty", "as_strided", "unfold_overlapping")  # nothing to do; scatters
+    table = {name: op for name, op in views.VIEWS.items() if name not in left_out}
+    found = left_to_eager(views.chain(table), values(4, 6, 10), train=train)
+    assert found <= ({"index_put.default"} if train else set())  # the backward of unfold
+
+
+@MODES
+def test_rearrangements_are_lowered(train):
+    left_out = ("roll_flat", "pad_circular", "pad_replicate")
+    table = {name: op for name, op in views.REARRANGEMENTS.items() if name not in left_out}
+    assert left_to_eager(views.chain(table), values(4, 6, 10), train=train) == set()
+
+
+def test_gathers_are_lowered_and_their_gradients_are_scatters():
+    def gather(x, i):
+        return {name: op(x.exp(), i) * 2 for name, op in indexing.GATHERS.items()}
+
+    inputs = values(6, 9), indexing.indices(8, below=6)
+    assert left_to_eager(gather, *inputs) == set()
+    assert left_to_eager(gather, *inputs, train=True) <= SCATTERS
+
+
+@MODES
+def test_masks_are_lowered(train):
+    def mask(x, m):
+        return {name: op(x, m) for name, op in indexing.MASKS.items()}
+
+    inputs = values(6, 9), values(6, 9, dtype=torch.bool)
+    assert left_to_eager(mask, *inputs, train=train) == set()
+
+
+@MODES
+def test_norms_and_losses_are_lowered(train):
+    def norms(x, w, t):
+        return (F.layer_norm(x, (33,), w, w), F.rms_norm(x, (33,), w), F.cross_entropy(x, t),
+                F.group_norm(x, 3), x.softmax(0), F.batch_norm(x, None, None, training=True),
+                F.binary_cross_entropy_with_logits(x, x.sigmoid()), F.huber_loss(x, x * 2),
+                F.cross_entropy(x, t, label_smoothing=0.1, ignore_index=3))  # fmt: skip
+
+    targets = indexing.indices(17, below=33)
+    assert left_to_eager(norms, values(17, 33), values(33, seed=1), targets, train=train) == set()
+
+
+@MODES
+def test_dropout_is_lowered(train):
+    def drop(x):
+        return F.dropout(x.relu(), 0.3, True) * 2
+
+    drawing = {"rand_like.default", "rand.default", "seeds.default"}
+    assert left_to_eager(drop, values(17, 33), train=train) <= drawing
+
+
+def test_contractions_are_left_to_libraries_with_a_reason():
+    found = dict(externs(lambda x, w: F.gelu(x @ w), values(5, 8), values(8, 9, seed=1)))
+    assert list(found) == ["mm.default"]
+    assert found["mm.default"]
