@@ -21,7 +21,7 @@ from fusec.passes.cost import Machine, count
 MIN_ELEMENTS = 1 << 14
 """A reduction of fewer elements is not worth a second kernel (a launch is some 5 us)."""
 MIN_ROWS_PER_PART = 4
-MAX_ROWS_PER_PART = 256
+MAX_ROWS_PER_PART = 64
 """A column's rows are added one by one: longer chains lose digits that eager's sum keeps."""
 
 
