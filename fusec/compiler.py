@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fusec.codegen import triton
-from fusec.codegen.targets import Target, find_target
+from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported
 from fusec.frontend.key import graph_key
 from fusec.options import Options
@@ -94,7 +94,11 @@ def run_eagerly(gm: fx.GraphModule) -> Call:
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Call:
     device = graph_device(gm)
-    target = find_target(options.target or device_target(device), cpp_kernel.vector_width())
+    width = cpp_kernel.vector_width()
+    if options.target is None:
+        target = target_of_device(device_target(device), width)
+    else:
+        target = find_target(options.target, width)
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
         key = graph_key(gm, *salt, options.key(), target.name, name)

@@ -99,10 +99,19 @@ def find_target(name: str, vector_width: int = 16) -> Target:
         return _cpu(vector_width)
     if name in GPUS:
         return _gpu(name, *GPUS[name])
-    if name.startswith("sm_") and name[3:].isdigit():  # sm_86, sm_89: the nearest older row
-        older = [
-            known for known in GPUS if known.startswith("sm_") and int(known[3:]) <= int(name[3:])
-        ]
-        if older:
-            return _gpu(name, *GPUS[max(older, key=lambda known: int(known[3:]))])
     raise UsageError.unknown("target", name, NAMES)
+
+
+def target_of_device(name: str, vector_width: int = 16) -> Target:
+    """Return the row for a device found at run time: its own, or that of the nearest older GPU.
+
+    Raises:
+        UsageError: if there is neither.
+    """
+    if name in GPUS or not (name.startswith("sm_") and name[3:].isdigit()):
+        return find_target(name, vector_width)
+    versions = {int(known[3:]): known for known in GPUS if known.startswith("sm_")}
+    older = [version for version in versions if version <= int(name[3:])]
+    if not older:
+        raise UsageError.unknown("target", name, NAMES)
+    return _gpu(name, *GPUS[versions[max(older)]])
