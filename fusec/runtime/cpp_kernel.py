@@ -28,6 +28,12 @@ FLAGS = (
 @functools.cache
 def find_compiler(preferred: str | None) -> str | None:
     """Return the C++ compiler's path: the option, then $CXX's value in it, then g++ or clang++."""
+    if preferred and shutil.which(preferred) is None:
+        warnings.warn(
+            f"fusec: the C++ compiler {preferred!r} does not exist; looking for another. "
+            "It was named by the option cxx, FUSEC_CXX or CXX.",
+            stacklevel=2,
+        )
     for name in (preferred, "g++", "clang++", "c++"):
         found = shutil.which(name) if name else None
         if found:
