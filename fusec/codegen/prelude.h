@@ -354,8 +354,8 @@ template <class T> FUSEC_INLINE T fusec_min(T x, T y) {
   return y != y ? y : r;
 }
 #ifdef FUSEC_MAX_F32
-FUSEC_INLINE vf32 fusec_max(vf32 x, vf32 y) { return x != x ? x : FUSEC_MAX_F32(x, y); }
-FUSEC_INLINE vf32 fusec_min(vf32 x, vf32 y) { return x != x ? x : FUSEC_MIN_F32(x, y); }
+FUSEC_INLINE vf32 fusec_max(vf32 x, vf32 y) { return y != y ? y : FUSEC_MAX_F32(y, x); }
+FUSEC_INLINE vf32 fusec_min(vf32 x, vf32 y) { return y != y ? y : FUSEC_MIN_F32(y, x); }
 #endif
 
 struct fusec_sum {
