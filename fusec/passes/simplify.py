@@ -11,7 +11,7 @@ import math
 from typing import TypeGuard
 
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, cast, postorder
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, both, cast, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import (
     Axis,
@@ -302,9 +302,14 @@ def _where_true(condition: Expr, then: Expr) -> Expr:
     if any(isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in nodes):
         return then  # below such a reduction the condition is about its bound axis
 
+    before = frozenset(nodes)
+
     def decide(node: Expr) -> Expr:
         if isinstance(node, Select) and node.condition is condition:
             return node.then
+        if isinstance(node, Load) and node not in before:
+            # Its index was safe by the selection that is gone: a load happens in either case.
+            return Load(node.buffer, node.indices, both(node.guard, condition))
         return node
 
     return rewrite((then,), decide)[0]
