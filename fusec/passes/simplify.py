@@ -11,7 +11,19 @@ import math
 from typing import TypeGuard
 
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, both, cast, postorder
+from fusec.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    both,
+    cast,
+    postorder,
+)
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import (
     Axis,

@@ -37,6 +37,7 @@ from fusec.passes.fuse import fuse
 from fusec.passes.inline import inline
 from fusec.passes.library_bias import library_bias
 from fusec.passes.schedule import rowwise, vector_loops
+from fusec.passes.share import share
 from fusec.passes.simplify import simplify
 from fusec.passes.split_reduction import split_reduction
 
@@ -71,6 +72,7 @@ def small_target(name: str, width: int = 16) -> Target:
 STAGES: tuple[tuple[str, Callable[[Graph, Target], Graph]], ...] = (
     ("simplify", lambda g, t: simplify(g)),
     ("dead_code", lambda g, t: dead_code(g)),
+    ("share", lambda g, t: share(g)),
     ("split_reduction", lambda g, t: split_reduction(g, t.machine)),
     ("inline", lambda g, t: inline(g)),
     ("dead_code again", lambda g, t: dead_code(g)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from fusec.codegen.targets import find_target
@@ -26,11 +25,7 @@ from tests.ir.graphs import (
     total,
     whole,
 )
-from tests.passes.pipelines import check_full, check_small, kernels
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float64)
+from tests.passes.pipelines import check_full, check_small, kernels, numbers
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from hypothesis import given
 
-from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, IndexValue, Load, Op
+from fusec.ir.dtype import BOOL, F32, I64
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    loads,
+    postorder,
+)
 from fusec.ir.graph import Def, Graph, View
-from fusec.ir.index import Axis, contiguous_strides, index
+from fusec.ir.index import Axis, Runtime, contiguous_strides, index
 from fusec.ir.interp import run_graph
+from fusec.ir.monoid import SUM
 from fusec.passes.simplify import simplify
+from tests.fuzz.graphs import Example
+from tests.ir.graphs import axes, buffer, f32, graph, load, position
+from tests.passes.pipelines import BOUNDED, check_same, random_graphs
 
 
 def test_a_guard_without_a_part_in_the_index_still_gives_zero():
@@ -26,3 +44,99 @@ def test_a_guard_without_a_part_in_the_index_still_gives_zero():
     (result,) = run_graph(simplify(graph), [values])
     expected = np.where(np.arange(6)[:, None] < 4, values, 0)
     np.testing.assert_array_equal(result, expected)
+
+
+def ignored_targets() -> Graph:
+    """``where(t != -100, x[where(t != -100, t, 0)], 0)``, as a loss ignores some targets."""
+    x, t, out = buffer("x", 5), buffer("t", 4, dtype=I64), buffer("out", 4)
+    (i,) = axes("i", 4)
+    wanted = Op("ne", (load(t, i), Const(-100, I64)))
+    safe = Select(wanted, load(t, i), Const(0, I64))
+    picked = load(x, index(Runtime(safe, index(5))))
+    return graph((x, t), (Def(out, (i,), Select(wanted, picked, f32(0))),), out)
+
+
+def test_a_load_below_a_selection_that_made_its_index_safe_stays_guarded() -> None:
+    before = ignored_targets()
+    inputs = (np.array([10.0, 11, 12, 13, 14]), np.array([4, -100, 0, -100]))
+    after = simplify(before)  # the interpreter raises where a load is out of range
+    (result,) = run_graph(after, inputs)
+    np.testing.assert_array_equal(result, [14, 0, 10, 0])
+    (line,) = after.nodes
+    assert isinstance(line, Def)
+    assert all(n.guard is not None for n in loads((line.expr,)) if n.buffer.name == "x")
+
+
+def out_of(expr: Expr, i: Axis, *inputs: Buffer) -> Graph:
+    out = buffer("out", i.extent, dtype=expr.dtype)
+    return graph(inputs, (Def(out, (i,), expr),), out)
+
+
+def simplified(expr: Expr, i: Axis, *inputs: Buffer) -> Expr:
+    (line,) = simplify(out_of(expr, i, *inputs)).nodes
+    assert isinstance(line, Def)
+    return line.expr
+
+
+def test_a_one_hot_sum_is_one_comparison_and_no_loop() -> None:
+    x, t = buffer("x", 4), buffer("t", 4, dtype=I64)
+    i, r = axes("i r", 4, 6)
+    chosen = Select(Op("eq", (position(r), load(t, i))), load(x, i), f32(0))
+    expr = Reduce(SUM, (r,), chosen)
+    assert not any(isinstance(n, Reduce) for n in postorder((simplified(expr, i, x, t),)))
+    before = out_of(expr, i, x, t)
+    check_same(before, simplify(before), (np.array([5.0, 6, 7, 8]), np.array([0, 5, 6, -1])))
+
+
+def test_comparisons_that_bounds_decide_are_constants() -> None:
+    (i,) = axes("i", 4)
+    for name, bound, verdict in (("lt", 4, True), ("ge", 4, False), ("le", 3, True)):
+        assert simplified(Op(name, (position(i), position(bound))), i) is Const(verdict, BOOL)
+    undecided = Op("lt", (position(i), position(3)))
+    assert isinstance(simplified(undecided, i), Op)
+
+
+@pytest.mark.parametrize(("divisor", "exact"), [(8.0, True), (3.0, False), (0.0, False)])
+def test_only_a_division_by_a_power_of_two_becomes_a_product(divisor: float, exact: bool) -> None:
+    x = buffer("x", 4)
+    (i,) = axes("i", 4)
+    found = simplified(Op("div", (load(x, i), f32(divisor))), i, x)
+    assert isinstance(found, Op) and found.name == ("mul" if exact else "div")
+
+
+def test_adding_zero_to_a_float_stays_for_it_changes_negative_zero() -> None:
+    x, n = buffer("x", 4), buffer("n", 4, dtype=I64)
+    (i,) = axes("i", 4)
+    plus_zero = Op("add", (load(x, i), f32(0)))
+    assert simplified(plus_zero, i, x) is plus_zero
+    assert simplified(Op("add", (load(n, i), Const(0, I64))), i, n) is load(n, i)
+    times_zero = Op("mul", (load(x, i), f32(0)))
+    assert simplified(times_zero, i, x) is times_zero
+
+
+def test_a_sum_along_an_axis_that_the_body_lacks_is_a_product() -> None:
+    x = buffer("x", 4)
+    i, r = axes("i r", 4, 6)
+    before = out_of(Reduce(SUM, (r,), load(x, i)), i, x)
+    after = simplify(before)
+    assert "sum" not in repr(after.nodes[0].expr)
+    check_same(before, after, (np.array([1.0, -2, 3, 4]),))
+
+
+def test_nothing_to_simplify_gives_the_same_graph() -> None:
+    x = buffer("x", 4)
+    (i,) = axes("i", 4)
+    before = out_of(Op("exp", (load(x, i),)), i, x)
+    assert simplify(before) is before
+
+
+def test_a_cast_to_bool_of_a_bool_is_dropped() -> None:
+    x = buffer("x", 4, dtype=BOOL)
+    (i,) = axes("i", 4)
+    assert simplified(Cast(Cast(load(x, i), BOOL), BOOL), i, x) is load(x, i)
+
+
+@BOUNDED
+@given(drawn=random_graphs())
+def test_random_graphs_compute_the_same(drawn: Example) -> None:
+    check_same(drawn.graph, simplify(drawn.graph), drawn.inputs)
