@@ -18,9 +18,10 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from fusec.compiler import RECENT, compile_graph
+from fusec.compiler import RECENT, compile_graph, run_eagerly
 from fusec.frontend.decompositions import decompositions
 from fusec.options import Options
+from fusec.runtime.fake import with_memory_only
 
 _serial = itertools.count()
 
@@ -73,13 +74,7 @@ def compile_with(
 def _compile_graph(
     graph: fx.GraphModule, example_inputs: Sequence[Any], *, name: str, options: Options
 ) -> Callable[[list[Any]], Any]:
-    call = compile_graph(graph, name, options)
-
-    def boxed(args: list[Any]) -> Any:
-        return call(args)
-
-    boxed._boxed_call = True  # type: ignore[attr-defined]
-    return boxed
+    return with_memory_only(compile_graph(graph, name, options), run_eagerly(graph))
 
 
 def reset() -> None:

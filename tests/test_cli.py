@@ -68,6 +68,19 @@ instance = AddNorm()
 number = 3
 """
 
+WARM = """
+import torch
+
+@torch.compile(backend="fusec")
+def table(x):
+    return torch.relu(x) * 2 + 1
+
+WARM = table(torch.ones(4))
+
+def scaled(x):
+    return x * table(x) + WARM
+"""
+
 PAIR = ("--input", "bf16[8,64]", "bf16[8,64]")
 
 
@@ -245,6 +258,13 @@ def test_explain_takes_numbers_and_booleans(capsys, models) -> None:
 def test_explain_builds_a_model_that_reads_values_with_real_tensors(capsys, models) -> None:
     forward, _ = explained(capsys, f"{models}:reads_values", "--input", "f32[8,64]", "--train")
     assert any("rand" in extern["op"] for extern in forward["externs"])
+
+
+def test_explain_reads_code_that_calls_what_it_compiled_when_imported(capsys, tmp_path) -> None:
+    (tmp_path / "warm.py").write_text(WARM)
+    [graph] = explained(capsys, f"{tmp_path}/warm.py:scaled", "--input", "f32[4]")
+    [kernel] = graph["kernels"]
+    assert any("x * table(x) + WARM" in line for line in kernel["source"])
 
 
 def test_explain_converts_a_model_that_does_not_take_its_inputs_type(capsys, models) -> None:

@@ -2,7 +2,8 @@
 
 The name is a module instance, a module class or a function without arguments that makes one, or a
 function to compile. The user's code runs under a fake mode, so that a model needs no memory for its
-weights; where it reads the values of tensors, it runs again with real ones.
+weights; where it reads the values of tensors, it runs again with real ones. What it compiled itself
+runs eagerly meanwhile.
 """
 
 from __future__ import annotations
@@ -154,16 +155,17 @@ def _find(module: ModuleType, name: str, place: str) -> Any:
 
 def _faked(mode: FakeTensorMode, make: Callable[[], _Made]) -> _Made:
     """Return ``make()``, without memory for its tensors; with, if it cannot do without values."""
-    try:
-        with mode:
-            return make()
-    except UsageError:
-        raise
-    except Exception:
+    with torch.compiler.set_stance("force_eager"):
         try:
-            return make()
-        except Exception as error:
-            raise ModelError.raised(error) from error
+            with mode:
+                return make()
+        except UsageError:
+            raise
+        except Exception:
+            try:
+                return make()
+            except Exception as error:
+                raise ModelError.raised(error) from error
 
 
 def _refuse_class(found: type, name: str) -> None:
