@@ -119,7 +119,9 @@ def _cut(reduction: Reduce, machine: Machine) -> _Split | None:
     """Spread the outermost reduced axes over about ``machine.parts`` parts on one axis."""
     rows = product(a.extent for a in reduction.over).hint()
     most_parts = rows // MIN_ROWS_PER_PART
-    wanted = max(1, min(max(machine.parts, rows // MAX_ROWS_PER_PART), most_parts))
+    # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
+    chains = rows // MAX_ROWS_PER_PART if _contiguous_axis_is_kept(reduction) else 1
+    wanted = max(1, min(max(machine.parts, chains), most_parts))
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()

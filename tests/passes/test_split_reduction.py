@@ -1,0 +1,153 @@
+"""Split reductions: large column sums become a partial and a final sum, others stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from fusec.codegen.targets import CPU_MACHINE
+from fusec.ir.expr import Op, Reduce, postorder
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import IntoIndex, Size, index
+from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.passes.split_reduction import MAX_ROWS_PER_PART, split_reduction
+from tests.fuzz.graphs import Example
+from tests.fuzz.pipeline import small_limits, small_target
+from tests.ir.graphs import axes, buffer, graph, load, total
+from tests.passes.pipelines import BOUNDED, check_same, names, numbers, random_graphs
+
+SIXTEEN = replace(CPU_MACHINE, parts=16)
+
+
+def column_sums(rows: IntoIndex, columns: int, monoid: Monoid = SUM) -> Graph:
+    x, w = buffer("x", rows, columns), buffer("w", columns)
+    m, c = axes("m c", rows, columns)
+    sizes = (rows,) if isinstance(rows, Size) else ()
+    return graph((*sizes, x), (Def(w, (c,), Reduce(monoid, (m,), load(x, m, c))),), w)
+
+
+def row_sums(rows: int, columns: int) -> Graph:
+    x, w = buffer("x", rows, columns), buffer("w", rows)
+    m, c = axes("m c", rows, columns)
+    return graph((x,), (Def(w, (m,), total(SUM, c, load(x, m, c))),), w)
+
+
+def partial(after: Graph) -> Def:
+    """Return the partial definition, the first of two."""
+    first, second = after.nodes
+    assert isinstance(first, Def) and isinstance(second, Def)
+    return first
+
+
+def reduced(line: Def) -> Reduce:
+    (found,) = (n for n in postorder((line.expr,)) if isinstance(n, Reduce))
+    return found
+
+
+@pytest.mark.parametrize("monoid", [SUM, MAX], ids=str)
+def test_column_sums_over_many_rows_are_split_into_as_many_parts_as_the_machine_wants(
+    monoid: Monoid,
+) -> None:
+    before = column_sums(512, 40, monoid)
+    after = split_reduction(before, SIXTEEN)
+    first = partial(after)
+    assert names(after) == ["w_part", "w"]
+    assert [a.extent for a in first.axes] == [index(16), index(40)]
+    assert [a.extent for a in reduced(first).over] == [index(32)]
+    assert reduced(first).monoid is monoid
+    check_same(before, after, (numbers(512, 40),))
+
+
+def test_rows_that_no_part_divides_leave_a_short_last_part() -> None:
+    before = column_sums(509, 40)  # a prime
+    first = partial(split_reduction(before, SIXTEEN))
+    (part, _), (inner,) = first.axes, reduced(first).over
+    assert (part.extent, inner.extent) == (index(16), index(32))
+    assert inner.limit is index(509) - index(part) * 32
+    check_same(before, split_reduction(before, SIXTEEN), (numbers(509, 40),))
+
+
+def test_a_divisor_near_the_wanted_rows_makes_even_parts() -> None:
+    first = partial(split_reduction(column_sums(36 * 15, 40), SIXTEEN))
+    (inner,) = reduced(first).over
+    assert (inner.extent, inner.limit) == (index(36), None)  # 34 rows would leave a short part
+
+
+def test_long_columns_get_more_parts_so_that_chains_of_sums_stay_short() -> None:
+    rows = 64 * MAX_ROWS_PER_PART
+    first = partial(split_reduction(column_sums(rows, 8), SIXTEEN))
+    assert first.axes[0].extent is index(64)
+    assert reduced(first).over[0].extent is index(MAX_ROWS_PER_PART)
+
+
+def test_batch_and_time_are_spread_over_one_axis_of_parts() -> None:
+    x, w = buffer("x", 3, 200, 40), buffer("w", 40)
+    b, t, c = axes("b t c", 3, 200, 40)
+    before = graph((x,), (Def(w, (c,), Reduce(SUM, (b, t), load(x, b, t, c))),), w)
+    after = split_reduction(before, SIXTEEN)
+    first = partial(after)
+    assert len(first.axes) == 2
+    assert [a.extent for a in reduced(first).over] == [index(40)]  # each b in 5 parts of 40
+    assert first.axes[0].extent is index(15)
+    check_same(before, after, (numbers(3, 200, 40),))
+
+
+def test_what_stands_around_the_sum_stays_with_the_final_one() -> None:
+    x, w = buffer("x", 512, 40), buffer("w", 40)
+    m, c = axes("m c", 512, 40)
+    root = Op("sqrt", (Op("abs", (total(SUM, m, load(x, m, c)),)),))
+    before = graph((x,), (Def(w, (c,), root),), w)
+    after = split_reduction(before, SIXTEEN)
+    assert isinstance(partial(after).expr, Reduce)
+    assert repr(after.nodes[1].expr).startswith("sqrt(")
+    check_same(before, after, (numbers(512, 40),))
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        (row_sums(512, 40), "a row kernel has rows enough for every core"),
+        (column_sums(64, 40), "too few elements for another kernel"),
+        (column_sums(3, 1 << 13), "too few rows: the partial sums would be as large"),
+    ],
+    ids=["rows", "small", "few rows"],
+)
+def test_others_stay_as_they_are(before: Graph, why: str) -> None:
+    assert split_reduction(before, SIXTEEN) is before, why
+
+
+def test_a_sum_of_everything_is_split_although_it_walks_rows() -> None:
+    x, w = buffer("x", 512, 40), buffer("w", 1)
+    (z,), (m, c) = axes("z", 1), axes("m c", 512, 40)
+    before = graph((x,), (Def(w, (z,), Reduce(SUM, (m, c), load(x, m, c))),), w)
+    after = split_reduction(before, SIXTEEN)
+    assert partial(after).axes[0].extent is index(16)
+    check_same(before, after, (numbers(512, 40),))
+
+
+def test_a_line_with_two_reductions_stays() -> None:
+    x, w = buffer("x", 512, 40), buffer("w", 40)
+    m, n, c = axes("m n c", 512, 512, 40)
+    both = Op("sub", (total(SUM, m, load(x, m, c)), total(MAX, n, load(x, n, c))))
+    before = graph((x,), (Def(w, (c,), both),), w)
+    assert split_reduction(before, SIXTEEN) is before
+
+
+@pytest.mark.parametrize("rows", [512, 1, 15, 16, 17, 700])
+def test_parts_of_an_extent_known_at_launch_cover_it(rows: int) -> None:
+    size = Size("N", 512)
+    before = column_sums(size, 40)
+    after = split_reduction(before, SIXTEEN)
+    assert partial(after).axes[0].extent is index(16)
+    check_same(before, after, (rows, numbers(rows, 40)))
+
+
+@BOUNDED
+@given(drawn=random_graphs(symbols=True))
+def test_random_graphs_compute_the_same(drawn: Example) -> None:
+    with small_limits(), np.errstate(all="ignore"):
+        after = split_reduction(drawn.graph, small_target("cpu").machine)
+    check_same(drawn.graph, after, drawn.inputs)
