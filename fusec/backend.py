@@ -42,9 +42,8 @@ def fusec(
         UsageError: for an unknown mode or option; the message names the nearest one.
     """
     chosen = Options.from_compile(mode, options)
-    for name in ("cudagraphs", "autotune"):
-        if getattr(chosen, name):
-            _say_without_effect(name)
+    if chosen.cudagraphs:
+        _say_without_effect("cudagraphs")
     return compile_with(gm, example_inputs, partial(_compile_graph, options=chosen))
 
 

@@ -14,6 +14,7 @@ parsing, checking, help and the nearest-name message follow from its declaration
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -21,11 +22,11 @@ from typing import Any
 
 from fusec.errors import UsageError
 
-MODES: Mapping[str, Mapping[str, bool]] = {
+MODES: Mapping[str, Mapping[str, bool | float]] = {
     "default": {},
     "reduce-overhead": {"cudagraphs": True},
-    "max-autotune": {"autotune": True, "cudagraphs": True},
-    "max-autotune-no-cudagraphs": {"autotune": True, "cudagraphs": False},
+    "max-autotune": {"autotune": True, "race_budget_s": 300.0, "cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"autotune": True, "race_budget_s": 300.0, "cudagraphs": False},
 }
 """What each mode of torch.compile sets: names and meaning are those that users know already."""
 
@@ -38,11 +39,13 @@ class About:
         help: one line for `fusec --help`.
         changes_code: part of `Options.key()`, because generated code depends on it.
         also_read: further environment variables, read when fusec's own is unset.
+        choices: the values that a text may have; empty: any.
     """
 
     help: str
     changes_code: bool = False
     also_read: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,24 @@ class Options:
         default=False, metadata=_about("record each graph's launches as one CUDA graph")
     )
     autotune: bool = field(
-        default=False,
-        metadata=_about("measure candidate configurations on the device", changes_code=True),
+        default=True,
+        metadata=_about(
+            "race the ways to run a group on the device; off: the cost model decides",
+            changes_code=True,
+        ),
+    )
+    race: str = field(
+        default="auto",
+        metadata=_about(
+            "fused or library: force that way; auto: the faster one",
+            changes_code=True,
+            choices=("auto", "fused", "library"),
+        ),
+    )
+    race_budget_s: float = field(
+        default=20.0,
+        # A larger budget may find another winner, which an entry of a smaller one would hide.
+        metadata=_about("seconds that the races of one graph may take", changes_code=True),
     )
     fusion: bool = field(
         default=True,
@@ -109,7 +128,9 @@ class Options:
         for declared in fields(self):
             value = getattr(self, declared.name)
             if _checked(declared, value, f"option {declared.name!r}") is not value:
-                raise UsageError(f"option {declared.name!r}: {value!r} must be given as str")
+                raise UsageError(
+                    f"option {declared.name!r}: {value!r} must be given as {_kind(declared)}"
+                )
 
     @classmethod
     def from_compile(
@@ -150,7 +171,7 @@ def environment_variables() -> tuple[Variable, ...]:
     return tuple(
         Variable(
             _variable(option),
-            str(option.type).removesuffix(" | None"),
+            _kind(option),
             "" if option.default is None else _shown(option.default),
             _declared(option).help,
         )
@@ -158,7 +179,7 @@ def environment_variables() -> tuple[Variable, ...]:
     )
 
 
-def _from_mode(mode: str | None) -> Mapping[str, bool]:
+def _from_mode(mode: str | None) -> Mapping[str, bool | float]:
     if mode is None:
         return {}
     if mode not in MODES:
@@ -187,14 +208,22 @@ def _checked(option: Field[Any], value: object, where: str) -> Any:
             if value < 0:
                 raise UsageError(f"{where}: {value} is negative; give 0 or more.")
             return value
+        case "float", int() | float() if not isinstance(value, bool):
+            if not 0 <= value < math.inf:
+                raise UsageError(f"{where}: {value} is no duration; give 0 or more.")
+            return value if isinstance(value, float) else float(value)
+        case "str", str():
+            choices = _declared(option).choices
+            if choices and value not in choices:
+                raise UsageError.unknown(f"value of {where}:", value, choices)
+            return value
         case "str | None", None | str():
             return value
         case "str | None", os.PathLike():
             return os.fspath(value)
-        case expected, _:
-            kind = expected.removesuffix(" | None")
+        case _:
             raise UsageError(
-                f"{where}: expected {kind}, got {value!r} ({type(value).__name__}). "
+                f"{where}: expected {_kind(option)}, got {value!r} ({type(value).__name__}). "
                 f"{_declared(option).help[0].upper()}{_declared(option).help[1:]}."
             )
 
@@ -218,6 +247,13 @@ def _parse_int(text: str, variable: str) -> int:
         raise UsageError(f"environment variable {variable}: {text!r} is no integer.") from None
 
 
+def _parse_float(text: str, variable: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"environment variable {variable}: {text!r} is no number.") from None
+
+
 def _parse_str(text: str, variable: str) -> str:
     return text
 
@@ -225,6 +261,8 @@ def _parse_str(text: str, variable: str) -> str:
 _PARSERS: Mapping[str, Callable[[str, str], object]] = {
     "bool": _parse_bool,
     "int": _parse_int,
+    "float": _parse_float,
+    "str": _parse_str,
     "str | None": _parse_str,
 }
 """By the annotation of the field, which `from __future__ import annotations` keeps as text."""
@@ -234,6 +272,10 @@ def _declared(option: Field[Any]) -> About:
     about = option.metadata["about"]
     assert isinstance(about, About)
     return about
+
+
+def _kind(option: Field[Any]) -> str:
+    return str(option.type).removesuffix(" | None")
 
 
 def _variable(option: Field[Any]) -> str:

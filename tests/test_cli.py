@@ -360,6 +360,7 @@ WRONG = {
         ["dump", "{m}:relu", "--input", "f32[8]", "--stage", "ptx", "--target", "cpu"],
         "sm_90",
     ),
+    "race": (["explain", "{m}:relu", "--input", "f32[8]", "--race", "fuse"], "mean 'fused'?"),
     "row": (["dump", "{m}:relu", "--input", "f32[8]", "--target", "sm90"], "'sm_90'"),
     "command": (["dmp"], "Did you mean 'dump'?"),
     "action": (["cache", "clean"], "Did you mean 'clear'?"),

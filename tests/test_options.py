@@ -28,16 +28,22 @@ def test_nothing_given_is_all_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "autotune", "cudagraphs"),
+    ("mode", "race_budget_s", "cudagraphs"),
     [
-        ("default", False, False),
-        ("reduce-overhead", False, True),
-        ("max-autotune", True, True),
-        ("max-autotune-no-cudagraphs", True, False),
+        ("default", 20.0, False),
+        ("reduce-overhead", 20.0, True),
+        ("max-autotune", 300.0, True),
+        ("max-autotune-no-cudagraphs", 300.0, False),
     ],
 )
-def test_modes_mean_what_users_know(mode: str, autotune: bool, cudagraphs: bool) -> None:
-    assert options_from(mode) == Options(autotune=autotune, cudagraphs=cudagraphs)
+def test_modes_mean_what_users_know(mode: str, race_budget_s: float, cudagraphs: bool) -> None:
+    assert options_from(mode) == Options(race_budget_s=race_budget_s, cudagraphs=cudagraphs)
+
+
+def test_max_autotune_races_where_the_environment_turned_it_off() -> None:
+    assert not options_from(FUSEC_AUTOTUNE="0").autotune
+    assert options_from("max-autotune", FUSEC_AUTOTUNE="0").autotune
+    assert not options_from("max-autotune", {"autotune": False}).autotune
 
 
 def test_modes_exist_in_torch_too() -> None:
@@ -48,7 +54,7 @@ def test_options_beat_the_mode_which_beats_the_environment() -> None:
     environ = {"FUSEC_CUDAGRAPHS": "1", "FUSEC_THREADS": "3", "FUSEC_STRICT": "1"}
     assert options_from(**environ) == Options(cudagraphs=True, threads=3, strict=True)
     chosen = options_from("max-autotune-no-cudagraphs", {"threads": 5}, **environ)
-    assert chosen == Options(autotune=True, cudagraphs=False, threads=5, strict=True)
+    assert chosen == Options(race_budget_s=300.0, cudagraphs=False, threads=5, strict=True)
     assert options_from("default", **environ).cudagraphs
 
 
@@ -81,6 +87,9 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ({"FUSEC_STRICT": "maybe"}, "FUSEC_STRICT: 'maybe' is not 1 or 0"),
         ({"FUSEC_THREADS": "many"}, "FUSEC_THREADS: 'many' is no integer"),
         ({"FUSEC_THREADS": "-1"}, "FUSEC_THREADS: -1 is negative"),
+        ({"FUSEC_RACE_BUDGET_S": "long"}, "FUSEC_RACE_BUDGET_S: 'long' is no number"),
+        ({"FUSEC_RACE_BUDGET_S": "nan"}, "FUSEC_RACE_BUDGET_S: nan is no duration"),
+        ({"FUSEC_RACE": "fuse"}, "FUSEC_RACE: 'fuse'. Did you mean 'fused'?"),
     ],
 )
 def test_a_bad_variable_is_named(environ: dict[str, str], said: str) -> None:
@@ -130,6 +139,12 @@ def test_an_unknown_option_names_the_nearest_and_all(name: str, meant: str) -> N
         ("threads", -2, "-2 is negative"),
         ("cache_dir", 3, "expected str, got 3 (int)"),
         ("cxx", b"g++", "expected str, got b'g++' (bytes)"),
+        ("race", None, "expected str, got None (NoneType)"),
+        ("race", "libary", "'libary'. Did you mean 'library'? Valid: auto, fused, library."),
+        ("race_budget_s", "20", "expected float, got '20' (str)"),
+        ("race_budget_s", True, "expected float, got True (bool)"),
+        ("race_budget_s", -1.0, "-1.0 is no duration"),
+        ("race_budget_s", float("inf"), "inf is no duration"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name: str, value: object, seen: str) -> None:
@@ -142,6 +157,13 @@ def test_a_path_object_is_taken_as_text() -> None:
     assert options_from(None, {"dump_dir": Path("/x/y")}).dump_dir == "/x/y"
 
 
+def test_a_whole_number_of_seconds_is_the_same_duration() -> None:
+    assert options_from(None, {"race_budget_s": 20}).key() == Options().key()
+    assert options_from(FUSEC_RACE_BUDGET_S="20").key() == Options().key()
+    with pytest.raises(UsageError, match="20 must be given as float"):
+        Options(race_budget_s=20)
+
+
 def test_options_are_frozen_and_hashable() -> None:
     options = Options()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -150,13 +172,19 @@ def test_options_are_frozen_and_hashable() -> None:
 
 
 def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
-    other = {"bool": lambda v: not v, "int": lambda v: v + 1, "str | None": lambda v: "sm_90"}
+    other = {
+        "bool": lambda v: not v,
+        "int": lambda v: v + 1,
+        "float": lambda v: v + 1,
+        "str": lambda v: "library",
+        "str | None": lambda v: "sm_90",
+    }
     changing = {
         field.name
         for field in dataclasses.fields(Options)
         if Options(**{field.name: other[str(field.type)](field.default)}).key() != Options().key()
     }
-    assert changing == {"autotune", "fusion", "target"}
+    assert changing == {"autotune", "fusion", "race", "race_budget_s", "target"}
 
 
 def test_each_option_has_a_variable_and_a_line_of_help() -> None:

@@ -90,7 +90,7 @@ def _variables() -> str:
     rows = environment_variables()
     width = max(len(row.name) for row in rows)
     lines = [
-        f"  {row.name:<{width}}  {row.type:<4}  {row.help}"
+        f"  {row.name:<{width}}  {row.type:<5}  {row.help}"
         + (f" [{row.default}]" if row.default and "default" not in row.help else "")
         for row in rows
     ]

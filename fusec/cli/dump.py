@@ -42,6 +42,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", help="cpu, sm_80, sm_90, sm_100, sm_120 or gfx942; default: this machine's"
     )
+    parser.add_argument(
+        "--race",
+        metavar="auto|fused|library",
+        help="force one way where a group can run in several; default: auto, the faster one",
+    )
     parser.add_argument("--train", action="store_true", help="the forward and the backward")
     parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
 
@@ -96,7 +101,8 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
 
     specs = [parse_spec(text) for text in arguments.input]
     target = choose_target(arguments.target)
-    options = Options.from_compile(None, None)
+    chosen = {} if arguments.race is None else {"race": arguments.race}
+    options = Options.from_compile(None, chosen)
     progress(f"tracing {arguments.model}")
     model = load_model(arguments.model, len(specs))
     seen = model.observe(specs, train=arguments.train, dynamic=arguments.dynamic)
