@@ -202,6 +202,7 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
             triton.divisible_by_16(program),
             triton.print_grid(program),
             program.warps,
+            program.stages,
         )
         for name, program in compiled.distinct.items()
     ]

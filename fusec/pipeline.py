@@ -27,6 +27,7 @@ from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.ir.verify_program import verify_program
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
+from fusec.passes.contract import cut_with_products
 from fusec.passes.dead_code import dead_code
 from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.inline import inline
@@ -68,6 +69,19 @@ def optimise(
     graph: Graph, target: Target, options: Options, trace: Trace
 ) -> tuple[Schedule, tuple[Decision, ...]]:
     """Return the graph cut into kernels, and the decisions that led there."""
+
+    def cut(graph: Graph) -> tuple[Schedule, tuple[Decision, ...]]:
+        return cut_into_kernels(graph, target, options, trace)
+
+    if options.race == "fused" and options.fusion and target.machine.products_per_us:
+        return cut_with_products(graph, cut)
+    return cut(graph)
+
+
+def cut_into_kernels(
+    graph: Graph, target: Target, options: Options, trace: Trace
+) -> tuple[Schedule, tuple[Decision, ...]]:
+    """Return the graph cut into kernels; what is a call stays one."""
     graph = simplify(graph)
     graph = dead_code(graph)
     graph = share(graph)

@@ -4,12 +4,14 @@ Everything but the device is real: capture, passes, the GPU schedules, the print
 
     pytest -p tests.triton_backend tests/ops
 
-with TEST_BACKEND=triton_interpreter runs any test of the backend over Triton kernels. Use small
-tensors: a grid point takes milliseconds.
+with TEST_BACKEND=triton_interpreter runs any test of the backend over Triton kernels, and with
+TEST_BACKEND=triton_fused over kernels that take products of matrices in as well. Use small tensors:
+a grid point takes milliseconds.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,9 +48,9 @@ class InterpretedKernel:
         interpret(self.source, self.name, grid, args)
 
 
-def gpu_pipeline(gm: fx.GraphModule, name: str) -> Compiled:
+def gpu_pipeline(gm: fx.GraphModule, name: str, race: str = "library") -> Compiled:
     """Return an AOTAutograd graph compiled to Triton sources, verified at each stage."""
-    options = Options.from_compile(None, {"strict": True, "verify": True})
+    options = Options.from_compile(None, {"strict": True, "verify": True, "race": race})
     return compile_to_source(gm, name, find_target(TARGET), options, Trace(name))
 
 
@@ -60,11 +62,17 @@ def triton_interpreter(
     return compile_with(gm, example_inputs, _compile_one)
 
 
+@register_backend
+def triton_fused(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The same, with every product of matrices in a kernel that has something to fuse with it."""
+    return compile_with(gm, example_inputs, functools.partial(_compile_one, race="fused"))
+
+
 def _compile_one(
-    graph: fx.GraphModule, _: Sequence[Any], *, name: str
+    graph: fx.GraphModule, _: Sequence[Any], *, name: str, race: str = "library"
 ) -> Callable[[list[Any]], Any]:
     try:
-        compiled = gpu_pipeline(graph, name)
+        compiled = gpu_pipeline(graph, name, race)
     except Unsupported:
         call: Callable[[list[Any]], Any] = lambda args: graph(*args)  # noqa: E731
     else:

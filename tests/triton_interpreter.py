@@ -101,6 +101,7 @@ def _interpreting() -> Iterator[None]:
     with (
         mock.patch.object(interpreter, "_patch_lang", patches.add),
         mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
+        mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _dot),
         mock.patch.object(interpreter.InterpreterBuilder, "get_bf16", _bf16, create=True),
         mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
         mock.patch.object(JITFunction, "__call__", _call),
@@ -144,6 +145,12 @@ def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
     else:
         data = np.expand_dims(data[0], self.axis) if self.keep_dims else data[0]
     return [self.to_tensor(data, tile.dtype)]
+
+
+def _dot(self: Any, a: TensorHandle, b: TensorHandle, into: TensorHandle, *_: Any) -> TensorHandle:
+    """Multiply in f32, as tensor cores do with 16-bit operands."""
+    left, right = (_cast(self, x, tl.float32).data for x in (a, b))
+    return TensorHandle(np.matmul(left, right) + into.data, into.dtype.scalar)
 
 
 def _bf16(self: Any, value: float) -> TensorHandle:

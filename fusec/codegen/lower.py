@@ -27,10 +27,13 @@ from fusec.codegen.layout import Layout, below
 from fusec.codegen.peephole import uniform_comparisons
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.errors import InternalError
+from fusec.ir.contraction import Factors, factors
 from fusec.ir.dtype import BOOL, DType
 from fusec.ir.expr import (
     Buffer,
+    Cast,
     Const,
+    Dot,
     Expr,
     IndexValue,
     Load,
@@ -44,14 +47,10 @@ from fusec.ir.expr import (
     rebuild,
     substitute_all,
 )
-from fusec.ir.graph import Kernel, Store
+from fusec.ir.graph import Kernel, Store, kernel_sizes
 from fusec.ir.index import (
     Axis,
-    FloorDiv,
     Index,
-    Mod,
-    Runtime,
-    Size,
     index,
     most,
     product,
@@ -97,7 +96,20 @@ class _Lowering:
         ]
         names = (n for _, n in kernel.labels)
         self.labels = dict(zip(exprs[len(self.stores) :], names, strict=True))
+        self.dots = self._find_dots(exprs) if plan.dots else {}
         self.scopes = [_Scope(None, frozenset(), self.layout.masks)]
+
+    def _find_dots(self, exprs: tuple[Expr, ...]) -> dict[Reduce, Factors]:
+        """Return the contractions of two tiles: each factor owns one lane, and they share one."""
+        found: dict[Reduce, Factors] = {}
+        for node in postorder(exprs):
+            if not isinstance(node, Reduce) or (parts := factors(node)) is None:
+                continue
+            owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
+            lanes = frozenset(self.lanes)
+            if all(len(axes & lanes) == 1 for axes in owned) and not parts.shared & lanes:
+                found[node] = parts
+        return found
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -146,6 +158,8 @@ class _Lowering:
             return ()
         if isinstance(node, Reduce) and self.layout.loops_of(node.over):
             raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
+        if isinstance(node, Reduce) and node in self.dots:
+            return self._dot_operands(node)
         masks: tuple[Expr, ...] = ()
         if isinstance(node, Load):
             masks = tuple(self._masks_of(node.axes))
@@ -162,6 +176,9 @@ class _Lowering:
         if node in self.arrays:
             array, slot = self.arrays[node]
             self._let(scope, node, Load(array.flat(), (slot,)))
+            return
+        if isinstance(node, Reduce) and node in self.dots:
+            self._let(scope, node, self._dot(node, None))
             return
         new = {child: self._atom(child) for child in children(node)}
         shown = rebuild(node, new, None)
@@ -185,6 +202,19 @@ class _Lowering:
         chosen = Select(guard, body, neutral)
         known = self._known(chosen)
         return known if known is not None else self._let(scope, chosen, chosen)
+
+    def _dot_operands(self, node: Reduce) -> tuple[Expr, Expr]:
+        """Return a contraction's factors, 0 in ragged lanes that it sums over."""
+        left, right = self.dots[node].left, self.dots[node].right
+        for mask in self._masks_of(node.over):
+            left, right = (
+                f if _is_loaded(f) else Select(mask, f, Const(0, f.dtype)) for f in (left, right)
+            )
+        return left, right
+
+    def _dot(self, node: Reduce, into: Var | None) -> Dot:
+        left, right = map(self._atom, self._dot_operands(node))
+        return Dot(left, right, tuple(a for a in node.over if a in self.lanes), into)
 
     def _folded(self, scope: _Scope, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> Reduce:
         """Fold lanes; a value that lacks some of them is the same in each, and counts as often."""
@@ -366,6 +396,8 @@ class _Lowering:
     def _carry(self, reduction: Reduce) -> Var:
         """Declare a carry that holds part of a reduction, in every lane its body has."""
         lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
+        if reduction in self.dots:
+            lanes -= frozenset(reduction.over)
         carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
         self.here.body.append(Carry(carry, _neutral(reduction)))
         return carry
@@ -396,7 +428,7 @@ class _Lowering:
                 raise InternalError("a private array over reduced lanes", stage="codegen.lower")
             assert task.array is not None and task.slot is not None
             self.arrays[reduction] = (task.array, task.slot)
-        elif lanes:
+        elif lanes and reduction not in self.dots:
             self._let(self.here, reduction, Reduce(reduction.monoid, lanes, task.carry))
         else:
             self.here.memo[reduction] = task.carry
@@ -432,6 +464,12 @@ class _Lowering:
 
     def _accumulate(self, task: Accumulate) -> None:
         reduction = task.reduction
+        if reduction in self.dots:
+            assert task.carry is not None
+            for operand in self._dot_operands(reduction):
+                self.value(operand)
+            self.here.body.append(Update(task.carry, self._dot(reduction, task.carry)))
+            return
         body: Expr = self.value(reduction.body)
         for mask in self._masks_of(reduction.over):
             self.value(mask)
@@ -500,6 +538,11 @@ class _Lowering:
         return total
 
 
+def _is_loaded(factor: Expr) -> bool:
+    """Return True for what is 0 in masked lanes by itself: a load, in another type or not."""
+    return isinstance(factor.arg if isinstance(factor, Cast) else factor, Load)
+
+
 def _neutral(reduction: Reduce) -> Const:
     return Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
 
@@ -526,40 +569,14 @@ def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program
         kernel.name,
         tuple(dict.fromkeys(reads)),
         tuple(dict.fromkeys(writes)),
-        _sizes(kernel, lowering),
+        kernel_sizes(kernel),
         tuple(lowering.layout.grid),
         tuple(lowering.lanes),
         tuple(lowering.scopes[0].body),
         notation,
         kernel.origin.source,
         plan.warps,
+        plan.stages,
+        plan.group,
         product(a.extent for a in kernel.axes),
     )
-
-
-def _sizes(kernel: Kernel, lowering: _Lowering) -> tuple[Size, ...]:
-    found: dict[Size, None] = {}
-
-    def visit(value: Index) -> None:
-        for monomial, _ in value.terms:
-            for atom in monomial:
-                if isinstance(atom, Size):
-                    found[atom] = None
-                elif isinstance(atom, FloorDiv | Mod):
-                    visit(atom.dividend)
-                    visit(atom.divisor)
-                elif isinstance(atom, Runtime):
-                    visit(atom.extent)
-
-    for store in kernel.stores:
-        visit(store.indices[0])
-    for node in postorder(s.expr for s in kernel.stores):
-        if isinstance(node, Load):
-            visit(node.indices[0])
-        elif isinstance(node, IndexValue):
-            visit(node.index)
-    for axis in kernel.axes:
-        visit(axis.extent)
-        if axis.limit is not None:
-            visit(axis.limit)
-    return tuple(sorted(found, key=lambda s: s.name))

@@ -12,6 +12,8 @@ and ``MAX_SIZE`` for a symbolic size, which is therefore a 32-bit argument: a la
 The part of an offset that has no lanes is added to the pointer first, as a scalar, so that a large
 buffer costs 64-bit arithmetic once and not in each lane.
 
+A program with ``Dot``s has tiles of rank 2 instead (see ``orient.py``).
+
 Assumes that the program was verified: one operation a ``Let``, carries of constant type, no
 ``Scratch``.
 
@@ -32,6 +34,7 @@ import keyword
 import math
 from collections.abc import Iterable, Mapping
 
+from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.sink import sink
 from fusec.codegen.triton_index import MAX_SIZE, IndexText, fits_32_bits
@@ -43,6 +46,7 @@ from fusec.ir.expr import (
     Buffer,
     Cast,
     Const,
+    Dot,
     Expr,
     IndexValue,
     Load,
@@ -81,7 +85,18 @@ _POINTERS = {
     "f64": "*fp64",
 }
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-_RESERVED = {"tl", "triton", "range", "float", "pid", LIBDEVICE, *FUNCTIONS, *keyword.kwlist}
+_RESERVED = {
+    "tl",
+    "triton",
+    "range",
+    "float",
+    "pid",
+    "first",
+    "size",
+    LIBDEVICE,
+    *FUNCTIONS,
+    *keyword.kwlist,
+}
 _GRID_YZ_LIMIT = 65535
 
 
@@ -116,7 +131,7 @@ def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None)
 def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
     """Return the launch grid; the innermost grid axis is the first, which runs fastest."""
     extents = [axis.extent for axis in reversed(program.grid)]
-    if not _is_direct(program.grid):
+    if program.group or not _is_direct(program.grid):
         extents = [product(extents)]
     x, y, z, *_ = (*extents, index(1), index(1), index(1))
     return x, y, z
@@ -150,7 +165,12 @@ def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> st
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
     program = sink(program)
-    return _Printer(program, rounded_to_16_bits(program) if cheap is None else cheap).module()
+    dimension = {axis: position for position, axis in enumerate(program.lanes)}
+    if has_dots(program):
+        program, dimension = orient(program)
+    if cheap is None:
+        cheap = rounded_to_16_bits(program)
+    return _Printer(program, dimension, cheap).module()
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -200,8 +220,12 @@ def _comment(text: str) -> str:
 class _Printer:
     """One print: the names, the lines so far, and what they need."""
 
-    def __init__(self, program: Program, cheap: frozenset[Var]) -> None:
+    def __init__(
+        self, program: Program, dimension: Mapping[Axis, int], cheap: frozenset[Var]
+    ) -> None:
         self.program = program
+        self.dimension = dimension
+        self.rank = 1 + max(dimension.values(), default=-1)
         self.cheap = cheap
         self.names = _argument_names(program)
         for axis in (*program.grid, *program.lanes):
@@ -237,6 +261,8 @@ class _Printer:
 
     def _grid(self) -> list[str]:
         used = [a for a in self.program.grid if a in self.index.used]
+        if self.program.group:
+            return self._grouped_grid()
         if _is_direct(self.program.grid):
             ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
             return [f"{self.names.of(a)} = tl.program_id({ids[a]})" for a in used]
@@ -251,21 +277,45 @@ class _Printer:
             inner = inner * axis.extent
         return lines
 
+    def _grouped_grid(self) -> list[str]:
+        """Number the tiles so that ``group`` rows of them share the columns they read."""
+        *outer, rows, columns = self.program.grid
+        m, n = self.names.of(rows), self.names.of(columns)
+        height, width = (self.index.factor(a.extent) for a in (rows, columns))
+        group = self.program.group
+        lines = ["pid = tl.program_id(0)"]
+        inner = rows.extent * columns.extent
+        for axis in reversed(outer):
+            lines.append(f"{self.names.of(axis)} = pid // {self.index.factor(inner)}")
+            if axis is not outer[0]:
+                lines[-1] += f" % {self.index.factor(axis.extent)}"
+            inner = inner * axis.extent
+        if outer:
+            lines.append(f"pid = pid % {self.index.factor(rows.extent * columns.extent)}")
+        return [
+            *lines,
+            f"first = pid // ({group} * {width}) * {group}",
+            f"size = tl.minimum({height} - first, {group})",
+            f"{m} = first + pid % ({group} * {width}) % size",
+            f"{n} = pid % ({group} * {width}) // size",
+        ]
+
     def _lanes(self) -> list[str]:
         lines = []
-        for position, axis in enumerate(self.program.lanes):
+        for axis in self.program.lanes:
             if axis in self.index.used:
-                dims = [":" if p == position else "None" for p in range(len(self.program.lanes))]
+                here = self.dimension[axis]
+                dims = [":" if d == here else "None" for d in range(self.rank)]
                 view = f"[{', '.join(dims)}]" if len(dims) > 1 else ""
                 lines.append(f"{self.names.of(axis)} = tl.arange(0, {_lane_extent(axis)}){view}")
         return lines
 
     def _shape(self, lanes: Iterable[Axis]) -> str:
         """Return the shape of a tile with these lanes, as a tuple; of a scalar, ``()``."""
-        held = set(lanes)
-        if not held:
+        extents = {self.dimension[a]: _lane_extent(a) for a in lanes}
+        if not extents:
             return "()"
-        dims = [str(_lane_extent(a)) if a in held else "1" for a in self.program.lanes]
+        dims = [str(extents.get(d, 1)) for d in range(self.rank)]
         return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
 
     # statements
@@ -324,6 +374,8 @@ class _Printer:
         var, value = statement.var, statement.value
         text = self._value(var, value)
         lanes = value.axes & set(self.program.lanes)
+        if isinstance(value, Var) and value.axes != var.axes and len(value.axes) == len(var.axes):
+            return f"tl.trans({text})"
         return text if lanes == var.axes else f"tl.broadcast_to({text}, {self._shape(var.axes)})"
 
     def _value(self, var: Var, value: Expr) -> str:
@@ -344,6 +396,8 @@ class _Printer:
                 return self._op(value, var in self.cheap)
             case Reduce():
                 return self._reduce(value)
+            case Dot():
+                return self._dot(value)
             case _:
                 raise InternalError(value, stage=STAGE)
 
@@ -410,6 +464,12 @@ class _Printer:
         dtype = _TYPES[value.dtype.name]
         return f"tl.full({self._shape(lanes)}, {self._literal(value)}, tl.{dtype})"
 
+    def _dot(self, dot: Dot) -> str:
+        operands = [self._name(child) for child in children(dot)]
+        if dot.left.dtype is F32:
+            operands.append('input_precision="ieee"')
+        return f"tl.dot({', '.join(operands)})"
+
     def _reduce(self, reduce: Reduce) -> str:
         over = set(reduce.over)
         held = reduce.body.axes
@@ -426,9 +486,10 @@ class _Printer:
         if held <= over:
             body = self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
         else:
-            for position, axis in enumerate(self.program.lanes):
+            for axis in self.program.lanes:
                 if axis in over:
-                    body = self._reduce_dim(reduce.monoid, body, reduce.dtype, position)
+                    here = self.dimension[axis]
+                    body = self._reduce_dim(reduce.monoid, body, reduce.dtype, here)
         return f"{body}.to(tl.{_TYPES[reduce.dtype.name]})" if narrow else body
 
     def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:

@@ -35,12 +35,13 @@ from fusec.frontend import (
 )
 from fusec.frontend.arguments import Arguments, Opaque
 from fusec.frontend.call import Call, Lines
+from fusec.frontend.meaning import MEANINGS, Products
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.registry import LOWERINGS
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, Extern, Graph
+from fusec.ir.graph import Argument, Def, Extern, Graph
 from fusec.ir.index import Size, index
 
 # Importing these modules fills the table of lowerings.
@@ -262,9 +263,24 @@ class _Capture:
                 origin_of(node),
                 contractions.is_impure(node),
                 many,
+                self._meaning(node, outputs),
             )
         )
         return result
+
+    def _meaning(self, node: fx.Node, outputs: tuple[Buffer | None, ...]) -> tuple[Def, ...]:
+        """Return the definitions that a call stands for, if a rule knows them."""
+        rule = MEANINGS.get(node.target)
+        if rule is None or self._obstacle(node, self.types[node]) is not None:
+            return ()
+        operands = [self.env[a] if isinstance(a, fx.Node) else a for a in node.args]
+        kwargs = {k: self.env[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items()}
+        try:
+            return rule(
+                Products(self.lines, node.name, outputs, origin_of(node)), *operands, **kwargs
+            )
+        except Unsupported:
+            return ()
 
     def _output(self, node: fx.Node, value: Any, position: int, count: int) -> Buffer | None:
         if isinstance(value, tuple | list):

@@ -9,6 +9,7 @@ Grammar of the printed form::
            | 'where' '(' expr, expr, expr ')'           Select
            | monoid '(' axis, ... ':' expr ')'          Reduce
            | name                                       Var (programs only)
+           | 'dot' '(' axis ':' expr, expr [',' expr] ')'   Dot (programs only)
 
 Nodes are interned: equal expressions are one object, so sharing costs nothing and a memo table
 keyed by the node is a correct common-subexpression elimination. ``axes`` of a node are its free
@@ -227,7 +228,33 @@ class Var(_Expr):
         self.serial = serial
 
 
-Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Var
+class Dot(_Expr):
+    """``into + sum(over: left * right)`` of tiles, accumulated in f32: what tensor cores do.
+
+    ``left`` and ``right`` have one type, and both have the lane axes ``over``; each other lane axis
+    belongs to one of them.
+    """
+
+    __slots__ = ("into", "left", "over", "right")
+
+    def __init__(
+        self, left: Expr, right: Expr, over: tuple[Axis, ...], into: Expr | None = None
+    ) -> None:
+        if left.dtype is not right.dtype:
+            raise InvalidIR(f"dot of {left.dtype} and {right.dtype}")
+        self.left = left
+        self.right = right
+        self.over = over
+        self.into = into
+        self.dtype = F32
+        self.axes = (left.axes | right.axes) - frozenset(over)
+
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        return fields if len(fields) == 4 else (*fields, None)
+
+
+Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Var | Dot
 
 
 def _union(nodes: Iterable[Any]) -> frozenset[Axis]:
@@ -317,6 +344,9 @@ def children(node: Expr) -> tuple[Expr, ...]:
             return (node.condition, node.then, node.other)
         case Reduce():
             return (node.body,)
+        case Dot():
+            operands = (node.left, node.right)
+            return operands if node.into is None else (*operands, node.into)
         case Load():
             inner = tuple(e for i in node.indices for e in index_exprs(i))
             return inner if node.guard is None else (*inner, node.guard)
@@ -360,6 +390,9 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             over = _bound(node.over, indices)
             _check_capture(node, over, indices)
             return Reduce(node.monoid, over, new[node.body]) if over else new[node.body]
+        case Dot():
+            into = None if node.into is None else new[node.into]
+            return Dot(new[node.left], new[node.right], _bound(node.over, indices), into)
         case Load():
             guard = None if node.guard is None else new[node.guard]
             return Load(node.buffer, tuple(_index(i, new, indices) for i in node.indices), guard)

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fusec.ir.expr import Buffer, Expr
-from fusec.ir.index import Axis, Index, Size
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, postorder
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Extern:
     """A call of the eager kernel of one FX node, with the reason why it is not lowered.
 
     Attributes:
+        meaning: definitions that compute the same outputs, where index notation can say them: what
+            stands in the call's place where a kernel of fusec's own is the better choice.
         node: name of the FX node, which holds the callable.
         target: its printed name, such as ``aten.mm.default``.
         outputs: buffers it makes, None for results that are not tensors.
@@ -103,6 +105,7 @@ class Extern:
     origin: Origin = Origin()
     impure: bool = False
     many: bool = False
+    meaning: tuple[Def, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,35 @@ class Kernel:
     @property
     def axes(self) -> tuple[Axis, ...]:
         return self.grid + self.inside
+
+
+def kernel_sizes(kernel: Kernel) -> tuple[Size, ...]:
+    """Return the symbolic sizes that a flat kernel mentions, by name."""
+    found: dict[Size, None] = {}
+
+    def visit(value: Index) -> None:
+        for monomial, _ in value.terms:
+            for atom in monomial:
+                if isinstance(atom, Size):
+                    found[atom] = None
+                elif isinstance(atom, FloorDiv | Mod):
+                    visit(atom.dividend)
+                    visit(atom.divisor)
+                elif isinstance(atom, Runtime):
+                    visit(atom.extent)
+
+    for store in kernel.stores:
+        visit(store.indices[0])
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Load):
+            visit(node.indices[0])
+        elif isinstance(node, IndexValue):
+            visit(node.index)
+    for axis in kernel.axes:
+        visit(axis.extent)
+        if axis.limit is not None:
+            visit(axis.limit)
+    return tuple(sorted(found, key=lambda s: s.name))
 
 
 def argument_views(args: tuple[Argument, ...]) -> list[View]:

@@ -21,10 +21,12 @@ from typing import TypeAlias
 import numpy as np
 
 from fusec.errors import InternalError
+from fusec.ir.dtype import F32
 from fusec.ir.expr import (
     Buffer,
     Cast,
     Const,
+    Dot,
     Expr,
     IndexValue,
     Load,
@@ -299,6 +301,8 @@ def _eval_node(node: Expr, env: Env, memo: Memo) -> Tile:
             return combine(np.where, memo[node.condition], memo[node.then], memo[node.other])
         case Reduce():
             return _eval_reduce(node, env, memo)
+        case Dot():
+            return _eval_dot(node, env, memo)
         case Var():
             if node not in env.variables:
                 raise InternalError(f"variable {node} has no value", stage=STAGE)
@@ -335,3 +339,14 @@ def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
     full = np.broadcast_to(align(body, ordered), shape)
     dims = tuple(ordered.index(axis) for axis in over)
     return Tile(kept, reduce_array(node.monoid, full, dims, node.dtype))
+
+
+def _eval_dot(node: Dot, env: Env, memo: Memo) -> Tile:
+    left, right = (convert(memo[side].array, F32) for side in (node.left, node.right))
+    product = combine(
+        np.multiply, Tile(memo[node.left].axes, left), Tile(memo[node.right].axes, right)
+    )
+    dims = tuple(product.axes.index(axis) for axis in node.over)
+    kept = tuple(axis for axis in product.axes if axis not in node.over)
+    total = Tile(kept, product.array.sum(axis=dims, dtype=np.float32))
+    return total if node.into is None else combine(np.add, memo[node.into], total)

@@ -106,6 +106,9 @@ class Program:
         lanes: lane axes, outermost first; their extents are constants (powers of two on a GPU).
         notation: the kernel in index notation, and the user's source lines: a header comment.
         warps: for a GPU, warps of one program instance.
+        stages: for a GPU, how many iterations of a loop around a Dot load ahead.
+        group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
+            in blocks of so many along the second to last grid axis; 0 for row by row.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
 
@@ -119,6 +122,8 @@ class Program:
     notation: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
     warps: int = 4
+    stages: int = 1
+    group: int = 0
     work: Index | None = None
 
     @property

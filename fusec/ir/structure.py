@@ -8,7 +8,19 @@ them.
 from __future__ import annotations
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, Var
+from fusec.ir.expr import (
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    children,
+)
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 
@@ -32,7 +44,14 @@ class _Structure:
         grid = [f"{self.number(a)}:{self.index(a.extent)}" for a in program.grid]
         lanes = [f"{self.number(a)}:{self.index(a.extent)}" for a in program.lanes]
         work = "" if program.work is None else self.index(program.work)
-        head = [buffers, written, sizes, grid, lanes, [str(program.warps), work]]
+        head = [
+            buffers,
+            written,
+            sizes,
+            grid,
+            lanes,
+            [f"{program.warps},{program.stages},{program.group}", work],
+        ]
         return "\n".join([*map(" ".join, head), self.block(program.body)])
 
     def block(self, body: tuple[Statement, ...]) -> str:
@@ -84,6 +103,9 @@ class _Structure:
             case Reduce():
                 over = ",".join(str(self.number(a)) for a in node.over)
                 return f"{node.monoid}({over}:{self.expr(node.body)})"
+            case Dot():
+                over = ",".join(str(self.number(a)) for a in node.over)
+                return f"dot({over}:{','.join(map(self.expr, children(node)))})"
             case _:
                 raise InternalError(node, stage="ir.structure")
 

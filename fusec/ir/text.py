@@ -10,6 +10,7 @@ from fusec.ir.expr import (
     Buffer,
     Cast,
     Const,
+    Dot,
     Expr,
     IndexValue,
     Load,
@@ -111,6 +112,10 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
         case Reduce():
             over = ", ".join(a.name for a in node.over)
             return f"{node.monoid}({over}: {_strip(text[node.body])})"
+        case Dot():
+            over = ", ".join(a.name for a in node.over)
+            parts = [_strip(text[c]) for c in children(node)]
+            return f"dot({over}: {', '.join(parts)})"
         case Var():
             return node.name
         case _:

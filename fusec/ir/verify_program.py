@@ -23,6 +23,7 @@ from fusec.ir.dtype import BOOL, DType
 from fusec.ir.expr import (
     Buffer,
     Const,
+    Dot,
     Expr,
     IndexValue,
     Load,
@@ -139,6 +140,9 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         _verify_index(value.index, scope.lanes, scope, line)
     if isinstance(value, Reduce):
         check(set(value.over) <= value.body.axes, line, "it reduces lanes that its value lacks")
+    if isinstance(value, Dot):
+        held = value.left.axes & value.right.axes
+        check(held == frozenset(value.over), line, f"both operands have the lanes {held}")
     if isinstance(value, Load):
         check(value.buffer.base in scope.reads, line, f"{value.buffer} is not in scope")
         check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")

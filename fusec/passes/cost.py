@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.contraction import factors
+from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import fastest_axis
+
+
+TILED = 0.85
+"""Rate of fusec's products of matrices beside the library's (Triton beside cuBLAS: 0.8 to 1.0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class Machine:
     Attributes:
         bytes_per_us: memory traffic, reads and writes together.
         operations_per_us: multiply-adds of one f32 lane.
+        products_per_us: multiply-adds of 16-bit matrix products; 0 where the target has no schedule
+            for them, so that they stay the library's.
         launch_us: from one kernel to the next, host and device.
         units: grid points that keep the machine busy.
         parts: partial results of a split reduction.
@@ -35,6 +43,7 @@ class Machine:
     units: int
     parts: int
     tile: int
+    products_per_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +94,17 @@ def _index_axes(indices: tuple[Index, ...]) -> frozenset[Axis]:
 
 
 def kernel_operations(kernel: Kernel) -> int:
-    """Return modelled multiply-adds: each node once for each point of its free axes."""
+    """Return modelled multiply-adds: each node once for each point of its free axes.
+
+    Without those of matrix products, which ``kernel_products`` counts.
+    """
     total = 0
-    for node in postorder(s.expr for s in kernel.stores):
+    nodes = postorder(s.expr for s in kernel.stores)
+    products = [n for n in nodes if factors(n) is not None]
+    bodies = {n.body for n in products if isinstance(n, Reduce)}
+    for node in nodes:
+        if node in products or node in bodies:
+            continue
         match node:
             case Op():
                 total += SCALAR_OPS[node.name].cost * count(node.axes)
@@ -95,6 +112,16 @@ def kernel_operations(kernel: Kernel) -> int:
                 total += count(node.body.axes | frozenset(node.over))
             case Select() | IndexValue() | Load():
                 total += count(node.axes)
+    return total
+
+
+def kernel_products(kernel: Kernel) -> float:
+    """Return the multiply-adds of matrix products, those in f32 eightfold."""
+    total = 0.0
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
+            slow = 8 if parts.left.dtype is F32 else 1
+            total += slow * count(node.body.axes | frozenset(node.over))
     return total
 
 
@@ -110,6 +137,8 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     operations = kernel_operations(kernel)
     busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
+    if machine.products_per_us and (products := kernel_products(kernel)):
+        work = max(work, products / (TILED * machine.products_per_us))
     return Price(moved, operations, work / busy + machine.launch_us)
 
 

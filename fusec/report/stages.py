@@ -124,6 +124,7 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
         triton.divisible_by_16(program),
         staged.target.name,
         num_warps=program.warps,
+        num_stages=program.stages,
     )
 
 

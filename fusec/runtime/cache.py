@@ -48,7 +48,7 @@ import platformdirs
 
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
-from fusec.runtime.entry import decode, encode
+from fusec.runtime.entry import decode, encode, read_key
 from fusec.runtime.memory_file import as_file
 
 logger = logging.getLogger("fusec.cache")
@@ -192,6 +192,21 @@ class Cache:
             for found in _files_in(directory):
                 removed += _remove(directory, found.name)
         return removed
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys with this prefix, in memory and on disk, sorted.
+
+        It reads the head of every file, so it is for tools, not for compiles.
+        """
+        with self._lock:
+            found = {key for key in self._memory if key.startswith(prefix)}
+        if self.limit_bytes:
+            with self._faults_tolerated(), self._opened(create=False) as directory:
+                for file in _files_in(directory):
+                    key = None if file.temporary else _key_in(directory, file.name)
+                    if key is not None and key.startswith(prefix):
+                        found.add(key)
+        return sorted(found)
 
     def stats(self) -> Stats:
         """Return the cache's size and use, and why the disk is not used if it is not."""
@@ -409,6 +424,17 @@ def _read(directory: int, name: str) -> bytes | None:
         with contextlib.suppress(OSError):  # a read-only file system: then nothing is evicted
             os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))
         return file.read()
+
+
+def _key_in(directory: int, name: str) -> str | None:
+    """Return the key of the entry in this file, if it is sound; not a use that `_evict` counts."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+        with open(descriptor, "rb") as file:
+            return read_key(file)
+    except OSError:  # evicted just now, or not ours to read: one entry less
+        return None
 
 
 def _publish(directory: int, name: str, content: bytes) -> None:

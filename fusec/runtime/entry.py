@@ -15,6 +15,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from typing import BinaryIO
 
 # As in PNG, the line ends in the magic show a transfer that translated text.
 MAGIC = b"fusec\x00\r\n"
@@ -35,19 +36,38 @@ def encode(key: str, blobs: Mapping[str, bytes]) -> bytes:
 
 def decode(key: str, content: bytes) -> dict[str, bytes] | None:
     """Return the blobs that were stored under `key`, or None if `content` is not exactly that."""
-    if len(content) < HEADER.size:
-        return None
-    magic, version, manifest_length, manifest_digest = HEADER.unpack_from(content)
-    blobs_start = HEADER.size + manifest_length
-    manifest = content[HEADER.size : blobs_start]
-    if (magic, version) != (MAGIC, VERSION) or len(manifest) != manifest_length:
-        return None
-    if hashlib.sha256(manifest).digest() != manifest_digest:
+    manifest = _manifest(content)
+    if manifest is None:
         return None
     try:
-        return _decode_blobs(key, json.loads(manifest), memoryview(content)[blobs_start:])
+        rest = memoryview(content)[HEADER.size + len(manifest) :]
+        return _decode_blobs(key, json.loads(manifest), rest)
     except (ValueError, KeyError, TypeError):  # a sound digest over something we never wrote
         return None
+
+
+def read_key(file: BinaryIO) -> str | None:
+    """Return the key of the entry in a file, whose blobs are not read; None if it is damaged."""
+    header = file.read(HEADER.size)
+    length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
+    manifest = _manifest(header + file.read(length))
+    if manifest is None:
+        return None
+    try:
+        return str(json.loads(manifest)["key"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _manifest(content: bytes) -> bytes | None:
+    """Return the manifest that `content` starts with, if header and digest fit it."""
+    if len(content) < HEADER.size:
+        return None
+    magic, version, length, digest = HEADER.unpack_from(content)
+    manifest = content[HEADER.size : HEADER.size + length]
+    if (magic, version) != (MAGIC, VERSION) or len(manifest) != length:
+        return None
+    return manifest if hashlib.sha256(manifest).digest() == digest else None
 
 
 def _decode_blobs(key: str, manifest: dict[str, object], rest: memoryview) -> dict[str, bytes]:

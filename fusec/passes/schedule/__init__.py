@@ -12,12 +12,13 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
-from fusec.passes.schedule import columnwise, pointwise, rowwise
+from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 
 SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...] = (
+    (contraction.accepts, contraction.plan),
     (pointwise.accepts, pointwise.plan),
     (rowwise.accepts, rowwise.plan),
     (columnwise.accepts, columnwise.plan),
@@ -34,6 +35,8 @@ def choose_gpu_plan(kernel: Kernel) -> Plan:
 
 def accepts_gpu(kernel: Kernel) -> bool:
     """Return True if some schedule can run the kernel: its loops nest, without private memory."""
+    if contraction.contractions(kernel):
+        return contraction.accepts(kernel)
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, arrays=False) is None:
         return False

@@ -51,6 +51,9 @@ class Plan:
         bindings: one for each axis, in nesting order: grid first, then loops, outermost first.
         warps: warps of a program instance (a GPU's tunable).
         peel: full tiles run without masks, the ragged rest in a second loop; else all are masked.
+        stages: iterations of a loop around a Dot that load ahead (a GPU's tunable).
+        group: rows of tiles that run together along the columns (see ``Program.group``).
+        dots: contractions of tiles are ``Dot``s, for tensor cores.
         scratch: arrays in memory private to an instance may be used (a CPU's cache).
     """
 
@@ -58,6 +61,9 @@ class Plan:
     warps: int = 4
     peel: bool = True
     scratch: bool = True
+    stages: int = 1
+    group: int = 0
+    dots: bool = False
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""
@@ -75,4 +81,5 @@ def print_plan(name: str, plan: Plan) -> str:
                 text = b.place.value + (f"*{b.tile}" if b.tile > 1 else "")
                 text += f" by {b.chunk}" if b.chunk else ""
         parts.append(f"{b.axis.name}={text}")
-    return f"plan {name}    {'  '.join(parts)}    warps={plan.warps}"
+    tunables = f"warps={plan.warps}" + (f" stages={plan.stages}" if plan.dots else "")
+    return f"plan {name}    {'  '.join(parts)}    {tunables}"

@@ -1,0 +1,291 @@
+"""Give each lane axis a dimension: tiles of a kernel with matrix products have rank 2.
+
+Without a ``Dot`` lane axis n is dimension n of every tile. A ``Dot`` wants ``[m, k]`` times
+``[k, n]``, so that an axis may be the rows of one tile and the columns of another. Here every axis
+is replaced by up to two twins, one for each dimension, and what is needed both ways is made both
+ways: a value with one lane axis twice, a tile by a transposition (a ``Let`` whose value is the
+other tile's name).
+
+Orders are found from the last use back to the first: a store has its fastest axis in the columns,
+and the operands of a ``Dot`` follow its result, so that a computed left operand (the weights of an
+attention) may stay in registers.
+
+Worked example: ``acc<m, n> := dot(k: a<m, k>, b<n, k>, acc)`` with ``out[m*N + n] = acc`` has m in
+the rows of a and acc, k in the columns of a and the rows of b, n in the columns of b and acc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from fusec.errors import InternalError
+from fusec.ir.expr import (
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Reduce,
+    Var,
+    children,
+    index_exprs,
+    rebuild,
+)
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
+
+ROWS, COLUMNS = 0, 1
+Order = dict[Axis, int]
+"""Lane axis -> its dimension in one tile."""
+
+
+@dataclass(slots=True)
+class _Shapes:
+    """How one value is needed: the order it is made in, and others."""
+
+    orders: list[Order] = field(default_factory=list)
+
+    def need(self, order: Order) -> None:
+        if order not in self.orders:
+            self.orders.append(order)
+
+
+def has_dots(program: Program) -> bool:
+    """Return True if the program multiplies matrices."""
+    return any(
+        isinstance(s, Let | Update) and isinstance(s.value, Dot) for s in statements(program.body)
+    )
+
+
+def orient(program: Program) -> tuple[Program, dict[Axis, int]]:
+    """Return the program over twins of its lane axes, and the dimension of each twin.
+
+    Raises:
+        InternalError: if a value has more than two lane axes.
+    """
+    draft = _Orienter(program, {})
+    draft.block(program.body)
+    orienter = _Orienter(program, draft.needs)
+    body = orienter.block(program.body)
+    lanes = tuple(orienter.twins.values())
+    return replace(program, body=body, lanes=lanes), orienter.dimension
+
+
+def statements(body: Iterable[Statement]) -> Iterator[Statement]:
+    """Yield every statement, those of loops included."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, For):
+            yield from statements(statement.body)
+
+
+class _Orienter:
+    """One walk. A first one, the draft, finds which orders the products ask for.
+
+    Attributes:
+        draft: the orders that the first walk found; empty in the first.
+    """
+
+    def __init__(self, program: Program, draft: dict[Var, _Shapes]) -> None:
+        self.draft = draft
+        self.definitions = {
+            s.var: s.value for s in statements(program.body) if isinstance(s, Let | Update)
+        }
+        self.lanes = frozenset(program.lanes)
+        self.twins: dict[tuple[Axis, int], Axis] = {}
+        self.dimension: dict[Axis, int] = {}
+        self.needs: dict[Var, _Shapes] = dict(draft)
+        self.made: dict[tuple[Var, tuple[tuple[Axis, int], ...]], Var] = {}
+        self.serial = 0
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def twin(self, axis: Axis, dimension: int) -> Axis:
+        """Return the axis that stands for ``axis`` in one dimension."""
+        known = self.twins.get((axis, dimension))
+        if known is None:
+            known = self.twins[axis, dimension] = Axis(axis.name, axis.extent)
+            self.dimension[known] = dimension
+        return known
+
+    def mapping(self, order: Order) -> dict[Axis, Index]:
+        return {axis: index(self.twin(axis, d)) for axis, d in order.items()}
+
+    def named(self, var: Var, order: Order) -> Var:
+        """Return the variable that holds a value in an order."""
+        key = (var, tuple(sorted(order.items(), key=lambda item: item[0].serial)))
+        known = self.made.get(key)
+        if known is None:
+            self.serial -= 1
+            axes = frozenset(self.twin(a, d) for a, d in order.items())
+            known = self.made[key] = Var(var.name, var.dtype, axes, self.serial)
+        return known
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    def need(self, value: Expr, order: Order) -> None:
+        """Say that a value is needed in the part of an order that it has axes for."""
+        if isinstance(value, Var):
+            own = {a: order[a] for a in value.axes if a in order}
+            self.needs.setdefault(value, _Shapes()).need(own)
+
+    def used(self, value: Expr, order: Order) -> Expr:
+        """Return the name of a value in an order."""
+        if not isinstance(value, Var):
+            return value
+        return self.named(value, {a: order[a] for a in value.axes if a in order})
+
+    def free_order(self, axes: Iterable[Axis], offset: Index | None = None) -> Order:
+        """Return an order where none is prescribed: the fastest axis in the columns."""
+        lanes = sorted((a for a in axes if a in self.lanes), key=lambda a: a.serial)
+        if len(lanes) > 2:
+            raise InternalError(f"a tile with lanes {lanes}", stage="codegen.orient")
+        if offset is not None:
+            lanes.sort(key=lambda a: -_step(offset, a))
+        if len(lanes) == 1:
+            return {lanes[0]: COLUMNS}
+        return {axis: dimension for dimension, axis in enumerate(lanes)}
+
+    # -- the walk, backwards -----------------------------------------------------------------------
+
+    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        done: list[Statement] = []
+        for statement in reversed(body):
+            done.extend(reversed(self.statement(statement)))
+        return tuple(reversed(done))
+
+    def statement(self, statement: Statement) -> list[Statement]:
+        match statement:
+            case Let():
+                return self.let(statement)
+            case Carry():
+                names = self.names(statement.var)
+                return [Carry(name, statement.initial) for name in names]
+            case Update():
+                order = self.orders(statement.var)[0]
+                value = self.value(statement.value, order)
+                first, *others = self.names(statement.var)
+                return [Update(first, value), *(Update(name, first) for name in others)]
+            case Put():
+                return [self.put(statement)]
+            case For():
+                for bound in (statement.start, *statement.stops):
+                    for expr in index_exprs(bound):
+                        self.need(expr, {})
+                return [replace(statement, body=self.block(statement.body))]
+            case _:
+                raise InternalError(statement, stage="codegen.orient")
+
+    def orders(self, var: Var) -> list[Order]:
+        """Return the orders a value is needed in, the first being the one it is made in."""
+        found = self.needs.setdefault(var, _Shapes())
+        if not found.orders:
+            found.need(self.free_order(var.axes))
+        return found.orders
+
+    def names(self, var: Var) -> list[Var]:
+        return [self.named(var, order) for order in self.orders(var)]
+
+    def let(self, let: Let) -> list[Statement]:
+        if not self.draft and let.var not in self.needs:
+            return []  # what only a store of one axis needs: its order follows its operands'
+        orders = self.orders(let.var)
+        computed = isinstance(let.value, Dot | Reduce) or len(orders[0]) == 2
+        made: list[Statement] = []
+        for order in orders:
+            var = self.named(let.var, order)
+            if computed and order is not orders[0]:
+                made.append(Let(var, self.named(let.var, orders[0])))
+            else:
+                made.append(Let(var, self.value(let.value, order)))
+        return made
+
+    def put(self, put: Put) -> Put:
+        order = self.free_order(put.offset.axes | put.value.axes, put.offset)
+        if len(order) == 1:
+            if not self.draft:
+                return put
+            order = self.followed(put.value, order)
+        self.need(put.value, order)
+        if put.guard is not None:
+            self.need(put.guard, order)
+        for expr in index_exprs(put.offset):
+            self.need(expr, order)
+        offset = self.value_index(put.offset, order)
+        guard = None if put.guard is None else self.used(put.guard, order)
+        value = self.used(put.value, order)
+        assert isinstance(value, Var | Const) and not isinstance(guard, Const)
+        return Put(put.buffer, offset, value, guard)  # type: ignore[arg-type]
+
+    def followed(self, value: Expr, order: Order) -> Order:
+        """Return the order of one axis that a value, or what it is made of, has already."""
+        (axis,) = order
+        stack = [value]
+        seen: set[Expr] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen or axis not in node.axes or not isinstance(node, Var):
+                continue
+            seen.add(node)
+            if node in self.needs and self.needs[node].orders:
+                return {axis: self.needs[node].orders[0][axis]}
+            if node in self.definitions:
+                stack.extend(children(self.definitions[node]))
+        return order
+
+    def value(self, value: Expr, order: Order) -> Expr:
+        """Return one node over values in the orders that the result's order asks for."""
+        if isinstance(value, Dot):
+            return self.dot(value, order)
+        if isinstance(value, Reduce):
+            return self.reduce(value, order)
+        for child in children(value):
+            self.need(child, order)
+        if isinstance(value, Var):
+            self.need(value, order)
+            return self.used(value, order)
+        new = {child: self.used(child, order) for child in children(value)}
+        return rebuild(value, new, self.mapping(order))
+
+    def value_index(self, value: Index, order: Order) -> Index:
+        probe = IndexValue(value)
+        new = {child: self.used(child, order) for child in children(probe)}
+        shown = rebuild(probe, new, self.mapping(order))
+        assert isinstance(shown, IndexValue)
+        return shown.index
+
+    def dot(self, dot: Dot, order: Order) -> Dot:
+        (over,) = dot.over
+        rows = next((a for a, d in order.items() if d == ROWS), None)
+        left, right = dot.left, dot.right
+        if rows not in left.axes:
+            left, right = right, left
+        (m,) = left.axes - {over}
+        (n,) = right.axes - {over}
+        left_order, right_order = {m: ROWS, over: COLUMNS}, {over: ROWS, n: COLUMNS}
+        self.need(left, left_order)
+        self.need(right, right_order)
+        into = None
+        if dot.into is not None:
+            self.need(dot.into, order)
+            into = self.used(dot.into, order)
+        both = (self.twin(over, COLUMNS), self.twin(over, ROWS))
+        return Dot(self.used(left, left_order), self.used(right, right_order), both, into)
+
+    def reduce(self, value: Reduce, order: Order) -> Reduce:
+        body = dict(order)
+        taken = set(order.values())
+        for axis in value.over:
+            free = next((d for d in (COLUMNS, ROWS) if d not in taken), None)
+            if free is None:
+                raise InternalError(f"{value!r} needs three dimensions", stage="codegen.orient")
+            body[axis] = free
+            taken.add(free)
+        self.need(value.body, body)
+        over = tuple(self.twin(a, body[a]) for a in value.over)
+        return Reduce(value.monoid, over, self.used(value.body, body))
+
+
+def _step(offset: Index, axis: Axis) -> int:
+    coefficient = offset.coefficient(axis)
+    return 0 if coefficient is None else coefficient.hint()

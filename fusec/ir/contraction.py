@@ -1,0 +1,59 @@
+"""Contractions: sums of products whose factors own different axes, as matrix products are.
+
+Worked example: ``sum(k: f32(a[m, k]) * f32(b[k, n]))`` has the factors a, which owns m, and b,
+which owns n; with bf16 tensors both are bf16 operands of a ``Dot``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.ir.dtype import BF16, F16, F32, DType
+from fusec.ir.expr import Cast, Expr, Op, Reduce, cast
+from fusec.ir.index import Axis
+from fusec.ir.monoid import SUM
+
+_ROUNDED: dict[str, DType] = {"round_f16": F16, "round_bf16": BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The operands of a contraction, in one type, and the axes that each of them owns.
+
+    Attributes:
+        shared: axes of both that are not summed over: a batch.
+    """
+
+    left: Expr
+    right: Expr
+    left_axes: frozenset[Axis]
+    right_axes: frozenset[Axis]
+    shared: frozenset[Axis]
+
+
+def factors(node: Expr) -> Factors | None:
+    """Return the factors of a contraction in f32, or None if ``node`` is anything else."""
+    if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
+        return None
+    body, over = node.body, frozenset(node.over)
+    if not isinstance(body, Op) or body.name != "mul":
+        return None
+    a, b = body.args
+    if not over <= a.axes & b.axes:
+        return None
+    left, right = a.axes - b.axes, b.axes - a.axes
+    if not left or not right:
+        return None
+    x, y = _operand(a), _operand(b)
+    if x.dtype is not y.dtype:
+        x, y = cast(x, F32), cast(y, F32)
+    return Factors(x, y, left, right, (a.axes & b.axes) - over)
+
+
+def _operand(factor: Expr) -> Expr:
+    """Return a factor as the 16-bit value that it is, if it is one; else itself, in f32."""
+    if isinstance(factor, Cast) and factor.arg.dtype in (F16, BF16):
+        return factor.arg
+    if isinstance(factor, Op) and factor.name in _ROUNDED:
+        return cast(factor.args[0], _ROUNDED[factor.name])
+    return factor

@@ -1,0 +1,73 @@
+"""Products of matrices in kernels of fusec's own: values in Triton's interpreter, against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tests.triton_backend  # noqa: F401 (registers the backends)
+from tests.support import check
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def fused(fn, *inputs, **options) -> None:
+    check(fn, *inputs, backend="triton_fused", **options)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, *HALF))
+@pytest.mark.parametrize("shape", ((128, 64, 128), (48, 40, 72), (130, 100, 50)))
+def test_linear_and_gelu_are_one_kernel_for_tiles_that_fit_and_ragged_ones(dtype, shape):
+    m, k, n = shape
+    inputs = (tensor(m, k), tensor(n, k, seed=1), tensor(n, seed=2))
+    fused(lambda x, w, b: F.gelu(F.linear(x, w, b)), *(t.to(dtype) for t in inputs))
+
+
+def test_both_halves_of_swiglu_read_their_input_once():
+    x, a, b = tensor(64, 64), tensor(96, 64, seed=1), tensor(96, 64, seed=2)
+    fused(lambda x, a, b: F.silu(x @ a.t()) * (x @ b.t()), *(t.bfloat16() for t in (x, a, b)))
+
+
+def test_a_residual_in_the_epilogue_and_a_transposed_result():
+    x, w, r = tensor(64, 48), tensor(48, 80, seed=1), tensor(80, 64, seed=2)
+    fused(lambda x, w, r: (x @ w).t() + r, x, w, r)
+
+
+def test_a_transposed_operand_of_either_side():
+    x, w, r = tensor(48, 64), tensor(80, 48, seed=1), tensor(64, 80, seed=2)
+    fused(lambda x, w, r: F.relu(x.t() @ w.t() + r), x, w, r)
+
+
+def test_a_batch_of_products():
+    a, b = tensor(3, 40, 32), tensor(3, 32, 56, seed=1)
+    fused(lambda a, b: torch.tanh(torch.bmm(a, b)) * 0.5, a, b)
+
+
+def test_heads_split_and_permuted_by_the_epilogue():
+    x, w, b = tensor(2, 24, 64), tensor(64, 64, seed=1), tensor(64, seed=2)
+
+    def heads(x, w, b):
+        return F.linear(x, w, b).view(2, 24, 4, 16).permute(0, 2, 1, 3).contiguous() * 2.0
+
+    fused(heads, x, w, b)
+
+
+def test_a_pointwise_producer_is_computed_in_the_products_loop():
+    x, w = tensor(64, 64).bfloat16(), tensor(64, 64, seed=1).bfloat16()
+    fused(lambda x, w: F.relu(torch.mm(x * 2.0 + 1.0, w)), x, w)
+
+
+def test_several_results_of_one_product():
+    x, w = tensor(32, 64), tensor(64, 48, seed=1)
+
+    def several(x, w):
+        y = x @ w
+        return y, F.relu(y), (y * 0.5).bfloat16()
+
+    fused(several, x, w)
