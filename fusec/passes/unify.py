@@ -438,8 +438,6 @@ def _bind(
         if not heavy:
             continue
         own = set(unifier.fine_axes(line.axes))
-        if own and grid and own.isdisjoint((*grid, *inside)):
-            raise Rejection(f"{line.buffer.name} shares no axis with the others")
         missing = [a for a in grid if a not in own]
         if not missing:
             continue
