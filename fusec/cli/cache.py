@@ -83,5 +83,6 @@ def _describe(cache: Cache) -> list[str]:
         f"directory  {stats.directory or 'none'}",
         f"entries    {stats.entries}",
         f"size       {stats.bytes / 2**20:.1f} MiB of {stats.limit_bytes / 2**20:.0f} MiB",
+        f"verdicts   {len(all_verdicts(cache))}",
         f"health     {stats.problem or 'sound'}",
     ]
