@@ -48,12 +48,22 @@ CPU_MACHINE = Machine(
     bytes_per_us=2.0e4, operations_per_us=6.0e4, launch_us=3.0, units=16, parts=16, tile=1024
 )
 H200_MACHINE = Machine(
-    bytes_per_us=4.3e6, operations_per_us=3.0e7, launch_us=4.0, units=132, parts=264, tile=128,
-    products_per_us=3.95e8
+    bytes_per_us=4.3e6,
+    operations_per_us=3.0e7,
+    launch_us=4.0,
+    units=132,
+    parts=264,
+    tile=128,
+    products_per_us=3.95e8,
 )
 A100_MACHINE = Machine(
-    bytes_per_us=1.7e6, operations_per_us=1.9e7, launch_us=4.0, units=108, parts=216, tile=128,
-    products_per_us=1.4e8
+    bytes_per_us=1.7e6,
+    operations_per_us=1.9e7,
+    launch_us=4.0,
+    units=108,
+    parts=216,
+    tile=128,
+    products_per_us=1.4e8,
 )
 
 

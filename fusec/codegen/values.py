@@ -1,0 +1,264 @@
+"""Naming values: one operation a statement, each in the outermost scope where it can stand.
+
+The half of lowering that knows nothing of tasks and sweeps (those are in ``lower.py``): expressions
+become ``Let``s over names, masked where lanes are ragged, and contractions of two tiles ``Dot``s.
+
+Worked example: in a loop over co, ``w[c] * s`` with s known outside is ``v = w[co*16 + ci]`` in the
+loop's scope, then ``t = v * s`` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.codegen.layout import Layout, below
+from fusec.codegen.peephole import uniform_comparisons
+from fusec.errors import InternalError
+from fusec.ir.contraction import Factors, factors
+from fusec.ir.dtype import DType
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    both,
+    children,
+    postorder,
+    rebuild,
+    substitute_all,
+)
+from fusec.ir.graph import Kernel, Store
+from fusec.ir.index import Axis, Index, index, substitute
+from fusec.ir.monoid import Monoid
+from fusec.ir.program import Let, Statement
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.schedule.plan import Plan
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """One open loop (or the program's top level): its statements and the values named in it."""
+
+    loop: Axis | None
+    bound: frozenset[Axis]
+    masks: dict[Axis, Expr]
+    body: list[Statement] = field(default_factory=list)
+    memo: dict[Expr, Var | Const] = field(default_factory=dict)
+
+
+class Values:
+    """Names of values, each in the outermost scope in which its loops are bound."""
+
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.layout = Layout(plan)
+        self.nest, self.lanes = self.layout.nest, self.layout.lanes
+        self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
+        self.names: dict[str, int] = {}
+        self.serial = 0
+        cut = self.layout.cut
+        roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
+        exprs = uniform_comparisons(substitute_all(roots, cut), tuple(self.lanes))
+        self.stores = [
+            Store(s.buffer, (substitute(s.indices[0], cut),), e)
+            for s, e in zip(kernel.stores, exprs, strict=False)
+        ]
+        names = (n for _, n in kernel.labels)
+        self.labels = dict(zip(exprs[len(self.stores) :], names, strict=True))
+        self.dots = self._find_dots(exprs) if plan.dots else {}
+        self.scopes = [Scope(None, frozenset(), self.layout.masks)]
+
+    def _find_dots(self, exprs: tuple[Expr, ...]) -> dict[Reduce, Factors]:
+        """Return the contractions of two tiles: each factor owns one lane, and they share one."""
+        found: dict[Reduce, Factors] = {}
+        for node in postorder(exprs):
+            if not isinstance(node, Reduce) or (parts := factors(node)) is None:
+                continue
+            owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
+            lanes = frozenset(self.lanes)
+            if all(len(axes & lanes) == 1 for axes in owned) and not parts.shared & lanes:
+                found[node] = parts
+        return found
+
+    # -- values ------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> Scope:
+        return self.scopes[-1]
+
+    def _home(self, node: Expr) -> Scope:
+        """Return the outermost open scope in which all loops the node depends on are bound."""
+        needed = self.layout.loops_of(node.axes)
+        for scope in self.scopes:
+            if needed <= scope.bound:
+                return scope
+        raise InternalError(f"{node} is needed outside its loops", stage="codegen.lower")
+
+    def _known(self, node: Expr) -> Var | Const | None:
+        if isinstance(node, Const | Var):
+            return node
+        for scope in reversed(self.scopes):
+            found = scope.memo.get(node)
+            if found is not None:
+                return found
+        return None
+
+    def value(self, root: Expr) -> Var | Const:
+        """Return the name of a value, naming what it needs first, each in its home scope."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if self._known(node) is not None:
+                stack.pop()
+                continue
+            below = [c for c in self._operands(node) if self._known(c) is None]
+            if below:
+                stack.extend(below)
+                continue
+            stack.pop()
+            self._name(node)
+        known = self._known(root)
+        assert known is not None
+        return known
+
+    def _operands(self, node: Expr) -> tuple[Expr, ...]:
+        """Return what must be named before ``node``: its children, and the masks it runs under."""
+        if node in self.arrays:
+            return ()
+        if isinstance(node, Reduce) and self.layout.loops_of(node.over):
+            raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
+        if isinstance(node, Reduce) and node in self.dots:
+            return self._dot_operands(node)
+        masks: tuple[Expr, ...] = ()
+        if isinstance(node, Load):
+            masks = tuple(self._masks_of(node.axes))
+        elif isinstance(node, Reduce):
+            masks = tuple(self._masks_of(node.over))
+        return (*children(node), *masks)
+
+    def _masks_of(self, axes: Iterable[Axis]) -> list[Expr]:
+        masks = self.here.masks
+        return [masks[a] for a in sorted(axes, key=lambda a: a.serial) if a in masks]
+
+    def _name(self, node: Expr) -> None:
+        scope = self._home(node)
+        if node in self.arrays:
+            array, slot = self.arrays[node]
+            self._let(scope, node, Load(array.flat(), (slot,)))
+            return
+        if isinstance(node, Reduce) and node in self.dots:
+            self._let(scope, node, self._dot(node, None))
+            return
+        new = {child: self._atom(child) for child in children(node)}
+        shown = rebuild(node, new, None)
+        match node:
+            case Load():
+                guard = self._conjunction(scope, [node.guard, *self._masks_of(node.axes)])
+                assert isinstance(shown, Load)
+                self._let(scope, node, Load(shown.buffer, shown.indices, guard))
+            case Reduce():
+                body = self._masked(scope, node, self._atom(node.body))
+                self._let(scope, node, self._folded(scope, node.monoid, node.over, body))
+            case _:
+                self._let(scope, node, shown)
+
+    def _masked(self, scope: Scope, node: Reduce, body: Expr) -> Expr:
+        """Replace ragged lanes of a reduction's body by the identity."""
+        guard = self._conjunction(scope, [*self._masks_of(node.over)])
+        if guard is None:
+            return body
+        neutral = Const(node.monoid.identity(node.dtype), node.dtype)
+        chosen = Select(guard, body, neutral)
+        known = self._known(chosen)
+        return known if known is not None else self._let(scope, chosen, chosen)
+
+    def _dot_operands(self, node: Reduce) -> tuple[Expr, Expr]:
+        """Return a contraction's factors, 0 in ragged lanes that it sums over."""
+        left, right = self.dots[node].left, self.dots[node].right
+        for mask in self._masks_of(node.over):
+            left, right = (
+                f if _is_loaded(f) else Select(mask, f, Const(0, f.dtype)) for f in (left, right)
+            )
+        return left, right
+
+    def _dot(self, node: Reduce, into: Var | None) -> Dot:
+        left, right = map(self._atom, self._dot_operands(node))
+        return Dot(left, right, tuple(a for a in node.over if a in self.lanes), into)
+
+    def _folded(self, scope: Scope, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> Reduce:
+        """Fold lanes; a value that lacks some of them is the same in each, and counts as often."""
+        for lane in over:
+            if lane not in body.axes:
+                tile = Select(self.value(below(index(lane), lane.extent)), body, body)
+                body = self._let(scope, tile, tile)
+        return Reduce(monoid, over, body)
+
+    def _conjunction(self, scope: Scope, guards: list[Expr | None]) -> Expr | None:
+        """Return one named guard for several, or None."""
+        total: Expr | None = None
+        for guard in guards:
+            if guard is None:
+                continue
+            total = both(total, self._atom(guard))
+            if isinstance(total, Op):
+                known = self._known(total)
+                total = known if known is not None else self._let(scope, total, total)
+        return total
+
+    def _atom(self, node: Expr) -> Var | Const:
+        known = self._known(node)
+        if known is None:
+            raise InternalError(f"{node} has no name yet", stage="codegen.lower")
+        return known
+
+    def _let(self, scope: Scope, key: Expr, shown: Expr) -> Var:
+        lanes = frozenset(a for a in shown.axes if a in self.lanes)
+        var = self._var(self._hint(key), shown.dtype, lanes)
+        scope.body.append(Let(var, shown))
+        scope.memo[key] = var
+        return var
+
+    def _hint(self, node: Expr) -> str:
+        label = self.labels.get(node)
+        if label is not None:
+            return label
+        match node:
+            case Load():
+                return node.buffer.name
+            case Reduce():
+                return node.monoid.name
+            case Op():
+                return "t" if SCALAR_OPS[node.name].infix else node.name
+            case IndexValue():
+                return "i"
+            case _:
+                return "t"
+
+    def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
+        self.serial += 1
+        return Var(self._unique(f"v_{hint}"), dtype, lanes, self.serial)
+
+    def _unique(self, wanted: str) -> str:
+        """Return ``wanted`` as an identifier, with the first free number if it is taken."""
+        wanted = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
+        name, count = wanted, self.names.get(wanted, 0)
+        while name in self.names:
+            count += 1
+            name = f"{wanted}_{count}"
+        self.names[wanted] = count
+        self.names[name] = 0
+        return name
+
+
+def _is_loaded(factor: Expr) -> bool:
+    """Return True for what is 0 in masked lanes by itself: a load, in another type or not."""
+    return isinstance(factor.arg if isinstance(factor, Cast) else factor, Load)
