@@ -97,6 +97,13 @@ class ModelError(FusecError):
         return f"the model itself fails, without fusec:\n{self.args[0]}"
 
 
+class IndexOutOfRange(IndexError, RuntimeError):
+    """A gather beyond its tensor: eager raises the one or the other, by operation.
+
+    As it takes an error of eager's place, it is none of fusec's own.
+    """
+
+
 class EnvironmentProblem(FusecError):
     """The machine lacks something: a compiler, a device, a writable directory, a package."""
 

@@ -5,8 +5,8 @@ floats live as f32 and small integers as i32 between memory and memory: a load w
 rounds or wraps, and a value cast down and used again is rounded by its cast. Grid axes are OpenMP
 loops, run by torch's own threads; a kernel of little work stays on one.
 
-An index read from memory is checked: out of range it touches no memory and sets ``*status``, which
-the caller turns into an ``IndexError``.
+An index read from memory is checked: out of range it touches no memory and sets ``*status`` to 1; a
+divisor of integers that is 0 sets it to 2. The caller turns them into eager's errors.
 
 Worked example::
 
@@ -78,6 +78,13 @@ FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
 FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
   if (f_hany(wanted & ~ok)) *status = 1;
   return ok & wanted;
+}
+// A divisor; zero in any lane sets *status.
+FUSEC_INLINE bool fusec_some(bool x) { return x; }
+FUSEC_INLINE bool fusec_some(vm x) { return f_hany(x); }
+template <class T> FUSEC_INLINE T fusec_nonzero(T y, int *status) {
+  if (__builtin_expect(fusec_some(f_eq(y, T{})), 0)) *status = 2;
+  return y;
 }
 """
 
@@ -292,6 +299,8 @@ class _Printer:
             return f"{args[0]} {symbol} {args[1]}"
         if node.name == "neg":
             return f"-{args[0]}"
+        if node.name == "nonzero":
+            return f"fusec_nonzero({args[0]}, status)"
         if node.name.startswith("round_"):
             return f"{node.name}({args[0]})"
         return f"f_{node.name}({', '.join(args)})"

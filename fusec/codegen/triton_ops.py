@@ -126,6 +126,7 @@ ROWS: dict[str, Row] = {
         unsigned=_text("{0} % {1}"),
     ),
     "fmod": Row(_lib("libdevice.fmod({0}, {1})"), integers=_text("{0} % {1}")),
+    "nonzero": Row(integers=_SAME),  # x / 0 is a value on GPUs
     "pow": Row(_lib("libdevice.pow({0}, {1})"), integers=_call("_int_pow")),
     "atan2": _libdevice2("atan2"),
     "minimum": Row(

@@ -139,7 +139,7 @@ class Values:
         if isinstance(node, Reduce) and node in self.dots:
             return self._dot_operands(node)
         masks: tuple[Expr, ...] = ()
-        if isinstance(node, Load):
+        if isinstance(node, Load) or _is_checked(node):
             masks = tuple(self._masks_of(node.axes))
         elif isinstance(node, Reduce):
             masks = tuple(self._masks_of(node.over))
@@ -168,6 +168,12 @@ class Values:
             case Reduce():
                 body = self._masked(scope, node, self._atom(node.body))
                 self._let(scope, node, self._folded(scope, node.monoid, node.over, body))
+            case Op() if _is_checked(node):
+                guard = self._conjunction(scope, [*self._masks_of(node.axes)])
+                if guard is not None:
+                    inside = Select(guard, self._atom(node.args[0]), Const(1, node.dtype))
+                    shown = Op(node.name, (self._let(scope, inside, inside),))
+                self._let(scope, node, shown)
             case _:
                 self._let(scope, node, shown)
 
@@ -257,6 +263,11 @@ class Values:
         self.names[wanted] = count
         self.names[name] = 0
         return name
+
+
+def _is_checked(node: Expr) -> bool:
+    """Return True for what may end the call, which no masked lane must do."""
+    return isinstance(node, Op) and node.name == "nonzero"
 
 
 def _is_loaded(factor: Expr) -> bool:

@@ -41,7 +41,7 @@ from fusec.frontend.registry import lowers
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F32, F64, DType, compute_type
-from fusec.ir.expr import Expr, cast, op
+from fusec.ir.expr import Const, Expr, cast, op
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -125,14 +125,20 @@ def divide_rounded(call: Call, x: Value, y: Scalar, *, rounding_mode: str | None
         return floor_divide(call, x, y)
     if call.out.dtype.is_float:
         return call.pointwise_exact(lambda a, b: op("trunc", op("div", a, b)), x, y)
-    return call.pointwise(lambda a, b: op("truncdiv", a, b), x, y)
+    return call.pointwise(lambda a, b: op("truncdiv", a, divisor(call, b)), x, y)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(call: Call, x: Scalar, y: Scalar) -> Value:
     if call.out.dtype.is_float:
         return call.pointwise_exact(floor_quotient, x, y)
-    return call.pointwise(lambda a, b: op("floordiv", a, b), x, y)
+    return call.pointwise(lambda a, b: op("floordiv", a, divisor(call, b)), x, y)
+
+
+def divisor(call: Call, b: Expr) -> Expr:
+    """Return what eager divides by: on CPUs an integer zero is an error."""
+    known = isinstance(b, Const) and b.value != 0
+    return b if known or b.dtype.is_float or not call.is_cpu else op("nonzero", b)
 
 
 def floor_quotient(a: Expr, b: Expr) -> Expr:
@@ -152,12 +158,12 @@ def floor_quotient(a: Expr, b: Expr) -> Expr:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(call: Call, x: Scalar, y: Scalar) -> Value:
-    return call.pointwise_exact(lambda a, b: op("remainder", a, b), x, y)
+    return call.pointwise_exact(lambda a, b: op("remainder", a, divisor(call, b)), x, y)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(call: Call, x: Scalar, y: Scalar) -> Value:
-    return call.pointwise_exact(lambda a, b: op("fmod", a, b), x, y)
+    return call.pointwise_exact(lambda a, b: op("fmod", a, divisor(call, b)), x, y)
 
 
 # -- powers ---------------------------------------------------------------------------------------

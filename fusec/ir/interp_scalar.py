@@ -145,6 +145,7 @@ OPERATIONS: dict[str, Operation] = {
     "truncdiv": _truncdiv,
     "remainder": np.remainder,
     "fmod": np.fmod,
+    "nonzero": lambda a: a,
     "pow": _pow,
     "atan2": np.arctan2,
     "minimum": np.minimum,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
+    Cast,
     Const,
     Expr,
     Load,
@@ -82,12 +83,23 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     def guarded(node: Expr) -> Expr:
         if isinstance(node, Load):
             return Load(node.buffer, node.indices, both(node.guard, condition))
+        if isinstance(node, Op) and node.name == "nonzero":
+            return _nonzero_where(condition, node)
         return node
 
     (body,) = rewrite((expr,), guarded)
     if body.dtype is BOOL:
         return Op("and", (condition, body))
     return Select(condition, body, Const(0, body.dtype))
+
+
+def _nonzero_where(condition: Expr, node: Op) -> Op:
+    """Return a checked divisor for use where ``condition`` holds; elsewhere it is odd, so not 0.
+
+    Not a selection: the quotient's own, by the same condition, would have ``simplify`` drop it.
+    """
+    outside = Cast(Op("not", (condition,)), node.dtype)
+    return Op("nonzero", (Op("or", (node.args[0], outside)),))
 
 
 def _fresh_bound_axes(expr: Expr) -> Expr:

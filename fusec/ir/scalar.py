@@ -40,6 +40,7 @@ _ROWS = (
     ScalarOp("truncdiv", 2, takes="integer", cost=8),  # integers: rounds to zero
     ScalarOp("remainder", 2, cost=8, infix="%"),  # sign of the divisor, as torch.remainder
     ScalarOp("fmod", 2, cost=8),  # sign of the dividend
+    ScalarOp("nonzero", 1, takes="integer"),  # its argument; C++ reports zero: eager's divisor
     ScalarOp("pow", 2, cost=24),
     ScalarOp("atan2", 2, takes="float", cost=32),
     ScalarOp("minimum", 2, takes="any"),  # NaN if either is

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import BuildError, EnvironmentProblem
+from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange
 from fusec.options import Options
 
 logger = logging.getLogger("fusec.build")
@@ -23,6 +23,10 @@ FLAGS = (
     "-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=fast", "-fwrapv", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
 )  # fmt: skip
+
+
+DIVIDED_BY_ZERO = 2
+"""The status of a kernel that met an integer divisor of zero; 1 is an index out of range."""
 
 
 @functools.cache
@@ -99,7 +103,8 @@ class CppKernel:
     """One function of a loaded library: called with tensors, then sizes.
 
     Raises:
-        IndexError: when an index read from memory was out of range.
+        IndexOutOfRange: when an index read from memory was out of range.
+        RuntimeError: when an integer was divided by zero, in eager's words.
     """
 
     __slots__ = ("_call", "_status", "_status_pointer", "name", "where")
@@ -121,7 +126,13 @@ class CppKernel:
         status = ctypes.c_int(0)
         self._call(*[a if type(a) is int else a.data_ptr() for a in args], ctypes.byref(status))
         if status.value:
-            raise IndexError(f"index out of range in {self.name} ({self.where})")
+            raise self._error(status.value)
+
+    def _error(self, status: int) -> Exception:
+        """Return the error for what a kernel reported, by the codes of ``codegen.cpp``."""
+        if status == DIVIDED_BY_ZERO:
+            return RuntimeError("ZeroDivisionError")
+        return IndexOutOfRange(f"index out of range in {self.name} ({self.where})")
 
 
 def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel]:

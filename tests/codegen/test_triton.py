@@ -248,6 +248,7 @@ TORCH_OPS = {
     "shr": torch.bitwise_right_shift,
     "round_f16": lambda a: a.half().to(a.dtype),
     "round_bf16": lambda a: a.bfloat16().to(a.dtype),
+    "nonzero": lambda a: a,
 }
 
 

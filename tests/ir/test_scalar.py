@@ -37,6 +37,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "not": torch.bitwise_not,
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
+    "nonzero": lambda a: a,
     "round_f16": lambda a: a.half().float(),
     "round_bf16": lambda a: a.bfloat16().float(),
 }

@@ -1,0 +1,96 @@
+"""What eager refuses at run time, compiled code refuses, and nothing that eager computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusec
+from tests.support import INTS, check, compile_with
+
+Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+DIVISIONS: dict[str, Binary] = {
+    "floor_divide": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "number by tensor": lambda a, b: 7 // b,
+    "tensor by number": lambda a, b: a // 0,
+    "summed": lambda a, b: (a % b).sum(-1),
+    "padded": lambda a, b: F.pad(a // b, (-1, 1)),
+    "not chosen": lambda a, b: torch.where(b == 0, a, a // b),
+}
+
+
+def same_error(fn: Callable[..., object], *inputs: torch.Tensor) -> None:
+    """Assert that a compiled call fails as the eager one does: an error of that class."""
+    with pytest.raises(Exception) as eager:
+        fn(*inputs)
+    with pytest.raises(type(eager.value)) as compiled:
+        compile_with(fn)(*inputs)
+    if type(eager.value) is RuntimeError and "Zero" in str(eager.value):
+        assert str(compiled.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("dtype", [*INTS, torch.int16], ids=str)
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_an_integer_divided_by_zero_is_an_error(name: str, dtype: torch.dtype) -> None:
+    a = torch.arange(3 * 37).reshape(3, 37).to(dtype)
+    b = torch.ones_like(a)
+    b[1, 20] = 0
+    same_error(DIVISIONS[name], a, b)
+
+
+GUARDED: dict[str, Binary] = {
+    **{name: fn for name, fn in DIVISIONS.items() if name != "tensor by number"},
+    "joined": lambda a, b: torch.cat([a // b, b, a % b], -1),
+    "shifted": lambda a, b: F.pad(a // b, (2, -2)) + a,
+    "shifted lanes": lambda a, b: F.pad(a % b, (2, -2)).sum(-1),
+    "by position": lambda a, b: a // (a.shape[-1] - torch.arange(a.shape[-1])),
+    "by row": lambda a, b: F.pad(a // b[:, :1], (1, -1)),
+    "replaced": lambda a, b: torch.slice_scatter(a, (a // b)[:, 3:30], 1, 3, 30),
+    "triangle": lambda a, b: torch.tril(a // b),
+    "column sums": lambda a, b: (a % b).sum(0),
+    "twice padded": lambda a, b: F.pad(F.pad(a // b, (2, -2)) % b, (-3, 3)),
+}
+
+
+@pytest.mark.parametrize("n", [32, 37])
+@pytest.mark.parametrize("name", GUARDED)
+def test_no_padding_and_no_masked_lane_counts_as_a_zero(name: str, n: int) -> None:
+    a = torch.arange(-n, 2 * n).reshape(3, n)
+    b = torch.arange(1, 3 * n + 1).reshape(3, n)
+    check(GUARDED[name], a, b)
+
+
+def test_a_split_sum_of_remainders_meets_no_zero_behind_its_last_part() -> None:
+    a = torch.arange(1003 * 5).reshape(1003, 5)
+    check(lambda a, b: (a % b).sum(0), a, a + 1)
+
+
+def test_a_known_divisor_is_not_checked() -> None:
+    [kernel] = fusec.kernels(lambda a: a // 3 + a % -7, torch.arange(64))
+    assert "nonzero" not in kernel.source
+    [kernel] = fusec.kernels(lambda a, b: a // b, torch.arange(64), torch.arange(64))
+    assert "fusec_nonzero(v_arg1_1, status)" in kernel.source
+
+
+OUT_OF_RANGE: dict[str, Binary] = {
+    "index": lambda x, i: x[i] + 1,
+    "gather": lambda x, i: x.gather(0, i) + 1,
+    "take": lambda x, i: torch.take(x, i) + 1,
+    "index_select": lambda x, i: x.index_select(0, i) + 1,
+    "embedding": lambda x, i: F.embedding(i, x[:, None]) + 1,
+    "cross_entropy": lambda x, i: F.cross_entropy(x.expand(3, 10), i),
+}
+
+
+@pytest.mark.parametrize("wrong", [10, -11])
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_an_index_out_of_range_is_an_error_of_eager_s_class(name: str, wrong: int) -> None:
+    same_error(OUT_OF_RANGE[name], torch.arange(10.0), torch.tensor([wrong, 1, 2]))
