@@ -115,7 +115,7 @@ def generate(
     for step in schedule.steps:
         if isinstance(step, Extern):
             continue
-        flat = coalesce(step)
+        flat = coalesce(target.algebra(step))
         plan = target.plan(flat)
         program = lower(flat, plan, notation(step))
         if options.verify:

@@ -20,6 +20,8 @@ Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c
 
 from __future__ import annotations
 
+import math
+
 from fusec.codegen.layout import below
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.codegen.values import Scope, Values
@@ -33,6 +35,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Select,
     Var,
     children,
     postorder,
@@ -46,7 +49,8 @@ from fusec.ir.index import (
     most,
     product,
 )
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import MAX, SUM
+from fusec.ir.online import dependents, find_pivots
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
@@ -58,12 +62,23 @@ KEEP_BYTES = 1 << 19
 
 
 class _Lowering(Values):
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        super().__init__(kernel, plan)
+        self.pivots = self._find_pivots() if plan.online else {}
+        self.scales: dict[Reduce, Var] = {}
+
+    def _find_pivots(self) -> dict[Reduce, Reduce]:
+        """Return the sums that may run beside their maximum: both in one and the same loop."""
+        pivots = find_pivots(s.expr for s in self.stores)
+        loops = self.layout.loops_of
+        return {n: m for n, m in pivots.items() if len(loops(n.over)) == len(loops(m.over)) == 1}
+
     # -- regions -----------------------------------------------------------------------------------
 
     def region(self, tasks: list[Task]) -> None:
         """Emit some tasks in the current scope, sweep by sweep."""
         homes = self._home_reductions(tasks)
-        depth = Depth(homes)
+        depth = Depth(homes, self.pivots)
         sweeps: dict[int, list[Task | Reduce]] = {}
         for reduction in homes:
             sweeps.setdefault(depth.below(reduction), []).append(reduction)
@@ -79,7 +94,7 @@ class _Lowering(Values):
         for node in postorder(root for t in tasks for root in roots(t)):
             if not isinstance(node, Reduce) or not self.layout.loops_of(node.over):
                 continue
-            if self._known(node) is not None or node in self.arrays:
+            if self._known(node) is not None or node in self.arrays or node in self.running:
                 continue
             free = self.layout.loops_of(node.axes) - stop
             if not free or self.layout.first(self.layout.loops_of(node.over)) < self.layout.first(
@@ -105,6 +120,7 @@ class _Lowering(Values):
         done: list[tuple[Reduce, Accumulate]] = []
         cascade: list[tuple[Var, Var]] = []
         kept: list[Keep] = []
+        self._start_running(items)
         for item in items:
             left = self._loops_left(item)
             first = self.nest[self.layout.first(left)] if left else None
@@ -133,8 +149,19 @@ class _Lowering(Values):
             self.here.body.append(Update(outer, Op("add", (outer, inner))))
         for reduction, finished in done:
             self._finish(reduction, finished)
+            self.running.pop(reduction, None)
         for keep in kept:
             self.arrays[keep.value] = (keep.array, keep.slot)
+
+    def _start_running(self, items: list[Task | Reduce]) -> None:
+        """Note the maxima beside which sums of this sweep run: in its loop they are not final."""
+        inside = len(self.scopes)
+        for item in items:
+            pivot = self.pivots.get(item) if isinstance(item, Reduce) else None
+            if pivot is not None and pivot in items:
+                _, changing = self.running.setdefault(pivot, (inside, set()))
+                assert isinstance(item, Reduce)
+                changing |= dependents((item.body,), pivot)
 
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
@@ -174,11 +201,15 @@ class _Lowering(Values):
     def _carry(self, reduction: Reduce) -> Var:
         """Declare a carry that holds part of a reduction, in every lane its body has."""
         lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
-        if reduction in self.dots:
+        if self._is_folded(reduction):
             lanes -= frozenset(reduction.over)
         carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
         self.here.body.append(Carry(carry, _neutral(reduction)))
         return carry
+
+    def _is_folded(self, reduction: Reduce) -> bool:
+        """Return True if each iteration folds its lanes: the carry has none that are reduced."""
+        return reduction in self.dots or reduction in self.running
 
     def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
         """Declare a private array with a slot for each point of a node's free loops and lanes."""
@@ -206,7 +237,7 @@ class _Lowering(Values):
                 raise InternalError("a private array over reduced lanes", stage="codegen.lower")
             assert task.array is not None and task.slot is not None
             self.arrays[reduction] = (task.array, task.slot)
-        elif lanes and reduction not in self.dots:
+        elif lanes and not self._is_folded(reduction):
             self._let(self.here, reduction, Reduce(reduction.monoid, lanes, task.carry))
         else:
             self.here.memo[reduction] = task.carry
@@ -242,6 +273,12 @@ class _Lowering(Values):
 
     def _accumulate(self, task: Accumulate) -> None:
         reduction = task.reduction
+        if reduction in self.running:
+            self._advance(task)
+            return
+        scale = self.scales.get(self.pivots.get(reduction, reduction))
+        if scale is not None and task.carry is not None:
+            self.here.body.append(Update(task.carry, Op("mul", (task.carry, scale))))
         if reduction in self.dots:
             assert task.carry is not None
             for operand in self._dot_operands(reduction):
@@ -267,6 +304,33 @@ class _Lowering(Values):
             Let(new, Op(reduction.monoid.combine, (old, body))),
             Put(task.array.flat(), task.slot, new, None),
         ]
+
+    def _advance(self, task: Accumulate) -> None:
+        """Let a maximum grow by one tile, and name what sums so far are to be multiplied by.
+
+        While every score has been -inf the sums refer to 0, so that none becomes NaN.
+        """
+        maximum, carry = task.reduction, task.carry
+        assert carry is not None
+        body: Expr = self.value(maximum.body)
+        for mask in self._masks_of(maximum.over):
+            self.value(mask)
+        body = self._masked(self.here, maximum, body)
+        lanes = tuple(a for a in maximum.over if a in self.lanes)
+        if lanes:
+            body = self._let(self.here, Reduce(MAX, lanes, body), Reduce(MAX, lanes, body))
+        here, kind = self.here, maximum.dtype
+        old = self._var("old", kind, carry.axes)
+        here.body.append(Let(old, carry))
+        here.body.append(Update(carry, Op("maximum", (carry, body))))
+        lowest = Op("eq", (carry, Const(-math.inf, kind)))
+        unseen = self._let(here, lowest, lowest)
+        chosen = Select(unseen, Const(0.0, kind), carry)
+        here.memo[maximum] = self._let(here, chosen, chosen)
+        difference = Op("sub", (old, here.memo[maximum]))
+        exponent = self._let(here, difference, difference)
+        factor = Op("exp", (exponent,))
+        self.scales[maximum] = self._let(here, factor, factor)
 
     # -- keeping values between sweeps ------------------------------------------------------------
 

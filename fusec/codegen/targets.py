@@ -14,6 +14,7 @@ from fusec.errors import UsageError
 from fusec.ir.graph import Kernel
 from fusec.ir.program import Program
 from fusec.passes.cost import Machine
+from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, choose_gpu_plan
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
@@ -28,6 +29,7 @@ class Target:
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
         machine: modelled rates.
         plan: schedule of a kernel with flat accesses.
+        algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
         accepts: whether a kernel can be scheduled; fusion asks before it merges.
         print_kernel: program -> source text.
         device: torch's name of the device type.
@@ -37,6 +39,7 @@ class Target:
     name: str
     language: str
     machine: Machine
+    algebra: Callable[[Kernel], Kernel]
     plan: Callable[[Kernel], Plan]
     accepts: Callable[[Kernel], bool]
     print_kernel: Callable[[Program], str]
@@ -72,6 +75,7 @@ def _cpu(width: int) -> Target:
         "cpu",
         "cpp",
         CPU_MACHINE,
+        lambda kernel: kernel,
         lambda kernel: plan_vector_loops(kernel, width),
         accepts_vector_loops,
         cpp.print_kernel,
@@ -85,7 +89,15 @@ _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass
 
 def _gpu(name: str, machine: Machine, assembly: Mapping[str, str]) -> Target:
     return Target(
-        name, "triton", machine, choose_gpu_plan, accepts_gpu, triton.print_kernel, "cuda", assembly
+        name,
+        "triton",
+        machine,
+        online_softmax,
+        choose_gpu_plan,
+        accepts_gpu,
+        triton.print_kernel,
+        "cuda",
+        assembly,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer, Expr, IndexValue, Reduce, Var, children, postorder
@@ -33,10 +33,15 @@ Task = Store | Accumulate | Keep
 
 
 class Depth:
-    """How many sweeps must come before a value: reductions at home in the region, nested."""
+    """How many sweeps must come before a value: reductions at home in the region, nested.
 
-    def __init__(self, homes: list[Reduce]) -> None:
+    Args:
+        pivots: sums that run in the sweep of their maximum (see ``ir/online.py``).
+    """
+
+    def __init__(self, homes: list[Reduce], pivots: Mapping[Reduce, Reduce]) -> None:
         self.homes = set(homes)
+        self.pivots = pivots
         self.memo: dict[Expr, int] = {}
 
     def of(self, roots: Iterable[Expr]) -> int:
@@ -44,11 +49,16 @@ class Depth:
         for node in postorder(roots):
             if node not in self.memo:
                 below = max((self.memo[c] for c in children(node)), default=0)
-                self.memo[node] = below + 1 if node in self.homes else below
+                if isinstance(node, Reduce) and node in self.homes:
+                    below = (self.below(node) if node in self.pivots else below) + 1
+                self.memo[node] = below
         return max((self.memo[r] for r in roots), default=0)
 
     def below(self, reduction: Reduce) -> int:
-        return self.of((reduction.body,))
+        pivot = self.pivots.get(reduction)
+        if pivot is None:
+            return self.of((reduction.body,))
+        return Depth([h for h in self.homes if h is not pivot], {}).of((reduction.body,))
 
 
 def roots(task: Task | Reduce) -> tuple[Expr, ...]:

@@ -55,7 +55,12 @@ class Scope:
 
 
 class Values:
-    """Names of values, each in the outermost scope in which its loops are bound."""
+    """Names of values, each in the outermost scope in which its loops are bound.
+
+    Attributes:
+        running: maxima that a loop is computing -> position of the loop's scope, and the values
+            that change with them there.
+    """
 
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         self.kernel = kernel
@@ -65,6 +70,7 @@ class Values:
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
         self.names: dict[str, int] = {}
         self.serial = 0
+        self.running: dict[Reduce, tuple[int, set[Expr]]] = {}
         cut = self.layout.cut
         roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
         exprs = uniform_comparisons(substitute_all(roots, cut), tuple(self.lanes))
@@ -98,7 +104,8 @@ class Values:
     def _home(self, node: Expr) -> Scope:
         """Return the outermost open scope in which all loops the node depends on are bound."""
         needed = self.layout.loops_of(node.axes)
-        for scope in self.scopes:
+        first = max((at for at, nodes in self.running.values() if node in nodes), default=0)
+        for scope in self.scopes[first:]:
             if needed <= scope.bound:
                 return scope
         raise InternalError(f"{node} is needed outside its loops", stage="codegen.lower")

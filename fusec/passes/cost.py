@@ -17,7 +17,6 @@ from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import fastest_axis
 
-
 TILED = 0.85
 """Rate of fusec's products of matrices beside the library's (Triton beside cuBLAS: 0.8 to 1.0)."""
 

@@ -71,3 +71,19 @@ def test_several_results_of_one_product():
         return y, F.relu(y), (y * 0.5).bfloat16()
 
     fused(several, x, w)
+
+
+def test_attention_written_out():
+    q, k, v = (tensor(2, 2, 40, 32, seed=s) for s in range(3))
+    fused(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v, q, k, v)
+
+
+def test_causal_attention_in_half_precision():
+    q, k, v = (tensor(1, 2, 48, 32, seed=s).bfloat16() for s in range(3))
+
+    def causal(q, k, v):
+        keep = torch.ones(48, 48, dtype=torch.bool).tril()
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~keep, float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    fused(causal, q, k, v)

@@ -134,6 +134,7 @@ def plan(kernel: Kernel) -> Plan:
         stages=stages,
         group=GROUP if grouped else 0,
         dots=True,
+        online=True,
     )
 
 

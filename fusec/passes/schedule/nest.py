@@ -39,8 +39,7 @@ def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis
     if order is None:
         return None
     nest = (*order, lane) if lane is not None and lane in kernel.inside else tuple(order)
-    tail = () if lane is None or lane in kernel.inside else (lane,)
-    return nest if _arrays_fit(reductions, (*nest, *tail), lane, arrays) else None
+    return nest if _arrays_fit(reductions, nest, lane, arrays) else None
 
 
 def _topological(axes: list[Axis], before: dict[Axis, set[Axis]]) -> list[Axis] | None:
@@ -66,6 +65,9 @@ def _arrays_fit(
         within = [a for a in nest[outermost:] if a in node.axes]
         if not arrays and any(a is not lane for a in within):
             return False
-        if product(a.extent for a in within).hint() > ARRAY_ELEMENTS:
+        length = product(a.extent for a in within).hint()
+        if lane in node.axes and lane not in nest:  # on the grid, in chunks if it is longer
+            length *= min(lane.extent.hint(), ARRAY_ELEMENTS)
+        if length > ARRAY_ELEMENTS:
             return False
     return True

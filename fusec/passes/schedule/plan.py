@@ -54,6 +54,7 @@ class Plan:
         stages: iterations of a loop around a Dot that load ahead (a GPU's tunable).
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
+        online: a sum of exponentials runs in the loop of the maximum it refers to.
         scratch: arrays in memory private to an instance may be used (a CPU's cache).
     """
 
@@ -64,6 +65,7 @@ class Plan:
     stages: int = 1
     group: int = 0
     dots: bool = False
+    online: bool = False
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""

@@ -1,0 +1,30 @@
+"""Let a softmax and what it weights run in one loop: divide after the sum, not inside it.
+
+Spec: ``kernel -> kernel``; same values up to the rounding of the weights. A softmax that is summed
+over right away, as in an attention, divides each weight; divided once, at the end, the sum is
+linear in the exponentials and the loop that finds the maximum computes it too (``ir/online.py``).
+
+Worked example: ``sum(n: round(exp(s - m) / l) * v)`` becomes ``sum(n: round(exp(s - m)) * v) / l``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.graph import Kernel, Store
+from fusec.ir.online import factor_out
+from fusec.passes.simplify import settle_rounding
+
+
+def online_softmax(kernel: Kernel) -> Kernel:
+    """Return the kernel with divisors outside the sums that become online by it."""
+    labels = tuple(expr for expr, _ in kernel.labels)
+    exprs = factor_out((*(s.expr for s in kernel.stores), *labels))
+    exprs = settle_rounding(exprs)
+    stores = tuple(
+        Store(s.buffer, s.indices, e) for s, e in zip(kernel.stores, exprs, strict=False)
+    )
+    names = (name for _, name in kernel.labels)
+    return replace(
+        kernel, stores=stores, labels=tuple(zip(exprs[len(stores) :], names, strict=True))
+    )
