@@ -326,6 +326,22 @@ def test_doctor_fails_without_a_compiler(capsys, monkeypatch) -> None:
     assert "PROBLEM" in out and "g++" in out
 
 
+def test_doctor_tries_to_write_to_the_cache(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "cache"))
+    assert "a file can be written" in run(capsys, "doctor")[1]
+    monkeypatch.setenv("FUSEC_CACHE_DIR", "/proc/nope")
+    code, out, _ = run(capsys, "doctor")
+    assert code == 4
+    assert "the cache /proc/nope cannot be made" in out
+
+
+def test_doctor_names_a_compiler_that_does_not_exist(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("FUSEC_CXX", "misspelt++")
+    code, out, _ = run(capsys, "doctor")
+    assert code == 4
+    assert "'misspelt++', which does not exist" in out and "builds an OpenMP" in out
+
+
 def test_help_lists_commands_and_variables_without_importing_torch() -> None:
     script = "import sys; from fusec.cli import main; main(['cache', 'path']); main([]);"
     script += "sys.exit('torch' in sys.modules)"

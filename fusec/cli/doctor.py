@@ -9,7 +9,9 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,7 +84,9 @@ def _processor(options: Options) -> list[Finding]:
 
 def _compiler(options: Options) -> list[Finding]:
     what = "C++ compiler"
-    compiler = find_compiler(options.cxx)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name that does not exist is in the report
+        compiler = find_compiler(options.cxx)
     if compiler is None:
         advice = "Install g++ or clang++, or name one with FUSEC_CXX: CPU graphs run eagerly."
         return [Finding(what, "none", advice)]
@@ -92,7 +96,10 @@ def _compiler(options: Options) -> list[Finding]:
         build(_PROBE, options)
     except FusecError as error:
         return [Finding(what, seen, f"It cannot build an OpenMP library: {error}")]
-    return [Finding(what, f"{seen}; builds an OpenMP library")]
+    problem = ""
+    if options.cxx and shutil.which(options.cxx) is None:
+        problem = f"FUSEC_CXX or CXX names {options.cxx!r}, which does not exist: mend or unset it."
+    return [Finding(what, f"{seen}; builds an OpenMP library", problem)]
 
 
 def _triton(options: Options) -> list[Finding]:
@@ -126,11 +133,14 @@ def _gpu(options: Options) -> list[Finding]:
 
 
 def _cache(options: Options) -> list[Finding]:
-    stats = open_cache(options).stats()
-    seen = f"{stats.directory}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
     if not options.cache:
         return [Finding("cache", "turned off by FUSEC_CACHE")]
-    return [Finding("cache", seen, stats.problem or "")]
+    cache = open_cache(options)
+    problem = cache.check() if options.cache_size_mb else None
+    stats = cache.stats()
+    seen = f"{stats.directory}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
+    written = "a file cannot be written" if problem or stats.problem else "a file can be written"
+    return [Finding("cache", f"{seen}; {written}", problem or stats.problem or "")]
 
 
 CHECKS: tuple[Callable[[Options], list[Finding]], ...] = (

@@ -230,6 +230,19 @@ class Cache:
             self._misses,
         )
 
+    def check(self) -> str | None:
+        """Return why no entry can be written to the disk; None if one can, for it was tried."""
+        name = _entry_name("check")
+        try:
+            with self._opened(create=True) as directory:
+                _publish(directory, name, encode("check", {}))
+                _remove(directory, name)
+        except EnvironmentProblem as problem:
+            return str(problem)
+        except OSError as fault:
+            return f"the cache {self.directory} is unusable: {fault.strerror or fault}. {_REMEDY}"
+        return None
+
     def _remember(self, key: str, blobs: dict[str, bytes]) -> None:
         with self._lock:
             self._memory[key] = blobs
@@ -264,9 +277,7 @@ class Cache:
         if self.directory is None:
             raise EnvironmentProblem(f"there is no home directory for a cache. {_REMEDY}")
         if create:
-            self.directory.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                self.directory.mkdir(mode=0o700)
+            _make(self.directory)
         if self.directory.is_symlink():
             raise EnvironmentProblem(f"the cache {self.directory} is a symbolic link. {_REMEDY}")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -392,6 +403,21 @@ def _absolute(directory: Path) -> Path | None:
         return Path(os.path.abspath(directory.expanduser()))
     except RuntimeError:  # a leading "~", and no home directory
         return None
+
+
+def _make(directory: Path) -> None:
+    """Make the directory and its parents, if they are not there.
+
+    Raises:
+        EnvironmentProblem: where no directory can be, as in /proc, which says "no such file".
+        OSError: for any other fault.
+    """
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+    except FileNotFoundError as fault:
+        raise EnvironmentProblem(f"the cache {directory} cannot be made. {_REMEDY}") from fault
 
 
 def _refuse_if_unsafe(directory: Path, status: os.stat_result) -> None:

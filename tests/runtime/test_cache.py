@@ -377,6 +377,21 @@ def test_a_home_that_cannot_be_written_costs_one_warning(
     assert_memory_only(fresh(directory), caplog, "Permission denied")
 
 
+@pytest.mark.parametrize("place", ["/proc/nope", "/proc/nope/cache"])
+def test_a_place_where_no_directory_can_be_costs_one_warning(
+    caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    assert_memory_only(fresh(Path(place)), caplog, "cannot be made")
+
+
+def test_a_check_writes_a_file_and_leaves_none(directory: Path, tmp_path: Path) -> None:
+    assert fresh(directory).check() is None
+    assert list(directory.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    assert "Not a directory" in str(fresh(tmp_path / "file").check())
+    assert "cannot be made" in str(fresh(Path("/proc/nope")).check())
+
+
 def test_a_file_in_the_directorys_place_costs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
