@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 
+from fusec.codegen.band import loop_bounds
 from fusec.codegen.layout import below
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.codegen.values import Scope, Values
@@ -167,7 +168,15 @@ class _Lowering(Values):
         """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
-        start = index(0)
+        start, last = index(0), None
+        if self.plan.dots:
+            start, last = loop_bounds(
+                loop,
+                [t.reduction for t in tasks if isinstance(t, Accumulate)]
+                if all(isinstance(t, Accumulate) for t in tasks)
+                else [],
+                frozenset(self.lanes),
+            )
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
         if ragged and not self.plan.peel:
             variants = [(info.stops, True)]
@@ -184,7 +193,8 @@ class _Lowering(Values):
             self.arrays = outside  # those declared in the loop end with it
             scope = self.scopes.pop()
             if scope.body:
-                self.here.body.append(For(loop, start, stops, tuple(scope.body)))
+                ends = stops if last is None else (*stops, last)
+                self.here.body.append(For(loop, start, ends, tuple(scope.body)))
             start = stops[-1] if not masked else start
 
     # -- tasks -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fusec.ir.dtype import BF16, F16, F32
-from fusec.ir.expr import Cast, Expr, Op, Reduce, Select, Var, children, index_exprs
+from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
 from fusec.ir.program import For, Let, Program, Put, Statement, Update
 
 
@@ -52,7 +52,7 @@ def _passes_on(value: Expr) -> bool:
     """True if an error of an operand is an error of the value, and no more than that."""
     if _rounds(value) or value.dtype is not F32:
         return False
-    return isinstance(value, Op | Cast | Select | Reduce | Var)
+    return isinstance(value, Op | Cast | Select | Reduce | Var | Dot)
 
 
 def _statements(body: Iterable[Statement]) -> Iterator[Statement]:

@@ -125,10 +125,10 @@ def _op(node: Op) -> Expr:
     if node.name in _COMPARE:
         return _compare(node)
     if len(node.args) != 2:
-        if node.name == "neg" and isinstance(node.args[0], Op) and node.args[0].name == "neg":
-            return node.args[0].args[0]
-        return node
+        return _unary(node)
     a, b = node.args
+    if node.dtype is I64 and node.name in ("add", "sub", "mul"):
+        return _index_arithmetic(node)
     match node.name:
         case "and" | "or" if node.dtype is BOOL:
             return _logic(node.name, a, b, node)
@@ -142,6 +142,43 @@ def _op(node: Op) -> Expr:
             return a
         case "div" if isinstance(b, Const) and node.dtype.is_float:
             return _divide_by_constant(a, b, node)
+        case _:
+            return node
+
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+
+
+def _unary(node: Op) -> Expr:
+    """Undo a double negation; the opposite of a comparison of integers is a comparison."""
+    inner = node.args[0]
+    if not isinstance(inner, Op) or node.name not in ("neg", "not"):
+        return node
+    if inner.name == node.name:
+        return inner.args[0]
+    if node.name == "not" and inner.name in _OPPOSITE and not inner.args[0].dtype.is_float:
+        return Op(_OPPOSITE[inner.name], inner.args)
+    return node
+
+
+def _index_arithmetic(node: Op) -> Expr:
+    """Return a sum, difference or product with a number of indices as one index."""
+    a, b = (_index_of(x) for x in node.args)
+    if a is None or b is None or not any(isinstance(x, IndexValue) for x in node.args):
+        if node.name == "add" and _is_number(node.args[1], 0):
+            return node.args[0]
+        if node.name == "sub" and _is_number(node.args[1], 0):
+            return node.args[0]
+        if node.name == "mul" and _is_number(node.args[1], 1):
+            return node.args[0]
+        return node
+    match node.name:
+        case "add":
+            return IndexValue(a.index + b.index)
+        case "sub":
+            return IndexValue(a.index - b.index)
+        case _ if a.index.is_constant or b.index.is_constant:
+            return IndexValue(a.index * b.index)
         case _:
             return node
 

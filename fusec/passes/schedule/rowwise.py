@@ -1,8 +1,9 @@
 """GPU schedule of row kernels: a row in registers where it fits, a loop over the row beyond.
 
 Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row without spills at 16
-warps; ``warps = row / 1024`` (32 elements a thread); rows shorter than 1024 share a program. Other
-inside axes (rows of a partial sum, images of a batch) are loops around the row.
+warps; ``warps = row / 1024`` of the row padded to a power of two (32 elements a thread); rows of at
+most 256 elements share a program of 1024. Other inside axes (rows of a partial sum, images of a
+batch) are loops around the row, which then has ``row / 256`` warps.
 """
 
 from __future__ import annotations

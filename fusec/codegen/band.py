@@ -1,0 +1,168 @@
+"""Where a loop has nothing to do: tiles that a mask leaves empty are not visited.
+
+A reduction over n whose terms are its identity unless ``n <= m`` (causal attention) visits the
+tiles up to the diagonal alone; a band ``m - n < w`` starts late as well. Conditions are comparisons
+of indices below selections; a condition counts if every reduction of the loop vanishes without it.
+
+A term that is skipped is taken to be the identity although a factor beside it may be infinite or
+NaN there, as in every attention kernel.
+
+Worked example: with tiles of 64 keys and 128 queries, ``n*64 + ni <= m*128 + mi`` has points for
+``n <= (m*128 + 127) // 64`` alone: the loop stops after that.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.ir.dtype import I32, I64
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index, is_nonnegative
+from fusec.ir.monoid import MAX, SUM
+
+_PASSES_ZERO = ("round_f16", "round_bf16", "neg")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """``value <= 0`` holds wherever a term counts."""
+
+    value: Index
+
+
+def loop_bounds(
+    loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
+) -> tuple[Index, Index | None]:
+    """Return the first iteration of a loop that may count, and the one after the last, or None."""
+    shared: frozenset[Edge] | None = None
+    for node in reductions:
+        edges = frozenset(_edges_of(node))
+        shared = edges if shared is None else shared & edges
+    start, stop = index(0), None
+    for edge in sorted(shared or (), key=lambda e: repr(e.value)):
+        step = edge.value.coefficient(loop)
+        if step is None or not step.is_constant or step.const == 0 or _divides(edge.value, lanes):
+            continue
+        least = _least_over(edge.value - step * index(loop), lanes)
+        if least is None or loop in least.axes:
+            continue
+        if step.const > 0 and stop is None:  # step*loop <= -least
+            stop = floordiv(-least, step) + 1
+        elif step.const < 0:  # loop >= least / -step
+            first = floordiv(least - step.const - 1, -step)
+            if start is index(0) and is_nonnegative(first):
+                start = first
+    return start, stop
+
+
+def _divides(value: Index, lanes: frozenset[Axis]) -> bool:
+    """Return True if a quotient or remainder, or a gather, varies along lanes."""
+    return any(
+        not isinstance(atom, Axis) and not lanes.isdisjoint(atom.axes)
+        for monomial, _ in value.terms
+        for atom in monomial
+    ) or any(isinstance(a, FloorDiv | Mod) for m, _ in value.terms for a in m)
+
+
+def _least_over(value: Index, lanes: frozenset[Axis]) -> Index | None:
+    """Return the least value over all lanes, where it is linear in each of them."""
+    for lane in value.axes & lanes:
+        step = value.coefficient(lane)
+        if step is None or not step.is_constant:
+            return None
+        at = index(0) if step.const >= 0 else lane.extent - 1
+        value = value - step * index(lane) + step * at
+    return value
+
+
+# -- what makes a term vanish ----------------------------------------------------------------------
+
+
+def _edges_of(node: Reduce) -> tuple[Edge, ...]:
+    if node.monoid is MAX and node.dtype.is_float:
+        return _unless_lowest(node.body)
+    if node.monoid is SUM and node.dtype.is_float:
+        return _unless_zero(node.body)
+    return ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _unless_zero(node: Expr) -> tuple[Edge, ...]:
+    """Return conditions without which ``node`` is 0."""
+    match node:
+        case Op(name="mul", args=(a, b)):
+            return (*_unless_zero(a), *_unless_zero(b))
+        case Op(name="div", args=(a, _)):
+            return _unless_zero(a)
+        case Op(name=name, args=(a,)) if name in _PASSES_ZERO:
+            return _unless_zero(a)
+        case Op(name="exp", args=(a,)):
+            return _unless_lowest(a)
+        case Cast(arg=a) if a.dtype.is_float:
+            return _unless_zero(a)
+        case Select(condition=c, then=a, other=Const(value=0)):
+            return (*_when(c, True), *_unless_zero(a))
+        case Select(condition=c, then=Const(value=0), other=b):
+            return (*_when(c, False), *_unless_zero(b))
+        case _:
+            return ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _unless_lowest(node: Expr) -> tuple[Edge, ...]:
+    """Return conditions without which ``node`` is minus infinity."""
+    match node:
+        case Op(name="sub", args=(a, _)):
+            return _unless_lowest(a)
+        case Op(name="add", args=(a, b)):
+            return (*_unless_lowest(a), *_unless_lowest(b))
+        case Op(name="mul", args=(a, Const(value=factor))) if factor > 0:
+            return _unless_lowest(a)
+        case Op(name=name, args=(a,)) if name in ("round_f16", "round_bf16"):
+            return _unless_lowest(a)
+        case Cast(arg=a) if a.dtype.is_float:
+            return _unless_lowest(a)
+        case Select(condition=c, then=a, other=Const(value=value)) if value == -math.inf:
+            return (*_when(c, True), *_unless_lowest(a))
+        case Select(condition=c, then=Const(value=value), other=b) if value == -math.inf:
+            return (*_when(c, False), *_unless_lowest(b))
+        case _:
+            return ()
+
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+
+
+def _when(condition: Expr, holds: bool) -> tuple[Edge, ...]:
+    """Return the edges that a condition, or its opposite, says of indices."""
+    if not isinstance(condition, Op):
+        return ()
+    if condition.name == "not":
+        return _when(condition.args[0], not holds)
+    if condition.name == ("and" if holds else "or"):
+        return tuple(e for part in condition.args for e in _when(part, holds))
+    if condition.name not in _OPPOSITE:
+        return ()
+    a, b = map(_index_of, condition.args)
+    if a is None or b is None:
+        return ()
+    match condition.name if holds else _OPPOSITE[condition.name]:
+        case "le":
+            return (Edge(a - b),)
+        case "lt":
+            return (Edge(a - b + 1),)
+        case "ge":
+            return (Edge(b - a),)
+        case _:
+            return (Edge(b - a + 1),)
+
+
+def _index_of(node: Expr) -> Index | None:
+    if isinstance(node, IndexValue):
+        return node.index
+    if isinstance(node, Const) and node.dtype in (I32, I64):
+        return index(int(node.value))
+    return None
