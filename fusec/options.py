@@ -223,11 +223,25 @@ def _checked(option: Field[Any], value: object, where: str) -> Any:
             return os.fspath(value)
         case _:
             raise UsageError(
-                f"{where}: expected {_kind(option)}, got {value!r} ({type(value).__name__}). "
-                f"{_declared(option).help[0].upper()}{_declared(option).help[1:]}."
+                f"{where}: {value!r} ({type(value).__name__}) is not accepted; give "
+                f"{_accepted(option)}. {option.name} means: {_declared(option).help}."
             )
 
 
+def _accepted(option: Field[Any]) -> str:
+    """Return in words which values an option takes."""
+    if choices := _declared(option).choices:
+        return f"one of {', '.join(map(repr, choices))}"
+    return _ACCEPTED[str(option.type)]
+
+
+_ACCEPTED: Mapping[str, str] = {
+    "bool": "True or False",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "str | None": "a text or None",
+}
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 

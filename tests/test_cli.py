@@ -408,6 +408,11 @@ def test_a_model_that_fails_by_itself_shows_its_own_error(capsys, models) -> Non
     assert "RuntimeError: shape '[3, 5]' is invalid for input of size 4" in err
     assert "cli_models.py" in err and "x.view(3, 5)" in err
     assert "Traceback" not in err and "dynamo" not in err.lower()
+    last = err.splitlines()[-1]
+    assert last.startswith("next: fusec explain") and "--traceback, or call the model" in last
+    code, _, err = run(capsys, "explain", f"{models}:broken", "--input", "f32[4]", "--traceback")
+    assert code == 3 and "Traceback" in err
+    assert err.splitlines()[-1].startswith("next: call the model itself")
 
 
 def test_code_that_fails_when_imported_shows_its_own_error(capsys, tmp_path) -> None:

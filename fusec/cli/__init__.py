@@ -112,11 +112,15 @@ def _unexpected(error: Exception) -> str:
 
 
 def _next(error: Exception, args: list[str]) -> str:
-    """Return the command to run next."""
+    """Return the command to run next, or what to do where none helps."""
     command = args[0] if args and args[0] in COMMANDS else ""
     if isinstance(error, EnvironmentProblem):
         return "fusec doctor"
-    if isinstance(error, UsageError | ModelError):
+    if isinstance(error, ModelError):
+        eagerly = "call the model itself on such inputs until that works"
+        again = f"fusec {shlex.join([*args, '--traceback'])}"
+        return eagerly if "--traceback" in args else f"{again}, or {eagerly}"
+    if isinstance(error, UsageError):
         return f"fusec {command} --help" if command else "fusec --help"
     return f"FUSEC_VERIFY=1 fusec {shlex.join([*args, '--traceback'])}"
 
