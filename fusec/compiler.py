@@ -206,7 +206,7 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
         )
         for name, program in compiled.distinct.items()
     ]
-    return triton_kernel.pack(sources, target)
+    return triton_kernel.pack(sources, target, options.threads)
 
 
 def _load_triton(

@@ -80,7 +80,7 @@ class Options:
         metadata=_about("size limit of the cache in MiB; what was not used longest goes first"),
     )
     threads: int = field(
-        default=0, metadata=_about("compiler processes that run in parallel; 0: one for each core")
+        default=0, metadata=_about("GPU kernels that are compiled at a time; 0: one for each core")
     )
     cudagraphs: bool = field(
         default=False, metadata=_about("record each graph's launches as one CUDA graph")

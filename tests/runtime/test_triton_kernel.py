@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,6 +180,25 @@ def test_build_compiles_several_kernels() -> None:
     other = TritonSource("twice", SCALE.replace("scale", "twice"), *_rest(KERNEL))
     assert set(build([KERNEL, other], "sm_90")) == {"scale", "twice"}
     assert build([], "sm_90") == {}
+
+
+def test_no_more_kernels_are_built_at_a_time_than_was_asked(monkeypatch) -> None:
+    running: list[int] = []
+    seen: list[int] = []
+
+    def compile_slowly(kernel: TritonSource, target: str) -> SimpleNamespace:
+        running.append(1)
+        time.sleep(0.01)
+        seen.append(len(running))
+        running.pop()
+        return SimpleNamespace(name=kernel.name, binary=target)
+
+    monkeypatch.setattr(triton_kernel, "compile_kernel", compile_slowly)
+    kernels = [replace(KERNEL, name=f"k{n}") for n in range(6)]
+    assert len(build(kernels, "sm_90", 1)) == 6
+    assert max(seen) == 1
+    build(kernels, "sm_90", 3)
+    assert 1 < max(seen) <= 3
 
 
 def _rest(kernel: TritonSource) -> tuple[Any, ...]:
