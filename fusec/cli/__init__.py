@@ -1,4 +1,4 @@
-"""The command line: ``fusec dump | explain | cache | doctor``.
+"""The command line: ``fusec dump | explain | check | cache | doctor``.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong
 usage, 3 the model or its compile failed, 4 the machine lacks something. An error ends with the
@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fusec import __version__
-from fusec.cli import cache, doctor, dump, explain
+from fusec.cli import cache, check, doctor, dump, explain
 from fusec.errors import EnvironmentProblem, FusecError, ModelError, UsageError
 from fusec.options import environment_variables
 
-COMMANDS = {"dump": dump, "explain": explain, "cache": cache, "doctor": doctor}
+COMMANDS = {"dump": dump, "explain": explain, "check": check, "cache": cache, "doctor": doctor}
 
 
 class _Parser(argparse.ArgumentParser):

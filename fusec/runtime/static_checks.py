@@ -1,7 +1,7 @@
 """What a compiled kernel will do on the device, read from its code: no device is needed.
 
 The text of stages is what compilers print, so that these are regular expressions over a foreign
-format; all of them are here.
+format; all of them are here. What is a fault and what is not, ``report/static_rules.py`` says.
 
 Worked example: ``inspect_kernel(compile_kernel(...)).load_widths == {16: 8}`` says that a thread
 loads eight times, 16 bytes at once.
@@ -9,6 +9,7 @@ loads eight times, 16 bytes at once.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import tempfile
@@ -20,27 +21,88 @@ from pathlib import Path
 from fusec.errors import BuildError, UsageError
 from fusec.runtime.triton_kernel import CompiledAsm, tool_path
 
-_ACCESS = r"\b{kind}\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)\b"
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_ACCESS = re.compile(r"\b(ld|st)\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)\b")
+_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b.*?\], *(0x[0-9a-f]+|\d+)")
+_PLACE = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
+_TENSOR_COPY = re.compile(r"\bcp\.(?:async|reduce\.async)\.bulk\.tensor\b")
+_WGMMA = re.compile(r"\bwgmma\.mma_async\b")
+_MMA = re.compile(r"\bmma\.sync\b")
+_TCGEN05 = re.compile(r"\btcgen05\.mma\b")
+_TILE = r"tensor<(\d+)x(\d+)x(\w+)>"
+_DOT = re.compile(rf"\btt\.dot\b.*?: {_TILE} \* {_TILE}")
+_CONVERSION = re.compile(r"\bttg\.convert_layout\b.*?: tensor<((?:\d+x)+)")
+_SERIALISED = re.compile(r"^.*(?:\bC75\d\d\b|instructions are serialized).*$", re.MULTILINE)
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
+_TENSOR_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA")
+_COPY_OPCODES = ("LDGSTS", "UTMALDG")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """One streaming multiprocessor: what blocks on it share (registers: 65536 on all of these)."""
+    """One streaming multiprocessor: what blocks on it share (registers: 65536 on all of these).
+
+    Attributes:
+        has_wgmma: whether products of tiles are warp-group instructions.
+        issue_budget: thread-instructions that it can issue in the time in which its share of the
+            memory moves one byte: 128 lanes * processors * clock / bandwidth. H200: 132, 1.755 GHz,
+            4.3 TB/s; A100: 108, 1.41 GHz, 1.7 TB/s; B200: 148, 1.85 GHz, 7.2 TB/s; RTX 5090: 170,
+            2.4 GHz, 1.6 TB/s.
+    """
 
     threads: int
     shared_bytes: int
     blocks: int
+    issue_budget: float
+    has_wgmma: bool = False
+
+    @property
+    def shared_limit(self) -> int:
+        """The most shared memory that one block may have, in bytes."""
+        return self.shared_bytes - _RESERVED_SHARED
 
 
 PROCESSORS: Mapping[str, Processor] = {
-    "sm_80": Processor(2048, 164 * 1024, 32),
-    "sm_90": Processor(2048, 228 * 1024, 32),
-    "sm_100": Processor(2048, 228 * 1024, 32),
-    "sm_120": Processor(1536, 100 * 1024, 24),
+    "sm_80": Processor(2048, 164 * 1024, 32, 11.5),
+    "sm_90": Processor(2048, 228 * 1024, 32, 6.9, has_wgmma=True),
+    "sm_100": Processor(2048, 228 * 1024, 32, 4.9),
+    "sm_120": Processor(1536, 100 * 1024, 24, 33.0),
 }
-_REGISTERS = 65536
+REGISTERS = 65536
 _RESERVED_SHARED = 1024  # by the system, a block
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalAccess:
+    """Accesses of one thread to global memory that one line of the kernel's source asks for.
+
+    Attributes:
+        line: of the source, counted from 1; 0 where Triton was told to keep no lines.
+        kind: "load", "store", or "copy" (cp.async, to shared memory).
+        width: bytes of one access.
+        count: how many; a loop's body counts once.
+    """
+
+    line: int
+    kind: str
+    width: int
+    count: int
+
+    @property
+    def bytes(self) -> int:
+        return self.width * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class DotTile:
+    """One ``tl.dot``: ``[m, k] x [k, n]`` of elements of a type, as MLIR spells it ("bf16")."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +110,96 @@ class StaticReport:
     """Facts of one compiled kernel.
 
     Attributes:
+        threads: of one block.
         registers: of one thread.
         spill_bytes: written to and read from local memory because registers ran out.
         shared_bytes: of one block.
-        load_widths, store_widths: bytes of one access of one thread to global memory -> how many.
-        convert_layouts: tiles exchanged between threads, in the ttgir.
+        accesses: to global memory, by line of the source; TMA moves tiles and is not among them.
+        converted: elements of each tile that threads exchange, in the ttgir.
         barriers, instructions: in the machine code, without padding.
         blocks: that one multiprocessor holds at once.
         occupancy: their threads, as a share of all it can hold.
+        dots: the products of tiles that the source asks for.
+        wgmma, mma, tcgen05: tensor core instructions of each kind.
+        tma: copies of tiles, either way.
+        loops: in the machine code.
+        dot_loops: those with tensor core instructions; ``idle_dot_loops`` of them have no
+            asynchronous copy, so that they wait for memory in each iteration.
+        serialised: what ptxas says of wgmma that it could not overlap (C75xx).
     """
 
+    target: str
+    threads: int
     registers: int
     spill_bytes: int
     shared_bytes: int
-    load_widths: Mapping[int, int]
-    store_widths: Mapping[int, int]
-    convert_layouts: int
+    accesses: tuple[GlobalAccess, ...]
+    converted: tuple[int, ...]
     barriers: int
     instructions: int
     blocks: int
     occupancy: float
+    dots: tuple[DotTile, ...]
+    wgmma: int
+    mma: int
+    tcgen05: int
+    tma: int
+    loops: int
+    dot_loops: int
+    idle_dot_loops: int
+    serialised: tuple[str, ...]
+
+    @property
+    def convert_layouts(self) -> int:
+        """How many tiles threads exchange to get them into another layout."""
+        return len(self.converted)
+
+    @property
+    def load_widths(self) -> dict[int, int]:
+        """Bytes of one load of one thread from global memory -> how many."""
+        return self._widths("load")
+
+    @property
+    def store_widths(self) -> dict[int, int]:
+        """Bytes of one store of one thread to global memory -> how many."""
+        return self._widths("store")
+
+    @property
+    def copies(self) -> int:
+        """How many cp.async a thread starts."""
+        return sum(self._widths("copy").values())
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the widest access; 0 if there is none."""
+        return max((access.width for access in self.accesses), default=0)
+
+    @property
+    def narrowest(self) -> int:
+        """Bytes of the narrowest access; 0 if there is none."""
+        return min((access.width for access in self.accesses), default=0)
+
+    @property
+    def wide_share(self) -> float:
+        """The share of 16-byte accesses, by bytes; TMA does without; 1 if there is no access."""
+        total = sum(access.bytes for access in self.accesses)
+        wide = sum(access.bytes for access in self.accesses if access.width >= WIDE)
+        return wide / total if total else 1.0
+
+    @property
+    def processor(self) -> Processor:
+        return PROCESSORS[self.target]
+
+    def _widths(self, kind: str) -> dict[int, int]:
+        found: Counter[int] = Counter()
+        for access in self.accesses:
+            if access.kind == kind:
+                found[access.width] += access.count
+        return dict(found)
+
+
+WIDE = 16
+"""Bytes that one thread loads or stores at once at best."""
 
 
 def inspect_kernel(asm: CompiledAsm) -> StaticReport:
@@ -75,33 +207,71 @@ def inspect_kernel(asm: CompiledAsm) -> StaticReport:
 
     Raises:
         UsageError: for a target whose multiprocessor is not in ``PROCESSORS``.
+        BuildError: if ptxas rejects the kernel.
     """
     processor = PROCESSORS.get(asm.target)
     if processor is None:
         raise UsageError.unknown("target", asm.target, PROCESSORS)
     ptx = asm.text("ptx")
-    registers, spill_bytes = _resources(ptx)
-    opcodes = Counter(_INSTRUCTION.findall(asm.text("sass")))
+    said = _assembler_output(ptx)
+    registers, spill_bytes = _resources(said)
+    code = _Code.parse(asm.text("sass"))
     shared_bytes = int(asm.metadata["shared"])
     threads = _threads(ptx)
     blocks = _resident_blocks(processor, threads, registers, shared_bytes)
+    dot_loops = [loop for loop in code.loops if code.has(loop, _TENSOR_OPCODES)]
     return StaticReport(
+        target=asm.target,
+        threads=threads,
         registers=registers,
         spill_bytes=spill_bytes,
         shared_bytes=shared_bytes,
-        load_widths=_widths(ptx, "ld"),
-        store_widths=_widths(ptx, "st"),
-        convert_layouts=asm.text("ttgir").count("ttg.convert_layout"),
-        barriers=sum(n for op, n in opcodes.items() if op.startswith("BAR.")),
-        instructions=sum(n for op, n in opcodes.items() if op != "NOP"),
+        accesses=_accesses(ptx),
+        converted=_conversions(asm.text("ttgir")),
+        barriers=sum(opcode.startswith("BAR.") for opcode in code.opcodes),
+        instructions=sum(opcode != "NOP" for opcode in code.opcodes),
         blocks=blocks,
         occupancy=blocks * threads / processor.threads,
+        dots=_dots(asm.text("ttir")),
+        wgmma=len(_WGMMA.findall(ptx)),
+        mma=len(_MMA.findall(ptx)),
+        tcgen05=len(_TCGEN05.findall(ptx)),
+        tma=len(_TENSOR_COPY.findall(ptx)),
+        loops=len(code.loops),
+        dot_loops=len(dot_loops),
+        idle_dot_loops=sum(not code.has(loop, _COPY_OPCODES) for loop in dot_loops),
+        serialised=tuple(line.strip() for line in _SERIALISED.findall(said)),
     )
 
 
-def _widths(ptx: str, kind: str) -> dict[int, int]:
-    found = re.findall(_ACCESS.format(kind=kind), ptx)
-    return dict(Counter(int(vector or 1) * int(bits) // 8 for vector, bits in found))
+# -- PTX -----------------------------------------------------------------------------------------
+
+
+def _accesses(ptx: str) -> tuple[GlobalAccess, ...]:
+    """Return the accesses of a kernel to global memory, by line of its source."""
+    kinds = {"ld": "load", "st": "store"}
+    found: Counter[tuple[int, str, int]] = Counter()
+    home, line = "", 0
+    for text in ptx.splitlines():
+        if place := _PLACE.match(text):
+            home = home or place[1]  # the kernel begins in its own file
+            line = int(place[2]) if place[1] == home else 0
+        elif copy := _COPY.search(text):
+            found[line, "copy", int(copy[1], 0)] += 1
+        elif access := _ACCESS.search(text):
+            width = int(access[2] or 1) * int(access[3]) // 8
+            found[line, kinds[access[1]], width] += 1
+    return tuple(GlobalAccess(*key, count) for key, count in sorted(found.items()))
+
+
+def _conversions(ttgir: str) -> tuple[int, ...]:
+    shapes = _CONVERSION.findall(ttgir)
+    return tuple(math.prod(map(int, shape.split("x")[:-1])) for shape in shapes)
+
+
+def _dots(ttir: str) -> tuple[DotTile, ...]:
+    found = _DOT.findall(ttir)
+    return tuple(DotTile(int(m), int(n), int(k), dtype) for m, k, dtype, _, n, _ in found)
 
 
 def _threads(ptx: str) -> int:
@@ -109,18 +279,8 @@ def _threads(ptx: str) -> int:
     return int(match[1]) if match else 32
 
 
-def _resident_blocks(processor: Processor, threads: int, registers: int, shared_bytes: int) -> int:
-    registers_of_a_warp = -(-registers * 32 // 256) * 256
-    return min(
-        _REGISTERS // (registers_of_a_warp * (threads // 32)),
-        processor.threads // threads,
-        processor.shared_bytes // (shared_bytes + _RESERVED_SHARED),
-        processor.blocks,
-    )
-
-
-def _resources(ptx: str) -> tuple[int, int]:
-    """Return registers and spilled bytes (stores and loads) as ptxas reports them."""
+def _assembler_output(ptx: str) -> str:
+    """Return what ptxas prints of a kernel: registers, spills, what it could not do."""
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
     name = target[1] if target else ""
     blackwell = bool(re.match(r"sm_1\d\d", name))
@@ -134,6 +294,53 @@ def _resources(ptx: str) -> tuple[int, int]:
         )
     if done.returncode:
         raise BuildError(command, done.stderr, done.returncode)
-    registers = [int(n) for n in re.findall(r"Used (\d+) registers", done.stderr)]
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)]
+    return done.stderr
+
+
+def _resources(said: str) -> tuple[int, int]:
+    """Return registers and spilled bytes (stores and loads) as ptxas reports them."""
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", said)]
     return max(registers, default=0), sum(spills)
+
+
+def _resident_blocks(processor: Processor, threads: int, registers: int, shared_bytes: int) -> int:
+    registers_of_a_warp = -(-registers * 32 // 256) * 256
+    return min(
+        REGISTERS // (max(1, registers_of_a_warp) * (threads // 32)),
+        processor.threads // threads,
+        processor.shared_bytes // (shared_bytes + _RESERVED_SHARED),
+        processor.blocks,
+    )
+
+
+# -- machine code --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """Opcodes in order, and the loops among them: (first, past the last) of each."""
+
+    opcodes: tuple[str, ...]
+    loops: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def parse(cls, sass: str) -> _Code:
+        opcodes: list[str] = []
+        labels: dict[str, int] = {}
+        loops: dict[int, int] = {}
+        for text in sass.splitlines():
+            if label := _LABEL.match(text):
+                labels[label[1]] = len(opcodes)
+            elif instruction := _INSTRUCTION.match(text):
+                opcodes.append(instruction[1])
+                goal = _BRANCH.search(instruction[2])
+                start = labels.get(goal[1]) if goal and instruction[1].startswith("BRA") else None
+                # A branch to itself, behind the code, is a trap and no loop.
+                if start is not None and start < len(opcodes) - 1:
+                    loops[start] = len(opcodes)  # several branches to one label are one loop
+        return cls(tuple(opcodes), tuple(loops.items()))
+
+    def has(self, loop: tuple[int, int], families: tuple[str, ...]) -> bool:
+        """Return True if a loop has an instruction of one of some families."""
+        return any(opcode.split(".")[0] in families for opcode in self.opcodes[slice(*loop)])
