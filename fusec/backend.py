@@ -8,7 +8,7 @@ counter that it keeps.
 from __future__ import annotations
 
 import functools
-import itertools
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,10 +20,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fusec.compiler import RECENT, compile_graph, run_eagerly
 from fusec.frontend.decompositions import decompositions
+from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.runtime.fake import with_memory_only
 
-_serial = itertools.count()
+logger = logging.getLogger("fusec.compile")
 
 
 def fusec(
@@ -44,6 +45,9 @@ def fusec(
     chosen = Options.from_compile(mode, options)
     if chosen.cudagraphs:
         _say_without_effect("cudagraphs")
+    if writes_shared_memory(gm):
+        logger.info("a graph runs as eager kernels: it writes to memory that elements share")
+        return gm.forward
     return compile_with(gm, example_inputs, partial(_compile_graph, options=chosen))
 
 

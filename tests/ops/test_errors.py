@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
+from fusec.compiler import RECENT
 from tests.support import INTS, check, compile_with
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -78,6 +80,43 @@ def test_a_known_divisor_is_not_checked() -> None:
     assert "nonzero" not in kernel.source
     [kernel] = fusec.kernels(lambda a, b: a // b, torch.arange(64), torch.arange(64))
     assert "fusec_nonzero(v_arg1_1, status)" in kernel.source
+
+
+SHARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "input": lambda x: x.add_(1),
+    "input transposed": lambda x: x.t().mul_(2),
+    "input assigned": lambda x: operator.iadd(x, 1),
+    "input by inplace": lambda x: F.relu(x, inplace=True),
+    "expanded inside": lambda x: x.clone()[:1].expand(4, 4).add_(1),
+    "made inside": lambda x: torch.zeros(4, 1).expand(4, 4).add_(x),
+    "all of it": lambda x: torch.Tensor.__setitem__(x, slice(None), 1.0),
+    "as out": lambda x: torch.add(x, 1, out=torch.zeros(4, 1).expand(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_write_to_memory_that_elements_share_is_an_error(name: str) -> None:
+    same_error(SHARED[name], torch.arange(4.0).expand(4, 4))
+
+
+def test_a_write_to_one_row_of_an_expanded_input_is_eager_s() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x[0].add_(1)
+        x[1] = x[2] * 2
+        return x * 2
+
+    check(fn, torch.arange(4.0).expand(4, 4))
+
+
+def test_writes_beside_an_expanded_input_are_compiled() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).relu_() + y.add_(1)
+
+    x, y = torch.arange(4.0).expand(4, 4), torch.ones(4, 4)
+    check(fn, x, y)
+    torch.compiler.reset()
+    compile_with(fn)(x, y.clone())
+    assert [trace.name for trace in RECENT] == ["inference"]
 
 
 OUT_OF_RANGE: dict[str, Binary] = {
