@@ -104,16 +104,11 @@ def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Region:
 # -- sums and products ----------------------------------------------------------------------------
 
 
-@lowers(aten.sum.default)
-def sum_all(call: Call, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    return total(call, SUM, x, None, False)
-
-
-@lowers(aten.sum.dim_IntList)
+@lowers(aten.sum.default, aten.sum.dim_IntList)
 def sum_dims(
     call: Call,
     x: Value,
-    dims: Sequence[int] | None,
+    dims: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -121,16 +116,16 @@ def sum_dims(
     return total(call, SUM, x, dims, keepdim)
 
 
-@lowers(aten.prod.default)
-def prod_all(call: Call, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    return total(call, PROD, x, None, False)
-
-
-@lowers(aten.prod.dim_int)
+@lowers(aten.prod.default, aten.prod.dim_int)
 def prod_dim(
-    call: Call, x: Value, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    call: Call,
+    x: Value,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Value:
-    return total(call, PROD, x, (dim,), keepdim)
+    return total(call, PROD, x, dim, keepdim)
 
 
 def total(
@@ -148,16 +143,11 @@ def reader(x: Value, kind: DType) -> Callable[[Indices], Expr]:
     return lambda at: cast(x.at(at), kind)
 
 
-@lowers(aten.mean.default)
-def mean_all(call: Call, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    return mean_dims(call, x, None)
-
-
-@lowers(aten.mean.dim)
+@lowers(aten.mean.default, aten.mean.dim)
 def mean_dims(
     call: Call,
     x: Value,
-    dims: Sequence[int] | None,
+    dims: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
