@@ -24,12 +24,11 @@ from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Extern, Origin
 from fusec.ir.index import Index, contiguous_strides
+from fusec.ir.scalar import ROUND
 
 Indices: TypeAlias = tuple[Index, ...]
 Body: TypeAlias = Callable[[Indices], Expr]
 Scalar: TypeAlias = "Value | Number | Index | int | float | bool"
-
-ROUND = {BF16: "round_bf16", F16: "round_f16"}
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import equal, less, like, negate, select
 from fusec.frontend.call import (
-    ROUND,
     Call,
     Indices,
     Scalar,
@@ -31,6 +30,7 @@ from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import BOOL, compute_type
 from fusec.ir.expr import Expr, cast, op
+from fusec.ir.scalar import ROUND
 
 aten = torch.ops.aten
 

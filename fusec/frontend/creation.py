@@ -8,12 +8,13 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import add, mul
-from fusec.frontend.call import ROUND, Call, Scalar, read, round_number
+from fusec.frontend.call import Call, Scalar, read, round_number
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import F32, F64, compute_type
 from fusec.ir.expr import Expr, IndexValue, cast, op
 from fusec.ir.index import Index, index
+from fusec.ir.scalar import ROUND
 
 aten = torch.ops.aten
 prims = torch.ops.prims

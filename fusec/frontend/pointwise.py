@@ -28,7 +28,6 @@ from fusec.frontend.arithmetic import (
     sub,
 )
 from fusec.frontend.call import (
-    ROUND,
     Call,
     Indices,
     Scalar,
@@ -42,6 +41,7 @@ from fusec.frontend.shapes import to_torch_dtype
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
+from fusec.ir.scalar import ROUND
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.dtype import BF16, F16, DType
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
@@ -101,3 +103,6 @@ _ROWS = (
 )
 
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
+
+ROUND: dict[DType, str] = {F16: "round_f16", BF16: "round_bf16"}
+"""The operation that rounds an f32 to a 16-bit type, by that type."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TypeGuard
 
-from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64
+from fusec.ir.dtype import BOOL, F32, I32, I64
 from fusec.ir.expr import (
     Cast,
     Const,
@@ -39,8 +39,8 @@ from fusec.ir.index import (
 )
 from fusec.ir.monoid import PROD, SUM, Monoid
 from fusec.ir.rewrite import rewrite
+from fusec.ir.scalar import ROUND
 
-ROUND = {F16: "round_f16", BF16: "round_bf16"}
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
 _INT32_MAX = 2**31 - 1
 
@@ -120,7 +120,7 @@ def _cast(node: Cast) -> Expr:
 
 
 def _op(node: Op) -> Expr:
-    if node.name in ("round_f16", "round_bf16"):
+    if node.name in ROUND.values():
         return node.args[0] if _is_op(node.args[0], node.name) else node
     if node.name in _COMPARE:
         return _compare(node)

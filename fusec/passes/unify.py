@@ -32,7 +32,8 @@ from fusec.ir.index import (
     substitute,
 )
 from fusec.ir.rewrite import around_reductions, rewrite, with_guard
-from fusec.passes.simplify import ROUND, settle_rounding, simplify_exprs
+from fusec.ir.scalar import ROUND
+from fusec.passes.simplify import settle_rounding, simplify_exprs
 
 
 class Rejection(Exception):
