@@ -1,0 +1,81 @@
+"""Flat kernels for the tests of schedules, and their plans as short texts."""
+
+from __future__ import annotations
+
+from fusec.ir.dtype import F32, DType
+from fusec.ir.expr import Cast, Expr, Op, Reduce
+from fusec.ir.graph import Def, Kernel
+from fusec.ir.index import Axis, IntoIndex, index
+from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.passes.schedule.plan import Plan, print_plan
+from tests.ir.graphs import axes, buffer, graph, load, total
+from tests.passes.pipelines import kernel_of
+
+
+def bindings(plan: Plan) -> str:
+    """Return how each axis runs, as printed: ``m=grid  c=lanes(64)``."""
+    return print_plan("k", plan).split("    ")[1]
+
+
+def f32_of(expr: Expr) -> Expr:
+    return expr if expr.dtype is F32 else Cast(expr, F32)
+
+
+def to(expr: Expr, dtype: DType) -> Expr:
+    return expr if expr.dtype is dtype else Cast(expr, dtype)
+
+
+def pointwise(*shape: IntoIndex, dtype: DType = F32, row: DType | None = None) -> Kernel:
+    """y[m, ..., c] = x[m, ..., c] * w[c]: rows that no axis can be merged with."""
+    x, y = buffer("x", *shape, dtype=dtype), buffer("y", *shape, dtype=dtype)
+    own = axes(" ".join("mno"[: len(shape) - 1] + "c"), *shape)
+    w = buffer("w", shape[-1], dtype=row or dtype)
+    value = Op("mul", (f32_of(load(x, *own)), f32_of(load(w, own[-1]))))
+    return kernel_of(graph((x, w), (Def(y, own, to(value, dtype)),), y))
+
+
+def line(extent: IntoIndex, dtype: DType = F32) -> Kernel:
+    """y[c] = -x[c]"""
+    x, y = buffer("x", extent, dtype=dtype), buffer("y", extent, dtype=dtype)
+    (c,) = axes("c", extent)
+    value = Op("neg", (f32_of(load(x, c)),))
+    return kernel_of(graph((x,), (Def(y, (c,), to(value, dtype)),), y))
+
+
+def transposed(rows: int, columns: int, dtype: DType = F32) -> Kernel:
+    """y[m, c] = -x[c, m]"""
+    x, y = buffer("x", columns, rows, dtype=dtype), buffer("y", rows, columns, dtype=dtype)
+    m, c = axes("m c", rows, columns)
+    value = Op("neg", (f32_of(load(x, c, m)),))
+    return kernel_of(graph((x,), (Def(y, (m, c), to(value, dtype)),), y))
+
+
+def rows(count: IntoIndex, width: IntoIndex, dtype: DType = F32, monoid: Monoid = SUM) -> Kernel:
+    """y[m, c] = x[m, c] - reduce(k: x[m, k])"""
+    x, y = buffer("x", count, width, dtype=dtype), buffer("y", count, width, dtype=dtype)
+    m, c, k = axes("m c k", count, width, width)
+    row = Reduce(monoid, (k,), f32_of(load(x, m, k)))
+    value = Op("sub", (f32_of(load(x, m, c)), row))
+    return kernel_of(graph((x,), (Def(y, (m, c), to(value, dtype)),), y))
+
+
+def columns(count: IntoIndex, width: IntoIndex, monoid: Monoid = SUM) -> Kernel:
+    """w[c] = reduce(m: x[m, c])"""
+    x, w = buffer("x", count, width), buffer("w", width)
+    m, c = axes("m c", count, width)
+    return kernel_of(graph((x,), (Def(w, (c,), Reduce(monoid, (m,), load(x, m, c))),), w))
+
+
+def rows_and_columns(parts: int, height: int, width: int, *, limit: int | None = None) -> Kernel:
+    """y = x - max by rows, and partial column sums of y: what a norm's backward does."""
+    many = parts * height
+    x = buffer("x", many if limit is None else limit, width)
+    y, w = buffer("y", *(n.const for n in x.shape)), buffer("w", parts, width)
+    m, c, k = axes("m c k", x.shape[0], width, width)
+    first = Def(y, (m, c), Op("sub", (load(x, m, c), total(MAX, k, load(x, m, k)))))
+    p, c = axes("p c", parts, width)
+    end = None if limit is None else index(limit) - index(p) * height
+    i = Axis("i", index(height), limit=end)
+    at = index(p) * height + i
+    second = Def(w, (p, c), Reduce(SUM, (i,), Op("mul", (load(x, at, c), load(y, at, c)))))
+    return kernel_of(graph((x,), (first, second), y, w))

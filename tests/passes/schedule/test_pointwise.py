@@ -1,0 +1,71 @@
+"""GPU tiles of pointwise kernels: two 16-byte vectors of the widest type a thread and tensor."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.ir.dtype import BF16, F32, F64, DType
+from fusec.passes.schedule import choose_gpu_plan
+from fusec.passes.schedule.pointwise import THREADS, accepts, plan, power_of_two
+from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, transposed
+
+
+def test_only_kernels_without_reductions_are_pointwise() -> None:
+    assert accepts(line(64)) and accepts(transposed(32, 64))
+    assert not accepts(rows(8, 64)) and not accepts(columns(64, 8))
+
+
+@pytest.mark.parametrize(("dtype", "tile"), [(F32, 1024), (BF16, 2048), (F64, 512)])
+def test_a_thread_has_two_vectors_of_16_bytes(dtype: DType, tile: int) -> None:
+    found = plan(line(1 << 20, dtype))
+    assert bindings(found) == f"c=grid*{tile}"
+    assert found.warps * 32 == THREADS == 128
+    assert tile * dtype.itemsize == THREADS * 2 * 16
+
+
+def test_the_widest_type_of_a_kernel_decides() -> None:
+    assert bindings(plan(pointwise(64, 4096, dtype=BF16, row=F32))) == "m=grid  c=grid*1024"
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (600, "m=grid  c=grid*1024"),  # more than half a tile
+        (512, "m=grid  c=grid*1024"),
+        (500, "m=grid*2  c=grid*512"),
+        (64, "m=grid*16  c=grid*64"),
+        (3, "m=grid*256  c=grid*4"),
+    ],
+)
+def test_short_rows_share_a_tile(width: int, expected: str) -> None:
+    assert bindings(plan(pointwise(4096, width))) == expected
+
+
+def test_a_tile_has_no_more_rows_than_the_tensor() -> None:
+    assert bindings(plan(pointwise(6, 64))) == "m=grid*8  c=grid*64"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "side", "warps"), [(F32, 32, 4), (BF16, 64, 8)], ids=["f32", "bf16"]
+)
+def test_a_transpose_gets_square_tiles(dtype: DType, side: int, warps: int) -> None:
+    found = plan(transposed(256, 512, dtype))
+    assert bindings(found) == f"m=grid*{side}  c=grid*{side}"
+    assert found.warps == warps
+
+
+def test_a_transpose_of_few_rows_is_read_as_it_lies() -> None:
+    """Nothing is gained by a square of which most lanes are masked."""
+    assert "*32" not in bindings(plan(transposed(8, 512)))
+
+
+def test_gpu_plans_peel_nothing_and_have_no_private_memory() -> None:
+    for kernel in (line(64), rows(8, 64), columns(64, 8)):
+        found = choose_gpu_plan(kernel)
+        assert not found.peel and not found.scratch
+
+
+def test_powers_of_two_round_up() -> None:
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 1023, 1025)] == [
+        1, 1, 2, 4, 4, 8, 1024, 2048
+    ]  # fmt: skip

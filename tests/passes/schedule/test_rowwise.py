@@ -1,0 +1,85 @@
+"""GPU plans of row kernels: 32 elements a thread, a row in registers where it fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.ir.index import Axis, Size, index
+from fusec.passes.schedule import accepts_gpu
+from fusec.passes.schedule.rowwise import accepts, is_resident, plan
+from tests.passes.schedule.flat import bindings, columns, line, rows, rows_and_columns
+
+
+def test_rows_are_accepted_columns_and_pointwise_kernels_are_not() -> None:
+    assert accepts(rows(8, 64)) and accepts(rows_and_columns(4, 8, 64))
+    assert not accepts(columns(64, 8)) and not accepts(line(64))
+
+
+@pytest.mark.parametrize(
+    ("width", "lanes", "warps"),
+    [
+        (512, 512, 1),
+        (1024, 1024, 1),
+        (1600, 2048, 2),
+        (2048, 2048, 2),
+        (4096, 4096, 4),
+        (8192, 8192, 8),
+        (16384, 16384, 16),
+        (32768, 32768, 16),
+    ],
+)
+def test_a_row_has_a_warp_for_each_1024_elements_of_its_lanes(
+    width: int, lanes: int, warps: int
+) -> None:
+    found = plan(rows(100, width))
+    assert bindings(found) == f"m=grid  k=lanes({lanes})"
+    assert found.warps == warps
+
+
+@pytest.mark.parametrize(("width", "shared"), [(256, 4), (128, 8), (100, 8), (64, 16), (16, 64)])
+def test_rows_of_at_most_256_elements_share_a_program_of_1024(width: int, shared: int) -> None:
+    found = plan(rows(100, width))
+    assert bindings(found).startswith(f"m=grid*{shared}  ")
+    assert found.warps == 1
+
+
+def test_no_program_has_more_than_64_rows_or_than_there_are() -> None:
+    assert bindings(plan(rows(100, 3))) == "m=grid*64  k=lanes(4)"
+    assert bindings(plan(rows(2, 3))) == "m=grid*2  k=lanes(4)"
+
+
+def test_a_row_beyond_the_registers_is_a_loop_of_tiles() -> None:
+    found = plan(rows(100, 40000))
+    assert bindings(found) == "m=grid  k=loop*8192"
+    assert found.warps == 8
+
+
+def test_a_row_of_unknown_length_is_a_loop_whatever_its_hint() -> None:
+    n = Size("N", 512)
+    assert bindings(plan(rows(Size("M", 8), n))) == "m=grid  k=loop*512"
+    assert not is_resident(Axis("c", index(n)))
+
+
+def test_residence_is_decided_by_the_padded_row() -> None:
+    assert is_resident(Axis("c", index(32768))) and not is_resident(Axis("c", index(32769)))
+    assert not is_resident(Axis("c", index(64), limit=index(Size("N", 40))))
+
+
+@pytest.mark.parametrize(("width", "warps"), [(64, 1), (768, 4), (2048, 8), (8192, 16)])
+def test_rows_that_carry_column_sums_have_fewer_elements_a_thread(width: int, warps: int) -> None:
+    found = plan(rows_and_columns(8, 32, width))
+    lanes = max(64, 1 << (width - 1).bit_length())
+    assert bindings(found) == f"p=grid  i=loop  k=lanes({lanes})"
+    assert found.warps == warps
+
+
+def test_a_ragged_last_part_changes_the_bounds_not_the_plan() -> None:
+    even, ragged = rows_and_columns(8, 32, 768), rows_and_columns(8, 32, 768, limit=250)
+    assert bindings(plan(even)) == bindings(plan(ragged))
+
+
+def test_column_sums_beside_rows_that_must_be_looped_are_refused() -> None:
+    """The sums of all columns would have to stay somewhere while the row's tiles go by."""
+    assert accepts_gpu(rows_and_columns(4, 8, 32768))
+    assert not accepts_gpu(rows_and_columns(4, 8, 32769))
+    assert accepts_gpu(rows(4, 40000))

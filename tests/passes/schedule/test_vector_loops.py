@@ -1,0 +1,112 @@
+"""The CPU's plans: lanes along memory, rows on the grid, chunks that a cache holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Buffer, Op
+from fusec.ir.graph import Def, Kernel
+from fusec.ir.index import Size, index
+from fusec.ir.monoid import MAX
+from fusec.passes.schedule.plan import Place
+from fusec.passes.schedule.vector_loops import (
+    CHUNK_ELEMENTS,
+    MIN_GRID,
+    SUM_TILES,
+    accepts_vector_loops,
+    plan_vector_loops,
+)
+from tests.ir.graphs import axes, graph, load
+from tests.passes.pipelines import kernel_of
+from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
+
+
+def found(kernel: Kernel, width: int = 16) -> str:
+    return bindings(plan_vector_loops(kernel, width))
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_lanes_are_as_wide_as_the_machine_s_vectors(width: int) -> None:
+    assert found(rows(100, 100), width) == f"m=grid  k=loop*{width}"
+
+
+def test_rows_are_on_the_grid_and_their_lanes_in_a_loop() -> None:
+    assert found(pointwise(100, 600)) == "m=grid  c=loop*16"
+
+
+@pytest.mark.parametrize(("extent", "tile"), [(7, ""), (8, "*16"), (9, "*16")])
+def test_a_row_of_less_than_half_a_vector_has_no_lanes(extent: int, tile: str) -> None:
+    assert found(pointwise(100, extent)) == f"m=grid  c=loop{tile}"
+
+
+def test_a_long_vector_is_cut_into_chunks_of_a_cache() -> None:
+    tiles = CHUNK_ELEMENTS // 16
+    assert found(line(1 << 20)) == f"c=grid*16 by {tiles}"
+
+
+def test_a_short_vector_is_cut_into_points_enough_for_all_threads() -> None:
+    kernel = line(16 * 64)
+    (binding,) = plan_vector_loops(kernel, 16).bindings
+    assert binding.place is Place.GRID
+    assert 64 // binding.chunk == MIN_GRID
+
+
+@pytest.mark.parametrize("tiles", [4095, 3 * 77 * 5, 1024 + 32])
+def test_a_chunk_divides_the_tiles_where_a_divisor_is_near(tiles: int) -> None:
+    (binding,) = plan_vector_loops(line(16 * tiles), 16).bindings
+    assert tiles % binding.chunk == 0
+
+
+def test_an_extent_known_at_launch_is_cut_by_its_hint() -> None:
+    assert found(line(Size("N", 1 << 20))) == f"c=grid*16 by {CHUNK_ELEMENTS // 16}"
+
+
+def test_few_long_rows_are_cut_as_well() -> None:
+    (outer, lane) = plan_vector_loops(pointwise(2, 100_000), 16).bindings
+    assert outer.place is lane.place is Place.GRID
+    assert lane.chunk > 0
+
+
+def test_a_column_sum_keeps_its_loop_outside_of_the_lanes() -> None:
+    """Memory is walked in order; the sums of a chunk of columns wait in a private array."""
+    plan = plan_vector_loops(columns(4096, 768), 16)
+    assert [(b.axis.name, b.place) for b in plan.bindings] == [
+        ("m", Place.LOOP),
+        ("c", Place.GRID),
+    ]
+    assert plan.scratch and plan.peel
+
+
+def test_partial_column_sums_run_beside_rows() -> None:
+    assert found(rows_and_columns(8, 32, 768)) == "p=grid  i=loop  k=loop*16"
+
+
+@pytest.mark.parametrize(("many", "blocks"), [(2 * SUM_TILES - 1, ""), (2 * SUM_TILES, " by 64")])
+def test_sums_of_long_rows_are_added_in_blocks(many: int, blocks: str) -> None:
+    assert found(rows(100, 16 * many)) == f"m=grid  k=loop*16{blocks}"
+
+
+def test_a_maximum_needs_no_blocks_for_it_loses_no_digits() -> None:
+    assert found(rows(100, 1 << 15, monoid=MAX)) == "m=grid  k=loop*16"
+
+
+def test_without_contiguous_memory_nothing_has_lanes() -> None:
+    shape = (index(6), index(8))
+    x, y = (Buffer(n, shape, (index(32), index(2)), F32) for n in "xy")
+    m, c = axes("m c", 6, 8)
+    kernel = kernel_of(graph((x,), (Def(y, (m, c), Op("neg", (load(x, m, c),))),), y))
+    assert {b.tile for b in plan_vector_loops(kernel, 16).bindings} == {1}
+
+
+@pytest.mark.parametrize("shape", [(8, 1 << 17), (1 << 17, 8), (3, 200_000)], ids=str)
+def test_one_reduction_is_planned_however_long_and_wide(shape: tuple[int, int]) -> None:
+    """A vocabulary of 128256 columns is cut into chunks, and so is the array of their sums."""
+    for kernel in (rows(*shape), columns(*shape)):
+        assert accepts_vector_loops(kernel)
+        assert plan_vector_loops(kernel, 16).bindings
+
+
+def test_a_private_array_longer_than_a_cache_is_refused() -> None:
+    assert accepts_vector_loops(rows_and_columns(4, 8, 1 << 16))
+    assert not accepts_vector_loops(rows_and_columns(4, 8, (1 << 16) + 64))
