@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import shutil
 import statistics
 import sys
@@ -52,18 +53,21 @@ logger = logging.getLogger("fusec.race")
 MARGIN = 1.02
 """How many times faster than the reference a way must be."""
 
+SAMPLE_US = 1000.0
+"""What the calls of one sample should take together; short ones run on several sets of inputs."""
+
 STEADY = 0.8
 """In which share of the rounds it must be the faster one."""
 
 CLEARLY = 1.3
-"""How many times slower than the best a way may be after the first stage; also the margin where
-time ran out before a stage was complete."""
+"""How many times slower than the best a way may be after the first stage, and the reference after
+any; also the margin where time ran out before a stage was complete."""
 
 STAGES = ((3, CLEARLY), (7, 1.1))
 """Rounds run by the end of each stage, and how far behind the best a way may then be."""
 
 ROUNDS = 15
-"""Rounds of those that stay to the end."""
+"""Rounds of those that stay to the end, which comes sooner where the reference leads."""
 
 KEPT = 4
 """A stage that ends keeps half of the ways, or this many."""
@@ -150,6 +154,10 @@ class _Entrant:
     @property
     def median(self) -> float:
         return statistics.median(self.times.values())
+
+    @property
+    def fastest(self) -> float:
+        return min(self.times.values())
 
     def drop(self, stage: str, error: Exception) -> None:
         """Leave because of an error."""
@@ -272,25 +280,38 @@ class _Course:
 
     def run(self, inputs: Callable[[], list[Any]]) -> None:
         """Time the ways that are left, in rounds."""
-        if len(self.racing) < 2:
-            return
-        nbytes = sum(t.nbytes for t in self.sets[0] if isinstance(t, Tensor))
         try:
             self.timer = self.timer or stopwatch(self.device)
-            while len(self.sets) < sets_of_inputs(self.device, nbytes):
-                self.sets.append(inputs())
-        except RuntimeError as error:  # out of memory: the race goes on with those that there are
-            logger.debug("a race has %d sets of inputs: %s", len(self.sets), error)
-        if self.timer is None:
+        except RuntimeError as error:  # no memory for the buffer that flushes caches
+            logger.debug("nothing can be timed: %s", error)
             return
+        if not self._rounds(1):
+            return
+        if self._add_sets(inputs):
+            # Calls are short and samples take several: the round on one set was a warm-up, and its
+            # times stand until the first round replaces them.
+            self.finished = 0
         for rounds, factor in STAGES:
             if not self._rounds(rounds):
                 return
             self._leave_behind(rounds, factor)
-        self._rounds(ROUNDS)
+        if min(self.racing, key=lambda entrant: entrant.median) is not self.reference:
+            self._rounds(ROUNDS)
+
+    def _add_sets(self, inputs: Callable[[], list[Any]]) -> bool:
+        """Make as many sets of inputs as a sample needs; whether there are more than one."""
+        fastest = min(entrant.median for entrant in self.racing)
+        nbytes = sum(t.nbytes for t in self.sets[0] if isinstance(t, Tensor))
+        wanted = min(sets_of_inputs(self.device, nbytes), math.ceil(SAMPLE_US / max(fastest, 1.0)))
+        try:
+            while len(self.sets) < wanted:
+                self.sets.append(inputs())
+        except RuntimeError as error:  # out of memory: the race goes on with those that there are
+            logger.debug("a race has %d sets of inputs: %s", len(self.sets), error)
+        return len(self.sets) > 1
 
     def _rounds(self, until: int) -> bool:
-        """Run rounds until there were so many; False if the race is over before."""
+        """Run rounds until there were so many; False if the race is over."""
         while self.finished < until:
             racing = self.racing
             if len(racing) < 2:
@@ -303,7 +324,7 @@ class _Course:
                     return False
                 self._sample(entrant)
             self.finished += 1
-        return True
+        return len(self.racing) > 1
 
     def _sample(self, entrant: _Entrant) -> None:
         assert entrant.call is not None and self.timer is not None
@@ -313,13 +334,15 @@ class _Course:
             entrant.drop("run", error)
 
     def _leave_behind(self, rounds: int, factor: float) -> None:
-        """Drop those further behind the best than this, and the slower half of many."""
-        ordered = sorted(self.racing, key=lambda entrant: entrant.median)
-        if not ordered:
-            return
+        """Drop those further behind the best than this, and the slower half of many.
+
+        The fastest rounds are compared: one that a busy machine spoiled throws nobody out.
+        """
+        ordered = sorted(self.racing, key=lambda entrant: entrant.fastest)
         places = max(KEPT, len(ordered) // 2)
         for place, entrant in enumerate(ordered):
-            far = entrant.median > factor * ordered[0].median
+            allowed = CLEARLY if entrant is self.reference else factor
+            far = entrant.fastest > allowed * ordered[0].fastest
             if far or (place >= places and entrant is not self.reference):
                 entrant.dropped = BEHIND.format(rounds)
 

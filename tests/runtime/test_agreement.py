@@ -45,6 +45,19 @@ def test_one_wrong_element_is_found(dtype: torch.dtype, given: bool) -> None:
     assert said is not None and said.startswith("output 1: max error 1")
 
 
+def test_one_wrong_element_in_a_million_is_found() -> None:
+    exact = torch.randn(1 << 20, dtype=torch.float64)
+    ours = exact.bfloat16()
+    ours[-1] += 1  # the root mean square of the error grows by a thousandth
+    assert disagreement([ours], [exact.bfloat16()], lambda: [exact]) is not None
+
+
+def test_a_small_error_everywhere_is_found() -> None:
+    exact = torch.randn(1 << 12, dtype=torch.float64)
+    ours = (exact + 0.03).bfloat16()  # the largest rounding of eager's is a third of it
+    assert disagreement([ours], [exact.bfloat16()], lambda: [exact]) is not None
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_small_numbers_are_held_to_their_own_scale(dtype: torch.dtype) -> None:
     eager = (torch.rand(64, dtype=torch.float64) * 1e-3).to(dtype)
