@@ -24,6 +24,7 @@ from torch import fx
 from fusec.errors import Unsupported
 from fusec.frontend import (
     activations,
+    attention,
     comparisons,
     contractions,
     creation,
@@ -47,6 +48,7 @@ from fusec.ir.index import Size, index
 # Importing these modules fills the table of lowerings.
 _RULES = (
     activations,
+    attention,
     comparisons,
     contractions,
     creation,

@@ -49,8 +49,7 @@ class Products:
 
     def scratch(self, suffix: str, shape: Indices, dtype: DType) -> Buffer:
         """Return a new row-major intermediate."""
-        name = self.lines.unique_name(f"{self.name}_{suffix}")
-        return Buffer(name, shape, contiguous_strides(shape), dtype)
+        return Buffer(self.lines.unique_name(suffix), shape, contiguous_strides(shape), dtype)
 
     def result(self, position: int = 0) -> Buffer:
         buffer = self.outputs[position]
@@ -71,8 +70,13 @@ def exact(value: Value, at: Indices) -> Expr:
     return read_exact(value, at, F32)
 
 
+def is_matrix(x: Any) -> bool:
+    """Return True for a tensor of a type that tensor cores multiply."""
+    return isinstance(x, Value) and x.dtype in (F32, F16, BF16)
+
+
 def _matrices(*operands: Any) -> None:
-    if not all(isinstance(x, Value) and x.dtype in (F32, F16, BF16) for x in operands):
+    if not all(map(is_matrix, operands)):
         raise Unsupported("a product of a type without tensor cores")
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
+from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, argument_views
+from fusec.passes.dag import reads
 from fusec.passes.fuse import Decision
 
 Cut: TypeAlias = Callable[[Graph], tuple[Schedule, tuple[Decision, ...]]]
@@ -25,7 +26,14 @@ def cut_with_products(graph: Graph, cut: Cut) -> tuple[Schedule, tuple[Decision,
     Args:
         cut: the passes from a graph to kernels.
     """
-    opened = {n.node for n in graph.nodes if isinstance(n, Extern) and n.meaning}
+    read = _read_buffers(graph)
+    opened = {
+        n.node
+        for n in graph.nodes
+        if isinstance(n, Extern)
+        and n.meaning
+        and read.intersection(n.outputs) <= {line.buffer for line in n.meaning}
+    }
     while opened:
         schedule, decisions = cut(open_calls(graph, opened))
         lonely = _lonely(graph, schedule) & opened
@@ -33,6 +41,14 @@ def cut_with_products(graph: Graph, cut: Cut) -> tuple[Schedule, tuple[Decision,
             return schedule, decisions
         opened -= lonely
     return cut(graph)
+
+
+def _read_buffers(graph: Graph) -> set[Buffer | None]:
+    """Return the buffers that some line reads or the graph returns."""
+    found = {view.buffer for view in argument_views(graph.outputs)}
+    for node in graph.nodes:
+        found.update(reads(node))
+    return {*found}
 
 
 def open_calls(graph: Graph, opened: set[str]) -> Graph:
@@ -47,14 +63,14 @@ def open_calls(graph: Graph, opened: set[str]) -> Graph:
 
 
 def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
-    """Return the calls whose definitions share a kernel with nothing else."""
+    """Return the calls of one definition that share their kernel with nothing else."""
     call: dict[Buffer, str] = {
-        line.buffer: n.node for n in graph.nodes if isinstance(n, Extern) for line in n.meaning
+        n.meaning[0].buffer: n.node
+        for n in graph.nodes
+        if isinstance(n, Extern) and len(n.meaning) == 1
     }
-    found: set[str] = set()
-    for step in schedule.steps:
-        if isinstance(step, Kernel):
-            owners = {call.get(buffer) for buffer in step.defs}
-            if len(owners) == 1 and (owner := owners.pop()) is not None:
-                found.add(owner)
-    return found
+    return {
+        call[step.defs[0]]
+        for step in schedule.steps
+        if isinstance(step, Kernel) and len(step.defs) == 1 and step.defs[0] in call
+    }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import InvalidIR
+from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
 from fusec.ir.graph import Def, Extern, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
@@ -85,7 +86,8 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     rows = product(a.extent for a in reduction.over).hint()
     kept = product(a.extent for a in line.axes).hint()
     if (
-        rows * kept < MIN_ELEMENTS
+        factors(reduction) is not None  # a product of matrices has schedules of its own
+        or rows * kept < MIN_ELEMENTS
         or rows < 2 * MIN_ROWS_PER_PART
         or reduction.axes - set(line.axes)
     ):

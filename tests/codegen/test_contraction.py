@@ -87,3 +87,26 @@ def test_causal_attention_in_half_precision():
         return torch.softmax(scores, -1) @ v
 
     fused(causal, q, k, v)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("shape", ((1, 2, 48, 32), (2, 1, 150, 24)))
+def test_the_librarys_attention_and_its_gradient(shape, causal):
+    q, k, v = (tensor(*shape, seed=s) for s in range(3))
+
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    fused(attention, q, k, v, train=True)
+
+
+def test_attention_of_grouped_heads_with_a_mask_that_hides_whole_rows():
+    q, k, v = tensor(1, 4, 20, 16), tensor(1, 2, 36, 16, seed=1), tensor(1, 2, 36, 16, seed=2)
+    mask = torch.rand(20, 36) > 0.5
+    mask[3] = False
+    fused(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True),
+        q,
+        k,
+        v,
+    )

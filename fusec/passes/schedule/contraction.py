@@ -62,9 +62,9 @@ def find_roles(kernel: Kernel) -> Roles | None:
     products = contractions(kernel)
     nodes = postorder(s.expr for s in kernel.stores)
     reductions = [n for n in nodes if isinstance(n, Reduce)]
-    reduced = {a for n in reductions for a in n.over}
-    nested = [n for n in products if not n.axes.isdisjoint(reduced)]
-    loops = {a for n in reductions if n not in nested for a in n.over}
+    nested = _nested(reductions)
+    loops = {a for n in products if n not in nested for a in n.over}
+    loops |= {a for n in reductions if n not in products for a in n.over if not _fits_lanes(a)}
     whole = tuple(a for a in kernel.inside if a not in loops)
     if any(not _fits_lanes(a) for a in whole) or any(a.limit is not None for a in kernel.axes):
         return None
@@ -86,6 +86,16 @@ def find_roles(kernel: Kernel) -> Roles | None:
     nests = all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
     wide = all(a.extent.hint() >= MIN_LANES for a in (*tiled, *whole))
     return roles if nests and wide and _is_flat(nodes, products, roles) else None
+
+
+def _nested(reductions: list[Reduce]) -> set[Reduce]:
+    """Return the reductions whose values an enclosing one reduces again, along its own axes."""
+    found: set[Reduce] = set()
+    for outer in reductions:
+        for inner in postorder((outer.body,)):
+            if isinstance(inner, Reduce) and not inner.axes.isdisjoint(outer.over):
+                found.add(inner)
+    return found
 
 
 def _fits_lanes(axis: Axis) -> bool:
@@ -157,5 +167,5 @@ def _tiles(kernel: Kernel, roles: Roles) -> tuple[dict[Axis, int], int, int]:
         area *= tiles[axis]
     if roles.whole:
         area = max([*(tiles[a] for a in roles.tiled), 1]) * max(_lanes(a) for a in roles.whole)
-    warps = 8 if area >= 128 * 128 else 4
+    warps = 8 if area >= 128 * 128 or len(products) > 2 else 4
     return tiles, warps, 2 if roles.whole else 3

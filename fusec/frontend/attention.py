@@ -1,0 +1,265 @@
+"""What the calls behind ``scaled_dot_product_attention`` compute, in index notation.
+
+``q[b, h, m, d]``, ``k[b, h', n, d]``, ``v[b, h', n, e]`` with h' the head of keys and values that
+serves head h. Scores stay in f32; the weights are rounded to the values' type before they multiply,
+as the library's kernels do. A row whose keys are all masked gives 0, also as there.
+
+Source of the gradient: Dao et al., "FlashAttention" (2022), appendix B: with the weights p from the
+logarithm of the row's sum, ``ds = p * (dp - delta)`` and ``delta[m] = sum(e: do[m, e]*o[m, e])``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import ROUND, read
+from fusec.frontend.meaning import MEANINGS, Indices, Products, contraction, exact, is_matrix
+from fusec.frontend.value import Value
+from fusec.ir.dtype import BOOL, F32, DType
+from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
+from fusec.ir.graph import Def
+from fusec.ir.index import Axis, Index, floordiv, index
+from fusec.ir.monoid import MAX, SUM
+
+aten = torch.ops.aten
+_LOWEST = Const(-math.inf, F32)
+_ZERO = Const(0.0, F32)
+
+
+class _Attention:
+    """The scores of one call: ``s[b, h, m, n]``, scaled and masked, in f32."""
+
+    def __init__(
+        self, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
+    ) -> None:
+        if not all(map(is_matrix, (q, k, v))) or len(q.shape) != 4:
+            raise Unsupported("attention of a type without tensor cores")
+        self.q, self.k, self.v, self.mask, self.causal = q, k, v, mask, causal
+        self.batch, self.heads, self.rows, self.depth = q.shape
+        self.keys, self.width = k.shape[2], v.shape[3]
+        if scale is None and not self.depth.is_constant:
+            raise Unsupported("attention with a symbolic head dimension")
+        self.scale = 1.0 / math.sqrt(self.depth.const) if scale is None else scale
+
+    @property
+    def shape(self) -> Indices:
+        return (self.batch, self.heads, self.rows, self.keys)
+
+    def head(self, h: Index) -> Index:
+        """Return the head of keys and values that serves head ``h``."""
+        groups = floordiv(self.heads, self.k.shape[1])
+        return h if groups is index(1) else floordiv(h, groups)
+
+    def scores(self, at: Indices) -> Expr:
+        b, h, m, n = at
+        product = contraction(
+            self.depth,
+            lambda d: (exact(self.q, (b, h, m, d)), exact(self.k, (b, self.head(h), n, d))),
+        )
+        score: Expr = Op("mul", (product, Const(self.scale, F32)))
+        if self.mask is not None:
+            score = self._masked(score, self.mask, at)
+        if self.causal:
+            keep = Op("le", (IndexValue(n), IndexValue(m)))
+            score = Select(keep, score, _LOWEST)
+        return score
+
+    def _masked(self, score: Expr, mask: Value, at: Indices) -> Expr:
+        if mask.dtype is BOOL:
+            keep = read(mask, at, BOOL)
+            return Select(keep, score, _LOWEST)
+        return Op("add", (score, read(mask, at, F32)))
+
+
+def _weight(value: Expr, dtype: DType) -> Expr:
+    """Return an f32 value as the operand of a product: rounded to a 16-bit type."""
+    return Op(ROUND[dtype], (value,)) if dtype in ROUND else value
+
+
+def _forward(call: Products, attention: _Attention, statistics: Buffer | None) -> tuple[Def, ...]:
+    lines: list[Def] = []
+
+    def scratch(suffix: str, shape: Indices, body: Callable[[Indices], Expr]) -> Buffer:
+        buffer = call.scratch(suffix, shape, F32)
+        lines.append(call.define(buffer, body))
+        return buffer
+
+    a = attention
+    row = (a.batch, a.heads, a.rows)
+    scores = scratch("scores", a.shape, a.scores)
+
+    def over_keys(at: Indices, monoid: Any, term: Callable[[Index], Expr]) -> Expr:
+        axis = Axis("n", a.keys)
+        return Reduce(monoid, (axis,), term(index(axis)))
+
+    top = scratch("top", row, lambda at: over_keys(at, MAX, lambda n: Load(scores, (*at, n))))
+    weight = scratch(
+        "weight",
+        a.shape,
+        lambda at: Op("exp", (Op("sub", (Load(scores, at), Load(top, at[:3]))),)),
+    )
+    total = scratch("total", row, lambda at: over_keys(at, SUM, lambda n: Load(weight, (*at, n))))
+
+    def output(at: Indices) -> Expr:
+        b, h, m, e = at
+
+        def term(n: Index) -> tuple[Expr, Expr]:
+            share = Op("div", (Load(weight, (b, h, m, n)), Load(total, (b, h, m))))
+            return _weight(share, a.v.dtype), exact(a.v, (b, a.head(h), n, e))
+
+        value = contraction(a.keys, term)
+        if a.mask is None:
+            return value
+        return Select(Op("eq", (Load(top, (b, h, m)), _LOWEST)), _ZERO, value)
+
+    lines.append(call.define(call.result(), output))
+    if statistics is not None:
+        lines.append(
+            call.define(
+                statistics,
+                lambda at: Op("add", (Load(top, at), Op("log", (Load(total, at),)))),
+            )
+        )
+    return tuple(lines)
+
+
+def _statistics(call: Products, attention: _Attention) -> Buffer | None:
+    """Return the buffer of the rows' logarithms of sums, if the call has one of their shape."""
+    a = attention
+    found = call.outputs[1] if len(call.outputs) > 1 else None
+    if found is not None and found.shape != (a.batch, a.heads, a.rows):
+        raise Unsupported("statistics of another shape")
+    return found
+
+
+def _flash_cpu(
+    call: Products,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Def, ...]:
+    _without_dropout(dropout_p)
+    attention = _Attention(q, k, v, attn_mask, is_causal, scale)
+    return _forward(call, attention, _statistics(call, attention))
+
+
+def _efficient(
+    call: Products,
+    q: Value,
+    k: Value,
+    v: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Def, ...]:
+    _without_dropout(dropout_p)
+    attention = _Attention(q, k, v, attn_bias, is_causal, scale)
+    return _forward(call, attention, _statistics(call, attention) if compute_log_sumexp else None)
+
+
+def _flash(
+    call: Products,
+    q: Value,
+    k: Value,
+    v: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Def, ...]:
+    _without_dropout(dropout_p)
+    attention = _Attention(q, k, v, None, is_causal, scale)
+    return _forward(call, attention, _statistics(call, attention))
+
+
+def _without_dropout(probability: float) -> None:
+    if probability:
+        raise Unsupported("dropout of the library's attention: its random numbers are its own")
+
+
+def _flash_cpu_backward(
+    call: Products,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    out: Value,
+    statistics: Value,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Def, ...]:
+    _without_dropout(dropout_p)
+    a = _Attention(q, k, v, attn_mask, is_causal, scale)
+    if k.shape[1] != q.shape[1]:
+        raise Unsupported("the gradient of grouped heads")
+    delta = call.scratch("delta", (a.batch, a.heads, a.rows), F32)
+
+    def row_delta(at: Indices) -> Expr:
+        axis = Axis("e", a.width)
+        product = Op(
+            "mul", (read(grad, (*at, index(axis)), F32), read(out, (*at, index(axis)), F32))
+        )
+        return Reduce(SUM, (axis,), product)
+
+    def weight(at: Indices) -> Expr:
+        return Op("exp", (Op("sub", (a.scores(at), read(statistics, at[:3], F32))),))
+
+    def change(at: Indices) -> Expr:
+        b, h, m, n = at
+        back = contraction(a.width, lambda e: (exact(grad, (b, h, m, e)), exact(v, (b, h, n, e))))
+        difference = Op("sub", (back, Load(delta, (b, h, m))))
+        return Op("mul", (Op("mul", (weight(at), difference)), Const(a.scale, F32)))
+
+    def grad_query(at: Indices) -> Expr:
+        b, h, m, d = at
+        return contraction(
+            a.keys, lambda n: (_weight(change((b, h, m, n)), k.dtype), exact(k, (b, h, n, d)))
+        )
+
+    def grad_key(at: Indices) -> Expr:
+        b, h, n, d = at
+        return contraction(
+            a.rows, lambda m: (_weight(change((b, h, m, n)), q.dtype), exact(q, (b, h, m, d)))
+        )
+
+    def grad_value(at: Indices) -> Expr:
+        b, h, n, e = at
+        return contraction(
+            a.rows, lambda m: (_weight(weight((b, h, m, n)), v.dtype), exact(grad, (b, h, m, e)))
+        )
+
+    return (
+        call.define(delta, row_delta),
+        call.define(call.result(0), grad_query),
+        call.define(call.result(1), grad_key),
+        call.define(call.result(2), grad_value),
+    )
+
+
+MEANINGS.update(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _flash_cpu_backward,
+        aten._scaled_dot_product_efficient_attention.default: _efficient,
+        aten._scaled_dot_product_cudnn_attention.default: _efficient,
+        aten._scaled_dot_product_flash_attention.default: _flash,
+    }
+)
