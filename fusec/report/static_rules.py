@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusec.report.widths import MASKED, SCALAR, UNALIGNED, Access
+from fusec.report.widths import MASKED, SCALAR, SMALL, UNALIGNED, Access
 from fusec.runtime.static_checks import REGISTERS, DotTile, StaticReport
 
 WIDE_SHARE = 0.95
@@ -165,6 +165,17 @@ def _registers(kernel: CheckedKernel) -> str:
     return f"{static.registers} registers * {static.threads} threads > {REGISTERS}"
 
 
+def _thin(kernel: CheckedKernel) -> str:
+    if kernel.static is None or kernel.static.dots or not kernel.static.loops:
+        return ""
+    total = sum(access.bytes for access in kernel.accesses)
+    small = [access for access in kernel.accesses if access.demand.left_out == SMALL]
+    if kernel.floor_us < SHORT_US or 2 * sum(access.bytes for access in small) <= total:
+        return ""
+    worst = max(small, key=lambda access: access.bytes)
+    return f"{worst.demand.elements} elements at a time for {kernel.static.threads} threads"
+
+
 def _occupancy(kernel: CheckedKernel) -> str:
     static = kernel.static
     if static is None or static.dots or static.occupancy >= 0.5:
@@ -266,6 +277,14 @@ RULES: tuple[Rule, ...] = (
         "A block's registers fit: registers * threads <= 65536.",
         _registers,
         "Use fewer warps or a smaller tile: it builds, and cannot be launched.",
+    ),
+    Rule(
+        "thin-loop",
+        "A loop over memory takes at least 16 bytes for each thread at a time, unless all the "
+        "kernel's bytes take less than 1 us.",
+        _thin,
+        "Make the loop's tile as long as the row allows.",
+        fault=False,
     ),
     Rule(
         "occupancy",
