@@ -199,3 +199,11 @@ def test_errors_are_the_model_s_own_or_name_what_is_right() -> None:
         fusec.explain(lambda x: x + 1, torch.zeros(8, dtype=torch.int64), train=True)
     with pytest.raises(UsageError, match="sm_90"):
         fusec.explain(relu_chain, torch.empty(8), target="sm_91")
+
+
+def test_floats_of_a_module_are_counted_with_symbolic_sizes() -> None:
+    """Dynamo passes them as tensors and reads their values, which fake tensors do not have."""
+    inputs = torch.randn(8, 64)
+    report = fusec.explain(nn.LayerNorm(64), inputs, train=True, dynamic=True)
+    assert [graph.name for graph in report.graphs] == ["forward", "backward"]
+    assert report.graphs[0].launches_eager == 1
