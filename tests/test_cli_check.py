@@ -1,4 +1,4 @@
-"""``fusec check``: verdicts, exit codes, the JSON form, messages."""
+"""``fusec check``: verdicts on machine code and on results, exit codes, JSON, messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from fusec.cli import main
 from fusec.errors import BuildError
-from fusec.report import static_verdict
+from fusec.report import numeric_verdict, static_verdict
 from fusec.report.stages import Staged, assemble
 from fusec.runtime.triton_kernel import CompiledAsm
 
@@ -33,6 +33,16 @@ def long_norm():
 
 def nothing(x):
     return x
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    def forward(self, x, ids):
+        self.calls += 1
+        x.mul_(2)
+        return F.gelu(self.linear(x)), x[:, ids], "done"
 """
 
 PAIR = ("--input", "bf16[2048,4096]", "bf16[2048,4096]")
@@ -177,7 +187,76 @@ def test_a_model_of_eager_kernels_has_nothing_to_judge(capsys, models) -> None:
     assert "nothing was compiled" in out or "no kernels" in out
 
 
+# results
+
+
+def compared(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, dict]:
+    code, out, err = run(capsys, *args, "--json")
+    assert out, err
+    document = json.loads(out)
+    assert set(document) == {"schema", "device", "results", "faults"}
+    assert document["schema"] == 1
+    fields = {"name", "dtype", "shape", "eager_error", "fusec_error", "problem"}
+    assert all(set(result) == fields for result in document["results"])
+    return code, document
+
+
+def test_results_in_training_agree_with_eager(capsys, models) -> None:
+    pair = ("--input", "f32[8,4096]", "f32[8,4096]")
+    code, document = compared(capsys, f"{models}:NormGelu", *pair, "--train")
+    assert code == 0, document
+    assert document["faults"] == []
+    names = {result["name"] for result in document["results"]}
+    assert {"output[0]", "output[1]", "input 0 after", "gradient of input 1"} <= names
+    assert "gradient of parameter norm.weight" in names
+    assert all(result["fusec_error"] < 1e-2 for result in document["results"])
+
+
+def test_inputs_and_buffers_after_the_call_are_compared(capsys, models) -> None:
+    specs = ("--input", "f32[8,16]", "i64[5]<16")
+    code, document = compared(capsys, f"{models}:Counting", *specs)
+    assert code == 0, document
+    results = {result["name"]: result for result in document["results"]}
+    assert results["buffer calls after"]["dtype"] == "int64"
+    assert results["buffer calls after"]["fusec_error"] is None
+    assert results["output[2]"]["dtype"] == "str"
+    assert results["input 0 after"]["problem"] == ""
+
+
+def test_a_module_of_another_type_is_converted(capsys, models) -> None:
+    code, out, err = run(capsys, f"{models}:Counting", "--input", "bf16[8,16]", "i64[5]<16")
+    assert code == 0, err
+    assert "converted to torch.bfloat16" in err
+    assert "faults: none" in out and "agrees" in out
+
+
+def test_wrong_results_fail_the_check(capsys, models, monkeypatch) -> None:
+    def wrong(gm, inputs, **_):
+        return lambda *args: tuple(out + 0.01 for out in gm.forward(*args))
+
+    monkeypatch.setattr(numeric_verdict, "fusec", wrong)
+    args = (f"{models}:relu", "--input", "f32[64]")
+    code, document = compared(capsys, *args)
+    assert code == 1
+    assert document["faults"] == ["output"]
+    (output, _) = document["results"]
+    assert "max error 0.01" in output["problem"]
+    assert output["eager_error"] < 1e-6 < 0.009 < output["fusec_error"]
+    code, out, _ = run(capsys, *args)
+    assert code == 1 and "faults: 1" in out
+
+
+def test_a_model_that_fails_by_itself_shows_its_own_error(capsys, models) -> None:
+    code, _, err = run(capsys, f"{models}:NormGelu", "--input", "f32[8,64]", "f32[8,64]")
+    assert code == 3
+    assert "normalized_shape" in err and "check_models.py" in err and "Traceback" not in err
+
+
+# errors
+
 WRONG = {
+    "target without static": (["{m}:relu", "--input", "f32[8]", "--target", "sm_90"], "--static"),
+    "inputs": (["{m}:relu"], "(x)"),
     "cpu": (["--static", "{m}:relu", "--input", "f32[8]", "--target", "cpu"], "--target sm_80"),
     "amd": (["--static", "{m}:relu", "--input", "f32[8]", "--target", "gfx942"], "static checks"),
     "row": (["--static", "{m}:relu", "--input", "f32[8]", "--target", "sm90"], "'sm_90'"),

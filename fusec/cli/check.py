@@ -1,10 +1,12 @@
-"""Judge every kernel of a model from its machine code, for any NVIDIA target; no GPU is needed.
+"""Check a model: its results beside eager's, or with --static its kernels from their machine code.
 
+  fusec check model.py:Block --input bf16[8,128,768] --train
   fusec check --static model.py:Block --input bf16[8,128,768] --target sm_90
-  fusec check --static model.py:Block --input bf16[8,128,768] --target sm_90 --train --json
 
-Exit code 1 if a kernel has a fault: it spills registers, moves less than 16 bytes at a time where
-it could, misses the tensor cores, or does not fit the processor. docs/performance.md has the rules.
+Without --static the model runs on this machine, on random inputs: eagerly, in fp64 and compiled.
+With it nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a fault
+if it spills registers, moves less than 16 bytes at a time where it could, misses the tensor cores,
+or does not fit the processor. Exit code 1 if a result is wrong or a kernel has a fault.
 """
 
 from __future__ import annotations
@@ -12,30 +14,52 @@ from __future__ import annotations
 import argparse
 
 from fusec.cli.dump import add_model_arguments, stage_model
+from fusec.cli.inputs import parse_spec
 from fusec.cli.output import progress, show
 from fusec.errors import UsageError
 
-HELP = "judge every kernel from its machine code: registers, spills, access widths, tensor cores"
+HELP = "check results against eager's, or with --static every kernel's machine code"
 FAULTS = 1
-"""The exit code where a kernel has a fault."""
+"""The exit code where a result is wrong or a kernel has a fault."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_model_arguments(parser)
-    parser.add_argument("--static", action="store_true", help="from the code, without a GPU")
+    parser.add_argument("--static", action="store_true", help="kernels, from their machine code")
     parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdict; return 1 if a kernel has a fault."""
+    """Print the verdict; return 1 if there is a fault."""
+    return _check_kernels(arguments) if arguments.static else _check_results(arguments)
+
+
+def _check_kernels(arguments: argparse.Namespace) -> int:
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report.stages import choose_target
     from fusec.report.static_verdict import check_target, judge
 
-    if not arguments.static:
-        raise UsageError(f"give --static: fusec check --static {arguments.model} --input ...")
     check_target(choose_target(arguments.target).name)
     verdict = judge(stage_model(arguments), progress)
     show(verdict.to_json() if arguments.json else str(verdict))
     return FAULTS if verdict.faults else 0
+
+
+def _check_results(arguments: argparse.Namespace) -> int:
+    # Local: as above.
+    from fusec.cli.model import load_with_inputs
+    from fusec.report.numeric_verdict import compare, this_device
+
+    if arguments.target is not None:
+        raise UsageError(
+            "results are compared on this machine's device. To check the kernels for a target, "
+            f"write fusec check --static {arguments.model} --target {arguments.target}."
+        )
+    specs = [parse_spec(text) for text in arguments.input]
+    device = this_device()
+    progress(f"running {arguments.model} on {device}: eagerly, in fp64 and compiled")
+    fn, inputs = load_with_inputs(arguments.model, specs, arguments.train, device)
+    comparison = compare(fn, inputs, train=arguments.train, dynamic=arguments.dynamic)
+    show(comparison.to_json() if arguments.json else str(comparison))
+    return FAULTS if comparison.faults else 0

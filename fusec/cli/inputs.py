@@ -55,6 +55,19 @@ class TensorSpec:
 
         return torch.empty(self.shape, dtype=getattr(torch, DTYPES[self.dtype]))
 
+    def random(self) -> torch.Tensor:
+        """Return a tensor of this type: normal, integers from 0 to the bound (2 if there is none).
+
+        Small integers are safe where they are indices.
+        """
+        import torch  # as above
+
+        dtype = getattr(torch, DTYPES[self.dtype])
+        if dtype.is_floating_point:
+            return torch.randn(self.shape).to(dtype)
+        high = 2 if self.bound is None else self.bound
+        return torch.randint(0, 2 if self.dtype == "bool" else high, self.shape).to(dtype)
+
 
 Spec: TypeAlias = "TensorSpec | int | float | bool | None"
 

@@ -8,12 +8,14 @@ runs eagerly meanwhile.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -73,10 +75,19 @@ class Model:
 
 
 def load_model(target: str, inputs: int) -> Model:
-    """Return what a TARGET names.
+    """Return what a TARGET names, without memory for its tensors; see ``load_callable``."""
+    mode = new_fake_mode()
+    return Model(load_callable(target, inputs, mode), mode)
+
+
+def load_callable(
+    target: str, inputs: int, mode: AbstractContextManager[Any]
+) -> Callable[..., Any]:
+    """Return the module or function that a TARGET names.
 
     Args:
         inputs: how many inputs the call will get.
+        mode: in which the user's code runs, such as a fake mode.
     Raises:
         UsageError: if there is no such thing, or it cannot be called with tensors.
         ModelError: if the user's code fails.
@@ -84,21 +95,54 @@ def load_model(target: str, inputs: int) -> Model:
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise UsageError(f"target {target!r} names nothing in a file or module. {_FORM}.")
-    mode = new_fake_mode()
-    module = _faked(mode, lambda: _import(place))
+    module = _run_in(mode, lambda: _import(place))
     found = _find(module, name, place)
     if isinstance(found, nn.Module):
-        return Model(found, mode)
+        return found
     if inspect.isclass(found):
         _refuse_class(found, name)
         build: Callable[[], Any] = found
-        return Model(_faked(mode, build), mode)
+        made: Callable[..., Any] = _run_in(mode, build)
+        return made
     if not callable(found):
         raise UsageError(
             f"{name!r} in {place} is of type {type(found).__name__}. Name a torch.nn.Module, its "
             "class, a function, or a function without arguments that returns a module."
         )
-    return Model(_call_factory(found, mode, inputs), mode)
+    factory: Callable[..., Any] = _call_factory(found, mode, inputs)
+    return factory
+
+
+def load_with_inputs(
+    target: str, specs: Sequence[Spec], train: bool, device: torch.device
+) -> tuple[Callable[..., Any], list[Any]]:
+    """Return what a TARGET names, with memory, and random inputs of these types, on a device.
+
+    A module whose parameters all have another floating type than the inputs, and which does not
+    run with them, is converted; progress says so.
+    """
+    torch.manual_seed(0)
+    fn = load_callable(target, len(specs), nullcontext())
+    _check_arguments(fn, specs)
+    inputs = [s.random().to(device) if isinstance(s, TensorSpec) else s for s in specs]
+    if not isinstance(fn, nn.Module):
+        return fn, inputs
+    fn = fn.train(train).to(device)
+    dtype, own = _common_dtype(inputs), _common_dtype(fn.parameters())
+    if dtype is not None and own is not None and dtype is not own and not _runs(fn, inputs):
+        progress(f"the model's parameters were converted to {dtype}, the inputs' type")
+        fn = fn.to(dtype)
+    return fn, inputs
+
+
+def _runs(fn: nn.Module, inputs: Sequence[Any]) -> bool:
+    """Return whether a copy of a module runs with copies of some inputs."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(fn)(*copy.deepcopy(list(inputs)))
+    except Exception:
+        return False
+    return True
 
 
 # -- the module ------------------------------------------------------------------------------------
@@ -153,8 +197,8 @@ def _find(module: ModuleType, name: str, place: str) -> Any:
 # -- what the name stands for ----------------------------------------------------------------------
 
 
-def _faked(mode: FakeTensorMode, make: Callable[[], _Made]) -> _Made:
-    """Return ``make()``, without memory for its tensors; with, if it cannot do without values."""
+def _run_in(mode: AbstractContextManager[Any], make: Callable[[], _Made]) -> _Made:
+    """Return ``make()`` in a mode; without, if it needs values and the mode has none."""
     with torch.compiler.set_stance("force_eager"):
         try:
             with mode:
@@ -189,18 +233,18 @@ def _required(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
 
 
-def _call_factory(found: Callable[..., Any], mode: FakeTensorMode, inputs: int) -> Any:
+def _call_factory(found: Callable[..., Any], mode: AbstractContextManager[Any], inputs: int) -> Any:
     """Return the module that a function without arguments makes, or else the function itself."""
     if _required(found) or not hasattr(found, "__code__"):
         return found
     parameters = inspect.signature(found).parameters
     if parameters and len(parameters) >= inputs > 0:
         try:
-            made = _faked(mode, found)
+            made = _run_in(mode, found)
         except ModelError:
             return found
     else:
-        made = _faked(mode, found)
+        made = _run_in(mode, found)
     return made if isinstance(made, nn.Module) or inspect.isfunction(made) else found
 
 

@@ -1,0 +1,228 @@
+"""The numeric verdict on a model: fusec's results beside eager's, both against fp64's.
+
+The model runs three times on copies of the same random inputs, on this machine's GPU or else its
+CPU: eagerly, eagerly in fp64, and compiled, where a failure inside fusec is an error. Outputs,
+inputs and buffers after the call and, in training, gradients have to agree by the rule of
+docs/numerics.md (``runtime/agreement.py``).
+
+The JSON form, schema 1, is stable: fields are added, never renamed or removed::
+
+    {"schema": 1, "device": "cpu",
+     "results": [{"name", "dtype", "shape", "eager_error", "fusec_error", "problem"}],
+     "faults": [the name of each result with a problem]}
+
+Errors are the largest distance of an element from fp64's; null for results that are not floats.
+
+Worked example::
+
+    >>> print(compare(torch.nn.LayerNorm(768), [torch.randn(8, 768)], train=True))
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fusec.backend import fusec
+from fusec.errors import ModelError
+from fusec.report.explanation import format_table
+from fusec.runtime.agreement import disagreement
+
+SCHEMA = 1
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tensor of a call; ``problem`` says how fusec's is wrong, or is empty."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    eager_error: float | None
+    fusec_error: float | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What ``fusec check`` shows."""
+
+    device: str
+    results: tuple[Result, ...]
+
+    @property
+    def faults(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if result.problem)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the JSON form; the module's docstring has its schema."""
+        document = {
+            "schema": SCHEMA,
+            "device": self.device,
+            "results": [asdict(result) for result in self.results],
+            "faults": [result.name for result in self.faults],
+        }
+        return json.dumps(document, indent=indent)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def this_device() -> torch.device:
+    """Return where models are compared: this machine's GPU, or else its CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def compare(
+    fn: Callable[..., Any], inputs: Sequence[Any], *, train: bool = False, dynamic: bool = False
+) -> Comparison:
+    """Run a module or function eagerly, in fp64 and compiled, and return how they compare.
+
+    The module is copied for each run, so that its weights and state stay as they are.
+
+    Raises:
+        ModelError: if the model itself fails with these inputs.
+        FusecError: what went wrong inside fusec.
+    """
+    try:
+        eager = _run(_copy(fn), inputs, train)
+    except Exception as error:
+        raise ModelError.raised(error) from error
+    own = _copy(fn)
+    compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options={"strict": True})
+    ours = _run(own, inputs, train, compiled)
+    try:
+        exact = _run(_copy(fn, torch.float64), inputs, train, dtype=torch.float64)
+    except Exception:  # an operation that has no fp64: results are then compared with eager's
+        exact = {}
+    names = dict.fromkeys((*eager, *ours))
+    results = tuple(_result(n, eager.get(n), ours.get(n), exact.get(n)) for n in names)
+    return Comparison(str(this_device()), results)
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def _copy(fn: Callable[..., Any], dtype: torch.dtype | None = None) -> Callable[..., Any]:
+    if not isinstance(fn, nn.Module):
+        return fn
+    module = copy.deepcopy(fn)
+    return module if dtype is None else module.to(dtype)
+
+
+def _run(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    train: bool,
+    call: Callable[..., Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Return what a call leaves behind, by name.
+
+    Args:
+        fn: a function, or the module whose state counts.
+        call: what to call, if not ``fn``: its compiled form.
+        dtype: what floating inputs become.
+    """
+    args = [_input(value, train, dtype) for value in inputs]
+    torch.manual_seed(_SEED)
+    with torch.set_grad_enabled(train):
+        output = (fn if call is None else call)(*args)
+    found = {f"output{_key(path)}": leaf for path, leaf in pytree.tree_leaves_with_path(output)}
+    tensors = {f"input {n}": arg for n, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+    state: dict[str, torch.Tensor] = {}
+    if isinstance(fn, nn.Module):
+        tensors.update((f"parameter {name}", value) for name, value in fn.named_parameters())
+        state = {f"buffer {name}": value for name, value in fn.named_buffers()}
+    gradients = _gradients(found, tensors) if train else {}
+    changed = {name: value for name, value in tensors.items() if name.startswith("input")}
+    return {**found, **{f"{n} after": v for n, v in (changed | state).items()}, **gradients}
+
+
+def _key(path: Any) -> str:
+    return str(pytree.keystr(path))
+
+
+def _input(value: Any, train: bool, dtype: torch.dtype | None) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    own = value.detach().clone()
+    if not own.is_floating_point():
+        return own
+    return own.to(dtype or own.dtype).requires_grad_(train)
+
+
+def _gradients(outputs: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the gradients of random cotangents, the same in each run."""
+    roots = [o for o in outputs.values() if isinstance(o, torch.Tensor) and o.requires_grad]
+    leaves = {n: t for n, t in tensors.items() if t.requires_grad and t.is_leaf}
+    if not roots or not leaves:
+        raise RuntimeError("no output requires a gradient, so there is no backward to check")
+    generator = torch.Generator().manual_seed(_SEED)
+    cotangents = []
+    for root in roots:
+        # Rounded to bf16, so that every type holds them exactly.
+        values = torch.randn(root.shape, generator=generator).to(torch.bfloat16)
+        cotangents.append(values.to(root.device, root.dtype))
+    found = torch.autograd.grad(roots, list(leaves.values()), cotangents, allow_unused=True)
+    return {f"gradient of {name}": value for name, value in zip(leaves, found, strict=True)}
+
+
+# -- the verdict ---------------------------------------------------------------------------------
+
+
+def _result(name: str, eager: Any, ours: Any, exact: Any) -> Result:
+    if not (isinstance(eager, torch.Tensor) and isinstance(ours, torch.Tensor)):
+        same = type(eager) is type(ours) and bool(eager == ours)
+        said = "" if same else f"{ours!r}, not {eager!r}"
+        return Result(name, type(eager).__name__, (), None, None, said)
+    eager, ours = eager.detach(), ours.detach()
+    known = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
+    problem = disagreement([ours], [eager], (lambda: [exact.detach()]) if known else None)
+    errors = [_distance(t, exact) if known else None for t in (eager, ours)]
+    dtype = str(eager.dtype).removeprefix("torch.")
+    return Result(name, dtype, tuple(eager.shape), errors[0], errors[1], problem or "")
+
+
+def _distance(tensor: torch.Tensor, exact: torch.Tensor) -> float | None:
+    """Return the largest distance of a finite element from the exact one; None if not floats."""
+    if not tensor.is_floating_point() or tensor.shape != exact.shape:
+        return None
+    apart = (tensor.double() - exact.detach().double()).abs()
+    finite = apart[apart.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _lines(comparison: Comparison) -> list[str]:
+    rows = [("", "type", "shape", "eager's error", "fusec's error", "")]
+    rows += [
+        (
+            result.name,
+            result.dtype,
+            "x".join(map(str, result.shape)),
+            _number(result.eager_error),
+            _number(result.fusec_error),
+            result.problem or "agrees",
+        )
+        for result in comparison.results
+    ]
+    faults = len(comparison.faults)
+    return [
+        f"device {comparison.device}; errors are the largest distances from fp64",
+        "",
+        *(f"  {line}" for line in format_table(rows, right=(3, 4))),
+        "",
+        f"faults: {faults or 'none'}",
+    ]
+
+
+def _number(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}"
