@@ -6,6 +6,7 @@ error under ``options={"strict": True}``).
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import tempfile
@@ -25,14 +26,17 @@ from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported
 from fusec.frontend.key import graph_key
 from fusec.options import Options
+from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
     Call,
     Compiled,
     compile_to_source,
     cpp_unit,
     graph_device,
+    kernel_rows,
     manifest,
 )
+from fusec.race import DeviceJudge
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
@@ -134,7 +138,10 @@ def _build(
     gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
 ) -> dict[str, bytes]:
     trace.texts = trace.texts or options.dump_dir is not None
-    compiled = compile_to_source(gm, name, target, options, trace)
+    make_judge = (
+        functools.partial(_device_judge, gm, target, options) if _races(gm, options) else None
+    )
+    compiled = compile_to_source(gm, name, target, options, trace, make_judge)
     if options.dump_dir is not None:
         _dump(trace, Path(options.dump_dir))
     blobs = {"wrapper.py": compiled.wrapper.encode(), "manifest.json": manifest(compiled)}
@@ -142,6 +149,27 @@ def _build(
         with trace.timed("build"):
             blobs.update(_LANGUAGES[target.language].build(compiled, target.name, options))
     return blobs
+
+
+def _races(gm: fx.GraphModule, options: Options) -> bool:
+    """Return True if the ways to run a product are to be timed: on a GPU that is here."""
+    wanted = options.autotune and options.race == "auto" and options.target is None
+    return wanted and graph_device(gm).type == "cuda"
+
+
+def _device_judge(gm: fx.GraphModule, target: Target, options: Options, cut: Cut) -> Judge:
+    device = graph_device(gm)
+    language = _LANGUAGES[target.language]
+
+    def prepare(compiled: Compiled) -> Callable[[list[Any]], Any]:
+        blobs = dict(language.build(compiled, target.name, options)) if compiled.programs else {}
+        rows = kernel_rows(compiled)
+        kernels = language.load(blobs, rows, device) if rows else {}
+        return executable.bind(compiled.wrapper, kernels, gm, device)
+
+    salt = f"{fingerprint()} {torch.cuda.get_device_name(device)} {target.name}"
+    cache = open_cache(options) if options.cache else None
+    return DeviceJudge(cut, target, options, device, prepare, salt, cache)
 
 
 def _dump(trace: Trace, directory: Path) -> None:

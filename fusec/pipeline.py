@@ -8,7 +8,7 @@ of the FX graph, so a warm start does nothing but read an entry and bind it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target
 from fusec.frontend.capture import capture, main_device
 from fusec.ir import text
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, Graph, Kernel, Schedule
 from fusec.ir.program import Program, print_program
 from fusec.ir.structure import structure
@@ -27,7 +28,7 @@ from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.ir.verify_program import verify_program
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
-from fusec.passes.contract import cut_with_products
+from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
 from fusec.passes.dead_code import dead_code
 from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.inline import inline
@@ -66,16 +67,27 @@ class Compiled:
 
 
 def optimise(
-    graph: Graph, target: Target, options: Options, trace: Trace
-) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Return the graph cut into kernels, and the decisions that led there."""
+    graph: Graph,
+    target: Target,
+    options: Options,
+    trace: Trace,
+    make_judge: Callable[[Cut], Judge] | None = None,
+) -> tuple[Schedule, tuple[Decision, ...], dict[Buffer, int]]:
+    """Return the graph cut into kernels, the decisions that led there, and raced configurations.
+
+    Args:
+        make_judge: gives the judge between the ways to run a product; by default the cost model.
+    """
 
     def cut(graph: Graph) -> tuple[Schedule, tuple[Decision, ...]]:
         return cut_into_kernels(graph, target, options, trace)
 
-    if options.race == "fused" and options.fusion and target.machine.products_per_us:
-        return cut_with_products(graph, cut)
-    return cut(graph)
+    if options.race == "library" or not options.fusion or not target.machine.products_per_us:
+        return (*cut(graph), {})
+    if options.race == "fused":
+        return cut_with_products(graph, cut, None)
+    judge = judge_by_model(cut, target.machine) if make_judge is None else make_judge(cut)
+    return cut_with_products(graph, cut, judge)
 
 
 def cut_into_kernels(
@@ -105,8 +117,14 @@ def generate(
     decisions: tuple[Decision, ...],
     target: Target,
     options: Options,
+    configurations: Mapping[Buffer, int] | None = None,
 ) -> Compiled:
-    """Return plans, programs and sources of every kernel, and the wrapper."""
+    """Return plans, programs and sources of every kernel, and the wrapper.
+
+    Args:
+        configurations: by a kernel's first output, which of the schedule's plans it runs by.
+    """
+    configurations = configurations or {}
     plans: dict[str, Plan] = {}
     programs: dict[str, Program] = {}
     code: dict[str, str] = {}
@@ -116,7 +134,7 @@ def generate(
         if isinstance(step, Extern):
             continue
         flat = coalesce(target.algebra(step))
-        plan = target.plan(flat)
+        plan = target.plans(flat)[configurations.get(step.stores[0].buffer, 0)]
         program = lower(flat, plan, notation(step))
         if options.verify:
             verify_program(program)
@@ -136,9 +154,14 @@ def notation(kernel: Kernel) -> tuple[str, ...]:
 
 
 def compile_to_source(
-    gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
+    gm: fx.GraphModule,
+    name: str,
+    target: Target,
+    options: Options,
+    trace: Trace,
+    make_judge: Callable[[Cut], Judge] | None = None,
 ) -> Compiled:
-    """Take an FX graph through all stages up to source text."""
+    """Take an FX graph through all stages up to source text; arguments as of ``optimise``."""
     trace.keep("fx", gm, lambda: gm.print_readable(print_output=False))
     with trace.timed("capture"):
         graph = capture(gm, name)
@@ -146,10 +169,10 @@ def compile_to_source(
     if options.verify:
         verify_graph(graph)
     with trace.timed("passes"):
-        schedule, decisions = optimise(graph, target, options, trace)
+        schedule, decisions, configurations = optimise(graph, target, options, trace, make_judge)
     trace.keep("kernels", schedule, lambda: text.print_schedule(schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, decisions, target, options)
+        compiled = generate(schedule, decisions, target, options, configurations)
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))

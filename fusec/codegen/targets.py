@@ -15,7 +15,7 @@ from fusec.ir.graph import Kernel
 from fusec.ir.program import Program
 from fusec.passes.cost import Machine
 from fusec.passes.online_softmax import online_softmax
-from fusec.passes.schedule import accepts_gpu, choose_gpu_plan
+from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
 
@@ -28,7 +28,8 @@ class Target:
         name: as the command line spells it.
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
         machine: modelled rates.
-        plan: schedule of a kernel with flat accesses.
+        plans: schedules of a kernel with flat accesses: the one chosen by rule first, then those
+            that a race may prefer.
         algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
         accepts: whether a kernel can be scheduled; fusion asks before it merges.
         print_kernel: program -> source text.
@@ -40,7 +41,7 @@ class Target:
     language: str
     machine: Machine
     algebra: Callable[[Kernel], Kernel]
-    plan: Callable[[Kernel], Plan]
+    plans: Callable[[Kernel], tuple[Plan, ...]]
     accepts: Callable[[Kernel], bool]
     print_kernel: Callable[[Program], str]
     device: str
@@ -76,7 +77,7 @@ def _cpu(width: int) -> Target:
         "cpp",
         CPU_MACHINE,
         lambda kernel: kernel,
-        lambda kernel: plan_vector_loops(kernel, width),
+        lambda kernel: (plan_vector_loops(kernel, width),),
         accepts_vector_loops,
         cpp.print_kernel,
         "cpu",
@@ -93,7 +94,7 @@ def _gpu(name: str, machine: Machine, assembly: Mapping[str, str]) -> Target:
         "triton",
         machine,
         online_softmax,
-        choose_gpu_plan,
+        gpu_plans,
         accepts_gpu,
         triton.print_kernel,
         "cuda",

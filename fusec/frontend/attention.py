@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import ROUND, read
+from fusec.frontend.call import read
 from fusec.frontend.meaning import MEANINGS, Indices, Products, contraction, exact, is_matrix
 from fusec.frontend.value import Value
 from fusec.ir.dtype import BOOL, F32, DType
@@ -25,6 +25,7 @@ from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Sel
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.monoid import MAX, SUM
+from fusec.ir.scalar import ROUND
 
 aten = torch.ops.aten
 _LOWEST = Const(-math.inf, F32)

@@ -114,8 +114,8 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
             return f"{node.monoid}({over}: {_strip(text[node.body])})"
         case Dot():
             over = ", ".join(a.name for a in node.over)
-            parts = [_strip(text[c]) for c in children(node)]
-            return f"dot({over}: {', '.join(parts)})"
+            operands = ", ".join(_strip(text[c]) for c in children(node))
+            return f"dot({over}: {operands})"
         case Var():
             return node.name
         case _:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import Extern, Kernel, extern_views
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import fastest_axis
 
 TILED = 0.85
 """Rate of fusec's products of matrices beside the library's (Triton beside cuBLAS: 0.8 to 1.0)."""
+NESTED, NESTED_LIBRARY = 0.55, 0.75
+"""The same of products of products in one kernel, an attention: fusec's, and the library's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,13 @@ def kernel_operations(kernel: Kernel) -> int:
 
 def kernel_products(kernel: Kernel) -> float:
     """Return the multiply-adds of matrix products, those in f32 eightfold."""
+    return expression_products(*(s.expr for s in kernel.stores))
+
+
+def expression_products(*roots: Expr) -> float:
+    """Return the multiply-adds of the matrix products in expressions, those in f32 eightfold."""
     total = 0.0
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in postorder(roots):
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
             slow = 8 if parts.left.dtype is F32 else 1
             total += slow * count(node.body.axes | frozenset(node.over))
@@ -137,8 +144,32 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     if machine.products_per_us and (products := kernel_products(kernel)):
-        work = max(work, products / (TILED * machine.products_per_us))
+        rate = NESTED if _nests_products(kernel) else TILED
+        work = max(work, products / (rate * machine.products_per_us))
     return Price(moved, operations, work / busy + machine.launch_us)
+
+
+def _nests_products(kernel: Kernel) -> bool:
+    """Return True if a product of matrices has another one below it."""
+    products = [n for n in postorder(s.expr for s in kernel.stores) if factors(n) is not None]
+    return any(
+        inner is not outer and factors(inner) is not None
+        for outer in products
+        for inner in postorder((outer,))
+    )
+
+
+def price_call(call: Extern, machine: Machine) -> Price:
+    """Return the modelled price of a library's kernel, by the products that it means."""
+    moved = sum(numel(b) * b.dtype.itemsize for b in call.outputs if b is not None)
+    seen = {view.buffer for view in extern_views(call)}
+    moved += sum(numel(b) * b.dtype.itemsize for b in seen)
+    products = 0.0
+    for line in call.meaning:
+        products += expression_products(line.expr)
+    rate = machine.products_per_us * (NESTED_LIBRARY if len(call.meaning) > 1 else 1.0)
+    work = max(moved / machine.bytes_per_us, products / rate if rate else 0.0)
+    return Price(moved, 0, work + machine.launch_us)
 
 
 def programs(kernel: Kernel, machine: Machine) -> int:

@@ -114,7 +114,7 @@ def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
         if isinstance(step, Extern):
             continue
         flat = coalesce(step)
-        programs[step.name] = lower(flat, target.plan(flat))
+        programs[step.name] = lower(flat, target.plans(flat)[0])
         verify_program(programs[step.name])
     return programs
 

@@ -18,18 +18,19 @@ from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 
 SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...] = (
-    (contraction.accepts, contraction.plan),
     (pointwise.accepts, pointwise.plan),
     (rowwise.accepts, rowwise.plan),
     (columnwise.accepts, columnwise.plan),
 )
 
 
-def choose_gpu_plan(kernel: Kernel) -> Plan:
-    """Return the plan of a kernel with flat accesses for a GPU."""
+def gpu_plans(kernel: Kernel) -> tuple[Plan, ...]:
+    """Return plans of a kernel with flat accesses for a GPU: the one chosen by rule comes first."""
+    if contraction.accepts(kernel):
+        return contraction.plans(kernel)
     for accepts, plan in SCHEDULES:
         if accepts(kernel):
-            return plan(kernel)
+            return (plan(kernel),)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")
 
 

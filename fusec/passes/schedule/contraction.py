@@ -124,12 +124,18 @@ def accepts(kernel: Kernel) -> bool:
     return find_roles(kernel) is not None
 
 
-def plan(kernel: Kernel) -> Plan:
-    """Return the plan of a kernel with products of matrices."""
+def plans(kernel: Kernel) -> tuple[Plan, ...]:
+    """Return plans of a kernel with products of matrices, the one chosen by rule first."""
     roles = find_roles(kernel)
     if roles is None:
         raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
-    tiles, warps, stages = _tiles(kernel, roles)
+    chosen = _tiles(kernel, roles)
+    found = [chosen, *_variants(kernel, roles, chosen)]
+    return tuple(dict.fromkeys(_plan(kernel, roles, tiles) for tiles in found))
+
+
+def _plan(kernel: Kernel, roles: Roles, tiling: _Tiling) -> Plan:
+    tiles = tiling.lanes
     grid = [Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid]
     loops = [Binding(a, Place.LOOP, tiles.get(a, 1)) for a in roles.outer]
     if roles.looped is not None:
@@ -138,10 +144,10 @@ def plan(kernel: Kernel) -> Plan:
     grouped = len(roles.tiled) == 2 and roles.tiled == kernel.grid[-2:]
     return Plan(
         (*grid, *loops, *lanes),
-        warps,
+        tiling.warps,
         peel=False,
         scratch=False,
-        stages=stages,
+        stages=tiling.stages,
         group=GROUP if grouped else 0,
         dots=True,
         online=True,
@@ -152,8 +158,49 @@ def _lanes(axis: Axis) -> int:
     return max(MIN_LANES, power_of_two(axis.extent.hint()))
 
 
-def _tiles(kernel: Kernel, roles: Roles) -> tuple[dict[Axis, int], int, int]:
-    """Return lanes of each axis that is cut, warps, and stages of the loop."""
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """Lanes of each axis that is cut, warps, and stages of the loop."""
+
+    lanes: dict[Axis, int]
+    warps: int
+    stages: int
+
+
+def _variants(kernel: Kernel, roles: Roles, chosen: _Tiling) -> list[_Tiling]:
+    """Return other configurations that a race may try, likeliest first."""
+    if roles.looped is None or len(roles.tiled) != (1 if roles.whole else 2):
+        return []
+    if roles.whole:
+        (rows,) = roles.tiled
+        shapes: tuple[tuple[tuple[int, ...], int, int, int], ...]
+        shapes = (((128,), 64, 8, 2), ((128,), 128, 8, 2), ((64,), 64, 4, 2), ((128,), 64, 8, 3))
+        axes: tuple[Axis, ...] = (rows,)
+    else:
+        narrow = chosen.lanes[roles.looped]
+        shapes = (
+            ((128, 256), narrow, 8, 3),
+            ((256, 128), narrow, 8, 3),
+            ((128, 128), narrow, 8, 4),
+            ((128, 128), narrow, 4, 4),
+            ((64, 256), narrow, 8, 3),
+            ((64, 128), narrow, 4, 4),
+            ((128, 64), narrow, 4, 4),
+            ((64, 64), narrow, 4, 5),
+        )
+        axes = roles.tiled
+    found = []
+    for sides, step, warps, stages in shapes:
+        lanes = dict(chosen.lanes)
+        for axis, side in zip(axes, sides, strict=True):
+            lanes[axis] = min(side, _lanes(axis))
+        lanes[roles.looped] = min(step, _lanes(roles.looped))
+        found.append(_Tiling(lanes, warps, stages))
+    return found
+
+
+def _tiles(kernel: Kernel, roles: Roles) -> _Tiling:
+    """Return the configuration chosen by rule."""
     products = contractions(kernel)
     widest = max(2 if f.left.dtype is not F32 else 4 for f in products.values())
     tiles: dict[Axis, int] = {}
@@ -168,4 +215,4 @@ def _tiles(kernel: Kernel, roles: Roles) -> tuple[dict[Axis, int], int, int]:
     if roles.whole:
         area = max([*(tiles[a] for a in roles.tiled), 1]) * max(_lanes(a) for a in roles.whole)
     warps = 8 if area >= 128 * 128 or len(products) > 2 else 4
-    return tiles, warps, 2 if roles.whole else 3
+    return _Tiling(tiles, warps, 2 if roles.whole else 3)

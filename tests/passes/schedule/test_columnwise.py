@@ -7,7 +7,7 @@ import pytest
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Def
 from fusec.ir.monoid import SUM
-from fusec.passes.schedule import accepts_gpu, choose_gpu_plan
+from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.columnwise import accepts, plan
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
@@ -47,4 +47,4 @@ def test_of_several_reduced_axes_the_last_has_lanes() -> None:
 def test_a_grid_of_columns_may_be_as_wide_as_a_vocabulary() -> None:
     wide = columns(8, 1 << 17)
     assert accepts_gpu(wide)
-    assert bindings(choose_gpu_plan(wide)) == "c=grid*128  m=loop*8"
+    assert bindings(gpu_plans(wide)[0]) == "c=grid*128  m=loop*8"
