@@ -102,8 +102,6 @@ def _spills(kernel: CheckedKernel) -> str:
 
 
 def _narrow(kernel: CheckedKernel) -> str:
-    if kernel.static is None or kernel.static.dots:
-        return ""
     able = [access for access in kernel.accesses if not access.demand.left_out]
     total = sum(access.bytes for access in able)
     narrow = [access for access in able if access.narrow_bytes]
@@ -234,9 +232,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "narrow-access",
-        "Outside of products, 95 % of the bytes of tiles that could move 16 bytes at a time do. "
-        "Left out are scalars, gathers, tiles of less than 16 bytes a thread, and rows or masks "
-        "that end between multiples of 16 bytes.",
+        "Of the bytes of tiles that could move 16 at a time, 95 % do. Left out are scalars, steps "
+        "over elements, tiles of less than 16 bytes a thread, and rows or masks that end between "
+        "multiples of 16 bytes.",
         _narrow,
         "Look at the layout that Triton chose: fusec dump --stage ttgir.",
     ),

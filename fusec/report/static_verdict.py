@@ -311,8 +311,10 @@ def _notes(kernel: CheckedKernel) -> list[str]:
             "TMA": static.tma,
             "cp.async": static.copies,
         }
-        shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        lines.append(f"  {kernel.name}: {shown or 'no tensor cores'}")
+        shown = [f"{count} {name}" for name, count in counts.items() if count]
+        if static.dots and not (static.wgmma or static.mma or static.tcgen05):
+            shown.insert(0, "no tensor cores")
+        lines.append(f"  {kernel.name}: {', '.join(shown)}")
     if kernel.code != kernel.name:
         lines.append(f"  {kernel.name}: the code of {kernel.code}")
     elif kernel.left_out:
