@@ -33,6 +33,7 @@ from fusec.passes.dead_code import dead_code
 from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.inline import inline
 from fusec.passes.library_bias import library_bias
+from fusec.passes.recompute import recompute_wide
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.share import share
 from fusec.passes.simplify import simplify
@@ -99,6 +100,7 @@ def cut_into_kernels(
     graph = share(graph)
     graph = split_reduction(graph, target.machine)
     graph = inline(graph)
+    graph = recompute_wide(graph) if target.machine.products_per_us else graph
     graph = dead_code(graph)
     if options.verify:
         verify_graph(graph)
@@ -134,7 +136,9 @@ def generate(
         if isinstance(step, Extern):
             continue
         flat = coalesce(target.algebra(step))
-        plan = target.plans(flat)[configurations.get(step.stores[0].buffer, 0)]
+        offered = target.plans(flat)
+        wanted = configurations.get(step.stores[0].buffer, 0)
+        plan = offered[min(wanted, len(offered) - 1)]
         program = lower(flat, plan, notation(step))
         if options.verify:
             verify_program(program)

@@ -115,15 +115,15 @@ class DeviceJudge:
         separate, _ = self.cut(group.graph)
         ways = [Way(LIBRARY, functools.partial(self._prepare, separate, {}))]
         fused, _ = self.cut(open_calls(group.graph, group.opened))
-        kernel, *others = fused.steps
-        if others or not isinstance(kernel, Kernel):
+        kernels = [step for step in fused.steps if isinstance(step, Kernel)]
+        if len(kernels) < len(fused.steps):
             return ways
-        count = len(self.target.plans(coalesce(self.target.algebra(kernel))))
+        count = max(len(self.target.plans(coalesce(self.target.algebra(k)))) for k in kernels)
         if self.options.race_budget_s < WIDE_S:
             count = min(count, FEW)
-        first = kernel.stores[0].buffer
         for number in range(count):
-            run = functools.partial(self._prepare, fused, {first: number})
+            configurations = {k.stores[0].buffer: number for k in kernels}
+            run = functools.partial(self._prepare, fused, configurations)
             ways.append(Way(f"fused #{number}", run))
         return ways
 

@@ -44,12 +44,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Def:
-    """``buffer[axes] = expr``: one line of index notation."""
+    """``buffer[axes] = expr``: one line of index notation.
+
+    Attributes:
+        covers: buffers whose definitions were substituted into ``expr``, to be computed here.
+    """
 
     buffer: Buffer
     axes: tuple[Axis, ...]
     expr: Expr
     origin: Origin = Origin()
+    covers: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

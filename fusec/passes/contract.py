@@ -2,10 +2,11 @@
 
 A library call whose meaning index notation can say (``Extern.meaning``) may be *opened*: its
 definitions take its place, and fuse with what stands around them. All are opened first. A product
-that shares its kernel with nothing gains nothing, and is closed again. Every other kernel with
-opened calls is a *group* that could run in two ways, one kernel or the library's calls with fused
-kernels around them; a judge (modelled time, or a race on the device) says which, and the calls of a
-lost group are closed. What is left is cut again, until every group has won.
+that shares its kernel with nothing gains nothing, and is closed again. Kernels with opened calls,
+those that share a call together, are a *group* that could run in two ways: these kernels, or the
+library's calls with fused kernels around them. A judge (modelled time, or a race on the device)
+says which, and the calls of a lost group are closed. What is left is cut again, until every group
+has won.
 
 Worked example: ``gelu(x @ w + b)`` is opened to one kernel. The library's product and a kernel of
 its own for the bias and GELU take 1521 us by the model, one kernel 1639 us: the call is closed.
@@ -32,17 +33,21 @@ Cut: TypeAlias = Callable[[Graph], tuple[Schedule, tuple[Decision, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one kernel with opened calls computes, as a graph of its own.
+    """What some kernels with opened calls compute, as a graph of its own.
 
     Attributes:
         graph: the calls closed, as captured.
-        opened: FX nodes of the calls that are opened in the kernel.
-        kernel: all of it in one kernel.
+        opened: FX nodes of the calls that are opened in the kernels.
+        kernels: all of it, fused.
     """
 
     graph: Graph
     opened: frozenset[str]
-    kernel: Kernel
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(s.buffer.name for k in self.kernels for s in k.stores)
 
     @property
     def signature(self) -> str:
@@ -60,7 +65,7 @@ class Choice:
     """Which way a group runs.
 
     Attributes:
-        fused: in one kernel.
+        fused: in kernels that compute the products themselves.
         configuration: which of the schedule's configurations, 0 being its own choice.
         reason: what was modelled or measured, for the decision log.
         saved_us: time that the fused kernel saves.
@@ -93,17 +98,15 @@ def cut_with_products(
         schedule, decisions = cut(open_calls(graph, opened))
         closed = _lonely(graph, schedule) & opened
         configurations: dict[Buffer, int] = {}
-        for kernel, calls in _kernels_with(graph, schedule, opened - closed):
-            group = slice_group(graph, kernel, calls) if judge is not None else None
-            if judge is None:
-                continue
+        for kernels, calls in _groups(graph, schedule, opened - closed) if judge else ():
+            group = slice_group(graph, kernels, calls)
             choice = _LOST
-            if group is not None:
+            if group is not None and judge is not None:
                 signature = group.signature
                 choice = verdicts.get(signature) or judge(group)
                 verdicts[signature] = choice
-                log[kernel.stores[0].buffer.name] = _decision(group, choice)
-            configurations[kernel.stores[0].buffer] = choice.configuration
+                log[group.name] = _decision(group, choice)
+            configurations.update({k.stores[0].buffer: choice.configuration for k in kernels})
             if not choice.fused:
                 closed |= calls
         if not closed:
@@ -120,9 +123,9 @@ def judge_by_model(cut: Cut, machine: Machine) -> Judge:
     """Return the judge that compares modelled times."""
 
     def judge(group: Group) -> Choice:
-        fused = price(group.kernel, machine).us
+        fused = sum(price(k, machine).us for k in group.kernels)
         separate = modelled_us(cut(group.graph)[0], machine)
-        reason = f"modelled: one kernel {fused:.4g} us, the library and the rest {separate:.4g} us"
+        reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
         return Choice(fused < separate, 0, reason, separate - fused)
 
     return judge
@@ -142,8 +145,7 @@ def _decision(group: Group, choice: Choice) -> Decision:
         for n in group.graph.nodes
         if isinstance(n, Extern) and n.node in group.opened
     )
-    outputs = "+".join(s.buffer.name for s in group.kernel.stores)
-    return Decision(calls, outputs, choice.fused, choice.reason, choice.saved_us)
+    return Decision(calls, group.name, choice.fused, choice.reason, choice.saved_us)
 
 
 # -- opening ---------------------------------------------------------------------------------------
@@ -191,36 +193,45 @@ def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def _kernels_with(
+def _groups(
     graph: Graph, schedule: Schedule, opened: set[str]
-) -> list[tuple[Kernel, frozenset[str]]]:
-    """Return the kernels that hold definitions of opened calls, and which calls those are."""
+) -> list[tuple[tuple[Kernel, ...], frozenset[str]]]:
+    """Return the kernels that hold definitions of opened calls, those that share one together."""
     call = {
         line.buffer: n.node
         for n in graph.nodes
         if isinstance(n, Extern) and n.node in opened
         for line in n.meaning
     }
-    found = []
+    groups: list[tuple[tuple[Kernel, ...], frozenset[str]]] = []
     for step in schedule.steps:
-        if isinstance(step, Kernel):
-            calls = frozenset(call[b] for b in step.defs if b in call)
-            if calls:
-                found.append((step, calls))
-    return found
+        calls = _calls_in(step, call) if isinstance(step, Kernel) else frozenset()
+        if not calls or not isinstance(step, Kernel):
+            continue
+        joined = [g for g in groups if not calls.isdisjoint(g[1])]
+        groups = [g for g in groups if calls.isdisjoint(g[1])]
+        kernels = (*(k for g in joined for k in g[0]), step)
+        groups.append((kernels, calls.union(*(g[1] for g in joined))))
+    return groups
 
 
-def slice_group(graph: Graph, kernel: Kernel, calls: frozenset[str]) -> Group | None:
-    """Return what a kernel computes as a graph with its calls closed, or None if it has no such.
+def _calls_in(kernel: Kernel, call: dict[Buffer, str]) -> frozenset[str]:
+    return frozenset(call[b] for b in kernel.defs if b in call)
 
-    The lines between what the kernel stores and what it loads, as captured. A pass may have made
+
+def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]) -> Group | None:
+    """Return what some kernels compute as a graph with its calls closed, or None if there is none.
+
+    The lines between what the kernels store and what they load, as captured. A pass may have made
     buffers that the captured graph does not know; then there is none.
     """
     producer = {buffer: node for node in graph.nodes for buffer in writes(node)}
-    given = {load.buffer for load in loads(s.expr for s in kernel.stores)}
+    stores = [store for kernel in kernels for store in kernel.stores]
+    stored = {s.buffer for s in stores}
+    given = {load.buffer for load in loads(s.expr for s in stores)} - stored
     needed: set[Def | Extern] = set()
     inputs: dict[Buffer, None] = {}
-    stack = [s.buffer for s in kernel.stores]
+    stack = [s.buffer for s in stores]
     if any(buffer not in producer for buffer in stack):
         return None
     while stack:
@@ -236,6 +247,6 @@ def slice_group(graph: Graph, kernel: Kernel, calls: frozenset[str]) -> Group | 
         return None
     sizes = tuple(item for item in graph.inputs if isinstance(item, Size))
     outputs: tuple[Argument, ...] = tuple(
-        View(s.buffer, s.buffer.shape, s.buffer.strides, index(0)) for s in kernel.stores
+        View(s.buffer, s.buffer.shape, s.buffer.strides, index(0)) for s in stores
     )
-    return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernel)
+    return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernels)

@@ -422,7 +422,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
         tuple(a for a in inside if a in used),
         stores,
         origin,
-        tuple(d.buffer for d in defs),
+        tuple(dict.fromkeys(b for d in defs for b in (*d.covers, d.buffer))),
         labels,
     )
 

@@ -1,0 +1,87 @@
+"""Compute again what is too wide to store: the scores of an attention, in each of its readers.
+
+Spec: ``graph -> graph``. A product of matrices is *wide* if it has many more elements than all that
+it is computed from, and sums over few: scores ``s[m, n] = sum(d: q[m, d] * k[n, d])`` of 1024
+queries and keys have 8 times the elements of q and k for 64 terms each. So is what is computed from
+it point by point. Wide definitions are substituted into their readers, a sum for the softmax, a
+product with the values, each of which then loops over tiles of the scores; no reader waits for
+memory, and readers in different directions (dq along keys, dk and dv along queries) need not share
+a kernel.
+
+Only products that are fusec's own count; what a library call makes is in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.contraction import factors
+from fusec.ir.expr import Buffer, Expr, Reduce, loads, postorder
+from fusec.ir.graph import Def, Extern, Graph, Origin
+from fusec.ir.index import Axis
+from fusec.ir.rewrite import inline_loads
+from fusec.passes.cost import numel
+from fusec.passes.dag import find_uses, reads
+from fusec.passes.simplify import simplify_exprs
+
+WIDE = 3
+"""How many times the elements of all operands a product has that is computed again."""
+SHORT = 256
+"""The longest sum of products that is computed again: the operands' rows are lanes as a whole."""
+
+
+def recompute_wide(graph: Graph) -> Graph:
+    """Return the graph with wide products, and what follows from them, in their readers."""
+    uses = find_uses(graph)
+    wide: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
+    covered: dict[Buffer, tuple[tuple[Buffer, ...], Origin]] = {}
+    nodes: list[Def | Extern] = []
+    for node in graph.nodes:
+        if isinstance(node, Extern):
+            nodes.append(node)
+            continue
+        line = _substituted(node, wide, covered)
+        alone = node.buffer not in uses.live_out and node.buffer in uses.readers
+        if alone and (_is_wide_product(node) or _follows(node, line, wide)):
+            wide[node.buffer] = (line.axes, line.expr)
+            covered[node.buffer] = ((*line.covers, node.buffer), line.origin)
+        else:
+            nodes.append(line)
+    return graph if not wide else replace(graph, nodes=tuple(nodes))
+
+
+def _substituted(
+    line: Def,
+    wide: dict[object, tuple[tuple[Axis, ...], Expr]],
+    covered: dict[Buffer, tuple[tuple[Buffer, ...], Origin]],
+) -> Def:
+    sources = [b for b in reads(line) if b in wide]
+    if not sources:
+        return line
+    expr = simplify_exprs(inline_loads((line.expr,), wide))[0]
+    covers = dict.fromkeys((*line.covers, *(b for s in sources for b in covered[s][0])))
+    origin = sum((covered[s][1] for s in sources), Origin()) + line.origin
+    return Def(line.buffer, line.axes, expr, origin, tuple(covers))
+
+
+def _is_wide_product(line: Def) -> bool:
+    products = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
+    if len(products) != 1 or factors(products[0]) is None:
+        return False
+    terms = 1
+    for axis in products[0].over:
+        if not axis.extent.is_constant:
+            return False
+        terms *= axis.extent.const
+    operands = sum(numel(buffer) for buffer in reads(line))
+    return terms <= SHORT and numel(line.buffer) >= WIDE * operands
+
+
+def _follows(
+    line: Def, substituted: Def, wide: dict[object, tuple[tuple[Axis, ...], Expr]]
+) -> bool:
+    """Return True for a pointwise definition of something wide, of the same size."""
+    if substituted is line or any(isinstance(n, Reduce) for n in postorder((line.expr,))):
+        return False
+    sources = [x.buffer for x in loads((line.expr,)) if x.buffer in wide]
+    return numel(line.buffer) >= max(map(numel, sources))
