@@ -19,10 +19,12 @@ Worked example::
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fusec.errors import InternalError
+from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
@@ -39,7 +41,8 @@ from fusec.ir.graph import (
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.program import Program
 
-_RESERVED = {"args", "call", "empty", "window", "restride", "constant", "aten", "None"}
+_BOUND = {"args", "call", "empty", "window", "restride", "constant", "aten", "float"}
+_RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution")
 """Eager kernels whose results never share memory with their arguments."""
 
@@ -53,9 +56,10 @@ class _Names:
         known = self.of.get(item)
         if known is None:
             base = "".join(c if c.isalnum() or c == "_" else "_" for c in item.name)
-            base = base if base and not base[0].isdigit() else f"b_{base}"
+            plain = base and not base[0].isdigit() and not base.startswith("extern_")
+            base = base if plain else f"b_{base}"
             known, count = base, 1
-            while known in self.taken or known.startswith("extern_"):
+            while known in self.taken:
                 count += 1
                 known = f"{base}_{count}"
             self.taken.add(known)
