@@ -191,8 +191,7 @@ class Values:
             return body
         neutral = Const(node.monoid.identity(node.dtype), node.dtype)
         chosen = Select(guard, body, neutral)
-        known = self._known(chosen)
-        return known if known is not None else self._let(scope, chosen, chosen)
+        return self._once(scope, chosen)
 
     def _dot_operands(self, node: Reduce) -> tuple[Expr, Expr]:
         """Return a contraction's factors, 0 in ragged lanes that it sums over."""
@@ -223,8 +222,7 @@ class Values:
                 continue
             total = both(total, self._atom(guard))
             if isinstance(total, Op):
-                known = self._known(total)
-                total = known if known is not None else self._let(scope, total, total)
+                total = self._once(scope, total)
         return total
 
     def _atom(self, node: Expr) -> Var | Const:
@@ -232,6 +230,19 @@ class Values:
         if known is None:
             raise InternalError(f"{node} has no name yet", stage="codegen.lower")
         return known
+
+    def _once(self, scope: Scope, node: Expr) -> Var | Const:
+        """Name an operation on named values, unless a name of it is in sight of ``scope``.
+
+        Names of values do not say which loops they depend on: the operation may have a name in a
+        loop inside ``scope``, where a load that varies along the loop has the same guard.
+        """
+        for outer in self.scopes:
+            if (known := outer.memo.get(node)) is not None:
+                return known
+            if outer is scope:
+                break
+        return self._let(scope, node, node)
 
     def _let(self, scope: Scope, key: Expr, shown: Expr) -> Var:
         lanes = frozenset(a for a in shown.axes if a in self.lanes)

@@ -213,3 +213,14 @@ def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
     kernel = Kernel("k", (), (a, c), (Store(y, (index(a), index(c)), value),))
     for tile in (1, 4):
         check_plan(kernel, Plan((Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))))
+
+
+def test_a_load_before_a_loop_has_a_guard_of_its_own_though_one_in_the_loop_is_equal() -> None:
+    """A row b is read once, beside rows of x that a loop visits, all where c < 3."""
+    x, b, y = buffer("x", 4, 7), buffer("b", 7), buffer("y", 4, 7)
+    m, c = axes("m c", 4, 7)
+    few = below(c, 3)
+    both = Op("sub", (load(b, c, guard=few), load(x, m, c, guard=few)))
+    kernel = Kernel("k", (), (m, c), (Store(y, (index(m), index(c)), both),))
+    loop, lanes = Binding(m, Place.LOOP), Binding(c, Place.LANES, 8)
+    check_plan(kernel, Plan((loop, lanes), peel=False, scratch=False))
