@@ -2,9 +2,10 @@
 
 The interpreter is chosen for one launch, not for the process (as TRITON_INTERPRET would), so that
 the same process can compile. What Triton's interpreter lacks or gets wrong is put right while a
-launch runs: conversions to bf16 truncate there, bf16 constants are missing, libdevice functions
-return None, a reduction with a function of its own visits element by element, and each nested call
-patches `triton.language` again.
+launch runs: conversions to bf16 truncate there, bf16 constants are missing, a loop's variable is no
+scalar, a comparison of scalars fills a tile with floats, libdevice functions return None, a
+reduction with a function of its own visits element by element, and each nested call patches
+`triton.language` again.
 
 Grid points run one after another in the caller's thread; use few.
 """
@@ -64,7 +65,8 @@ def interpret(
 ) -> None:
     """Run kernel ``name`` of a printed module over ``grid``; tensors are changed in place."""
     function = load_function(source, name)
-    with _interpreting(), np.errstate(all="ignore"):
+    ranged = mock.patch.dict(function.fn.__globals__, {"range": _range})
+    with _interpreting(), ranged, np.errstate(all="ignore"):
         InterpretedFunction(function.fn)[grid](*args)
 
 
@@ -102,12 +104,26 @@ def _interpreting() -> Iterator[None]:
         mock.patch.object(interpreter, "_patch_lang", patches.add),
         mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
         mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _dot),
+        mock.patch.object(interpreter.InterpreterBuilder, "create_splat", _splat),
         mock.patch.object(interpreter.InterpreterBuilder, "get_bf16", _bf16, create=True),
         mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
         mock.patch.object(JITFunction, "__call__", _call),
         mock.patch.multiple(libdevice, **functions),
     ):
         yield
+
+
+def _range(*bounds: Any) -> Iterator[Any]:
+    """Run a loop whose variable is a scalar of the kernel, as it is in a compiled one."""
+    for step in range(*map(int, bounds)):
+        yield interpreter.interpreter_semantic.to_tensor(step)
+
+
+def _splat(self: Any, shaped: Any, value: TensorHandle) -> TensorHandle:
+    """Fill a tile with a scalar; the result of a comparison stays bool."""
+    data = np.asarray(value.data)
+    kind = data.dtype if data.dtype == bool else interpreter._get_np_dtype(value.dtype)
+    return TensorHandle(np.full(shaped.shape, data.reshape(-1)[0], dtype=kind), value.dtype.scalar)
 
 
 def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
