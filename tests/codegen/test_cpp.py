@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,26 +14,21 @@ import torch
 from fusec.codegen import cpp
 from fusec.codegen.lower import lower
 from fusec.errors import InvalidIR
-from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType
+from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Load
-from fusec.ir.graph import Extern, Graph, Kernel, Schedule, Store
+from fusec.ir.graph import Kernel, Schedule, Store
 from fusec.ir.index import Runtime, index
-from fusec.ir.interp import _bind_inputs, _collect_outputs, _run_extern, run_graph
-from fusec.ir.interp_expr import Env, allocate
+from fusec.ir.interp import run_graph
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.coalesce import flatten
-from fusec.passes.fuse import fuse
 from fusec.passes.schedule.plan import Binding, Place, Plan
 from fusec.runtime import cpp_kernel
 from tests.fuzz.graphs import Example, copy_extern, example
-from tests.fuzz.pipeline import STAGES, lower_all, small_limits, small_target
+from tests.fuzz.kernels import compile_example, run_kernels
+from tests.fuzz.pipeline import small_limits, small_target
 from tests.ir.graphs import axes, buffer, load
 
-TORCH: dict[DType, torch.dtype] = {
-    F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16, F16: torch.float16,
-    I64: torch.int64, I32: torch.int32, BOOL: torch.bool,
-}  # fmt: skip
 SEEDS = range(2000, 2040)
 Library = dict[str, cpp_kernel.CppKernel]
 
@@ -54,32 +48,10 @@ def build(programs: list[Program]) -> Library:
     return cpp_kernel.load(folder / "kernels.so", rows)
 
 
-def call(kernel: Any, program: Program, env: Env) -> None:
-    """Launch a kernel on the storage of an interpreter's environment."""
-    tensors = {}
-    for argument in program.buffers:
-        if argument not in env.storage:
-            allocate(argument, env)
-        array = torch.from_numpy(np.ascontiguousarray(env.storage[argument]))
-        tensors[argument] = array.to(TORCH[argument.dtype]).contiguous()
-    kernel(*tensors.values(), *(int(env.sizes[s]) for s in program.sizes))
-    for argument, tensor in tensors.items():
-        held = env.storage[argument]
-        widened = tensor.float() if argument.dtype in (BF16, F16) else tensor
-        held[...] = widened.numpy().astype(held.dtype)
-
-
 def compiled(seed: int, width: int) -> tuple[Example, Schedule, dict[str, Program]]:
     drawn = example(seed, count=2 + seed % 6)
-    target = small_target("cpu", width)
-    graph: Graph = drawn.graph
-    for _, stage in STAGES:
-        graph = stage(graph, target)
-    schedule, _ = fuse(graph, target.machine, target.accepts)
-    programs = {
-        name: replace(program, name=f"g{seed}_{name}")
-        for name, program in lower_all(schedule, target).items()
-    }
+    schedule, lowered = compile_example(drawn, small_target("cpu", width))
+    programs = {k: replace(p, name=f"g{seed}_{k}") for k, p in lowered.items()}
     return drawn, schedule, programs
 
 
@@ -101,14 +73,7 @@ def test_kernels_of_random_graphs_compute_what_the_graphs_do() -> None:
     wrong = []
     for seed, (drawn, schedule, programs) in cases.items():
         expected = run_graph(drawn.graph, drawn.inputs, copy_extern)
-        env = _bind_inputs(schedule.graph, drawn.inputs)
-        for step in schedule.steps:
-            if isinstance(step, Extern):
-                _run_extern(step, env, copy_extern)
-            else:
-                program = programs[step.name]
-                call(library[program.name], program, env)
-        found = _collect_outputs(schedule.graph, env)
+        found = run_kernels(schedule, programs, drawn.inputs, lambda p: library[p.name])
         if not all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True)):
             wrong.append(seed)
     assert wrong == []
