@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fusec.compiler import RECENT, compile_graph, run_eagerly
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
+from fusec.partition import partition
 from fusec.runtime.fake import with_memory_only
 
 logger = logging.getLogger("fusec.compile")
@@ -48,7 +48,8 @@ def fusec(
     if writes_shared_memory(gm):
         logger.info("a graph runs as eager kernels: it writes to memory that elements share")
         return gm.forward
-    return compile_with(gm, example_inputs, partial(_compile_graph, options=chosen))
+    compile_one = partial(_compile_graph, options=chosen)
+    return compile_with(gm, example_inputs, compile_one, chosen)
 
 
 @functools.cache
@@ -60,14 +61,17 @@ def _say_without_effect(option: str) -> None:
 
 
 def compile_with(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Callable[..., Any]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_one: Callable[..., Any],
+    options: Options,
 ) -> Callable[..., Any]:
     """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(compile_one, name="forward"),
         bw_compiler=partial(compile_one, name="backward"),
         inference_compiler=partial(compile_one, name="inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partial(partition, chunk_bytes=options.chunk_bytes),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )(gm, list(example_inputs))

@@ -111,6 +111,13 @@ class Options:
             "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
         ),
     )
+    chunk_bytes: int = field(
+        default=1 << 27,
+        metadata=_about(
+            "products of this many bytes that are reduced again run in chunks of rows; 0: never",
+            changes_code=True,
+        ),
+    )
     verify: bool = field(default=False, metadata=_about("run the IR verifiers after each pass"))
     dump_dir: str | None = field(
         default=None, metadata=_about("write every stage of every compile under this directory")

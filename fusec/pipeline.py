@@ -21,12 +21,13 @@ from fusec.codegen.targets import Target
 from fusec.frontend.capture import capture, main_device
 from fusec.ir import text
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Extern, Graph, Kernel, Schedule
+from fusec.ir.graph import Graph, Kernel, Schedule, all_kernels
 from fusec.ir.program import Program, print_program
 from fusec.ir.structure import structure
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.ir.verify_program import verify_program
 from fusec.options import Options
+from fusec.passes.chunk import chunk, with_loops
 from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
 from fusec.passes.dead_code import dead_code
@@ -83,12 +84,17 @@ def optimise(
     def cut(graph: Graph) -> tuple[Schedule, tuple[Decision, ...]]:
         return cut_into_kernels(graph, target, options, trace)
 
+    graph, regions, chunked = chunk(graph, options.chunk_bytes if options.fusion else 0)
     if options.race == "library" or not options.fusion or not target.machine.products_per_us:
-        return (*cut(graph), {})
-    if options.race == "fused":
-        return cut_with_products(graph, cut, None)
-    judge = judge_by_model(cut, target.machine) if make_judge is None else make_judge(cut)
-    return cut_with_products(graph, cut, judge)
+        schedule, decisions = cut(graph)
+        configurations: dict[Buffer, int] = {}
+    else:
+        judge = judge_by_model(cut, target.machine) if make_judge is None else make_judge(cut)
+        schedule, decisions, configurations = cut_with_products(
+            graph, cut, None if options.race == "fused" else judge
+        )
+    schedule, inner = with_loops(schedule, regions, cut)
+    return schedule, (*chunked, *inner, *decisions), configurations
 
 
 def cut_into_kernels(
@@ -132,9 +138,7 @@ def generate(
     code: dict[str, str] = {}
     sources: dict[str, str] = {}
     first: dict[str, str] = {}
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            continue
+    for step in all_kernels(schedule):
         flat = coalesce(target.algebra(step))
         offered = target.plans(flat)
         wanted = configurations.get(step.stores[0].buffer, 0)

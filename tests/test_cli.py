@@ -111,7 +111,7 @@ def check_schema(document: dict) -> None:
     assert document["schema"] == 1
     numbers = {"bytes_eager", "bytes_moved", "bytes_floor", "launches_eager", "launches"}
     for graph in document["graphs"]:
-        assert set(graph) == {"name", "kernels", "externs", "decisions", *numbers}
+        assert set(graph) == {"name", "kernels", "externs", "loops", "decisions", *numbers}
         assert all(type(graph[name]) is int and graph[name] >= 0 for name in numbers)
         assert graph["launches"] == len(graph["kernels"]) + len(graph["externs"])
         assert graph["bytes_floor"] <= graph["bytes_moved"]

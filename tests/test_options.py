@@ -184,7 +184,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         for field in dataclasses.fields(Options)
         if Options(**{field.name: other[str(field.type)](field.default)}).key() != Options().key()
     }
-    assert changing == {"autotune", "fusion", "race", "race_budget_s", "target"}
+    assert changing == {"autotune", "chunk_bytes", "fusion", "race", "race_budget_s", "target"}
 
 
 def test_each_option_has_a_variable_and_a_line_of_help() -> None:

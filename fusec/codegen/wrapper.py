@@ -28,12 +28,14 @@ from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
+    Chunked,
     Extern,
     Graph,
     Kernel,
     NodeConstant,
     Schedule,
     SizeValue,
+    Step,
     View,
     argument_views,
     extern_views,
@@ -41,8 +43,9 @@ from fusec.ir.graph import (
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.program import Program
 
-_BOUND = {"args", "call", "empty", "window", "restride", "constant", "aten", "float"}
+_BOUND = {"args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float"}
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
+_LOOP = {"start", "rows", "part", "min", "range"}
 _KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution")
 """Eager kernels whose results never share memory with their arguments."""
 
@@ -74,7 +77,8 @@ class _Wrapper:
         self.schedule = schedule
         self.programs = programs
         self.code = code
-        self.names = _Names(taken=_RESERVED | set(programs))
+        loops = {s.name for s in schedule.steps if isinstance(s, Chunked)}
+        self.names = _Names(taken=_RESERVED | set(programs) | loops | (_LOOP if loops else set()))
         self.lines: list[str] = []
         self.last_use = self._last_uses()
         self.reusable = self._reusable()
@@ -82,9 +86,11 @@ class _Wrapper:
 
     # -- liveness ----------------------------------------------------------------------------------
 
-    def _reads(self, step: Kernel | Extern) -> list[Buffer]:
+    def _reads(self, step: Step) -> list[Buffer]:
         if isinstance(step, Extern):
             return [v.buffer for v in extern_views(step)]
+        if isinstance(step, Chunked):
+            return [v.buffer for v in step.views]
         program = self.programs[step.name]
         return list(program.buffers)
 
@@ -110,20 +116,25 @@ class _Wrapper:
 
     # -- lines -------------------------------------------------------------------------------------
 
-    def print(self) -> str:
+    def print(self, name: str = "call") -> str:
         graph = self.schedule.graph
         self._inputs(graph)
         for position, step in enumerate(self.schedule.steps):
             if isinstance(step, Kernel):
                 self._kernel(step)
-            else:
+            elif isinstance(step, Extern):
                 self._extern(step)
+            else:
+                self._chunked(step)
             self._release(position, step)
         outputs = ", ".join(self._argument(o) for o in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
         self.lines.append(f"return ({outputs}{comma})")
         body = "\n".join(f"    {line}" for line in self.lines)
-        return f"# graph {graph.name}\ndef call(args):\n{body}\n"
+        loops = [s for s in self.schedule.steps if isinstance(s, Chunked)]
+        bodies = [_Wrapper(s.body, self.programs, self.code).print(s.name) + "\n\n" for s in loops]
+        title = "graph" if name == "call" else "a chunk of"
+        return f"{''.join(bodies)}# {title} {graph.name}\ndef {name}(args):\n{body}\n"
 
     def _inputs(self, graph: Graph) -> None:
         if graph.inputs:
@@ -178,10 +189,50 @@ class _Wrapper:
             name = self.names(buffer)
             self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
+    def _chunked(self, loop: Chunked) -> None:
+        """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
+        for buffer in loop.made:
+            maker = "empty" if buffer in loop.results else "zeros"
+            shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
+            self.lines.append(f"{self.names(buffer)} = {maker}({shape}, {strides}, {buffer.dtype})")
+        rows, ragged = print_size(loop.rows, self.names), not loop.count.is_constant
+        count = "rows" if ragged else str(loop.chunk)
+        self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
+        if ragged:
+            self.lines.append(f"    rows = min({loop.chunk}, {rows} - start)")
+        sizes = [i for i in loop.body.graph.inputs if isinstance(i, Size)]
+        args = ["rows" if index(s) is loop.count else self.names(s) for s in sizes]
+        args += [self._rows_of(view, count) for view in loop.sliced]
+        args += [self._view(view) for view in loop.whole] + [self.names(b) for b in loop.added]
+        self.lines.append(f"    part = {loop.name}([{', '.join(args)}])")
+        outputs = argument_views(loop.body.graph.outputs)
+        for position, (buffer, view) in enumerate(zip(loop.results, outputs, strict=False)):
+            width = view.shape[1]
+            row = View(buffer, (loop.rows, width), (width, index(1)), index(0))
+            place = self._rows_of(row, count)
+            self.lines.append(f"    {place}.copy_(part[{position}])")
+        for position, buffer in enumerate(loop.sums, len(loop.results)):
+            self.lines.append(f"    {self.names(buffer)}.add_(part[{position}])")
+        self.lines.append("    del part")
+
+    def _rows_of(self, view: View, count: str) -> str:
+        """Return the window of a chunk's rows: those from ``start`` on, ``count`` of them."""
+        sizes = [count, *(print_size(extent, self.names) for extent in view.shape[1:])]
+        step = view.strides[0]
+        first = (
+            f"start * {print_size(step, self.names)}"
+            if step.is_constant
+            else (f"start * ({print_size(step, self.names)})")
+        )
+        if view.offset is not index(0):
+            first = f"{print_size(view.offset, self.names)} + {first}"
+        strides = _tuple(view.strides, self.names)
+        return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
+
     def _restride(self, buffer: Buffer, value: str) -> str:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
 
-    def _release(self, position: int, step: Kernel | Extern) -> None:
+    def _release(self, position: int, step: Step) -> None:
         """Free what was used for the last time here; keep a kernel's own buffers for reuse."""
         touched = dict.fromkeys(self._reads(step))
         for buffer in touched:

@@ -208,7 +208,67 @@ def extern_views(extern: Extern) -> list[View]:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A graph cut into kernels: kernels and externs in execution order."""
+    """A graph cut into kernels: kernels, externs and loops over rows in execution order."""
 
     graph: Graph
-    steps: tuple[Kernel | Extern, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunked:
+    """A loop over the rows of some tensors, so many at a time.
+
+    The body's inputs are, in this order: sizes (``count``, if it is one, and any of those of the
+    graph around); a buffer for each of ``sliced`` and of ``whole``; ``added``. It returns the rows
+    of ``results``, then what is added to ``sums``.
+
+    Attributes:
+        rows: of the whole.
+        chunk: rows at a time.
+        count: the same as the body knows it; a size of its own if the last chunk may be short.
+        sliced: windows whose first axis is the rows.
+        results: buffers of which the body makes some rows; row-major.
+        sums: buffers that begin as 0.
+        added: buffers that begin as 0 and to which the body itself adds.
+    """
+
+    name: str
+    rows: Index
+    chunk: int
+    count: Index
+    body: Schedule
+    sliced: tuple[View, ...]
+    whole: tuple[View, ...]
+    results: tuple[Buffer, ...]
+    sums: tuple[Buffer, ...]
+    added: tuple[Buffer, ...]
+
+    @property
+    def made(self) -> tuple[Buffer, ...]:
+        """The buffers that are new after the loop."""
+        return (*self.results, *self.sums, *self.added)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What the loop reads."""
+        return (*self.sliced, *self.whole)
+
+    @property
+    def rounds(self) -> int:
+        """How many chunks there are, at the hints of sizes."""
+        return -(-self.rows.hint() // self.chunk)
+
+
+Step: TypeAlias = Kernel | Extern | Chunked
+"""What a schedule runs: one after the other."""
+
+
+def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
+    """Return the kernels of a schedule, those inside loops over rows included."""
+    found: list[Kernel] = []
+    for step in schedule.steps:
+        if isinstance(step, Chunked):
+            found.extend(all_kernels(step.body))
+        elif isinstance(step, Kernel):
+            found.append(step)
+    return tuple(found)

@@ -22,6 +22,7 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
+    Chunked,
     Def,
     Extern,
     Graph,
@@ -152,12 +153,43 @@ def run_schedule(
 ) -> list[Any]:
     """Return what the schedule's graph returns, computed by its kernels and externs."""
     env = _bind_inputs(schedule.graph, inputs)
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            _run_extern(step, env, extern)
-        else:
-            run_kernel(step, env.storage, env.sizes)
+    _run_steps(schedule, env, extern)
     return _collect_outputs(schedule.graph, env)
+
+
+def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None) -> None:
+    for step in schedule.steps:
+        match step:
+            case Extern():
+                _run_extern(step, env, extern)
+            case Chunked():
+                _run_chunked(step, env, extern)
+            case Kernel():
+                run_kernel(step, env.storage, env.sizes)
+
+
+def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None) -> None:
+    """Run the body for each chunk of rows: results go into their rows, sums are added up."""
+    rows = eval_scalar(loop.rows, env)
+    for buffer in loop.made:
+        allocate(buffer, env)
+    for buffer in (*loop.sums, *loop.added):
+        from_storage(buffer, env)[...] = 0
+    for start in range(0, rows, loop.chunk):
+        count = min(loop.chunk, rows - start)
+        sizes = [env.sizes.get(i, count) for i in loop.body.graph.inputs if isinstance(i, Size)]
+        sliced = [_window(view, env)[start : start + count] for view in loop.sliced]
+        whole = [_window(view, env) for view in loop.whole]
+        added = [from_storage(buffer, env) for buffer in loop.added]
+        inner = _bind_inputs(loop.body.graph, (*sizes, *sliced, *whole, *added))
+        _run_steps(loop.body, inner, extern)
+        values = _collect_outputs(loop.body.graph, inner)
+        for buffer, value in zip(loop.results, values, strict=False):
+            from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value
+        for buffer, value in zip(loop.sums, values[len(loop.results) :], strict=True):
+            from_storage(buffer, env)[...] += value
+        for buffer in loop.added:
+            from_storage(buffer, env)[...] = from_storage(buffer, inner)
 
 
 def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:

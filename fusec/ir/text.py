@@ -23,6 +23,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import (
     Argument,
+    Chunked,
     Def,
     Extern,
     Graph,
@@ -30,6 +31,7 @@ from fusec.ir.graph import (
     NodeConstant,
     Schedule,
     SizeValue,
+    Step,
     View,
 )
 from fusec.ir.index import Axis, Index, Size, contiguous_strides
@@ -196,12 +198,39 @@ def print_kernel(kernel: Kernel) -> str:
 
 
 def print_schedule(schedule: Schedule) -> str:
-    """Return kernels and externs in execution order."""
-    blocks = [
-        print_kernel(step) if isinstance(step, Kernel) else print_extern(step)
-        for step in schedule.steps
+    """Return kernels, externs and loops over rows in execution order."""
+    return "\n\n".join(map(print_step, schedule.steps))
+
+
+def print_step(step: Step) -> str:
+    match step:
+        case Kernel():
+            return print_kernel(step)
+        case Extern():
+            return print_extern(step)
+        case Chunked():
+            return print_chunked(step)
+
+
+def print_chunked(loop: Chunked) -> str:
+    """Return a loop over rows: what it slices and makes, then its body, indented."""
+    inner = [i for i in loop.body.graph.inputs if isinstance(i, Buffer)]
+    sliced = [
+        f"{i.name}: {print_type(i)} of {print_argument(v)}"
+        for i, v in zip(inner, loop.sliced, strict=False)
     ]
-    return "\n\n".join(blocks)
+    lines = [
+        f"rows {loop.name} -> {', '.join(b.name for b in loop.made)}"
+        f"    {loop.chunk} of {loop.rows} at a time",
+        f"  sliced {'; '.join(sliced) or '-'}",
+        f"  whole {', '.join(map(print_argument, loop.whole)) or '-'}",
+    ]
+    if loop.sums or loop.added:
+        names = ", ".join(b.name for b in (*loop.sums, *loop.added))
+        lines.append(f"  added up {names}")
+    body = print_schedule(loop.body)
+    lines += [f"  {line}" if line else "" for line in body.splitlines()]
+    return "\n".join(lines)
 
 
 def print_index(value: Index) -> str:

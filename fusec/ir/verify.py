@@ -40,6 +40,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import (
     Argument,
+    Chunked,
     Def,
     Extern,
     Graph,
@@ -49,7 +50,7 @@ from fusec.ir.graph import (
     argument_views,
     extern_views,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, index, is_in_range
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, index, is_in_range, product
 from fusec.ir.monoid import ALL, ANY
 from fusec.ir.scalar import SCALAR_OPS
 
@@ -334,6 +335,9 @@ def verify_schedule(schedule: Schedule) -> None:
         if isinstance(step, Extern):
             _verify_extern(step, defined)
             continue
+        if isinstance(step, Chunked):
+            _verify_chunked(step, defined)
+            continue
         verify_kernel(step)
         for load in loads(store.expr for store in step.stores):
             known = load.buffer.base in defined
@@ -341,3 +345,26 @@ def verify_schedule(schedule: Schedule) -> None:
         for store in step.stores:
             _define(store.buffer, defined, f"kernel {step.name}")
     _verify_outputs(schedule.graph, defined)
+
+
+def _verify_chunked(loop: Chunked, defined: set[Buffer]) -> None:
+    """Check a loop over rows: its body, and that what goes in and comes out has the body's form."""
+    line = f"rows {loop.name}"
+    verify_schedule(loop.body)
+    for view in loop.views:
+        check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
+    inner = [item for item in loop.body.graph.inputs if isinstance(item, Buffer)]
+    given = len(loop.views) + len(loop.added)
+    check(len(inner) == given, line, f"its body takes {len(inner)} buffers of {given}")
+    for view, buffer in zip(loop.sliced, inner, strict=False):
+        check(view.shape[0] is loop.rows, line, f"{view.buffer} has {view.shape[0]} rows")
+        same = buffer.shape == (loop.count, *view.shape[1:]) and buffer.strides == view.strides
+        check(same, line, f"{buffer} is no slice of {view.buffer}")
+    outputs = argument_views(loop.body.graph.outputs)
+    made = len(loop.results) + len(loop.sums)
+    check(len(outputs) == made, line, f"its body returns {len(outputs)} of {made} buffers")
+    for view, buffer in zip(outputs, loop.results, strict=False):
+        row = product(buffer.shape)
+        check(row is loop.rows * view.shape[1], line, f"{view.buffer} has not {buffer}'s rows")
+    for buffer in loop.made:
+        _define(buffer, defined, line)

@@ -20,7 +20,17 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, loads
-from fusec.ir.graph import Argument, Def, Extern, Graph, Kernel, Schedule, View, argument_views
+from fusec.ir.graph import (
+    Argument,
+    Chunked,
+    Def,
+    Extern,
+    Graph,
+    Kernel,
+    Schedule,
+    View,
+    argument_views,
+)
 from fusec.ir.index import Size, index
 from fusec.ir.text import print_graph
 from fusec.passes.cost import Machine, price, price_call
@@ -133,10 +143,16 @@ def judge_by_model(cut: Cut, machine: Machine) -> Judge:
 
 def modelled_us(schedule: Schedule, machine: Machine) -> float:
     """Return the modelled time of kernels and calls, one after another."""
-    return sum(
-        price(s, machine).us if isinstance(s, Kernel) else price_call(s, machine).us
-        for s in schedule.steps
-    )
+    total = 0.0
+    for step in schedule.steps:
+        match step:
+            case Kernel():
+                total += price(step, machine).us
+            case Extern():
+                total += price_call(step, machine).us
+            case Chunked():
+                total += step.rounds * modelled_us(step.body, machine)
+    return total
 
 
 def _decision(group: Group, choice: Choice) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import networkx as nx
@@ -84,3 +85,24 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
         for buffer in writes(node):
             producer[buffer] = position
     return dag
+
+
+def below(dag: nx.DiGraph[int], members: set[int]) -> set[int]:
+    """Return what depends on one of some lines."""
+    return _reach(members, dag.successors)
+
+
+def between(dag: nx.DiGraph[int], members: set[int]) -> set[int]:
+    """Return what depends on one of some lines and is needed by one."""
+    return below(dag, members) & _reach(members, dag.predecessors)
+
+
+def _reach(starts: set[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    found: set[int] = set()
+    waiting = list(starts)
+    while waiting:
+        for other in following(waiting.pop()):
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found

@@ -11,11 +11,12 @@ cats fuse here, whatever their axes.
 
 from __future__ import annotations
 
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Extern, Graph, Origin
 from fusec.ir.index import Axis, product
 from fusec.ir.rewrite import inline_loads
-from fusec.passes.cost import expression_cost, numel
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.cost import count, numel
 from fusec.passes.dag import Uses, find_uses
 from fusec.passes.simplify import simplify_exprs
 
@@ -68,7 +69,7 @@ def _is_inlined(line: Def, uses: Uses, graph: Graph) -> bool:
     if any(isinstance(n, Reduce) for n in nodes):
         return False
     sources = [n for n in nodes if isinstance(n, Load)]
-    cost = expression_cost(line.expr)
+    cost = _cost_of_a_point(line)
     if not sources:
         return cost <= 4 * CHEAP
     if len(nodes) > MAX_NODES:
@@ -84,6 +85,17 @@ def _is_inlined(line: Def, uses: Uses, graph: Graph) -> bool:
         return len(sites) <= 2 and (not repeated or cost <= CHEAP)
     full_size = sum(numel(n.buffer) >= points for n in sources)
     return cost <= CHEAP and full_size <= 1
+
+
+def _cost_of_a_point(line: Def) -> int:
+    """Return multiply-adds for one point; what varies along fewer axes is computed once for them.
+
+    ``x[m, c] - log(s[m])`` is a subtraction: its readers compute the logarithm once a row, too.
+    """
+    points = max(product(a.extent for a in line.axes).hint(), 1)
+    operations = [n for n in postorder((line.expr,)) if isinstance(n, Op)]
+    total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in operations)
+    return -(-total // points)
 
 
 def _points(load: Load, reader: Def) -> int:

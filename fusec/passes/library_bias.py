@@ -12,7 +12,16 @@ import itertools
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, loads
-from fusec.ir.graph import Extern, Kernel, Schedule, View, argument_views, extern_views
+from fusec.ir.graph import (
+    Chunked,
+    Extern,
+    Kernel,
+    Schedule,
+    Step,
+    View,
+    argument_views,
+    extern_views,
+)
 from fusec.ir.index import contiguous_strides, index
 
 _REASON = "contraction with its bias: runs in the library"
@@ -28,7 +37,7 @@ def library_bias(schedule: Schedule) -> Schedule:
     if not products:
         return schedule
     readers = _readers(schedule)
-    steps: list[Kernel | Extern] = []
+    steps: list[Step] = []
     dropped: set[Extern] = set()
     for step in schedule.steps:
         found = _lone_bias(step) if isinstance(step, Kernel) else None
@@ -44,7 +53,7 @@ def library_bias(schedule: Schedule) -> Schedule:
     return replace(schedule, steps=_numbered([s for s in steps if s not in dropped]))
 
 
-def _numbered(steps: list[Kernel | Extern]) -> tuple[Kernel | Extern, ...]:
+def _numbered(steps: list[Step]) -> tuple[Step, ...]:
     """Return the steps with the kernels named k0, k1, ... again."""
     count = itertools.count()
     return tuple(replace(s, name=f"k{next(count)}") if isinstance(s, Kernel) else s for s in steps)
@@ -69,6 +78,8 @@ def _readers(schedule: Schedule) -> dict[Buffer, int]:
     for step in schedule.steps:
         if isinstance(step, Extern):
             read = {v.buffer for v in extern_views(step)}
+        elif isinstance(step, Chunked):
+            read = {v.buffer for v in step.views}
         else:
             read = {n.buffer for n in loads(s.expr for s in step.stores)}
         for buffer in read:

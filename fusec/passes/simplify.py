@@ -103,7 +103,7 @@ def _rule(node: Expr) -> Expr:
         case Reduce(body=body) if not body.axes.issuperset(node.over):
             return repeated(node)
         case Reduce(monoid=monoid, body=body, over=(axis,)) if monoid is SUM:
-            return _one_hot_sum(node, axis, body)
+            return _steady_and_one_hot_sum(node, axis, body)
         case Load() if node.guard is not None:
             return _guarded_load(node, node.guard)
         case _:
@@ -308,6 +308,22 @@ def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
         return result
     some = Op("gt", (IndexValue(axis.limit), Const(0, I64)))
     return Select(some, result, Const(monoid.identity(value.dtype), value.dtype))
+
+
+def _steady_and_one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
+    """``sum(r: a + one-hot)`` is ``a * n`` plus the one-hot sum, if a does not vary.
+
+    With label smoothing, every class has a share of the gradient.
+    """
+    if not isinstance(body, Op) or body.name != "add" or axis.limit is not None:
+        return _one_hot_sum(node, axis, body)
+    for steady, varying in (body.args, body.args[::-1]):
+        rest = Reduce(SUM, (axis,), varying)
+        found = _one_hot_sum(rest, axis, varying)
+        if axis not in steady.axes and found is not rest:
+            times = cast(IndexValue(axis.extent, I64), body.dtype)
+            return Op("add", (Op("mul", (steady, times)), found))
+    return node
 
 
 def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.ir import text
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import all_kernels
 from fusec.options import Options
 from fusec.report.explanation import Explanation, report_graph
 from fusec.report.observe import observe
@@ -103,8 +103,7 @@ def kernels(
         )
         for staged in _stage(fn, inputs, train, target, dynamic)
         if staged.compiled is not None
-        for step in staged.compiled.schedule.steps
-        if isinstance(step, Kernel)
+        for step in all_kernels(staged.compiled.schedule)
     ]
 
 

@@ -6,12 +6,15 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "name": "forward",
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line]}],
         "externs": [{"op", "reason"}],
+        "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor",
         "launches_eager", "launches",
         "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
-merge was not legal. ``bytes_*`` are defined in ``traffic.py`` and ``eager.py``.
+merge was not legal. A loop runs its kernels and externs, which stand among the others, once for
+each chunk of rows; ``largest`` is the largest buffer of its body, in bytes. ``bytes_*`` are defined
+in ``traffic.py`` and ``eager.py``.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.ir.graph import Extern, Kernel, Schedule
+from fusec.ir.graph import Chunked, Extern, Kernel, Schedule, Step, all_kernels
+from fusec.passes.cost import numel
 from fusec.passes.fuse import Decision
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
-from fusec.report.traffic import bytes_floor, bytes_moved, kernel_bytes
+from fusec.report.traffic import bytes_floor, bytes_moved, chunked_bytes, kernel_bytes
 
 SCHEMA = 1
 SHOWN_DECISIONS = 12
@@ -52,6 +56,24 @@ class ExternReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopReport:
+    """One loop over chunks of rows: how many, what it moves in all, what one chunk launches."""
+
+    name: str
+    rows: int
+    chunk: int
+    rounds: int
+    bytes: int
+    kernels: tuple[str, ...]
+    externs: tuple[str, ...]
+    largest: int
+
+    @property
+    def launches(self) -> int:
+        return self.rounds * (len(self.kernels) + len(self.externs))
+
+
+@dataclass(frozen=True, slots=True)
 class GraphReport:
     """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say."""
 
@@ -64,6 +86,7 @@ class GraphReport:
     launches_eager: int
     launches: int
     decisions: tuple[Decision, ...]
+    loops: tuple[LoopReport, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_graph_lines(self))
@@ -101,12 +124,12 @@ def report_graph(staged: Staged) -> GraphReport:
     if staged.compiled is None:
         return _report_eager(staged)
     schedule = staged.compiled.schedule
-    kernels = tuple(_report_kernel(s) for s in schedule.steps if isinstance(s, Kernel))
+    kernels = tuple(map(_report_kernel, all_kernels(schedule)))
     externs = tuple(
-        ExternReport(step.target.removeprefix("aten."), step.reason)
-        for step in schedule.steps
-        if isinstance(step, Extern) and step.target != "get_attr"
+        ExternReport(step.target.removeprefix("aten."), step.reason) for step in _externs(schedule)
     )
+    loops = tuple(_report_loop(step) for step in schedule.steps if isinstance(step, Chunked))
+    outside = [s for s in schedule.steps if not isinstance(s, Chunked) and not _is_constant(s)]
     return GraphReport(
         staged.name,
         kernels,
@@ -115,8 +138,39 @@ def report_graph(staged: Staged) -> GraphReport:
         bytes_moved(schedule),
         bytes_floor(schedule),
         eager.launches,
-        len(kernels) + len(externs),
+        len(outside) + sum(loop.launches for loop in loops),
         _standing(staged.compiled.decisions, schedule),
+        loops,
+    )
+
+
+def _externs(schedule: Schedule) -> list[Extern]:
+    """Return the calls of eager kernels, those inside loops over rows included."""
+    found: list[Extern] = []
+    for step in schedule.steps:
+        if isinstance(step, Chunked):
+            found.extend(_externs(step.body))
+        elif isinstance(step, Extern) and not _is_constant(step):
+            found.append(step)
+    return found
+
+
+def _is_constant(step: Step) -> bool:
+    return isinstance(step, Extern) and step.target == "get_attr"
+
+
+def _report_loop(loop: Chunked) -> LoopReport:
+    made = [s.buffer.base for k in all_kernels(loop.body) for s in k.stores]
+    made += [b for e in _externs(loop.body) for b in e.outputs if b is not None]
+    return LoopReport(
+        loop.name,
+        loop.rows.hint(),
+        loop.chunk,
+        loop.rounds,
+        chunked_bytes(loop),
+        tuple(k.name for k in all_kernels(loop.body)),
+        tuple(e.target.removeprefix("aten.") for e in _externs(loop.body)),
+        max((numel(b) * b.dtype.itemsize for b in made), default=0),
     )
 
 
@@ -127,8 +181,7 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     """
     kernel_of = {
         buffer.name: step.name
-        for step in schedule.steps
-        if isinstance(step, Kernel)
+        for step in all_kernels(schedule)
         for buffer in (*step.defs, *(store.buffer.base for store in step.stores))
     }
     kept: dict[object, Decision] = {}
@@ -196,6 +249,8 @@ def _graph_lines(graph: GraphReport) -> list[str]:
     lines = [f"graph {graph.name}", *_indent(format_table(rows, right=(1, 2, 3)))]
     if graph.kernels:
         lines += ["", "  kernels", *_indent(_kernel_lines(graph.kernels), 4)]
+    for loop in graph.loops:
+        lines += ["", *_indent(_loop_lines(loop))]
     if graph.externs:
         lines += ["", "  eager kernels", *_indent(_extern_lines(graph.externs), 4)]
     taken = [d for d in graph.decisions if d.taken]
@@ -208,6 +263,17 @@ def _graph_lines(graph: GraphReport) -> list[str]:
         title = f"  merges rejected: {len(rejected)}"
         lines += ["", title, *_indent(_decision_lines(rejected), 4)]
     return lines
+
+
+def _loop_lines(loop: LoopReport) -> list[str]:
+    count = f"{loop.chunk} of {loop.rows} rows at a time"
+    inside = ", ".join((*loop.externs, *loop.kernels))
+    return [
+        f"loop {loop.name}: {count}, {loop.rounds} times; {format_bytes(loop.bytes)} in all",
+        f"  each time: {inside}",
+        f"  its largest buffer: {format_bytes(loop.largest)}; what it reads whole, such as weights,"
+        " it reads each time",
+    ]
 
 
 def _indent(lines: Sequence[str], columns: int = 2) -> list[str]:

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
 from fusec.errors import FusecError, ModelError
+from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager
 
 
@@ -60,7 +61,7 @@ class _Observer:
             self.observed.append(Observed(label, graph, cost))
             return self.boxed(graph)
 
-        return compile_with(gm, inputs, keep)
+        return compile_with(gm, inputs, keep, Options.from_compile(None, None))
 
     def fake(self, value: Any) -> Any:
         """Return a stand-in for a real tensor, such as a parameter that a function refers to."""

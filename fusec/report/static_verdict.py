@@ -32,7 +32,7 @@ from typing import Any
 
 from fusec.errors import BuildError, UsageError
 from fusec.ir.expr import Dot, Reduce
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import all_kernels
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update
 from fusec.report.explanation import format_bytes, format_table, report_graph
@@ -154,9 +154,7 @@ def _checked_kernels(staged: Staged) -> list[CheckedKernel]:
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
         facts = dict(zip(names, pool.map(lambda n: _inspected(staged, n), names), strict=True))
     found = []
-    for step in compiled.schedule.steps:
-        if not isinstance(step, Kernel):
-            continue
+    for step in all_kernels(compiled.schedule):
         code = compiled.code[step.name]
         program, (static, problem) = compiled.programs[code], facts[code]
         accesses: tuple[Access, ...] = ()

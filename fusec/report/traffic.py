@@ -8,12 +8,24 @@ of the graph and results of externs that kernels read, outputs of the graph and 
 that kernels write. Tensors between one kernel and the next count nothing. Without externs that is
 inputs once and outputs once. It is a lower bound: a residual that is needed before and after an
 extern counts once, though it has to be read twice.
+
+A loop over rows moves what its body moves, for each chunk: weights that it reads whole are read
+once a chunk. Its floor is what goes in and what comes out, once.
 """
 
 from __future__ import annotations
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Extern, Kernel, Schedule, View, argument_views, extern_views
+from fusec.ir.graph import (
+    Chunked,
+    Extern,
+    Kernel,
+    Schedule,
+    Step,
+    View,
+    argument_views,
+    extern_views,
+)
 from fusec.ir.index import Index
 from fusec.passes.cost import kernel_traffic, numel
 
@@ -51,10 +63,37 @@ def _is_zero(stride: Index) -> bool:
 
 def bytes_moved(schedule: Schedule) -> int:
     """Return the bytes that all steps read and write."""
-    return sum(
-        kernel_bytes(step) if isinstance(step, Kernel) else extern_bytes(step)
-        for step in schedule.steps
-    )
+    return sum(map(step_bytes, schedule.steps))
+
+
+def step_bytes(step: Step) -> int:
+    """Return the bytes that a step reads and writes."""
+    match step:
+        case Kernel():
+            return kernel_bytes(step)
+        case Extern():
+            return extern_bytes(step)
+        case Chunked():
+            return chunked_bytes(step)
+
+
+def chunked_bytes(loop: Chunked) -> int:
+    """Return the bytes that a loop over rows moves: its body's for each chunk, and its results'.
+
+    Results are copied into their rows, sums added up: each is read and written beside the body.
+    """
+    copied = sum(_buffer_bytes(b) for b in loop.results)
+    added = sum(_buffer_bytes(b) for b in loop.sums)
+    zeroed = sum(_buffer_bytes(b) for b in (*loop.sums, *loop.added))
+    return loop.rounds * (bytes_moved(loop.body) + 3 * added) + 2 * copied + zeroed
+
+
+def _chunked_floor(loop: Chunked) -> int:
+    return sum(map(_view_bytes, loop.views)) + sum(map(_buffer_bytes, loop.made))
+
+
+def _buffer_bytes(buffer: Buffer) -> int:
+    return numel(buffer) * buffer.dtype.itemsize
 
 
 def bytes_floor(schedule: Schedule) -> int:
@@ -67,6 +106,10 @@ def bytes_floor(schedule: Schedule) -> int:
         if isinstance(step, Extern):
             total += extern_bytes(step)
             outside.update(view.buffer.base for view in extern_views(step))
+            continue
+        if isinstance(step, Chunked):
+            total += _chunked_floor(step)
+            outside.update(view.buffer.base for view in step.views)
             continue
         for buffer, (r, w) in kernel_traffic(step).items():
             read[buffer.base] = max(read.get(buffer.base, 0), r)

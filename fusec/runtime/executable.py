@@ -67,8 +67,12 @@ def bind(
     def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
+    def zeros(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        return empty(shape, strides, dtype).zero_()
+
     namespace: dict[str, Any] = {
         "empty": empty,
+        "zeros": zeros,
         "window": window,
         "restride": restride,
         "constant": constant,

@@ -1,0 +1,345 @@
+"""What the forward saves for the backward, where the cheapest cut would save too much.
+
+AOTAutograd's min-cut saves the results of matrix products, because it takes every product to be
+expensive. An *expansion* is a product far larger than the rows it is made of, which a reduction
+over its columns consumes again: the logits of a loss, rows x vocabulary. To save one is to keep it
+in memory whole, and then no pass can run it in chunks of rows (``passes/chunk.py``). So:
+
+* Where all gradients that come back through an expansion are linear in one scalar (a loss that is
+  a mean or a sum), they are computed *in the forward*, as those of a loss whose gradient is 1, and
+  the backward multiplies them by the scalar. Nothing is computed twice, and saved are the
+  gradients: of the rows and of the weights, which the backward would have made anyhow.
+* Elsewhere (a loss of each row) the expansion is tagged as activation checkpointing's tensors are,
+  and the backward computes it again.
+
+Both are legal for any graph: the first by the linearity of each operation in ``_LINEAR``, checked
+node by node. 16-bit floats with five bits of exponent (f16) are always computed again: their
+gradients may need the scale that a loss scaler puts into the scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import CheckpointPolicy
+
+aten = torch.ops.aten
+
+EXPANSION_RATIO = 6
+"""Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
+PRODUCTS = (aten.mm.default,)
+"""Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
+
+_SAME_ROW = {
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
+    aten.div.Scalar, aten.neg.default, aten.exp.default, aten.tanh.default, aten.alias.default,
+    aten._to_copy.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
+    aten.clone.default, aten.where.self, aten.add.Scalar, aten.sub.Scalar,
+}  # fmt: skip
+"""Operations that leave an expansion one: pointwise, and views."""
+_REDUCTIONS = {
+    aten.amax.default, aten.sum.dim_IntList, aten.max.dim, aten.logsumexp.default, aten.mean.dim,
+    aten.gather.default, aten._log_softmax.default, aten._softmax.default, aten.argmax.default,
+}  # fmt: skip
+"""Operations that make an expansion small again."""
+
+
+def partition(
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    chunk_bytes: int = 0,
+    **settings: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut a joint graph into forward and backward; what is no expansion, as AOTAutograd does.
+
+    Args:
+        chunk_bytes: products of this size or more may be expansions; 0: none is.
+    """
+    extra: list[fx.Node] = []
+    if chunk_bytes and (found := find_expansions(joint.graph, chunk_bytes)):
+        large = _large(found)
+        early = hoist_gradients(joint.graph, large)
+        if early is None:
+            recompute(large - _tangent_users(joint.graph))
+        else:
+            extra = early
+            _add_outputs(joint.graph, num_fwd_outputs, extra)
+    forward, backward = min_cut_rematerialization_partition(
+        joint, inputs, num_fwd_outputs=num_fwd_outputs + len(extra), **settings
+    )
+    if extra:
+        _drop_outputs(forward, num_fwd_outputs, len(extra))
+    return forward, backward
+
+
+# -- expansions ------------------------------------------------------------------------------------
+
+
+def find_expansions(
+    joint: fx.Graph, threshold: int, products: Collection[Any] = PRODUCTS
+) -> set[fx.Node]:
+    """Return the products of at least ``threshold`` bytes that expand their rows and are reduced.
+
+    An expansion that the graph returns is none: it has to be in memory anyhow.
+    """
+    found: set[fx.Node] = set()
+    for node in joint.nodes:
+        if node.target not in products or node.op != "call_function":
+            continue
+        rows = node.args[0]
+        wide = _columns(node) >= EXPANSION_RATIO * _columns(rows)
+        if wide and _size(node) >= threshold and _is_reduced(node):
+            found.add(node)
+    return found
+
+
+def _is_reduced(product: fx.Node) -> bool:
+    """Return True if a reduction reads the product or what it becomes, and no output does."""
+    waiting, seen, reduced = [product], {product}, False
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op == "output":
+                return False
+            reduced = reduced or user.target in _REDUCTIONS
+            if user.target in _SAME_ROW and user not in seen and _numel(user) >= _numel(product):
+                seen.add(user)
+                waiting.append(user)
+    return reduced
+
+
+def _large(expansions: set[fx.Node]) -> set[fx.Node]:
+    """Return everything as large as an expansion that is computed from one."""
+    found, waiting = set(expansions), list(expansions)
+    least = min(map(_numel, expansions))
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found and user.op == "call_function" and _numel(user) >= least:
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def recompute(nodes: Collection[fx.Node]) -> None:
+    """Tag nodes of the forward so that the backward computes them again."""
+    for node in nodes:
+        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        node.meta["ac_graph_id"] = 0
+
+
+def _value(node: Any) -> torch.Tensor | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _numel(node: Any) -> int:
+    """Return the elements of a node's tensor, at the hints of symbolic sizes."""
+    value, total = _value(node), 1
+    for extent in value.shape if value is not None else (0,):
+        total *= _hint(extent)
+    return total
+
+
+def _columns(node: Any) -> int:
+    value = _value(node)
+    return _hint(value.shape[-1]) if value is not None and value.dim() else 1
+
+
+def _hint(extent: int | torch.SymInt) -> int:
+    if isinstance(extent, int):
+        return extent
+    return int(extent.node.hint) if extent.node.has_hint() else 1
+
+
+def _size(node: fx.Node) -> int:
+    value = _value(node)
+    return _numel(node) * value.element_size() if value is not None else 0
+
+
+# -- gradients in the forward ----------------------------------------------------------------------
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def _tangent_users(joint: fx.Graph) -> set[fx.Node]:
+    """Return what depends on a gradient that comes from outside."""
+    found: set[fx.Node] = set()
+    for node in joint.nodes:
+        if _is_tangent(node) or any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def hoist_gradients(joint: fx.Graph, large: set[fx.Node]) -> list[fx.Node] | None:
+    """Compute the gradients behind large nodes for a scalar of 1; scale them where they are read.
+
+    ``dx = f(s)`` becomes ``unit = f(1)``, which the forward can compute, and ``dx = unit * s``.
+
+    Returns:
+        The gradients that the forward now makes; None, and nothing changes, where there is no such
+        scalar.
+    """
+    backward = _tangent_users(joint)
+    gradients = [n for n in joint.nodes if n in backward and n in large]
+    leaving = _leaving(joint, gradients, large)
+    if not leaving or any(_value(n) is None or _is_f16(n) for n in leaving):
+        return None
+    for scalar in (n for n in joint.nodes if n in backward and _is_scalar(n)):
+        inside = _between(joint, scalar, leaving, backward)
+        if inside is not None:
+            return _hoist(joint, scalar, inside, leaving)
+    return None
+
+
+def _leaving(joint: fx.Graph, gradients: list[fx.Node], large: set[fx.Node]) -> list[fx.Node]:
+    """Return the smaller tensors that large gradients become: of the rows, weights and bias."""
+    users = {user for node in gradients for user in node.users}
+    if any(n.op == "output" for n in users):
+        return []
+    inner = set(gradients)  # and what these are computed of: the sum over a row's gradient, say
+    for node in reversed(joint.nodes):
+        if any(user in inner for user in node.users):
+            inner.add(node)
+    return [n for n in joint.nodes if n in users and n not in inner]
+
+
+def _is_scalar(node: fx.Node) -> bool:
+    value = _value(node)
+    return value is not None and value.dim() == 0 and value.dtype.is_floating_point
+
+
+def _is_f16(node: fx.Node) -> bool:
+    value = _value(node)
+    return value is not None and value.dtype is torch.float16
+
+
+def _between(
+    joint: fx.Graph, scalar: fx.Node, leaving: list[fx.Node], backward: set[fx.Node]
+) -> list[fx.Node] | None:
+    """Return the nodes from the scalar to what leaves; None if one is not linear in the scalar."""
+    needed: set[fx.Node] = set()
+    waiting = list(leaving)
+    while waiting:
+        node = waiting.pop()
+        if node in needed or node not in backward or node is scalar:
+            continue
+        if node.op != "call_function":  # another gradient from outside
+            return None
+        needed.add(node)
+        waiting.extend(node.all_input_nodes)
+    inside = [n for n in joint.nodes if n in needed]
+    linear = {scalar}
+    for node in inside:
+        if not _is_linear(node, linear, backward):
+            return None
+        linear.add(node)
+    return inside
+
+
+_FIRST = {
+    aten.neg.default, aten.expand.default, aten.view.default, aten.reshape.default,
+    aten._unsafe_view.default, aten.permute.default, aten.t.default, aten.transpose.int,
+    aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default,
+    aten.sum.dim_IntList, aten.sum.default, aten.mul.Scalar, aten.div.Scalar, aten.alias.default,
+    aten.clone.default, aten._to_copy.default, aten.div.Tensor, aten.mean.dim,
+}  # fmt: skip
+"""Linear in the first argument, where no other depends on the scalar."""
+_EITHER = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}
+"""Linear in each of two arguments, where the other does not depend on the scalar."""
+_BOTH = {aten.add.Tensor, aten.sub.Tensor}
+"""Linear where both arguments are."""
+
+
+def _is_linear(node: fx.Node, linear: set[fx.Node], backward: set[fx.Node]) -> bool:
+    """Return True if a node is a multiple of the scalar, given which of its inputs are."""
+    moving = [a for a in node.all_input_nodes if a in backward]
+    if not moving or any(a not in linear for a in moving):
+        return False
+    value = _value(node)
+    if value is None or not value.dtype.is_floating_point:
+        return False
+    args = node.args
+    if node.target in _FIRST:
+        return moving == [args[0]] and (len(args) < 2 or args[1] is not args[0])
+    if node.target in _EITHER:
+        return len(moving) == 1 and args[0] is not args[1]
+    if node.target in _BOTH:
+        return all(a in linear for a in args[:2])
+    if node.target is aten.where.self:
+        return args[0] not in linear and all(a in linear or _is_zero(a) for a in args[1:])
+    if node.target is aten.scatter.src:
+        return all(a in linear or _is_zero(a) for a in (args[0], args[3])) and args[2] not in linear
+    return False
+
+
+def _is_zero(node: Any) -> bool:
+    """Return True for a tensor of zeros, made by one of the operations that make them."""
+    if not isinstance(node, fx.Node):
+        return bool(node == 0)
+    match node.target:
+        case aten.zeros.default | aten.zeros_like.default | aten.new_zeros.default:
+            return True
+        case aten.scalar_tensor.default:
+            return bool(node.args[0] == 0)
+        case aten.full.default | aten.full_like.default | aten.new_full.default:
+            return bool(node.args[-1] == 0)
+        case aten.expand.default | aten.view.default | aten._to_copy.default | aten.alias.default:
+            return _is_zero(node.args[0])
+        case _:
+            return False
+
+
+def _hoist(
+    joint: fx.Graph, scalar: fx.Node, inside: list[fx.Node], leaving: list[fx.Node]
+) -> list[fx.Node]:
+    value = _value(scalar)
+    assert value is not None
+    with joint.inserting_before(inside[0]):
+        one = joint.call_function(
+            aten.full.default, ([], 1.0), {"dtype": value.dtype, "device": value.device}
+        )
+        one.meta["val"] = value
+    unit: dict[fx.Node, fx.Node] = {scalar: one}
+    for node in inside:
+        with joint.inserting_before(node):
+            unit[node] = joint.node_copy(node, lambda n: unit.get(n, n))
+        for tag in ("partitioner_tag", "recompute"):
+            unit[node].meta.pop(tag, None)
+    for node in leaving:
+        with joint.inserting_after(node):
+            scaled = joint.call_function(aten.mul.Tensor, (unit[node], scalar))
+            scaled.meta.update(node.meta)
+        node.replace_all_uses_with(scaled)
+        unit[node].meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return [unit[node] for node in leaving]
+
+
+# -- outputs ---------------------------------------------------------------------------------------
+
+
+def _add_outputs(joint: fx.Graph, position: int, extra: list[fx.Node]) -> None:
+    """Have a joint graph return further tensors of the forward, which ties them to it."""
+    (output,) = joint.find_nodes(op="output")
+    values = list(output.args[0])
+    output.args = ((*values[:position], *extra, *values[position:]),)
+    if "desc" in output.meta:
+        known = list(output.meta["desc"])
+        output.meta["desc"] = [*known[:position], *(None for _ in extra), *known[position:]]
+
+
+def _drop_outputs(forward: fx.GraphModule, position: int, count: int) -> None:
+    (output,) = forward.graph.find_nodes(op="output")
+    values = list(output.args[0])
+    output.args = ((*values[:position], *values[position + count :]),)
+    for name in ("desc", "output_stack_traces"):
+        if name in output.meta:
+            known = list(output.meta[name])
+            output.meta[name] = [*known[:position], *known[position + count :]]
+    forward.recompile()

@@ -1,0 +1,415 @@
+"""Lines of a graph as they are for a few of its rows: definitions and products, row by row.
+
+``RowBody`` takes the lines of a region one after the other and writes each again for a chunk of
+rows. A line passes if every row of what it reads is needed for the same row of what it makes, or
+for a sum over all rows. A row is recognised by its place in memory: an element of row ``i`` lies at
+``i * stride + rest``, however many axes the tensor has. So ``[batch, time, c]`` has the rows of
+``[batch * time, c]``.
+
+Worked example, 512 of 4096 rows: ``lse[b, t] = log(sum(v: exp(mm[b*1024 + t, v])))`` becomes
+``lse[i, 0] = log(sum(v: exp(mm[i, v])))`` with ``i`` below 512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.expr import (
+    Buffer,
+    Expr,
+    IndexValue,
+    Load,
+    Reduce,
+    cast,
+    loads,
+    postorder,
+)
+from fusec.ir.graph import Argument, Def, Extern, Graph, View
+from fusec.ir.index import (
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    Runtime,
+    Size,
+    contiguous_strides,
+    index,
+    is_in_range,
+    most,
+    product,
+)
+from fusec.ir.rewrite import rewrite
+
+_ADDED = "adds to the sum over all chunks of rows"
+
+
+class NotByRows(Exception):
+    """Lines that cannot run over a few rows at a time, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyGraph:
+    """A body, and the buffers around it that its sums are added to, and that it adds to itself."""
+
+    body: Graph
+    sums: tuple[Buffer, ...]
+    added: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slice:
+    """Rows of a buffer around the body, and the body's buffer for a chunk of them."""
+
+    view: View
+    inner: Buffer
+
+
+class RowBody:
+    """The lines of a region for ``count`` rows, where the graph has ``rows``.
+
+    Attributes:
+        made: buffers that are made row by row -> the body's.
+        after: position of a line -> what is left of it behind the body: sums become its inputs.
+    """
+
+    def __init__(self, rows: Index, count: Index) -> None:
+        self.rows = rows
+        self.count = count
+        self.made: dict[Buffer, Buffer] = {}
+        self.after: dict[int, Def] = {}
+        self._nodes: list[Def | Extern] = []
+        self._slices: dict[object, _Slice] = {}
+        self._whole: dict[Buffer, None] = {}
+        self._sums: dict[Buffer, Buffer] = {}
+        self._added: dict[Buffer, None] = {}
+        self._gone: set[Buffer] = set()
+
+    @property
+    def sources(self) -> tuple[Buffer, ...]:
+        """Buffers around the body of which it reads rows."""
+        return tuple(dict.fromkeys(s.view.buffer for s in self._slices.values()))
+
+    def sliced_views(self) -> tuple[View, ...]:
+        return tuple(s.view for s in self._slices.values())
+
+    def whole_views(self) -> tuple[View, ...]:
+        return tuple(View(b, b.shape, b.strides, index(0)) for b in self._whole)
+
+    def region(self, results: tuple[Buffer, ...], sizes: tuple[Size, ...]) -> BodyGraph:
+        """Return the body as a graph that returns the rows of ``results``, then the sums.
+
+        Args:
+            sizes: those of the graph around.
+        """
+        own = [a for m, _ in self.count.terms for a in m if isinstance(a, Size)]
+        inner = tuple(s.inner for s in self._slices.values())
+        made = (*(self.made[buffer] for buffer in results), *self._sums.values())
+        inputs: tuple[Buffer | Size, ...] = (*own, *sizes, *inner, *self._whole, *self._added)
+        body = Graph("rows", inputs, tuple(self._nodes), tuple(map(_all_of, made)))
+        return BodyGraph(body, tuple(self._sums), tuple(self._added))
+
+    def add(self, position: int, node: Def | Extern) -> None:
+        """Add a line; ``position`` is its place in the graph.
+
+        Raises:
+            NotByRows: if it needs other rows than the one it makes.
+        """
+        if isinstance(node, Def):
+            self._define(position, node)
+        else:
+            self._multiply(position, node)
+
+    # -- definitions -------------------------------------------------------------------------------
+
+    def _define(self, position: int, line: Def) -> None:
+        self._refuse(load.buffer for load in loads((line.expr,)))
+        problem = "its axes are not the rows"
+        for length in range(1, len(line.axes) + 1):
+            if product(a.extent for a in line.axes[:length]) is not self.rows:
+                continue
+            try:
+                self._define_rows(line, length)
+                return
+            except NotByRows as found:
+                problem = str(found)
+        if not self._define_sums(position, line):
+            raise NotByRows(f"{line.buffer}: {problem}")
+
+    def _define_rows(self, line: Def, length: int) -> None:
+        """Add a definition whose first axes, so many, are the rows."""
+        whole, row = self._row_axis(line.axes[:length])
+        expr = self._at_rows(line.expr, line.axes[:length], whole, row)
+        rest = line.axes[length:]
+        width = product(a.extent for a in rest)
+        column = rest[0] if len(rest) == 1 else Axis("column", width)
+        if rest != (column,):
+            expr = expr.substitute(_unravel(column, rest))
+        buffer = self._make(line.buffer, width)
+        self._nodes.append(Def(buffer, (row, column), expr, line.origin))
+
+    def _make(self, buffer: Buffer, width: Index) -> Buffer:
+        if buffer.strides != contiguous_strides(buffer.shape):
+            raise NotByRows(f"{buffer} is not row-major")
+        shape = (self.count, width)
+        inner = Buffer(buffer.name, shape, contiguous_strides(shape), buffer.dtype)
+        self.made[buffer] = inner
+        return inner
+
+    def _define_sums(self, position: int, line: Def) -> bool:
+        """Add the sums over rows in a definition; what is left of it goes behind the body."""
+        sums: dict[Expr, Expr] = {}
+        for node in postorder((line.expr,)):
+            if isinstance(node, Reduce) and self._reads_rows(node.body):
+                sums[node] = self._sum(line, node, len(sums))
+        if not sums:
+            return False
+        if line.expr in sums:  # the sum is all there is: it is added up where it is wanted
+            return True
+        (left,) = rewrite((line.expr,), lambda node: sums.get(node, node))
+        if self._reads_rows(left):
+            raise NotByRows(f"{line.buffer} reads rows outside a sum over them")
+        self._gone.add(line.buffer)
+        self.after[position] = Def(line.buffer, line.axes, left, line.origin)
+        return True
+
+    def _sum(self, line: Def, node: Reduce, number: int) -> Expr:
+        """Add one sum over rows to the body; return the load of all of it."""
+        if node.monoid.name != "sum" or node.axes - frozenset(line.axes):
+            raise NotByRows(f"{line.buffer} has a {node.monoid} over rows")
+        axes = line.axes if node is line.expr else tuple(a for a in line.axes if a in node.axes)
+        for first in range(len(node.over)):
+            for last in range(first + 1, len(node.over) + 1):
+                over = node.over[first:last]
+                if product(a.extent for a in over) is not self.rows:
+                    continue
+                whole, row = self._row_axis(over)
+                body = self._at_rows(node.body, over, whole, row)
+                others = (*node.over[:first], row, *node.over[last:])
+                shape = tuple(a.extent for a in axes)
+                outer = line.buffer
+                if node is not line.expr:
+                    name = f"{line.buffer.name}_sum{number or ''}"
+                    outer = Buffer(name, shape, contiguous_strides(shape), node.dtype)
+                inner = Buffer(outer.name, shape, contiguous_strides(shape), node.dtype)
+                value = Reduce(node.monoid, others, body)
+                self._nodes.append(Def(inner, axes, value, line.origin))
+                self._sums[outer] = inner
+                self._gone.add(outer)
+                return Load(outer, tuple(map(index, axes)))
+        raise NotByRows(f"{line.buffer} sums over other axes than the rows")
+
+    def _row_axis(self, axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
+        """Return an axis over all rows, which is for analysis alone, and the body's."""
+        if any(a.limit is not None for a in axes):
+            raise NotByRows("a short axis")
+        whole = axes[0] if len(axes) == 1 else Axis("i", self.rows)
+        return whole, Axis(axes[0].name, self.count)
+
+    def _reads_rows(self, expr: Expr) -> bool:
+        return any(load.buffer in self.made for load in loads((expr,)))
+
+    # -- expressions -------------------------------------------------------------------------------
+
+    def _at_rows(self, expr: Expr, axes: tuple[Axis, ...], whole: Axis, row: Axis) -> Expr:
+        """Return an expression over the axes of all rows as one over a chunk's rows."""
+        if axes != (whole,):
+            expr = expr.substitute(_unravel(whole, axes))
+
+        def at_row(node: Expr) -> Expr:
+            if isinstance(node, IndexValue) and _varies(node.index, whole):
+                raise NotByRows("a line asks for the number of its row")
+            return self._load(node, whole) if isinstance(node, Load) else node
+
+        (found,) = rewrite((expr,), at_row)
+        return found.substitute({whole: index(row)})
+
+    def _load(self, load: Load, whole: Axis) -> Expr:
+        offset = load.buffer.offset(load.indices)
+        if not any(_varies(i, whole) for i in load.indices):
+            if load.buffer in self.made:
+                raise NotByRows(f"{load} reads other rows")
+            self._whole[load.buffer] = None
+            return load
+        split = _split(offset, whole)
+        if split is None:
+            raise NotByRows(f"{load} is not one row")
+        stride, rest = split
+        inner = self.made.get(load.buffer)
+        if inner is not None:
+            if stride is not inner.shape[1] or not is_in_range(rest, stride):
+                raise NotByRows(f"{load} reads other rows")
+        else:
+            inner = self._slice(load.buffer, stride, rest)
+        return Load(inner, (index(whole), rest), load.guard)
+
+    def _slice(self, buffer: Buffer, stride: Index, rest: Index) -> Buffer:
+        """Return the body's buffer for rows of one around it, ``stride`` elements apart."""
+        width = stride
+        if not is_in_range(rest, stride):
+            high = most(rest)
+            if high is None or not is_in_range(rest, index(high + 1)):
+                raise NotByRows(f"the rows of {buffer} have no bounds")
+            width = index(high + 1)
+        view = View(buffer, (self.rows, width), (stride, index(1)), index(0))
+        return self._take(view)
+
+    def _take(self, view: View) -> Buffer:
+        key = (view.buffer, view.shape, view.strides, view.offset)
+        known = self._slices.get(key)
+        if known is None:
+            shape = (self.count, *view.shape[1:])
+            inner = Buffer(view.buffer.name, shape, view.strides, view.buffer.dtype)
+            known = self._slices[key] = _Slice(view, inner)
+        return known.inner
+
+    def _refuse(self, buffers: Iterator[Buffer]) -> None:
+        for buffer in buffers:
+            if buffer in self._gone:
+                raise NotByRows(f"{buffer} needs all rows before the next step of one")
+
+    # -- products ----------------------------------------------------------------------------------
+
+    def _multiply(self, position: int, node: Extern) -> None:
+        """Add a product whose rows are the rows, or that sums over them."""
+        made = node.outputs[0]
+        views = [a for a in node.args if isinstance(a, View)]
+        if node.target != "aten.mm.default" or len(views) != 2 or made is None:
+            raise NotByRows(f"{node.target} reads it")
+        left, right = views
+        self._refuse(v.buffer for v in views)
+        match self._place(left), self._place(right):
+            case (0, None):
+                self._multiply_rows(node, made, left, right)
+            case (None, None) if left.shape[0] is self.rows:
+                self._multiply_rows(node, made, left, right)
+            case ((1 | None), 0) | (1, None):
+                self._multiply_over_rows(position, node, made, left, right)
+            case _:
+                raise NotByRows(f"{made}: a product along other rows")
+
+    def _place(self, view: View) -> int | None:
+        """Return which axis of an argument is the rows; None for what is not made row by row."""
+        inner = self.made.get(view.buffer)
+        if inner is None:
+            return None
+        stride = inner.shape[1]
+        for place, other in ((0, 1), (1, 0)):
+            end = view.offset + (view.shape[other] - 1) * view.strides[other]
+            row = view.shape[place] is self.rows and view.strides[place] is stride
+            if row and is_in_range(end, stride):
+                return place
+        raise NotByRows(f"{view.buffer} is read in another order")
+
+    def _multiply_rows(self, node: Extern, made: Buffer, left: View, right: View) -> None:
+        argument = self._argument(left, 0)
+        self._whole[right.buffer] = None
+        inner = self._make(made, made.shape[1])
+        self._nodes.append(_product(node, (argument, right), (inner,)))
+
+    def _multiply_over_rows(
+        self, position: int, node: Extern, made: Buffer, left: View, right: View
+    ) -> None:
+        if left.shape[1] is not self.rows or right.shape[0] is not self.rows:
+            raise NotByRows(f"{made}: a product along other rows")
+        arguments = (self._argument(left, 1), self._argument(right, 0))
+        self._gone.add(made)
+        if made.dtype not in (BF16, F16):
+            self._added[made] = None
+            self._nodes.append(_adding(node, made, arguments))
+            return
+        inner = Buffer(made.name, made.shape, made.strides, made.dtype)
+        outer = Buffer(f"{made.name}_sum", made.shape, contiguous_strides(made.shape), F32)
+        self._nodes.append(_product(node, arguments, (inner,)))
+        self._sums[outer] = inner
+        self._gone.add(outer)
+        axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(made.shape))
+        value = cast(Load(outer, tuple(map(index, axes))), made.dtype)
+        self.after[position] = Def(made, axes, value, node.origin)
+
+    def _argument(self, view: View, place: int) -> View:
+        """Return an argument for a chunk of rows, which are its axis ``place``."""
+        other = 1 - place
+        inner = self.made.get(view.buffer)
+        if inner is None:
+            shape = (view.shape[place], view.shape[other])
+            strides = (view.strides[place], view.strides[other])
+            inner = self._take(View(view.buffer, shape, strides, view.offset))
+            offset = index(0)
+        else:
+            offset = view.offset
+        swapped = [self.count, view.shape[other]]
+        return View(
+            inner,
+            tuple(swapped if place == 0 else swapped[::-1]),
+            view.strides,
+            offset,
+        )
+
+
+def _product(node: Extern, args: tuple[Argument, ...], outputs: tuple[Buffer, ...]) -> Extern:
+    return Extern(node.node, node.target, args, (), outputs, node.reason, node.origin)
+
+
+def _adding(node: Extern, total: Buffer, args: tuple[View, ...]) -> Extern:
+    """Return ``total += a @ b`` as the library's call."""
+    return Extern(
+        node.node,
+        "aten.addmm_.default",
+        (_all_of(total), *args),
+        (),
+        (),
+        _ADDED,
+        node.origin,
+        impure=True,
+    )
+
+
+def _all_of(buffer: Buffer) -> View:
+    return View(buffer, buffer.shape, buffer.strides, index(0))
+
+
+def _unravel(flat: Axis, axes: tuple[Axis, ...]) -> dict[Axis, Index]:
+    """Return each of some axes as an index over the one axis that they make together."""
+    mapping: dict[Axis, Index] = {}
+    left = index(flat)
+    for axis in reversed(axes[1:]):
+        mapping[axis] = left % axis.extent
+        left = left // axis.extent
+    if axes:
+        mapping[axes[0]] = left
+    return mapping
+
+
+def _varies(value: Index, axis: Axis) -> bool:
+    """Return True if an index has an axis elsewhere than in what it reads from memory."""
+    return any(_has(atom, axis) for monomial, _ in value.terms for atom in monomial)
+
+
+def _has(atom: object, axis: Axis) -> bool:
+    match atom:
+        case FloorDiv() | Mod():
+            return _varies(atom.dividend, axis) or _varies(atom.divisor, axis)
+        case Runtime():
+            return False
+        case _:
+            return atom is axis
+
+
+def _split(offset: Index, axis: Axis) -> tuple[Index, Index] | None:
+    """Return (k, rest) of ``k*axis + rest``, where neither has the axis; None if one has."""
+    stride, rest = index(0), index(offset.const)
+    for monomial, coefficient in offset.terms:
+        holding = [atom for atom in monomial if _has(atom, axis)]
+        term = index(coefficient)
+        for atom in monomial:
+            if atom is not axis:
+                term = term * index(atom)
+        if not holding:
+            rest = rest + term
+        elif holding == [axis]:
+            stride = stride + term
+        else:
+            return None
+    return stride, rest
