@@ -113,7 +113,7 @@ def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
     for step in schedule.steps:
         if isinstance(step, Extern):
             continue
-        flat = coalesce(step)
+        flat = coalesce(target.algebra(step))
         programs[step.name] = lower(flat, target.plans(flat)[0])
         verify_program(programs[step.name])
     return programs
