@@ -125,17 +125,21 @@ class RowBody:
 
     def _define(self, position: int, line: Def) -> None:
         self._refuse(load.buffer for load in loads((line.expr,)))
-        problem = "its axes are not the rows"
+        problem: NotByRows | None = None
         for length in range(1, len(line.axes) + 1):
             if product(a.extent for a in line.axes[:length]) is not self.rows:
                 continue
+            before = dict(self._slices), dict(self._whole)
             try:
                 self._define_rows(line, length)
                 return
             except NotByRows as found:
-                problem = str(found)
-        if not self._define_sums(position, line):
-            raise NotByRows(f"{line.buffer}: {problem}")
+                problem = problem or found
+                self._slices, self._whole = before
+        try:
+            self._define_sums(position, line)
+        except NotByRows as found:
+            raise (problem or found) from None
 
     def _define_rows(self, line: Def, length: int) -> None:
         """Add a definition whose first axes, so many, are the rows."""
@@ -157,22 +161,21 @@ class RowBody:
         self.made[buffer] = inner
         return inner
 
-    def _define_sums(self, position: int, line: Def) -> bool:
+    def _define_sums(self, position: int, line: Def) -> None:
         """Add the sums over rows in a definition; what is left of it goes behind the body."""
         sums: dict[Expr, Expr] = {}
-        for node in postorder((line.expr,)):
-            if isinstance(node, Reduce) and self._reads_rows(node.body):
+        inside: set[Expr] = set()
+        for node in reversed(postorder((line.expr,))):  # the outermost sum first
+            if isinstance(node, Reduce) and node not in inside and self._reads_rows(node.body):
                 sums[node] = self._sum(line, node, len(sums))
-        if not sums:
-            return False
+                inside.update(postorder((node,)))
         if line.expr in sums:  # the sum is all there is: it is added up where it is wanted
-            return True
+            return
         (left,) = rewrite((line.expr,), lambda node: sums.get(node, node))
-        if self._reads_rows(left):
+        if not sums or self._reads_rows(left):
             raise NotByRows(f"{line.buffer} reads rows outside a sum over them")
         self._gone.add(line.buffer)
         self.after[position] = Def(line.buffer, line.axes, left, line.origin)
-        return True
 
     def _sum(self, line: Def, node: Reduce, number: int) -> Expr:
         """Add one sum over rows to the body; return the load of all of it."""
