@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
@@ -49,7 +50,7 @@ def fusec(
         logger.info("a graph runs as eager kernels: it writes to memory that elements share")
         return gm.forward
     compile_one = partial(_compile_graph, options=chosen)
-    return compile_with(gm, example_inputs, compile_one, chosen)
+    return compile_with(gm, example_inputs, compile_one, chosen, scores=_on_gpu(example_inputs))
 
 
 @functools.cache
@@ -65,17 +66,29 @@ def compile_with(
     example_inputs: Sequence[Any],
     compile_one: Callable[..., Any],
     options: Options,
+    *,
+    scores: bool = False,
 ) -> Callable[..., Any]:
-    """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
+    """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...).
+
+    Args:
+        scores: the target's kernels compute an attention's scores again (``partition.py``), unless
+            the options leave products to the library.
+    """
+    scores = scores and options.race != "library" and options.fusion
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(compile_one, name="forward"),
         bw_compiler=partial(compile_one, name="backward"),
         inference_compiler=partial(compile_one, name="inference"),
-        partition_fn=partial(partition, chunk_bytes=options.chunk_bytes),
+        partition_fn=partial(partition, chunk_bytes=options.chunk_bytes, scores=scores),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )(gm, list(example_inputs))
     return compiled
+
+
+def _on_gpu(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(i, torch.Tensor) and i.device.type == "cuda" for i in inputs)
 
 
 def _compile_graph(

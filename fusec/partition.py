@@ -34,6 +34,11 @@ EXPANSION_RATIO = 6
 PRODUCTS = (aten.mm.default,)
 """Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
 
+SCORES_BYTES = 1 << 20
+"""Scores of less are as well saved."""
+SHORT_ROW = 256
+"""The widest head whose scores are computed again: its row is one tile."""
+
 _SAME_ROW = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
     aten.div.Scalar, aten.neg.default, aten.exp.default, aten.tanh.default, aten.alias.default,
@@ -41,6 +46,11 @@ _SAME_ROW = {
     aten.clone.default, aten.where.self, aten.add.Scalar, aten.sub.Scalar,
 }  # fmt: skip
 """Operations that leave an expansion one: pointwise, and views."""
+_TURNS = {
+    aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.expand.default, aten.masked_fill.Scalar,
+}  # fmt: skip
+"""Further ones that leave scores scores: they need not keep their rows whole."""
 _REDUCTIONS = {
     aten.amax.default, aten.sum.dim_IntList, aten.max.dim, aten.logsumexp.default, aten.mean.dim,
     aten.gather.default, aten._log_softmax.default, aten._softmax.default, aten.argmax.default,
@@ -54,13 +64,18 @@ def partition(
     *,
     num_fwd_outputs: int,
     chunk_bytes: int = 0,
+    scores: bool = False,
     **settings: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph into forward and backward; what is no expansion, as AOTAutograd does.
 
     Args:
         chunk_bytes: products of this size or more may be expansions; 0: none is.
+        scores: the backward computes an attention's scores again, for kernels that never store
+            them (``passes/recompute.py``).
     """
+    if scores:
+        _recompute_scores(joint.graph)
     extra: list[fx.Node] = []
     if chunk_bytes and (found := find_expansions(joint.graph, chunk_bytes)):
         large = _large(found)
@@ -94,12 +109,13 @@ def find_expansions(
             continue
         rows = node.args[0]
         wide = _columns(node) >= EXPANSION_RATIO * _columns(rows)
-        if wide and _size(node) >= threshold and _is_reduced(node):
+        turned = _TURNS if node.target is aten.bmm.default else set()
+        if wide and _size(node) >= threshold and _is_reduced(node, _SAME_ROW | turned):
             found.add(node)
     return found
 
 
-def _is_reduced(product: fx.Node) -> bool:
+def _is_reduced(product: fx.Node, kept: Collection[Any]) -> bool:
     """Return True if a reduction reads the product or what it becomes, and no output does."""
     waiting, seen, reduced = [product], {product}, False
     while waiting:
@@ -107,7 +123,7 @@ def _is_reduced(product: fx.Node) -> bool:
             if user.op == "output":
                 return False
             reduced = reduced or user.target in _REDUCTIONS
-            if user.target in _SAME_ROW and user not in seen and _numel(user) >= _numel(product):
+            if user.target in kept and user not in seen and _numel(user) >= _numel(product):
                 seen.add(user)
                 waiting.append(user)
     return reduced
@@ -123,6 +139,17 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
                 found.add(user)
                 waiting.append(user)
     return found
+
+
+def _recompute_scores(joint: fx.Graph) -> None:
+    """Tag the scores of attentions, and what has their size, to be computed again."""
+    found = {
+        n
+        for n in find_expansions(joint, SCORES_BYTES, (aten.bmm.default,))
+        if _columns(n.args[0]) <= SHORT_ROW
+    }
+    if found:
+        recompute(_large(found) - _tangent_users(joint))
 
 
 def recompute(nodes: Collection[fx.Node]) -> None:

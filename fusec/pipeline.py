@@ -35,6 +35,7 @@ from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.inline import inline
 from fusec.passes.library_bias import library_bias
 from fusec.passes.recompute import recompute_wide
+from fusec.passes.row_parts import sum_rows_by_parts
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.share import share
 from fusec.passes.simplify import simplify
@@ -85,7 +86,7 @@ def optimise(
         return cut_into_kernels(graph, target, options, trace)
 
     graph, regions, chunked = chunk(graph, options.chunk_bytes if options.fusion else 0)
-    if options.race == "library" or not options.fusion or not target.machine.products_per_us:
+    if options.race == "library" or not options.fusion or not target.multiplies:
         schedule, decisions = cut(graph)
         configurations: dict[Buffer, int] = {}
     else:
@@ -104,9 +105,10 @@ def cut_into_kernels(
     graph = simplify(graph)
     graph = dead_code(graph)
     graph = share(graph)
+    graph = sum_rows_by_parts(graph) if target.multiplies else graph
     graph = split_reduction(graph, target.machine)
     graph = inline(graph)
-    graph = recompute_wide(graph) if target.machine.products_per_us else graph
+    graph = recompute_wide(graph) if target.multiplies else graph
     graph = dead_code(graph)
     if options.verify:
         verify_graph(graph)

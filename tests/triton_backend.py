@@ -59,13 +59,15 @@ def triton_interpreter(
     gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
 ) -> Callable[..., Any]:
     """Compile for a GPU, run the kernels by interpreter."""
-    return compile_with(gm, example_inputs, _compile_one)
+    return compile_with(gm, example_inputs, _compile_one, Options.from_compile(None, None))
 
 
 @register_backend
 def triton_fused(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The same, with every product of matrices in a kernel that has something to fuse with it."""
-    return compile_with(gm, example_inputs, functools.partial(_compile_one, race="fused"))
+    options = Options.from_compile(None, {"race": "fused"})
+    compile_one = functools.partial(_compile_one, race="fused")
+    return compile_with(gm, example_inputs, compile_one, options, scores=True)
 
 
 def _compile_one(

@@ -105,7 +105,13 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
     options = Options.from_compile(None, chosen)
     progress(f"tracing {arguments.model}")
     model = load_model(arguments.model, len(specs))
-    seen = model.observe(specs, train=arguments.train, dynamic=arguments.dynamic)
+    seen = model.observe(
+        specs,
+        train=arguments.train,
+        dynamic=arguments.dynamic,
+        options=options,
+        scores=target.multiplies,
+    )
     staged = []
     for one in seen:
         progress(f"compiling graph {one.name} for {target.name}")

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusec.cli.inputs import Spec, TensorSpec
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
+from fusec.options import Options
 from fusec.report.observe import Observed, new_fake_mode, observe
 
 _FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
@@ -41,8 +42,18 @@ class Model:
     fn: Callable[..., Any]
     mode: FakeTensorMode
 
-    def observe(self, specs: Sequence[Spec], *, train: bool, dynamic: bool) -> tuple[Observed, ...]:
+    def observe(
+        self,
+        specs: Sequence[Spec],
+        *,
+        train: bool,
+        dynamic: bool,
+        options: Options,
+        scores: bool,
+    ) -> tuple[Observed, ...]:
         """Return the graphs that a call with inputs of these types compiles to.
+
+        ``options`` and ``scores`` are as of ``report.observe``.
 
         A module whose parameters all have another floating type than the inputs, and which does not
         run with them, is converted; progress says so.
@@ -57,7 +68,15 @@ class Model:
         fn = self.fn.train(train) if isinstance(self.fn, nn.Module) else self.fn
 
         def attempt() -> tuple[Observed, ...]:
-            return observe(fn, inputs, train=train, dynamic=dynamic, mode=self.mode)
+            return observe(
+                fn,
+                inputs,
+                train=train,
+                dynamic=dynamic,
+                mode=self.mode,
+                options=options,
+                scores=scores,
+            )
 
         try:
             return attempt()

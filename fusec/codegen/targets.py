@@ -47,6 +47,11 @@ class Target:
     device: str
     assembly: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether kernels may compute products of matrices themselves."""
+        return self.machine.products_per_us > 0
+
 
 CPU_MACHINE = Machine(
     bytes_per_us=2.0e4, operations_per_us=6.0e4, launch_us=3.0, units=16, parts=16, tile=1024

@@ -116,7 +116,7 @@ def _stage(
 ) -> list[Staged]:
     row = choose_target(target)
     options = Options.from_compile(None, None)
-    seen = observe(fn, inputs, train=train, dynamic=dynamic)
+    seen = observe(fn, inputs, train=train, dynamic=dynamic, options=options, scores=row.multiplies)
     staged = [take_through(one, row, options) for one in seen]
     for one in staged:
         one.check()

@@ -46,8 +46,10 @@ class Observed:
 class _Observer:
     """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, options: Options, scores: bool) -> None:
         self.mode = mode
+        self.options = options
+        self.scores = scores
         self.observed: list[Observed] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
@@ -61,7 +63,7 @@ class _Observer:
             self.observed.append(Observed(label, graph, cost))
             return self.boxed(graph)
 
-        return compile_with(gm, inputs, keep, Options.from_compile(None, None))
+        return compile_with(gm, inputs, keep, self.options, scores=self.scores)
 
     def fake(self, value: Any) -> Any:
         """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
@@ -90,19 +92,23 @@ def observe(
     train: bool = False,
     dynamic: bool = False,
     mode: FakeTensorMode | None = None,
+    options: Options | None = None,
+    scores: bool = False,
 ) -> tuple[Observed, ...]:
     """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
 
     Args:
         train: call the backward, too; floating inputs then require gradients.
         dynamic: symbolic sizes; without, they are static whatever shapes were seen before.
+        options: those of the compile; by default what the environment says.
+        scores: as of ``backend.compile_with``: for targets with kernels for matrix products.
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
     Raises:
         ModelError: what the model itself raised.
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
-    observer = _Observer(mode)
+    observer = _Observer(mode, options or Options.from_compile(None, None), scores)
     with mode, _grad(train), _many_compiles():
         fake = _without_memory(fn, mode)
         args = [_fake_input(value, mode, train) for value in inputs]

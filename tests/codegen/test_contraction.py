@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from tests.support import check
@@ -110,3 +111,26 @@ def test_attention_of_grouped_heads_with_a_mask_that_hides_whole_rows():
         k,
         v,
     )
+
+
+def test_the_gradient_of_attention_written_out_computes_the_scores_again():
+    q, k, v = (tensor(1, 2, 96, 16, seed=s) for s in range(3))
+
+    def attention(q, k, v):
+        row = torch.arange(96)
+        scores = q @ k.transpose(-1, -2) / 4
+        scores = torch.where(row[:, None] >= row, scores, float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    fused(lambda *a: checkpoint(attention, *a, use_reentrant=False), q, k, v, train=True)
+
+
+def test_the_statistics_of_a_products_rows_come_from_its_tiles():
+    x, w, r = tensor(32, 32), tensor(512, 32, seed=1) * 0.1, tensor(32, 512, seed=2) + 50.0
+
+    def with_statistics(x, w, r):
+        h = F.linear(x, w) + r
+        variance, mean = torch.var_mean(h, -1, correction=0)
+        return h, mean, torch.rsqrt(variance + 1e-5)
+
+    fused(with_statistics, x, w, r)

@@ -89,9 +89,11 @@ def find_roles(kernel: Kernel) -> Roles | None:
 
 
 def _nested(reductions: list[Reduce]) -> set[Reduce]:
-    """Return the reductions whose values an enclosing one reduces again, along its own axes."""
+    """Return the reductions whose values an enclosing loop reduces again, along its own axis."""
     found: set[Reduce] = set()
     for outer in reductions:
+        if factors(outer) is None and all(map(_fits_lanes, outer.over)):
+            continue  # the enclosing sum folds lanes of a tile that is complete
         for inner in postorder((outer.body,)):
             if isinstance(inner, Reduce) and not inner.axes.isdisjoint(outer.over):
                 found.add(inner)
