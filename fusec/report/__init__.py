@@ -67,6 +67,7 @@ def explain(
     train: bool = False,
     target: str | None = None,
     dynamic: bool = False,
+    race: str | None = None,
 ) -> Explanation:
     """Return what fusec makes of ``fn(*inputs)``: printable, and ``to_json()``.
 
@@ -77,10 +78,12 @@ def explain(
         train: the forward and the backward; floating inputs then require gradients.
         dynamic: with symbolic sizes.
         target: "cpu", "sm_90"...; this machine's if not given.
+        race: "fused" or "library" forces one way to run matrix products; by default the cost model
+            decides here, where nothing is timed.
     Raises:
         ModelError: if the model itself fails with these inputs.
     """
-    staged = _stage(fn, inputs, train, target, dynamic)
+    staged = _stage(fn, inputs, train, target, dynamic, race)
     return Explanation(choose_target(target).name, tuple(map(report_graph, staged)))
 
 
@@ -90,6 +93,7 @@ def kernels(
     train: bool = False,
     target: str | None = None,
     dynamic: bool = False,
+    race: str | None = None,
 ) -> list[KernelText]:
     """Return the kernels that fusec generates for ``fn(*inputs)``; arguments as of ``explain``."""
     return [
@@ -101,7 +105,7 @@ def kernels(
             staged.target.language,
             staged,
         )
-        for staged in _stage(fn, inputs, train, target, dynamic)
+        for staged in _stage(fn, inputs, train, target, dynamic, race)
         if staged.compiled is not None
         for step in all_kernels(staged.compiled.schedule)
     ]
@@ -113,9 +117,10 @@ def _stage(
     train: bool,
     target: str | None,
     dynamic: bool,
+    race: str | None,
 ) -> list[Staged]:
     row = choose_target(target)
-    options = Options.from_compile(None, None)
+    options = Options.from_compile(None, None if race is None else {"race": race})
     seen = observe(fn, inputs, train=train, dynamic=dynamic, options=options, scores=row.multiplies)
     staged = [take_through(one, row, options) for one in seen]
     for one in staged:
