@@ -13,10 +13,10 @@ from torch import fx
 
 from fusec.frontend.origin import op_name
 
-_CONTRACTION = "contraction: runs in the library for now"
+_CONTRACTION = "contraction: runs in the library"
 _CONVOLUTION = "convolution: runs in the library"
 _POOLING = "pooling: runs in the library"
-_ATTENTION = "attention: runs in the library for now"
+_ATTENTION = "attention: runs in the library"
 _SORTING = "sorting"
 _SCAN = "a scan along an axis"
 _SCATTER = "a scatter: elements may collide"

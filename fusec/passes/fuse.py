@@ -96,7 +96,7 @@ class _Fuser:
         try:
             kernel = unify(defs, needed)
             if len(members) > 1 and not self.accepts(kernel):
-                raise Rejection("no order of the loops serves all reductions")
+                raise Rejection("no schedule of the target runs both as one kernel")
             result = (kernel, price(kernel, self.machine).us)
         except Rejection as rejection:
             result = rejection

@@ -206,7 +206,7 @@ def test_an_extern_says_why() -> None:
 
     reasons = [n.reason for n in lowered(mixed, torch.randn(4, 4)).nodes if isinstance(n, Extern)]
     assert reasons == [
-        "contraction: runs in the library for now",
+        "contraction: runs in the library",
         "random numbers: eager's stream",
         "sorting",
         "no lowering for aten._linalg_slogdet.default",

@@ -102,7 +102,7 @@ def why_apart(one: Staged, a: Kernel, b: Kernel) -> str | None:
     except Rejection as rejection:
         return rejection.reason
     if not target.accepts(merged):
-        return "no order of the loops serves all reductions"
+        return "no schedule of the target runs both as one kernel"
     machine = target.machine
     saved = price(a, machine).us + price(b, machine).us - price(merged, machine).us
     return "modelled slower than two kernels" if saved <= 0 else None
