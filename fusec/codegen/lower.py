@@ -218,8 +218,12 @@ class _Lowering(Values):
         return carry
 
     def _is_folded(self, reduction: Reduce) -> bool:
-        """Return True if each iteration folds its lanes: the carry has none that are reduced."""
-        return reduction in self.dots or reduction in self.running
+        """Return True if each iteration folds its lanes: the carry has none that are reduced.
+
+        A sum beside its maximum is multiplied in each iteration: one value a row, not one a lane.
+        """
+        beside_products = bool(self.dots) and reduction in self.pivots
+        return reduction in self.dots or reduction in self.running or beside_products
 
     def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
         """Declare a private array with a slot for each point of a node's free loops and lanes."""
@@ -300,6 +304,9 @@ class _Lowering(Values):
             self.value(mask)
         body = self._masked(self.here, reduction, body)
         if task.carry is not None:
+            lanes = tuple(a for a in reduction.over if a in self.lanes)
+            if lanes and self._is_folded(reduction):
+                body = self._let(self.here, Reduce(SUM, lanes, body), Reduce(SUM, lanes, body))
             self.here.body.append(
                 Update(task.carry, Op(reduction.monoid.combine, (task.carry, body)))
             )
