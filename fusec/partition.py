@@ -31,6 +31,9 @@ aten = torch.ops.aten
 
 EXPANSION_RATIO = 6
 """Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
+WORTH_A_PRODUCT = 2
+"""An expansion of so many times the least bytes is computed again, rather than saved: that costs
+one product more beside three."""
 PRODUCTS = (aten.mm.default,)
 """Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
 
@@ -78,13 +81,13 @@ def partition(
         _recompute_scores(joint.graph)
     extra: list[fx.Node] = []
     if chunk_bytes and (found := find_expansions(joint.graph, chunk_bytes)):
-        large = _large(found)
-        early = hoist_gradients(joint.graph, large)
-        if early is None:
-            recompute(large - _tangent_users(joint.graph))
-        else:
+        large, size = _large(found), sum(map(_size, found))
+        early = hoist_gradients(joint.graph, large, size)
+        if early:
             extra = early
             _add_outputs(joint.graph, num_fwd_outputs, extra)
+        elif early is None and size >= WORTH_A_PRODUCT * chunk_bytes:
+            recompute(large - _tangent_users(joint.graph))
     forward, backward = min_cut_rematerialization_partition(
         joint, inputs, num_fwd_outputs=num_fwd_outputs + len(extra), **settings
     )
@@ -135,7 +138,8 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     least = min(map(_numel, expansions))
     while waiting:
         for user in waiting.pop().users:
-            if user not in found and user.op == "call_function" and _numel(user) >= least:
+            pointwise = user.op == "call_function" and user.target not in PRODUCTS
+            if pointwise and user not in found and _numel(user) >= least:
                 found.add(user)
                 waiting.append(user)
     return found
@@ -204,20 +208,24 @@ def _tangent_users(joint: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def hoist_gradients(joint: fx.Graph, large: set[fx.Node]) -> list[fx.Node] | None:
+def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.Node] | None:
     """Compute the gradients behind large nodes for a scalar of 1; scale them where they are read.
 
     ``dx = f(s)`` becomes ``unit = f(1)``, which the forward can compute, and ``dx = unit * s``.
 
+    Args:
+        most: bytes of gradients from which it is better to save the expansion.
     Returns:
-        The gradients that the forward now makes; None, and nothing changes, where there is no such
-        scalar.
+        The gradients that the forward now makes; none, and nothing changes, if they are larger
+        than ``most``; None where there is no such scalar.
     """
     backward = _tangent_users(joint)
     gradients = [n for n in joint.nodes if n in backward and n in large]
     leaving = _leaving(joint, gradients, large)
     if not leaving or any(_value(n) is None or _is_f16(n) for n in leaving):
         return None
+    if sum(map(_size, leaving)) > most:
+        return []
     for scalar in (n for n in joint.nodes if n in backward and _is_scalar(n)):
         inside = _between(joint, scalar, leaving, backward)
         if inside is not None:

@@ -16,7 +16,7 @@ ROWS, C, V = 32, 8, 128
 
 @pytest.fixture(autouse=True)
 def small_expansions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(ROWS * V * 2))
+    monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(ROWS * V))
 
 
 def loss(x, w, t, reduction="mean"):
@@ -87,6 +87,18 @@ def test_an_expansion_that_is_returned_is_saved() -> None:
         return F.cross_entropy(logits, t), logits
 
     forward, backward = graphs(both)
+    assert (products(forward), products(backward)) == (1, 2)
+
+
+def test_gradients_larger_than_the_expansion_are_not_saved_in_its_place() -> None:
+    x, w, t = torch.randn(4, 64), torch.randn(1000, 64), torch.zeros(4, dtype=torch.int64)
+    forward, backward = observe(loss, (x, w, t), train=True)
+    assert (products(forward.graph), products(backward.graph)) == (1, 2)
+
+
+def test_one_product_more_is_for_large_expansions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(ROWS * V * 4 // 2 + 1))
+    forward, backward = graphs(lambda x, w, t: loss(x, w, t, "none"))
     assert (products(forward), products(backward)) == (1, 2)
 
 
