@@ -4,8 +4,8 @@ The interpreter is chosen for one launch, not for the process (as TRITON_INTERPR
 the same process can compile. What Triton's interpreter lacks or gets wrong is put right while a
 launch runs: conversions to bf16 truncate there, bf16 constants are missing, a loop's variable is no
 scalar, a comparison of scalars fills a tile with floats, libdevice functions return None, a
-reduction with a function of its own visits element by element, and each nested call patches
-`triton.language` again.
+reduction with a function of its own visits element by element, a function cannot be mapped over a
+tile, and each nested call patches `triton.language` again.
 
 Grid points run one after another in the caller's thread; use few.
 """
@@ -108,6 +108,7 @@ def _interpreting() -> Iterator[None]:
         mock.patch.object(interpreter.InterpreterBuilder, "get_bf16", _bf16, create=True),
         mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
         mock.patch.object(JITFunction, "__call__", _call),
+        mock.patch.object(tl, "map_elementwise", _map_elementwise),
         mock.patch.multiple(libdevice, **functions),
     ):
         yield
@@ -129,6 +130,11 @@ def _splat(self: Any, shaped: Any, value: TensorHandle) -> TensorHandle:
 def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
     function = _functions.setdefault(self.fn, InterpretedFunction(self.fn))
     return function(*args, **kwargs)
+
+
+def _map_elementwise(function: JITFunction, *tiles: Any) -> Any:
+    """Run a function of one element on whole tiles: each operation is on all elements at once."""
+    return _call(function, *tiles)
 
 
 def _libdevice(name: str) -> Callable[..., Any]:

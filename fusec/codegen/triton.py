@@ -34,14 +34,21 @@ import keyword
 import math
 from collections.abc import Iterable, Mapping
 
+from fusec.codegen.elementwise import Chain, find_chains, readers
 from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.sink import sink
-from fusec.codegen.triton_index import MAX_SIZE, IndexText, fits_32_bits
+from fusec.codegen.triton_index import (
+    MAX_SIZE,
+    IndexText,
+    fits_32_bits,
+    is_plain,
+    narrow_values,
+)
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE, STAGE, template
 from fusec.codegen.wrapper import print_size
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F32, I32, I64, DType, compute_type
+from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -84,7 +91,6 @@ _POINTERS = {
     "f32": "*fp32",
     "f64": "*fp64",
 }
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _RESERVED = {
     "tl",
     "triton",
@@ -232,9 +238,11 @@ class _Printer:
             self.names.add(axis)
         self.index = IndexText(self.names.of, frozenset(program.lanes))
         self.buffers = {b.base: self.names.of(b) for b in program.buffers}
-        self.narrow = _narrow_values(program)
+        self.narrow = narrow_values(program)
         self.needs: dict[str, None] = {}
         self.lines: list[str] = []
+        self.chains: list[str] = []
+        self.readers = readers(program) if has_dots(program) else None
 
     def module(self) -> str:
         self._block(self.program.body, 1)
@@ -248,7 +256,8 @@ class _Printer:
         imports = ["import triton", "import triton.language as tl"]
         if LIBDEVICE in self.needs:
             imports.append("from triton.language.extra import libdevice")
-        return "\n\n\n".join(["\n".join(imports), *functions, "\n".join(kernel)]) + "\n"
+        parts = ["\n".join(imports), *functions, *self.chains, "\n".join(kernel)]
+        return "\n\n\n".join(parts) + "\n"
 
     def _functions(self) -> list[str]:
         self.needs.update(dict.fromkeys(sorted(self.index.needs)))
@@ -322,8 +331,11 @@ class _Printer:
 
     def _block(self, body: tuple[Statement, ...], depth: int) -> None:
         pad = "    " * depth
-        for statement in body:
+        items = body if self.readers is None else find_chains(body, self.readers)
+        for statement in items:
             match statement:
+                case Chain():
+                    line = self._chain(statement)
                 case Let() | Update():
                     line = f"{self.names.of(statement.var)} = {self._assigned(statement)}"
                 case Carry():
@@ -339,6 +351,15 @@ class _Printer:
                 case _:
                     raise InternalError(statement, stage=STAGE)
             self.lines.append(pad + line)
+
+    def _chain(self, chain: Chain) -> str:
+        """Print a chain of operations as a function of one element, and return its call."""
+        function = f"_{self.program.name}_tile{len(self.chains) or ''}"
+        inputs, outputs = (", ".join(map(self._name, v)) for v in (chain.inputs, chain.outputs))
+        lines = [f"{self._name(n.var)} = {self._value(n.var, n.value)}" for n in chain.lets]
+        body = "\n    ".join((*lines, f"return {outputs}"))
+        self.chains.append(f"@triton.jit\ndef {function}({inputs}):\n    {body}")
+        return f"{outputs} = tl.map_elementwise({function}, {inputs})"
 
     def _loop(self, loop: For, depth: int) -> None:
         start = self.index.text(loop.start)
@@ -453,7 +474,7 @@ class _Printer:
     def _operand(self, value: Expr, typed: bool = False) -> str:
         if not isinstance(value, Const):
             return self._name(value)
-        if typed or not _is_plain(value):
+        if typed or not is_plain(value):
             return self._full(value, ())
         return self._literal(value)
 
@@ -521,54 +542,6 @@ def _number(value: float | int | bool) -> str:
         sign = "-" if value < 0 else ""
         return f'{sign}float("{"nan" if math.isnan(value) else "inf"}")'
     return repr(value)
-
-
-def _is_plain(value: Const) -> bool:
-    """True if a bare literal means the same as a typed one in every operation.
-
-    Triton types a bare float as f32 if it is zero or normal in f32, and a bare integer by its size.
-    """
-    number = value.value
-    if value.dtype is F32:
-        return not math.isfinite(number) or number == 0 or 2**-126 <= abs(number) < 2**128
-    return value.dtype is BOOL or (value.dtype in (I32, I64) and -(2**31) <= number < 2**31)
-
-
-def _narrow_values(program: Program) -> frozenset[Var]:
-    """Return the i64 index values that may stay in 32 bits: they fit, and only their value matters.
-
-    That holds of operands of comparisons and casts, and of gathered indices, which are cast where
-    used.
-    """
-    fitting: set[Var] = set()
-    blocked: set[Expr] = set()
-    for statement in _statements(program.body):
-        match statement:
-            case Let() | Update():
-                value = statement.value
-                if isinstance(statement, Let) and isinstance(value, IndexValue):
-                    if value.dtype is I64 and fits_32_bits(value.index):
-                        fitting.add(statement.var)
-                elif not (_compares(value) or isinstance(value, Cast | Load)):
-                    blocked.update(children(value))
-            case Put():
-                blocked.add(statement.value)
-    return frozenset(fitting - blocked)
-
-
-def _compares(value: Expr) -> bool:
-    return (
-        isinstance(value, Op)
-        and value.name in _COMPARISONS
-        and all(_is_plain(arg) for arg in value.args if isinstance(arg, Const))
-    )
-
-
-def _statements(body: tuple[Statement, ...]) -> Iterable[Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, For):
-            yield from _statements(statement.body)
 
 
 __all__ = [

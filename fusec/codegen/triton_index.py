@@ -8,11 +8,15 @@ Worked example: ``m*4096 + c`` with ``m < M`` and lanes ``c`` is ``m.to(tl.int64
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from fusec.codegen.orient import statements
 from fusec.codegen.triton_ops import STAGE
 from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, F32, I32, I64
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Var, children
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -24,11 +28,13 @@ from fusec.ir.index import (
     Size,
     is_nonnegative,
 )
+from fusec.ir.program import Let, Program, Put, Update
 
 MAX_SIZE = 2**31 - 2**20
 """The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
 
 _INT32_MAX = 2**31 - 1
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
 def magnitude(value: Index) -> int | None:
@@ -154,3 +160,47 @@ class IndexText:
         function = "_floor_div" if operator == "//" else "_remainder"
         self.needs.add(function)
         return f"{function}({self.text(atom.dividend)}, {self.text(atom.divisor)})"
+
+
+# -- which values fit 32 bits ---------------------------------------------------------------------
+
+
+def is_plain(value: Const) -> bool:
+    """True if a bare literal means the same as a typed one in every operation.
+
+    Triton types a bare float as f32 if it is zero or normal in f32, and a bare integer by its size.
+    """
+    number = value.value
+    if value.dtype is F32:
+        return not math.isfinite(number) or number == 0 or 2**-126 <= abs(number) < 2**128
+    return value.dtype is BOOL or (value.dtype in (I32, I64) and -(2**31) <= number < 2**31)
+
+
+def narrow_values(program: Program) -> frozenset[Var]:
+    """Return the i64 index values that may stay in 32 bits: they fit, and only their value matters.
+
+    That holds of operands of comparisons and casts, and of gathered indices, which are cast where
+    used.
+    """
+    fitting: set[Var] = set()
+    blocked: set[Expr] = set()
+    for statement in statements(program.body):
+        match statement:
+            case Let() | Update():
+                value = statement.value
+                if isinstance(statement, Let) and isinstance(value, IndexValue):
+                    if value.dtype is I64 and fits_32_bits(value.index):
+                        fitting.add(statement.var)
+                elif not (_compares(value) or isinstance(value, Cast | Load)):
+                    blocked.update(children(value))
+            case Put():
+                blocked.add(statement.value)
+    return frozenset(fitting - blocked)
+
+
+def _compares(value: Expr) -> bool:
+    return (
+        isinstance(value, Op)
+        and value.name in _COMPARISONS
+        and all(is_plain(arg) for arg in value.args if isinstance(arg, Const))
+    )
