@@ -85,7 +85,8 @@ def optimise(
     def cut(graph: Graph) -> tuple[Schedule, tuple[Decision, ...]]:
         return cut_into_kernels(graph, target, options, trace)
 
-    graph, regions, chunked = chunk(graph, options.chunk_bytes if options.fusion else 0)
+    least = options.chunk_bytes if options.fusion else 0
+    graph, regions, chunked = chunk(graph, least, target.machine.chunk_rows)
     if options.race == "library" or not options.fusion or not target.multiplies:
         schedule, decisions = cut(graph)
         configurations: dict[Buffer, int] = {}

@@ -64,6 +64,7 @@ H200_MACHINE = Machine(
     parts=264,
     tile=128,
     products_per_us=3.95e8,
+    chunk_rows=2048,
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -73,6 +74,7 @@ A100_MACHINE = Machine(
     parts=216,
     tile=128,
     products_per_us=1.4e8,
+    chunk_rows=2048,
 )
 
 

@@ -99,13 +99,16 @@ def with_loops(
     return replace(schedule, steps=tuple(steps)), decisions
 
 
-def chunk(graph: Graph, threshold: int) -> tuple[Graph, list[Region], list[Decision]]:
+def chunk(
+    graph: Graph, threshold: int, least_rows: int = 1
+) -> tuple[Graph, list[Region], list[Decision]]:
     """Return the graph with calls in the place of regions, the regions, and what was decided.
 
     Definitions are inlined first, so that views, casts and biases do not hide who reads a row.
 
     Args:
         threshold: bytes from which an expansion is large; 0: none is.
+        least_rows: of a chunk.
     """
     if not threshold or not any(_is_expansion(node, threshold) for node in graph.nodes):
         return graph, [], []
@@ -116,7 +119,7 @@ def chunk(graph: Graph, threshold: int) -> tuple[Graph, list[Region], list[Decis
     refused: set[Buffer] = set()
     while (seed := _next_seed(graph, threshold, refused)) is not None:
         try:
-            graph, region = _take_out(graph, seed, f"rows_{len(regions)}")
+            graph, region = _take_out(graph, seed, f"rows_{len(regions)}", least_rows)
         except NotByRows as problem:
             refused.add(seed)
             decisions.append(Decision(seed.name, "chunks of rows", False, str(problem), None))
@@ -150,7 +153,7 @@ def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | N
 # -- the region ------------------------------------------------------------------------------------
 
 
-def _take_out(graph: Graph, seed: Buffer, name: str) -> tuple[Graph, Region]:
+def _take_out(graph: Graph, seed: Buffer, name: str, least_rows: int) -> tuple[Graph, Region]:
     """Return the graph with a call in the place of an expansion's region.
 
     Raises:
@@ -164,7 +167,8 @@ def _take_out(graph: Graph, seed: Buffer, name: str) -> tuple[Graph, Region]:
             readers.setdefault(buffer, set()).add(position)
     returned = {view.buffer for view in argument_views(graph.outputs)}
     rows, size = seed.shape[0], numel(seed)
-    height = chunk_rows(rows, numel(seed) // max(rows.hint(), 1) * seed.dtype.itemsize)
+    row_bytes = numel(seed) // max(rows.hint(), 1) * seed.dtype.itemsize
+    height = chunk_rows(rows, row_bytes, least_rows)
     members = {producer[seed]}
     share_of = _count(rows, height)
     sizes = tuple(item for item in graph.inputs if isinstance(item, Size))
@@ -223,9 +227,9 @@ def _replaced(
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def chunk_rows(rows: Index, row_bytes: int) -> int:
+def chunk_rows(rows: Index, row_bytes: int, least: int = 1) -> int:
     """Return how many rows run at a time: an even share if one is near, else a multiple of 16."""
-    fit = max(CHUNK_BYTES // max(row_bytes, 1) // ALIGNED * ALIGNED, ALIGNED)
+    fit = max(CHUNK_BYTES // max(row_bytes, 1) // ALIGNED * ALIGNED, ALIGNED, least)
     if not rows.is_constant:
         return fit
     if rows.const <= fit:

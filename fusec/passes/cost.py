@@ -36,6 +36,8 @@ class Machine:
         units: grid points that keep the machine busy.
         parts: partial results of a split reduction.
         tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
+        chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
+            written, once a chunk, which so many rows of products hide.
     """
 
     bytes_per_us: float
@@ -45,6 +47,7 @@ class Machine:
     parts: int
     tile: int
     products_per_us: float = 0.0
+    chunk_rows: int = 256
 
 
 @dataclass(frozen=True, slots=True)

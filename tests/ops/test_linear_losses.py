@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import fusec
+from fusec.codegen import targets as targets_module
 from fusec.passes import chunk
 from tests.support import check, compile_with, values
 
@@ -24,6 +27,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_VERIFY", "1")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     monkeypatch.setattr(chunk, "CHUNK_BYTES", ROWS * V * 4)
+    machine = dataclasses.replace(targets_module.CPU_MACHINE, chunk_rows=1)
+    monkeypatch.setattr(targets_module, "CPU_MACHINE", machine)
 
 
 def loops(fn, *inputs: torch.Tensor, train: bool = True, dynamic: bool = False) -> dict[str, int]:
