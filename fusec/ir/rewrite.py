@@ -30,11 +30,39 @@ Rule = Callable[[Expr], Expr]
 
 def rewrite(roots: tuple[Expr, ...], rule: Rule) -> tuple[Expr, ...]:
     """Return the roots with ``rule`` applied to each node; the same objects if nothing changed."""
-    new: dict[Expr, Expr] = {}
-    for node in postorder(roots):
-        changed = any(new[child] is not child for child in children(node))
-        new[node] = rule(rebuild(node, new, None) if changed else node)
-    return tuple(new[root] for root in roots)
+    return Rewriter(rule)(roots)
+
+
+class Rewriter:
+    """``rewrite`` by one rule, with a memory: what one call has rewritten, the next ones look up.
+
+    The rule may depend on nothing but the node. A chain that grows by an operation a call then
+    costs one visit a call, not one for each operation below.
+    """
+
+    __slots__ = ("new", "rule")
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.new: dict[Expr, Expr] = {}
+
+    def __call__(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        new = self.new
+        stack: list[tuple[Expr, tuple[Expr, ...] | None]] = [(r, None) for r in reversed(roots)]
+        while stack:
+            node, below = stack.pop()
+            if node in new:
+                continue
+            if below is None:
+                below = children(node)
+                waiting = [(child, None) for child in below if child not in new]
+                if waiting:
+                    stack.append((node, below))
+                    stack += waiting
+                    continue
+            changed = any(new[child] is not child for child in below)
+            new[node] = self.rule(rebuild(node, new, None) if changed else node)
+        return tuple(new[root] for root in roots)
 
 
 def around_reductions(
@@ -134,6 +162,24 @@ def inline_loads(
         return with_guard(body.substitute(mapping), node.guard)
 
     return rewrite(roots, inlined)
+
+
+def postorder_up_to(root: Expr, limit: int) -> list[Expr] | None:
+    """Return the distinct nodes of an expression, children first, or None if more than ``limit``."""
+    seen: set[Expr] = {root}
+    order: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack and len(seen) <= limit:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+            continue
+        stack.append((node, True))
+        for child in children(node):
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, False))
+    return order if len(seen) <= limit else None
 
 
 def is_index_only(expr: Expr) -> bool:

@@ -7,6 +7,7 @@ a factor of two.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from fusec.ir.contraction import factors
@@ -59,6 +60,7 @@ class Price:
     us: float
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def count(axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
     """Return the number of points of some axes, at the hints of their sizes."""
     return product(a.extent for a in axes).hint()

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Extern, Graph, Origin
-from fusec.ir.index import Axis, product
-from fusec.ir.rewrite import inline_loads
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.rewrite import inline_loads, postorder_up_to
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.cost import count, numel
-from fusec.passes.dag import Uses, find_uses
-from fusec.passes.simplify import simplify_exprs
+from fusec.passes.dag import find_uses
+from fusec.passes.simplify import simplifier
 
 CHEAP = 6
 """Multiply-adds a point that cost less than a round trip through memory (about 8 bytes)."""
@@ -28,76 +28,105 @@ MAX_NODES = 400
 
 def inline(graph: Graph) -> Graph:
     """Return the graph with trivial definitions substituted into their readers."""
-    uses = find_uses(graph)
-    definitions: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
-    origins: dict[Buffer, Origin] = {}
-    nodes: list[Def | Extern] = []
-    for node in graph.nodes:
-        if isinstance(node, Extern):
-            nodes.append(node)
-            continue
-        line = _substituted(node, definitions, origins)
-        origins[line.buffer] = line.origin
-        if _is_inlined(line, uses, graph):
-            definitions[line.buffer] = (line.axes, line.expr)
-            if line.buffer not in uses.live_out:
-                continue
-        nodes.append(line)
-    return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs)
+    inliner = _Inliner(graph)
+    nodes = [n if isinstance(n, Extern) else inliner.take(n) for n in graph.nodes]
+    return Graph(graph.name, graph.inputs, tuple(n for n in nodes if n is not None), graph.outputs)
 
 
-def _substituted(
-    line: Def,
-    definitions: dict[object, tuple[tuple[Axis, ...], Expr]],
-    origins: dict[Buffer, Origin],
-) -> Def:
-    (expr,) = inline_loads((line.expr,), definitions)
-    if expr is line.expr:
-        return line
-    origin = Origin()
-    for buffer in dict.fromkeys(n.buffer for n in loads((line.expr,))):
-        if buffer in definitions:
-            origin = origin + origins[buffer]
-    return Def(line.buffer, line.axes, simplify_exprs((expr,))[0], origin + line.origin)
+class _Inliner:
+    """The definitions met so far, over axes that all of them share.
+
+    There is one axis for each position and extent, so what is read where it was computed goes into
+    its reader as it is: the operations below it are neither renamed nor simplified once more. A
+    chain of n operations costs n steps, not n*n.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.uses = find_uses(graph)
+        self.shared: dict[tuple[int, Index], Axis] = {}
+        self.definitions: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
+        self.origins: dict[Buffer, Origin] = {}
+        self.sites: dict[int, dict[Buffer, list[Load]]] = {}
+        self.simplify = simplifier()
+
+    def take(self, line: Def) -> Def | None:
+        """Return a definition with others inlined, or None if it goes into its readers itself."""
+        there = self._shared_axes(line)
+        back = {target: index(axis) for axis, target in there.items()}
+        own = line.expr.substitute({axis: index(target) for axis, target in there.items()})
+        (expr,) = inline_loads((own,), self.definitions)
+        origin = line.origin
+        if expr is not own:
+            origin = self._origin(line)
+            (expr,) = self.simplify((expr,))
+        self.origins[line.buffer] = origin
+        if self._is_inlined(line, expr):
+            axes = tuple(there.get(a, a) for a in line.axes)
+            self.definitions[line.buffer] = (axes, expr)
+            if line.buffer not in self.uses.live_out:
+                return None
+        return line if expr is own else Def(line.buffer, line.axes, expr.substitute(back), origin)
+
+    def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
+        """Return own axis -> shared axis; nothing where an axis ends at what others say."""
+        bound = (a for n in postorder((line.expr,)) if isinstance(n, Reduce) for a in n.over)
+        if any(a.limit is not None for a in (*line.axes, *bound)):
+            return {}
+        return {
+            axis: self.shared.setdefault((k, axis.extent), Axis(axis.name, axis.extent))
+            for k, axis in enumerate(line.axes)
+        }
+
+    def _origin(self, line: Def) -> Origin:
+        origin = Origin()
+        for buffer in dict.fromkeys(n.buffer for n in loads((line.expr,))):
+            if buffer in self.definitions:
+                origin = origin + self.origins[buffer]
+        return origin + line.origin
+
+    def _is_inlined(self, line: Def, expr: Expr) -> bool:
+        readers = self.uses.readers.get(line.buffer, ())
+        if not readers:
+            return False
+        nodes = postorder_up_to(expr, MAX_NODES)
+        if nodes is None or any(isinstance(n, Reduce) for n in nodes):
+            return False
+        sources = [n for n in nodes if isinstance(n, Load)]
+        points = product(a.extent for a in line.axes).hint()
+        cost = _cost_of_a_point(nodes, max(points, 1))
+        if not sources:
+            return cost <= 4 * CHEAP
+        if line.buffer in self.uses.live_out:
+            return False
+        if len(readers) == 1:
+            sites = self._sites(readers[0]).get(line.buffer, [])
+            repeated = _points(sites[0]) > points if sites else False
+            return len(sites) <= 2 and (not repeated or cost <= CHEAP)
+        full_size = sum(numel(n.buffer) >= points for n in sources)
+        return cost <= CHEAP and full_size <= 1
+
+    def _sites(self, reader: int) -> dict[Buffer, list[Load]]:
+        """Return the loads of a definition by buffer; a cat of many has many."""
+        known = self.sites.get(reader)
+        if known is None:
+            known = self.sites[reader] = {}
+            line = self.graph.nodes[reader]
+            assert isinstance(line, Def)
+            for load in loads((line.expr,)):
+                known.setdefault(load.buffer, []).append(load)
+        return known
 
 
-def _is_inlined(line: Def, uses: Uses, graph: Graph) -> bool:
-    readers = uses.readers.get(line.buffer, ())
-    if not readers:
-        return False
-    nodes = postorder((line.expr,))
-    if any(isinstance(n, Reduce) for n in nodes):
-        return False
-    sources = [n for n in nodes if isinstance(n, Load)]
-    cost = _cost_of_a_point(line)
-    if not sources:
-        return cost <= 4 * CHEAP
-    if len(nodes) > MAX_NODES:
-        return False
-    if line.buffer in uses.live_out:
-        return False
-    points = product(a.extent for a in line.axes).hint()
-    if len(readers) == 1:
-        reader = graph.nodes[readers[0]]
-        assert isinstance(reader, Def)
-        sites = [n for n in loads((reader.expr,)) if n.buffer is line.buffer]
-        repeated = _points(sites[0], reader) > points if sites else False
-        return len(sites) <= 2 and (not repeated or cost <= CHEAP)
-    full_size = sum(numel(n.buffer) >= points for n in sources)
-    return cost <= CHEAP and full_size <= 1
-
-
-def _cost_of_a_point(line: Def) -> int:
+def _cost_of_a_point(nodes: list[Expr], points: int) -> int:
     """Return multiply-adds for one point; what varies along fewer axes is computed once for them.
 
     ``x[m, c] - log(s[m])`` is a subtraction: its readers compute the logarithm once a row, too.
     """
-    points = max(product(a.extent for a in line.axes).hint(), 1)
-    operations = [n for n in postorder((line.expr,)) if isinstance(n, Op)]
-    total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in operations)
+    total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in nodes if isinstance(n, Op))
     return -(-total // points)
 
 
-def _points(load: Load, reader: Def) -> int:
-    """Return how many points of the reader evaluate a load, each distinct index tuple once."""
+def _points(load: Load) -> int:
+    """Return how many points of a reader evaluate a load, each distinct index tuple once."""
     return product(a.extent for a in load.axes).hint()

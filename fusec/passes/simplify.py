@@ -8,6 +8,7 @@ explicit casts, comparisons, values that are also stored). Nothing here depends 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, I32, I64
@@ -38,7 +39,7 @@ from fusec.ir.index import (
     substitute,
 )
 from fusec.ir.monoid import PROD, SUM, Monoid
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import Rewriter, rewrite
 from fusec.ir.scalar import ROUND
 
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
@@ -60,7 +61,12 @@ def _simplify_def(line: Def) -> Def:
 
 def simplify_exprs(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Return the expressions simplified, together, so that what they share stays shared."""
-    return rewrite(roots, _rule)
+    return simplifier()(roots)
+
+
+def simplifier() -> Rewriter:
+    """Return ``simplify_exprs`` with a memory, for expressions that share most of their nodes."""
+    return Rewriter(_rule)
 
 
 def settle_rounding(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -69,7 +75,13 @@ def settle_rounding(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     Only where all loads read memory: a load that a pass may still replace by what it loads has been
     rounded only if a mark says so.
     """
-    return tuple(_unrounded(root) for root in rewrite(roots, _loaded_rounded))
+    return rounding_settler()(roots)
+
+
+def rounding_settler() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
+    """Return ``settle_rounding`` with a memory."""
+    settled = Rewriter(_loaded_rounded)
+    return lambda roots: tuple(map(_unrounded, settled(roots)))
 
 
 def _loaded_rounded(node: Expr) -> Expr:
