@@ -7,9 +7,7 @@ counter that it keeps.
 
 from __future__ import annotations
 
-import functools
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +21,7 @@ from fusec.frontend.decompositions import decompositions
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import partition
+from fusec.runtime import cuda_graphs
 from fusec.runtime.fake import with_memory_only
 
 logger = logging.getLogger("fusec.compile")
@@ -44,21 +43,12 @@ def fusec(
         UsageError: for an unknown mode or option; the message names the nearest one.
     """
     chosen = Options.from_compile(mode, options)
-    if chosen.cudagraphs:
-        _say_without_effect("cudagraphs")
     if writes_shared_memory(gm):
         logger.info("a graph runs as eager kernels: it writes to memory that elements share")
         return gm.forward
-    compile_one = partial(_compile_graph, options=chosen)
+    recorder = cuda_graphs.Recorder() if chosen.cudagraphs else None
+    compile_one = partial(_compile_graph, options=chosen, recorder=recorder)
     return compile_with(gm, example_inputs, compile_one, chosen, scores=_on_gpu(example_inputs))
-
-
-@functools.cache
-def _say_without_effect(option: str) -> None:
-    """Say once a process that an option, or a mode that sets it, changes nothing yet."""
-    warnings.warn(
-        f"fusec: {option} is not implemented yet; the model is compiled without it.", stacklevel=3
-    )
 
 
 def compile_with(
@@ -92,14 +82,23 @@ def _on_gpu(inputs: Sequence[Any]) -> bool:
 
 
 def _compile_graph(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], *, name: str, options: Options
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    name: str,
+    options: Options,
+    recorder: cuda_graphs.Recorder | None = None,
 ) -> Callable[[list[Any]], Any]:
-    return with_memory_only(compile_graph(graph, name, options), run_eagerly(graph))
+    call = compile_graph(graph, name, options)
+    if recorder is not None:
+        call = recorder.record(call, graph, name)
+    return with_memory_only(call, run_eagerly(graph))
 
 
 def reset() -> None:
-    """Forget what this process has compiled; ``torch._dynamo.reset`` calls it."""
+    """Forget what this process has compiled and recorded; ``torch._dynamo.reset`` calls it."""
     RECENT.clear()
+    cuda_graphs.reset()
 
 
 fusec.reset = reset  # type: ignore[attr-defined]
