@@ -35,6 +35,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from fusec.codegen.elementwise import Chain, find_chains, readers
+from fusec.codegen.one_sum import one_sum
 from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.sink import sink
@@ -173,7 +174,7 @@ def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> st
     program = sink(program)
     dimension = {axis: position for position, axis in enumerate(program.lanes)}
     if has_dots(program):
-        program, dimension = orient(program)
+        program, dimension = orient(one_sum(program))
     if cheap is None:
         cheap = rounded_to_16_bits(program)
     return _Printer(program, dimension, cheap).module()
