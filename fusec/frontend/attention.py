@@ -51,10 +51,14 @@ class _Attention:
     def shape(self) -> Indices:
         return (self.batch, self.heads, self.rows, self.keys)
 
+    @property
+    def groups(self) -> Index:
+        """How many heads of queries one head of keys and values serves."""
+        return floordiv(self.heads, self.k.shape[1])
+
     def head(self, h: Index) -> Index:
         """Return the head of keys and values that serves head ``h``."""
-        groups = floordiv(self.heads, self.k.shape[1])
-        return h if groups is index(1) else floordiv(h, groups)
+        return h if self.groups is index(1) else floordiv(h, self.groups)
 
     def scores(self, at: Indices) -> Expr:
         b, h, m, n = at
@@ -209,8 +213,6 @@ def _flash_cpu_backward(
 ) -> tuple[Def, ...]:
     _without_dropout(dropout_p)
     a = _Attention(q, k, v, attn_mask, is_causal, scale)
-    if k.shape[1] != q.shape[1]:
-        raise Unsupported("the gradient of grouped heads")
     delta = call.scratch("delta", (a.batch, a.heads, a.rows), F32)
 
     def row_delta(at: Indices) -> Expr:
@@ -225,26 +227,36 @@ def _flash_cpu_backward(
 
     def change(at: Indices) -> Expr:
         b, h, m, n = at
-        back = contraction(a.width, lambda e: (exact(grad, (b, h, m, e)), exact(v, (b, h, n, e))))
+        values = (b, a.head(h), n)
+        back = contraction(a.width, lambda e: (exact(grad, (b, h, m, e)), exact(v, (*values, e))))
         difference = Op("sub", (back, Load(delta, (b, h, m))))
         return Op("mul", (Op("mul", (weight(at), difference)), Const(a.scale, F32)))
 
+    def over_queries(head: Index, term: Callable[[Index, Index], tuple[Expr, Expr]]) -> Expr:
+        """Return the sum over the queries of all heads that one head of keys serves."""
+        if a.groups is index(1):
+            return contraction(a.rows, lambda m: term(head, m))
+        group, row = Axis("g", a.groups), Axis("m", a.rows)
+        factors = term(head * a.groups + index(group), index(row))
+        return Reduce(SUM, (group, row), Op("mul", factors))
+
     def grad_query(at: Indices) -> Expr:
         b, h, m, d = at
+        keys = (b, a.head(h))
         return contraction(
-            a.keys, lambda n: (_weight(change((b, h, m, n)), k.dtype), exact(k, (b, h, n, d)))
+            a.keys, lambda n: (_weight(change((b, h, m, n)), k.dtype), exact(k, (*keys, n, d)))
         )
 
     def grad_key(at: Indices) -> Expr:
         b, h, n, d = at
-        return contraction(
-            a.rows, lambda m: (_weight(change((b, h, m, n)), q.dtype), exact(q, (b, h, m, d)))
+        return over_queries(
+            h, lambda h, m: (_weight(change((b, h, m, n)), q.dtype), exact(q, (b, h, m, d)))
         )
 
     def grad_value(at: Indices) -> Expr:
         b, h, n, e = at
-        return contraction(
-            a.rows, lambda m: (_weight(weight((b, h, m, n)), v.dtype), exact(grad, (b, h, m, e)))
+        return over_queries(
+            h, lambda h, m: (_weight(weight((b, h, m, n)), v.dtype), exact(grad, (b, h, m, e)))
         )
 
     return (

@@ -134,3 +134,8 @@ def test_the_statistics_of_a_products_rows_come_from_its_tiles():
         return h, mean, torch.rsqrt(variance + 1e-5)
 
     fused(with_statistics, x, w, r)
+
+
+def test_the_gradient_of_attention_of_grouped_heads():
+    q, k, v = tensor(1, 4, 20, 16), tensor(1, 2, 36, 16, seed=1), tensor(1, 2, 36, 16, seed=2)
+    fused(lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True), q, k, v, train=True)
