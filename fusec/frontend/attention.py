@@ -197,6 +197,74 @@ def _without_dropout(probability: float) -> None:
         raise Unsupported("dropout of the library's attention: its random numbers are its own")
 
 
+class _Gradient:
+    """The gradients of one call: each definition computes the scores it needs itself."""
+
+    def __init__(
+        self, attention: _Attention, grad: Value, out: Value, statistics: Value, delta: Buffer
+    ) -> None:
+        self.attention, self.grad, self.out = attention, grad, out
+        self.statistics, self.delta = statistics, delta
+
+    def row_delta(self, at: Indices) -> Expr:
+        axis = Axis("e", self.attention.width)
+        here = (*at, index(axis))
+        product = Op("mul", (read(self.grad, here, F32), read(self.out, here, F32)))
+        return Reduce(SUM, (axis,), product)
+
+    def weight(self, at: Indices) -> Expr:
+        scores = self.attention.scores(at)
+        return Op("exp", (Op("sub", (scores, read(self.statistics, at[:3], F32))),))
+
+    def change(self, at: Indices) -> Expr:
+        """Return the gradient of a score before it was scaled, times the scale."""
+        a = self.attention
+        b, h, m, n = at
+        values = (b, a.head(h), n)
+        back = contraction(
+            a.width, lambda e: (exact(self.grad, (b, h, m, e)), exact(a.v, (*values, e)))
+        )
+        difference = Op("sub", (back, Load(self.delta, (b, h, m))))
+        return Op("mul", (Op("mul", (self.weight(at), difference)), Const(a.scale, F32)))
+
+    def query(self, at: Indices) -> Expr:
+        a = self.attention
+        b, h, m, d = at
+        keys = (b, a.head(h))
+        return contraction(
+            a.keys,
+            lambda n: (_weight(self.change((b, h, m, n)), a.k.dtype), exact(a.k, (*keys, n, d))),
+        )
+
+    def key(self, at: Indices) -> Expr:
+        a = self.attention
+        b, head, n, d = at
+        return self.over_queries(
+            head,
+            lambda h, m: (
+                _weight(self.change((b, h, m, n)), a.q.dtype),
+                exact(a.q, (b, h, m, d)),
+            ),
+        )
+
+    def value(self, at: Indices) -> Expr:
+        b, head, n, e = at
+        kind = self.attention.v.dtype
+        return self.over_queries(
+            head,
+            lambda h, m: (_weight(self.weight((b, h, m, n)), kind), exact(self.grad, (b, h, m, e))),
+        )
+
+    def over_queries(self, head: Index, term: Callable[[Index, Index], tuple[Expr, Expr]]) -> Expr:
+        """Return the sum over the queries of all heads that one head of keys serves."""
+        a = self.attention
+        if a.groups is index(1):
+            return contraction(a.rows, lambda m: term(head, m))
+        group, row = Axis("g", a.groups), Axis("m", a.rows)
+        factors = term(head * a.groups + index(group), index(row))
+        return Reduce(SUM, (group, row), Op("mul", factors))
+
+
 def _flash_cpu_backward(
     call: Products,
     grad: Value,
@@ -214,56 +282,12 @@ def _flash_cpu_backward(
     _without_dropout(dropout_p)
     a = _Attention(q, k, v, attn_mask, is_causal, scale)
     delta = call.scratch("delta", (a.batch, a.heads, a.rows), F32)
-
-    def row_delta(at: Indices) -> Expr:
-        axis = Axis("e", a.width)
-        product = Op(
-            "mul", (read(grad, (*at, index(axis)), F32), read(out, (*at, index(axis)), F32))
-        )
-        return Reduce(SUM, (axis,), product)
-
-    def weight(at: Indices) -> Expr:
-        return Op("exp", (Op("sub", (a.scores(at), read(statistics, at[:3], F32))),))
-
-    def change(at: Indices) -> Expr:
-        b, h, m, n = at
-        values = (b, a.head(h), n)
-        back = contraction(a.width, lambda e: (exact(grad, (b, h, m, e)), exact(v, (*values, e))))
-        difference = Op("sub", (back, Load(delta, (b, h, m))))
-        return Op("mul", (Op("mul", (weight(at), difference)), Const(a.scale, F32)))
-
-    def over_queries(head: Index, term: Callable[[Index, Index], tuple[Expr, Expr]]) -> Expr:
-        """Return the sum over the queries of all heads that one head of keys serves."""
-        if a.groups is index(1):
-            return contraction(a.rows, lambda m: term(head, m))
-        group, row = Axis("g", a.groups), Axis("m", a.rows)
-        factors = term(head * a.groups + index(group), index(row))
-        return Reduce(SUM, (group, row), Op("mul", factors))
-
-    def grad_query(at: Indices) -> Expr:
-        b, h, m, d = at
-        keys = (b, a.head(h))
-        return contraction(
-            a.keys, lambda n: (_weight(change((b, h, m, n)), k.dtype), exact(k, (*keys, n, d)))
-        )
-
-    def grad_key(at: Indices) -> Expr:
-        b, h, n, d = at
-        return over_queries(
-            h, lambda h, m: (_weight(change((b, h, m, n)), q.dtype), exact(q, (b, h, m, d)))
-        )
-
-    def grad_value(at: Indices) -> Expr:
-        b, h, n, e = at
-        return over_queries(
-            h, lambda h, m: (_weight(weight((b, h, m, n)), v.dtype), exact(grad, (b, h, m, e)))
-        )
-
+    gradient = _Gradient(a, grad, out, statistics, delta)
     return (
-        call.define(delta, row_delta),
-        call.define(call.result(0), grad_query),
-        call.define(call.result(1), grad_key),
-        call.define(call.result(2), grad_value),
+        call.define(delta, gradient.row_delta),
+        call.define(call.result(0), gradient.query),
+        call.define(call.result(1), gradient.key),
+        call.define(call.result(2), gradient.value),
     )
 
 
