@@ -12,6 +12,7 @@ division has left the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s - m) *
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, children, postorder
@@ -47,11 +48,11 @@ def dependents(roots: Iterable[Expr], pivot: Reduce) -> set[Expr]:
 def _is_linear(root: Expr, pivot: Reduce) -> bool:
     """Return True if ``root`` is a multiple of ``exp(s - pivot)`` by what does not mention it."""
     mentions = dependents((root,), pivot) | {pivot}
-    node = root
+    node, held = root, frozenset[Expr]()
     while node in mentions:
         match node:
             case Op(name="exp", args=(Op(name="sub", args=(score, base)),)) if base is pivot:
-                return score not in mentions
+                return score not in mentions and _at_most(score, pivot.body, held)
             case Op(name="mul", args=(a, b)) if (a in mentions) is not (b in mentions):
                 node = a if a in mentions else b
             case Op(name="div", args=(a, b)) if b not in mentions:
@@ -61,10 +62,23 @@ def _is_linear(root: Expr, pivot: Reduce) -> bool:
             case Cast(arg=a) if a.dtype.is_float and node.dtype.is_float:
                 node = a
             case Select(condition=c, then=a, other=Const(value=0)) if c not in mentions:
-                node = a
+                node, held = a, held | {c}
             case _:
                 return False
     return False
+
+
+def _at_most(score: Expr, top: Expr, held: frozenset[Expr]) -> bool:
+    """Return True if ``score`` never exceeds ``top`` where the conditions ``held`` are true."""
+    while score is not top:
+        match score, top:
+            case Select(condition=c, then=a, other=Const(value=value)), _ if value == -math.inf:
+                score, held = a, held | {c}
+            case _, Select(condition=c, then=a) if c in held:
+                top = a
+            case _:
+                return False
+    return True
 
 
 def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -1,0 +1,115 @@
+"""Sums beside their maximum: what may run in one loop with it, and what has to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tests.triton_backend  # noqa: F401 (registers the backends)
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
+from fusec.ir.index import Axis, contiguous_strides, index
+from fusec.ir.monoid import MAX, SUM
+from fusec.ir.online import find_pivots
+from tests.support import check, values
+
+LOWEST = Const(float("-inf"), F32)
+
+
+def _buffer(name: str, *shape: int) -> Buffer:
+    extents = tuple(index(n) for n in shape)
+    return Buffer(name, extents, contiguous_strides(extents), F32)
+
+
+class _Row:
+    """Scores ``s[n]`` of one row, a condition, and the exponential of a score below a maximum."""
+
+    def __init__(self) -> None:
+        self.n = Axis("n", index(64))
+        self.score = self.load("s")
+        self.keep = Op("lt", (self.load("k"), Const(0.5, F32)))
+        self.masked = Select(self.keep, self.score, LOWEST)
+
+    def load(self, name: str) -> Expr:
+        return Load(_buffer(name, 64), (index(self.n),))
+
+    def top(self, body: Expr) -> Reduce:
+        return Reduce(MAX, (self.n,), body)
+
+    def is_online(self, body: Expr) -> bool:
+        return bool(find_pivots((Reduce(SUM, (self.n,), body),)))
+
+
+def _above(score: Expr, top: Expr) -> Expr:
+    return Op("exp", (Op("sub", (score, top)),))
+
+
+def test_a_sum_of_the_exponentials_of_what_the_maximum_has_seen_is_online():
+    row = _Row()
+    assert row.is_online(_above(row.score, row.top(row.score)))
+    assert row.is_online(_above(row.masked, row.top(row.masked)))
+    assert row.is_online(_above(row.masked, row.top(row.score)))
+
+
+def test_a_score_that_may_exceed_the_maximum_so_far_waits_for_the_last_one():
+    row = _Row()
+    weight = _above(row.score, row.top(row.masked))
+    assert not row.is_online(weight)
+    assert not row.is_online(Op("mul", (weight, row.load("v"))))
+    assert row.is_online(Select(row.keep, weight, Const(0.0, F32)))
+    assert not row.is_online(_above(row.load("t"), row.top(row.score)))
+
+
+def test_a_sum_that_mentions_the_maximum_otherwise_waits():
+    row = _Row()
+    top = row.top(row.score)
+    weight = _above(row.score, top)
+    assert not row.is_online(Op("mul", (weight, top)))
+    assert not row.is_online(Op("add", (weight, row.load("v"))))
+    assert not row.is_online(Op("mul", (weight, weight)))
+
+
+def _far_apart() -> tuple[torch.Tensor, ...]:
+    """Scores of about 160 among the first keys, all hidden, and of 240 among the last."""
+    q, v = torch.ones(1, 16, 16), values(1, 128, 16)
+    k = torch.cat([torch.full((1, 64, 16), 40.0), torch.full((1, 64, 16), 60.0)], 1)
+    return q, k, v, torch.cat([torch.zeros(64), torch.ones(64)])
+
+
+def _hidden(scores: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    top = torch.where(keep > 0, scores, float("-inf")).amax(-1, keepdim=True)
+    weight = torch.exp(scores - top) * keep
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def test_weights_that_are_hidden_after_the_exponential_do_not_overflow():
+    def attention(q, k, v, keep):
+        return _hidden(q @ k.transpose(-1, -2) * 0.25, keep) @ v
+
+    check(attention, *_far_apart(), backend="triton_fused")
+
+
+def _top(scores: torch.Tensor) -> torch.Tensor:
+    return scores.amax(-1, keepdim=True)
+
+
+SPELLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "times the maximum": lambda s: torch.exp(s - _top(s)) * _top(s),
+    "plus the maximum": lambda s: torch.exp(s - _top(s)) + _top(s),
+    "squared": lambda s: torch.exp(s - _top(s)) ** 2,
+    "below a larger maximum": lambda s: torch.exp(s - _top(s.abs())),
+    "above the maximum of some": lambda s: torch.exp(s - _top(s[..., :75])),
+    "below a clamped maximum": lambda s: torch.exp(s - _top(s).clamp_min(0)),
+    "twice": lambda s: torch.softmax(torch.softmax(s, -1) * 9, -1),
+    "two of them": lambda s: torch.softmax(s, -1) - 0.3 * torch.softmax(s * s, -1),
+    "logarithm": lambda s: torch.log_softmax(s, -1),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_weights_in_other_spellings(spelling: str):
+    q, k, v = (values(1, n, 16, seed=s) for s, n in enumerate((40, 90, 90)))
+    weights = SPELLINGS[spelling]
+    check(lambda q, k, v: weights(q @ k.mT * 0.25) @ v, q, k, v, backend="triton_fused")
