@@ -433,7 +433,7 @@ def _index(value: Index, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index]
 
 def substitute_plain(value: Index, mapping: Mapping[Axis, Index]) -> Index:
     """Substitute axes in an index whose gathers' expressions have been replaced already."""
-    if not value.axes or value.axes.isdisjoint(mapping):
+    if not value.axes or mapping.keys().isdisjoint(value.axes):
         return value
     total = index(value.const)
     for monomial, coefficient in value.terms:

@@ -557,7 +557,7 @@ def _all_nonnegative(atoms: Iterable[Atom]) -> bool:
 
 def substitute(value: Index, mapping: Mapping[Axis, Index]) -> Index:
     """Return ``value`` with axes replaced; division atoms are rebuilt and simplified."""
-    if not value.axes or value.axes.isdisjoint(mapping):
+    if not value.axes or mapping.keys().isdisjoint(value.axes):
         return value
     total = index(value.const)
     for monomial, coefficient in value.terms:

@@ -165,7 +165,7 @@ def inline_loads(
 
 
 def postorder_up_to(root: Expr, limit: int) -> list[Expr] | None:
-    """Return the distinct nodes of an expression, children first, or None if more than ``limit``."""
+    """Return the distinct nodes of an expression, or None if there are more than ``limit``."""
     seen: set[Expr] = {root}
     order: list[Expr] = []
     stack: list[tuple[Expr, bool]] = [(root, False)]

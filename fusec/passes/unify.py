@@ -16,10 +16,11 @@ Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Cast, Expr, IndexValue, Load, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Kernel, Origin, Store
 from fusec.ir.index import (
     Axis,
@@ -31,9 +32,9 @@ from fusec.ir.index import (
     mod,
     substitute,
 )
-from fusec.ir.rewrite import around_reductions, rewrite, with_guard
+from fusec.ir.rewrite import Rewriter, around_reductions, with_guard
 from fusec.ir.scalar import ROUND
-from fusec.passes.simplify import settle_rounding, simplify_exprs
+from fusec.passes.simplify import rounding_settler, simplifier
 
 
 class Rejection(Exception):
@@ -58,12 +59,15 @@ class _Unifier:
         self.defs = defs
         self.value: dict[Axis, Index] = {}
         self.parts: dict[Axis, tuple[Axis, ...]] = {}
-        self.resolved: dict[Index, Index] = {}
+        self.resolved: dict[Index, Index] = {}  # as far as it was known; resolved on from there
+        self.whole: dict[Axis, Index] = {}  # likewise
+        self.finest: dict[Axis, tuple[Axis, ...]] = {}  # likewise
         self.producer = {d.buffer: d for d in defs}
         for line in defs:
             for axis in (*line.axes, *_bound_axes(line.expr)):
                 if axis.extent is index(1):
                     self._set(axis, index(0), ())
+        self.axes_of_lines = [self._axes_of_line(line) for line in defs]
 
     # -- classes ---------------------------------------------------------------------------------
 
@@ -71,19 +75,35 @@ class _Unifier:
         """Define an axis by finer ones, slowest first."""
         self.value[axis] = value
         self.parts[axis] = parts
-        self.resolved.clear()
 
     def resolve(self, value: Index) -> Index:
         """Return ``value`` over the finest axes."""
-        if value.axes.isdisjoint(self.value):
+        defined = self.value.keys()
+        if defined.isdisjoint(value.axes):
             return value
-        known = self.resolved.get(value)
-        if known is None:
-            known = value
-            while not known.axes.isdisjoint(self.value):
-                known = substitute(known, self.value)
+        axis = value.as_axis()
+        if axis is not None:
+            return self._resolve_axis(axis)
+        known = self.resolved.get(value, value)
+        while not defined.isdisjoint(known.axes):
+            known = substitute(known, {a: self._resolve_axis(a) for a in known.axes})
             self.resolved[value] = known
         return known
+
+    def _resolve_axis(self, axis: Axis) -> Index:
+        """Return an axis over the finest ones; chains of united axes are followed once."""
+        chain = []
+        while (value := self.whole.get(axis) or self.value.get(axis)) is not None:
+            chain.append(axis)
+            following = value.as_axis()
+            if following is None:
+                break
+            axis = following
+        end = index(axis) if value is None else value
+        if not self.value.keys().isdisjoint(end.axes):
+            end = substitute(end, {a: self._resolve_axis(a) for a in end.axes})
+        self.whole.update(dict.fromkeys(chain, end))
+        return end
 
     def _unite(self, a: Axis, b: Axis) -> None:
         if a is b:
@@ -220,7 +240,7 @@ class _Unifier:
                 try:
                     for position, axis in zip(load.indices, producer.axes, strict=True):
                         self.match(position, index(axis))
-                    self._check_distinct(len(saved))
+                    self._check_distinct(saved)
                 except Rejection as rejection:
                     self._restore(saved)
                     if reductions(producer.expr):
@@ -283,31 +303,49 @@ class _Unifier:
         saved = self._save()
         try:
             action()
-            self._check_distinct(len(saved))
+            self._check_distinct(saved)
         except Rejection:
             self._restore(saved)
 
-    def _save(self) -> dict[Axis, Index]:
-        return dict(self.value)
+    def _save(self) -> int:
+        """Return how many axes are defined by finer ones; what comes later can be undone."""
+        return len(self.value)
 
-    def _restore(self, saved: dict[Axis, Index]) -> None:
-        if len(saved) != len(self.value):
-            self.parts = {axis: self.parts[axis] for axis in saved}
-            self.value = saved
-            self.resolved.clear()
+    def _restore(self, saved: int) -> None:
+        if len(self.value) == saved:
+            return
+        while len(self.value) > saved:
+            axis, _ = self.value.popitem()
+            del self.parts[axis]
+        self.resolved.clear()
+        self.whole.clear()
+        self.finest.clear()
 
     def fine_axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
         """Return the finest axes of some axes, slowest first."""
         found: list[Axis] = []
-        stack = list(axes)[::-1]
-        while stack:
-            axis = stack.pop()
-            parts = self.parts.get(axis)
-            if parts is None:
+        for axis in axes:
+            if axis in self.parts:
+                found.extend(self._finest(axis))
+            else:
                 found.append(axis)
+        return tuple(found)
+
+    def _finest(self, axis: Axis) -> tuple[Axis, ...]:
+        known = self.finest.get(axis)
+        if known is not None and self.parts.keys().isdisjoint(known):
+            return known
+        found: list[Axis] = []
+        stack = list(known or self.parts[axis])[::-1]
+        while stack:
+            finer = stack.pop()
+            parts = self.parts.get(finer)
+            if parts is None:
+                found.append(finer)
             else:
                 stack.extend(parts[::-1])
-        return tuple(found)
+        self.finest[axis] = tuple(found)
+        return self.finest[axis]
 
     def settle_limits(self) -> None:
         """Restate the limits of ragged axes over the finest axes."""
@@ -320,11 +358,15 @@ class _Unifier:
     def _check_distinct(self, known: int) -> None:
         """No definition may use one axis twice, no reduction capture a free axis of its body.
 
-        Nothing is new if there were ``known`` axes defined by finer ones when it last held.
+        Nothing is new but the axes defined since there were ``known``, when it last held; only
+        lines that have one of them are looked at.
         """
-        if len(self.value) == known:
+        new = frozenset(itertools.islice(reversed(self.value), len(self.value) - known))
+        if not new:
             return
-        for line in self.defs:
+        concerned = [k for k, axes in enumerate(self.axes_of_lines) if not new.isdisjoint(axes)]
+        for k in concerned:
+            line = self.defs[k]
             own = self.fine_axes(line.axes)
             if len(set(own)) != len(own):
                 raise Rejection(f"two axes of {line.buffer.name} would become one")
@@ -333,6 +375,13 @@ class _Unifier:
                 free = set(self.fine_axes(node.axes))
                 if len(set(over)) != len(over) or free & set(over):
                     raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
+        for k in concerned:
+            self.axes_of_lines[k] = self._axes_of_line(self.defs[k])
+
+    def _axes_of_line(self, line: Def) -> frozenset[Axis]:
+        """Return the finest axes of a definition and of its reductions."""
+        of_reductions = (a for n in reductions(line.expr) for a in (*n.over, *n.axes))
+        return frozenset(self.fine_axes((*line.axes, *of_reductions)))
 
 
 def _same_extents(a: tuple[Axis, ...], b: tuple[Axis, ...]) -> bool:
@@ -405,17 +454,21 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
     unifier.settle_limits()
     stored = tuple(d for d in defs if d.buffer in live_out)
     grid, inside = _bind(unifier, defs, stored)
-    exprs, labels = _resolve(unifier, defs, live_out)
+    settled = _resolve(unifier, defs, live_out)
     stores = tuple(
-        Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), exprs[d.buffer])
+        Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), settled[d.buffer])
         for d in stored
     )
-    final = settle_rounding(simplify_exprs(tuple(s.expr for s in stores)))
-    stores = tuple(Store(s.buffer, s.indices, e) for s, e in zip(stores, final, strict=True))
     used = {a for s in stores for i in s.indices for a in i.axes}
-    for node in postorder(final):
-        used |= set(node.over) if isinstance(node, Reduce) else node.axes
-    origin = sum((d.origin for d in defs), Origin())
+    for node in postorder(s.expr for s in stores):
+        if isinstance(node, Reduce):
+            used.update(node.over)
+        elif isinstance(node, Load | IndexValue):
+            used.update(node.axes)
+    origin = Origin(
+        tuple(dict.fromkeys(o for d in defs for o in d.origin.ops)),
+        tuple(dict.fromkeys(o for d in defs for o in d.origin.source)),
+    )
     return Kernel(
         name,
         tuple(a for a in grid if a in used),
@@ -423,7 +476,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
         stores,
         origin,
         tuple(dict.fromkeys(b for d in defs for b in (*d.covers, d.buffer))),
-        labels,
+        tuple((expr, buffer.name) for buffer, expr in settled.items()),
     )
 
 
@@ -478,35 +531,30 @@ def _axis_order(unifier: _Unifier, defs: tuple[Def, ...]) -> list[Axis]:
 
 def _resolve(
     unifier: _Unifier, defs: tuple[Def, ...], live_out: frozenset[Buffer]
-) -> tuple[dict[Buffer, Expr], tuple[tuple[Expr, str], ...]]:
-    """Substitute internal loads and unified axes; return buffer -> expression, names of values."""
-    mapping = {
-        axis: unifier.resolve(index(axis))
-        for d in defs
-        for axis in (*d.axes, *_bound_axes(d.expr))
-        if unifier.resolve(index(axis)).as_axis() is not axis
-    }
-    exprs: dict[Buffer, Expr] = {}
+) -> dict[Buffer, Expr]:
+    """Substitute internal loads and unified axes; return buffer -> its value, simplified."""
+    axes = dict.fromkeys(a for d in defs for a in (*d.axes, *_bound_axes(d.expr)))
+    resolved = {axis: unifier.resolve(index(axis)) for axis in axes}
+    mapping = {axis: there for axis, there in resolved.items() if there.as_axis() is not axis}
     seen_by_readers: dict[Buffer, Expr] = {}
-    labels: list[tuple[Expr, str]] = []
+
+    def inlined(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer not in seen_by_readers:
+            return node
+        own = tuple(resolved[a] for a in unifier.producer[node.buffer].axes)
+        body = seen_by_readers[node.buffer]
+        if own != node.indices:
+            body = _recompute(body, own, node.indices, node.buffer)
+        return with_guard(body, node.guard)
+
+    # With memories: a definition's readers hold all of its nodes, and so do their readers.
+    inline, simplify, settle = Rewriter(inlined), simplifier(), rounding_settler()
+    settled: dict[Buffer, Expr] = {}
     for line in defs:
-
-        def inline(node: Expr) -> Expr:
-            if not isinstance(node, Load) or node.buffer not in seen_by_readers:
-                return node
-            producer = unifier.producer[node.buffer]
-            own = tuple(unifier.resolve(index(a)) for a in producer.axes)
-            body = seen_by_readers[node.buffer]
-            if own != node.indices:
-                body = _recompute(body, own, node.indices, node.buffer)
-            return with_guard(body, node.guard)
-
-        resolved = line.expr.substitute(mapping)
-        (expr,) = rewrite((resolved,), inline)
-        exprs[line.buffer] = expr
-        labels.append((settle_rounding(simplify_exprs((expr,)))[0], line.buffer.name))
+        (expr,) = inline((line.expr.substitute(mapping),))
+        settled[line.buffer] = settle(simplify((expr,)))[0]
         seen_by_readers[line.buffer] = _rounded(expr) if line.buffer in live_out else expr
-    return exprs, tuple(labels)
+    return settled
 
 
 def _recompute(
