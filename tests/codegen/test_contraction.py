@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-import tests.triton_backend  # noqa: F401 (registers the backends)
+from fusec.ir.interp_program import run_program
+from fusec.report.observe import observe
 from tests.support import check
+from tests.triton_backend import gpu_pipeline
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -139,3 +142,23 @@ def test_the_statistics_of_a_products_rows_come_from_its_tiles():
 def test_the_gradient_of_attention_of_grouped_heads():
     q, k, v = tensor(1, 4, 20, 16), tensor(1, 2, 36, 16, seed=1), tensor(1, 2, 36, 16, seed=2)
     fused(lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True), q, k, v, train=True)
+
+
+def test_programs_with_products_mean_in_numpy_what_torch_computes():
+    x, w, b = tensor(20, 24), tensor(40, 24, seed=1), tensor(40, seed=2)
+    staged = observe(lambda x, w, b: F.relu(F.linear(x, w, b)), (x, w, b))
+    compiled = gpu_pipeline(staged[0].graph, "g", "fused")
+    ((_, program),) = compiled.programs.items()
+    graph = compiled.schedule.graph
+    given = dict(zip(graph.inputs, staged_inputs(graph, x, w, b), strict=True))
+    storage = {buffer.base: given[buffer].numpy().ravel().copy() for buffer in program.reads}
+    run_program(program, storage, {})
+    (out,) = program.writes
+    expected = F.relu(F.linear(x, w, b)).numpy().ravel()
+    np.testing.assert_allclose(storage[out.base], expected, rtol=1e-5, atol=1e-6)
+
+
+def staged_inputs(graph, *tensors):
+    """Return the tensors in the order of a graph's inputs, which their shapes tell."""
+    shapes = {tuple(t.shape): t for t in tensors}
+    return [shapes[tuple(e.const for e in buffer.shape)] for buffer in graph.inputs]
