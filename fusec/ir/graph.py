@@ -16,6 +16,7 @@ Worked example, LayerNorm's first half::
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -161,6 +162,12 @@ class Kernel:
         return self.grid + self.inside
 
 
+@functools.lru_cache(maxsize=8)
+def kernel_nodes(kernel: Kernel) -> tuple[Expr, ...]:
+    """Return the distinct nodes of what a kernel stores, children first; it is asked often."""
+    return tuple(postorder(s.expr for s in kernel.stores))
+
+
 def kernel_sizes(kernel: Kernel) -> tuple[Size, ...]:
     """Return the symbolic sizes that a flat kernel mentions, by name."""
     found: dict[Size, None] = {}
@@ -178,7 +185,7 @@ def kernel_sizes(kernel: Kernel) -> tuple[Size, ...]:
 
     for store in kernel.stores:
         visit(store.indices[0])
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         if isinstance(node, Load):
             visit(node.indices[0])
         elif isinstance(node, IndexValue):

@@ -8,12 +8,13 @@ a factor of two.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
-from fusec.ir.graph import Extern, Kernel, extern_views
+from fusec.ir.graph import Extern, Kernel, extern_views, kernel_nodes
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import fastest_axis
@@ -79,7 +80,7 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     """Return buffer -> (bytes read, bytes written), each element counted once."""
     read: dict[Buffer, int] = {}
     written: dict[Buffer, int] = {}
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         if isinstance(node, Load):
             touched = min(numel(node.buffer), count(_index_axes(node.indices)))
             size = touched * node.buffer.dtype.itemsize
@@ -105,8 +106,8 @@ def kernel_operations(kernel: Kernel) -> int:
     Without those of matrix products, which ``kernel_products`` counts.
     """
     total = 0
-    nodes = postorder(s.expr for s in kernel.stores)
-    products = [n for n in nodes if factors(n) is not None]
+    nodes = kernel_nodes(kernel)
+    products = {n for n in nodes if factors(n) is not None}
     bodies = {n.body for n in products if isinstance(n, Reduce)}
     for node in nodes:
         if node in products or node in bodies:
@@ -123,13 +124,17 @@ def kernel_operations(kernel: Kernel) -> int:
 
 def kernel_products(kernel: Kernel) -> float:
     """Return the multiply-adds of matrix products, those in f32 eightfold."""
-    return expression_products(*(s.expr for s in kernel.stores))
+    return _products(kernel_nodes(kernel))
 
 
 def expression_products(*roots: Expr) -> float:
     """Return the multiply-adds of the matrix products in expressions, those in f32 eightfold."""
+    return _products(postorder(roots))
+
+
+def _products(nodes: Iterable[Expr]) -> float:
     total = 0.0
-    for node in postorder(roots):
+    for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
             slow = 8 if parts.left.dtype is F32 else 1
             total += slow * count(node.body.axes | frozenset(node.over))
@@ -156,7 +161,7 @@ def price(kernel: Kernel, machine: Machine) -> Price:
 
 def _nests_products(kernel: Kernel) -> bool:
     """Return True if a product of matrices has another one below it."""
-    products = [n for n in postorder(s.expr for s in kernel.stores) if factors(n) is not None]
+    products = [n for n in kernel_nodes(kernel) if factors(n) is not None]
     return any(
         inner is not outer and factors(inner) is not None
         for outer in products

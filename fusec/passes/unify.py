@@ -16,7 +16,6 @@ Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -30,10 +29,10 @@ from fusec.ir.index import (
     floordiv,
     index,
     mod,
-    substitute,
 )
 from fusec.ir.rewrite import Rewriter, around_reductions, with_guard
 from fusec.ir.scalar import ROUND
+from fusec.passes.axis_classes import AxisClasses
 from fusec.passes.simplify import rounding_settler, simplifier
 
 
@@ -53,66 +52,36 @@ class _Digit:
 
 
 class _Unifier:
-    """Union-find over axes; classes are refined as the walk goes: ``value``: axis -> finer axes."""
+    """The walk over some definitions; ``classes`` are refined as it goes."""
 
     def __init__(self, defs: tuple[Def, ...]) -> None:
         self.defs = defs
-        self.value: dict[Axis, Index] = {}
-        self.parts: dict[Axis, tuple[Axis, ...]] = {}
-        self.resolved: dict[Index, Index] = {}  # as far as it was known; resolved on from there
-        self.whole: dict[Axis, Index] = {}  # likewise
-        self.finest: dict[Axis, tuple[Axis, ...]] = {}  # likewise
+        self.classes = AxisClasses()
         self.producer = {d.buffer: d for d in defs}
         for line in defs:
             for axis in (*line.axes, *_bound_axes(line.expr)):
                 if axis.extent is index(1):
-                    self._set(axis, index(0), ())
+                    self.classes.define(axis, index(0), ())
         self.axes_of_lines = [self._axes_of_line(line) for line in defs]
 
     # -- classes ---------------------------------------------------------------------------------
 
-    def _set(self, axis: Axis, value: Index, parts: tuple[Axis, ...]) -> None:
-        """Define an axis by finer ones, slowest first."""
-        self.value[axis] = value
-        self.parts[axis] = parts
-
     def resolve(self, value: Index) -> Index:
         """Return ``value`` over the finest axes."""
-        defined = self.value.keys()
-        if defined.isdisjoint(value.axes):
-            return value
-        axis = value.as_axis()
-        if axis is not None:
-            return self._resolve_axis(axis)
-        known = self.resolved.get(value, value)
-        while not defined.isdisjoint(known.axes):
-            known = substitute(known, {a: self._resolve_axis(a) for a in known.axes})
-            self.resolved[value] = known
-        return known
+        return self.classes.resolve(value)
 
-    def _resolve_axis(self, axis: Axis) -> Index:
-        """Return an axis over the finest ones; chains of united axes are followed once."""
-        chain = []
-        while (value := self.whole.get(axis) or self.value.get(axis)) is not None:
-            chain.append(axis)
-            following = value.as_axis()
-            if following is None:
-                break
-            axis = following
-        end = index(axis) if value is None else value
-        if not self.value.keys().isdisjoint(end.axes):
-            end = substitute(end, {a: self._resolve_axis(a) for a in end.axes})
-        self.whole.update(dict.fromkeys(chain, end))
-        return end
+    def fine_axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        """Return the finest axes of some axes, slowest first."""
+        return self.classes.fine_axes(axes)
 
     def _unite(self, a: Axis, b: Axis) -> None:
         if a is b:
             return
-        if a in self.parts or b in self.parts:
+        if a in self.classes.parts or b in self.classes.parts:
             raise Rejection(f"{a.name} or {b.name} stands for other axes already")
         if a.extent is not b.extent:
             raise Rejection(f"extents {a.extent} of {a.name} and {b.extent} of {b.name} differ")
-        self._set(b, index(a), (a,))
+        self.classes.define(b, index(a), (a,))
 
     def _split(self, axis: Axis, inner: Index) -> tuple[Axis, Axis]:
         """Cut an axis into ``outer*inner + fine``."""
@@ -120,7 +89,7 @@ class _Unifier:
             raise Rejection(f"ragged axis {axis.name} cannot be cut again")
         outer = Axis(f"{axis.name}o", floordiv(axis.extent, inner))
         fine = Axis(f"{axis.name}i", inner)
-        self._set(axis, index(outer) * inner + index(fine), (outer, fine))
+        self.classes.define(axis, index(outer) * inner + index(fine), (outer, fine))
         return outer, fine
 
     # -- divisions ---------------------------------------------------------------------------------
@@ -191,8 +160,8 @@ class _Unifier:
 
     def _refresh(self, digits: list[_Digit]) -> bool:
         """Replace a last digit that an earlier match has united or cut; False if none is left."""
-        while digits and digits[-1].axis in self.parts:
-            digits.extend(map(_Digit, self.parts[digits.pop().axis]))
+        while digits and digits[-1].axis in self.classes.parts:
+            digits.extend(map(_Digit, self.classes.parts[digits.pop().axis]))
         return bool(digits)
 
     def _peel(self, longer: list[_Digit], shorter: list[_Digit]) -> None:
@@ -208,7 +177,7 @@ class _Unifier:
         a, b = left[-1].axis, right[-1].axis
         if a.extent is not b.extent or self._covered(left) is not self._covered(right):
             raise Rejection(f"ragged axes {a.name} and {b.name} cut different extents")
-        self._set(b, index(a), (a,))
+        self.classes.define(b, index(a), (a,))
         left.pop()
         right.pop()
 
@@ -225,7 +194,7 @@ class _Unifier:
         if self._covered(ragged) is not whole.extent:
             raise Rejection(f"a ragged axis covers another extent than {whole.name}")
         inner, outer = ragged.pop().axis, ragged.pop().axis
-        self._set(whole, index(outer) * inner.extent + index(inner), (outer, inner))
+        self.classes.define(whole, index(outer) * inner.extent + index(inner), (outer, inner))
 
     # -- the walk ----------------------------------------------------------------------------------
 
@@ -236,13 +205,13 @@ class _Unifier:
                 producer = self.producer.get(load.buffer)
                 if producer is None or producer is line:
                     continue
-                saved = self._save()
+                mark = len(self.classes)
                 try:
                     for position, axis in zip(load.indices, producer.axes, strict=True):
                         self.match(position, index(axis))
-                    self._check_distinct(saved)
+                    self._check_distinct(mark)
                 except Rejection as rejection:
-                    self._restore(saved)
+                    self.classes.undo(mark)
                     if reductions(producer.expr):
                         raise Rejection(
                             f"{line.buffer.name} reads {load.buffer.name} at another place: "
@@ -300,52 +269,12 @@ class _Unifier:
             self._match_digits([_Digit(x)], [_Digit(y)])
 
     def _try(self, action: Callable[[], None]) -> None:
-        saved = self._save()
+        mark = len(self.classes)
         try:
             action()
-            self._check_distinct(saved)
+            self._check_distinct(mark)
         except Rejection:
-            self._restore(saved)
-
-    def _save(self) -> int:
-        """Return how many axes are defined by finer ones; what comes later can be undone."""
-        return len(self.value)
-
-    def _restore(self, saved: int) -> None:
-        if len(self.value) == saved:
-            return
-        while len(self.value) > saved:
-            axis, _ = self.value.popitem()
-            del self.parts[axis]
-        self.resolved.clear()
-        self.whole.clear()
-        self.finest.clear()
-
-    def fine_axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        """Return the finest axes of some axes, slowest first."""
-        found: list[Axis] = []
-        for axis in axes:
-            if axis in self.parts:
-                found.extend(self._finest(axis))
-            else:
-                found.append(axis)
-        return tuple(found)
-
-    def _finest(self, axis: Axis) -> tuple[Axis, ...]:
-        known = self.finest.get(axis)
-        if known is not None and self.parts.keys().isdisjoint(known):
-            return known
-        found: list[Axis] = []
-        stack = list(known or self.parts[axis])[::-1]
-        while stack:
-            finer = stack.pop()
-            parts = self.parts.get(finer)
-            if parts is None:
-                found.append(finer)
-            else:
-                stack.extend(parts[::-1])
-        self.finest[axis] = tuple(found)
-        return self.finest[axis]
+            self.classes.undo(mark)
 
     def settle_limits(self) -> None:
         """Restate the limits of ragged axes over the finest axes."""
@@ -353,30 +282,35 @@ class _Unifier:
             for axis in self.fine_axes((*line.axes, *_bound_axes(line.expr))):
                 if axis.limit is not None and (limit := self.resolve(axis.limit)) is not axis.limit:
                     settled = Axis(axis.name, axis.extent, limit)
-                    self._set(axis, index(settled), (settled,))
+                    self.classes.define(axis, index(settled), (settled,))
 
-    def _check_distinct(self, known: int) -> None:
+    def _check_distinct(self, mark: int) -> None:
         """No definition may use one axis twice, no reduction capture a free axis of its body.
 
-        Nothing is new but the axes defined since there were ``known``, when it last held; only
-        lines that have one of them are looked at.
+        Both held at ``mark``, so only lines with an axis defined since are looked at.
         """
-        new = frozenset(itertools.islice(reversed(self.value), len(self.value) - known))
-        if not new:
-            return
-        concerned = [k for k, axes in enumerate(self.axes_of_lines) if not new.isdisjoint(axes)]
-        for k in concerned:
-            line = self.defs[k]
-            own = self.fine_axes(line.axes)
-            if len(set(own)) != len(own):
-                raise Rejection(f"two axes of {line.buffer.name} would become one")
-            for node in reductions(line.expr):
-                over = self.fine_axes(node.over)
-                free = set(self.fine_axes(node.axes))
-                if len(set(over)) != len(over) or free & set(over):
-                    raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
-        for k in concerned:
-            self.axes_of_lines[k] = self._axes_of_line(self.defs[k])
+        new = self.classes.since(mark)
+        changed: list[tuple[int, frozenset[Axis]]] = []
+        for position, axes in enumerate(self.axes_of_lines):
+            if new.isdisjoint(axes):
+                continue
+            moved = axes & new
+            fine = self.fine_axes(moved)
+            if len(set(fine)) < len(fine) or not axes.isdisjoint(fine):
+                self._check_line(self.defs[position])
+            changed.append((position, (axes - moved).union(fine)))
+        for position, axes in changed:
+            self.axes_of_lines[position] = axes
+
+    def _check_line(self, line: Def) -> None:
+        own = self.fine_axes(line.axes)
+        if len(set(own)) != len(own):
+            raise Rejection(f"two axes of {line.buffer.name} would become one")
+        for node in reductions(line.expr):
+            over = self.fine_axes(node.over)
+            free = set(self.fine_axes(node.axes))
+            if len(set(over)) != len(over) or free & set(over):
+                raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
 
     def _axes_of_line(self, line: Def) -> frozenset[Axis]:
         """Return the finest axes of a definition and of its reductions."""

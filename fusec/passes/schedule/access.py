@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.expr import Load, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.expr import Load
+from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, product
 
 
@@ -24,7 +24,7 @@ def accesses(kernel: Kernel) -> list[Access]:
     for store in kernel.stores:
         offset = store.buffer.offset(store.indices)
         found.append(Access(offset, store.buffer.dtype.itemsize, _points(offset)))
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         if isinstance(node, Load):
             offset = node.buffer.offset(node.indices)
             found.append(Access(offset, node.buffer.dtype.itemsize, _points(offset)))

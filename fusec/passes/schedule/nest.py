@@ -8,8 +8,8 @@ outside; and where there is no private memory, every reduction does.
 
 from __future__ import annotations
 
-from fusec.ir.expr import Reduce, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.expr import Reduce
+from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
 
 ARRAY_ELEMENTS = 1 << 16
@@ -23,7 +23,7 @@ def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis
         arrays: reductions may accumulate in private arrays.
     """
     inside = [a for a in kernel.inside if a is not lane]
-    reductions = [n for n in postorder(s.expr for s in kernel.stores) if isinstance(n, Reduce)]
+    reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     before: dict[Axis, set[Axis]] = {a: set() for a in inside}
     for node in reductions:
         free = [a for a in inside if a in node.axes]
