@@ -100,6 +100,16 @@ def host_seconds(step: Callable[[], Any], calls: int = 50) -> float:
     return spent / calls
 
 
+def peak_bytes(step: Callable[[], Any]) -> int:
+    """Memory that one call needs at once, above what is there before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def ceilings() -> dict[str, float]:
     """What the device reaches: a copy's bytes a second, read and written; bf16 operations."""
     source = torch.empty(2**29, dtype=torch.bfloat16, device="cuda").normal_()

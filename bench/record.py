@@ -63,8 +63,22 @@ class Record:
 
     def flush(self) -> None:
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.data, indent=1, allow_nan=False, default=str) + "\n")
+        text = json.dumps(_finite(self.data), indent=1, allow_nan=False, default=str)
+        temporary.write_text(text + "\n")
         os.replace(temporary, self.path)
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values with infinities and NaN, the errors of broken results, as text."""
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case _:
+            return value
 
 
 def machine() -> dict[str, Any]:

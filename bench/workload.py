@@ -1,41 +1,72 @@
 """What is measured: a function, its inputs, and how one forward or training step is called.
 
-A `Workload` builds a `Case` for a device; `prepare` turns a case and a peer (eager or a backend of
-torch.compile) into a function without arguments whose one call is one measurement.
+A `Workload` builds a `Case` for a device; `compiled` makes a peer's version of its function, and
+`step_of` a function without arguments whose one call is one measurement.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PEERS = ("eager", "inductor", "fusec")
+VARIANTS = (*PEERS, "fusec-fused", "fusec-library")
+"""Where products can run in several ways: fusec's choice, and each side of it forced."""
+TUNED = ("inductor-max", "fusec")
+
+SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "inductor-max": ("inductor", {"mode": "max-autotune-no-cudagraphs"}),
+    "fusec-fused": ("fusec", {"options": {"race": "fused"}}),
+    "fusec-library": ("fusec", {"options": {"race": "library"}}),
+}
+"""Peers that are not the name of a backend: the backend, and further arguments of torch.compile.
+
+"eager" and "cudnn" compile nothing; "cudnn" is eager with cuDNN's attention.
+"""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A function or module with inputs; floating inputs and parameters take part in training."""
+    """A function or module with inputs; floating inputs and parameters take part in training.
+
+    Attributes:
+        flops: operations of the forward's matrix products; 0 where there are none to speak of.
+        backward: the backward's operations in those of the forward.
+        bare: the matrix products alone, of the same inputs, if they are to be timed too.
+    """
 
     call: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
     inputs: tuple[torch.Tensor, ...]
+    flops: int = 0
+    backward: float = 2.0
+    bare: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A named case: `build(dtype, device, shrink)` divides its sizes by `shrink` for dry runs."""
+    """A named case: `build(dtype, device, shrink)` divides its sizes by `shrink` for dry runs.
+
+    Attributes:
+        peers: who is measured.
+        seconds: about what it takes on a GPU with its compiles; it is not begun with less left.
+    """
 
     group: str
     name: str
     build: Callable[[torch.dtype, str, int], Case]
     train: bool = False
     dtype: str = "fp32"
+    peers: tuple[str, ...] = PEERS
+    seconds: float = 12.0
 
     @property
     def label(self) -> str:
@@ -62,13 +93,23 @@ def modes(
     return [Workload(group, name, build, t, dtype) for dtype in dtypes for t in (False, True)]
 
 
-def compiled(call: Callable, peer: str) -> Callable:
+def shrunk(extent: int, shrink: int) -> int:
+    """Return an extent for a dry run: smaller, and still odd to tiles where it was."""
+    return extent if shrink == 1 else max(16, extent // shrink)
+
+
+def compiled(call: Callable, peer: str, options: Mapping[str, Any] | None = None) -> Callable:
     """Return the peer's version of a function, compiled by nobody else.
 
     Dynamo keeps its results with the code object: each peer gets a code object of its own.
+
+    Args:
+        options: for fusec, besides those that make the peer.
     """
     if peer == "eager":
         return call
+    if peer == "cudnn":
+        return with_cudnn(call)
 
     def entry(*args: Any) -> Any:
         return call(*args)
@@ -78,7 +119,21 @@ def compiled(call: Callable, peer: str) -> Callable:
         entry.__globals__,
         closure=entry.__closure__,
     )
-    return torch.compile(own, backend=backend_of(peer), dynamic=False)
+    backend, more = SETTINGS.get(peer, (peer, {}))
+    settings = dict(more)
+    if backend == "fusec" and (options or "options" in settings):
+        settings["options"] = {**(options or {}), **settings.get("options", {})}
+    return torch.compile(own, backend=backend_of(backend), dynamic=False, **settings)
+
+
+def with_cudnn(call: Callable) -> Callable:
+    """Return a function whose attention is cuDNN's, backward included; it fails where that does."""
+
+    def attend(*args: Any) -> Any:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return call(*args)
+
+    return attend
 
 
 def backend_of(peer: str) -> str | Callable:
@@ -138,7 +193,7 @@ def in_double(case: Case) -> Case:
     call = case.call
     if isinstance(call, nn.Module):
         call = copy.deepcopy(call).double()
-    return Case(call, tuple(widen(t) for t in case.inputs))
+    return dataclasses.replace(case, call=call, inputs=tuple(widen(t) for t in case.inputs))
 
 
 def bytes_floor(case: Case, outputs: tuple[torch.Tensor, ...], *, train: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.workload import Workload
-from bench.workloads import blocks, losses, norms, pointwise, softmax
+from bench.workloads import attention, blocks, losses, norms, pointwise, products, softmax
 
 
 def cpu() -> list[Workload]:
@@ -12,8 +12,20 @@ def cpu() -> list[Workload]:
     return [workload for group in groups for workload in group.cpu()]
 
 
+ORDER = (
+    "first", "products", "attention", "linear + loss", "memory-bound", "blocks", "products, tuned",
+)  # fmt: skip
+FIRST = ("residual+rmsnorm 8192x4096", "bias+gelu+residual 8192x4096")
+"""Cheap rows whose result is known within a few percent: if they are wrong, so is the rest."""
+
+
 def gpu() -> list[Workload]:
-    """What `bench.gpu` measures, most telling first: time may run out."""
-    groups = (pointwise, norms, softmax, losses, blocks)
+    """What `bench.gpu` measures, cheapest and most telling first: time may run out."""
+    groups = (products, attention, losses, pointwise, norms, softmax, blocks)
     found = [workload for group in groups for workload in group.gpu()]
-    return sorted(found, key=lambda w: (w.group == "blocks", w.train))
+    return sorted(found, key=_rank)
+
+
+def _rank(workload: Workload) -> tuple[int, bool]:
+    first = workload.name in FIRST and not workload.train
+    return ORDER.index("first" if first else workload.group), workload.train

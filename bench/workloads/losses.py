@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from bench.workload import Case, Workload, modes
+from bench.workload import VARIANTS, Case, Workload, modes
 
 GROUP = "memory-bound"
 
@@ -45,7 +45,7 @@ def linear_cross_entropy(
     def loss(x, w, targets):
         return F.cross_entropy(F.linear(x, w), targets)
 
-    return Case(loss, (x, w, targets))
+    return Case(loss, (x, w, targets), flops=2 * tokens * width * classes)
 
 
 def cpu() -> list[Workload]:
@@ -57,10 +57,16 @@ def cpu() -> list[Workload]:
 
 def gpu() -> list[Workload]:
     llama = functools.partial(cross_entropy, tokens=8192, classes=128256)
-    head = functools.partial(linear_cross_entropy, tokens=8192, width=4096, classes=128256)
     gpt2 = functools.partial(cross_entropy, tokens=8192)
+
+    def head(classes: int) -> Workload:
+        build = functools.partial(linear_cross_entropy, tokens=8192, width=4096, classes=classes)
+        name = f"linear+cross-entropy 8192x4096x{classes}"
+        return Workload("linear + loss", name, build, True, "bf16", peers=VARIANTS, seconds=30)
+
     return [
         *modes(GROUP, "cross-entropy 8192x50257", gpt2, ("bf16",)),
         Workload(GROUP, "cross-entropy 8192x128256", llama, train=True, dtype="bf16"),
-        Workload("products", "linear + cross-entropy 8192x128256", head, train=True, dtype="bf16"),
+        head(32000),
+        head(128256),
     ]

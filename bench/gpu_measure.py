@@ -1,0 +1,209 @@
+"""One row of the GPU benchmark: peers compiled, checked against fp64, timed; or rehearsed on a CPU.
+
+A row is what `record` describes, with more of each peer (`gpu`'s docstring names it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bench import gpu_timing
+from bench.accuracy import relative_error, within_rule
+from bench.cpu import exact, first_call
+from bench.timing import summary
+from bench.workload import Case, Workload, bytes_floor, compiled, cotangents_of, step_of
+
+Step = Callable[[], tuple[torch.Tensor, ...]]
+SHRINK = 64  # of a rehearsal's sizes
+
+
+@dataclasses.dataclass
+class _Row:
+    """A row while it is measured."""
+
+    workload: Workload
+    cases: list[Case]
+    cotangents: list[tuple[torch.Tensor, ...] | None]
+    eager: tuple[torch.Tensor, ...]
+    reference: tuple[torch.Tensor, ...]
+    found: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    samples: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+
+def rehearse(workload: Workload) -> dict[str, Any]:
+    """Go through a row at tiny sizes on a CPU, without a clock."""
+    row = _begin(workload, "cpu", SHRINK)
+    for peer in workload.peers:
+        _first_calls(row, peer, {})
+    if row.cases[0].bare is not None:
+        row.cases[0].bare(*row.cases[0].inputs)
+    return row_of(workload, row.found)
+
+
+def measure(
+    workload: Workload,
+    ceilings: Mapping[str, float],
+    deadline: float,
+    *,
+    race_seconds: float,
+    progress: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Measure a row on the device.
+
+    Args:
+        ceilings: bytes and operations a second that the device reaches.
+        deadline: when compiling stops, on the monotonic clock.
+        progress: gets the row after each peer.
+    """
+    row = _begin(workload, "cuda", 1)
+    floor_s = _floor(row, ceilings)
+    for peer in workload.peers:
+        left = min(deadline - time.monotonic(), 2 * workload.seconds)
+        if left < 1:
+            row.found[peer] = {"failed": "no time was left"}
+            continue
+        budget = {"race_budget_s": min(race_seconds, left / 2)} if peer == "fusec" else {}
+        try:
+            with _at_most(left):
+                steps = _first_calls(row, peer, budget)
+        except TimeoutError as error:
+            row.found[peer], steps = {"failed": str(error)}, []
+        if steps:
+            row.samples[peer] = _timed(row.found[peer], steps, floor_s)
+        progress(row_of(workload, row.found))
+    result = row_of(workload, row.found)
+    result |= {"input_sets": len(row.cases), "floor_us": round(floor_s * 1e6, 2)}
+    result["ratios"] = ratios(row.samples)
+    return result | _bare(row)
+
+
+def _begin(workload: Workload, device: str, shrink: int) -> _Row:
+    torch._dynamo.reset()
+    cases = input_sets(workload, device, shrink)
+    cotangents = [cotangents_of(case) if workload.train else None for case in cases]
+    eager = step_of(cases[0], cases[0].call, cotangents[0])()
+    try:
+        reference = exact(cases[0], cotangents[0])
+    except torch.OutOfMemoryError:
+        reference = tuple(t.double() for t in eager)
+    return _Row(workload, cases, cotangents, eager, reference)
+
+
+def _first_calls(row: _Row, peer: str, options: Mapping[str, Any]) -> list[Step]:
+    """Compile for a peer, check the first and the last set; return its steps, none if it failed."""
+    try:
+        call = compiled(row.cases[0].call, peer, options)
+    except Exception as error:
+        row.found[peer] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        return []
+    pairs = zip(row.cases, row.cotangents, strict=True)
+    steps = [step_of(case, call, cotangents) for case, cotangents in pairs]
+    row.found[peer], step = first_call(lambda: steps[0], row.eager, row.reference)
+    if step is None:
+        return []
+    row.found[peer] |= rotated_accuracy(row.cases[-1], row.cotangents[-1], steps[-1])
+    return steps
+
+
+def input_sets(workload: Workload, device: str, shrink: int) -> list[Case]:
+    """Cases with different values that share one function, more than the L2 cache holds."""
+    first = workload.case(device, shrink=shrink)
+    count = gpu_timing.sets_needed(sum(t.nbytes for t in first.inputs)) if shrink == 1 else 2
+    others = (workload.case(device, shrink=shrink, seed=seed) for seed in range(1, count))
+    return [first, *(dataclasses.replace(first, inputs=case.inputs) for case in others)]
+
+
+def rotated_accuracy(
+    case: Case, cotangents: tuple[torch.Tensor, ...] | None, step: Step
+) -> dict[str, Any]:
+    """Check the last input set as well: a kernel must not remember the pointers of the first."""
+    eager = step_of(case, case.call, cotangents)()
+    outputs, wide = step(), tuple(t.double() for t in eager)
+    again = relative_error(outputs, wide)
+    if within_rule(eager, outputs, wide) or again < 0.02:
+        return {}
+    return {"accurate": False, "error_of_last_set": again}
+
+
+def _floor(row: _Row, ceilings: Mapping[str, float]) -> float:
+    """Seconds that the bytes, or the operations of the products, take at the device's best."""
+    case, train = row.cases[0], row.workload.train
+    moved = bytes_floor(case, row.eager, train=train)
+    operations = case.flops * (1 + case.backward if train else 1)
+    return max(moved / ceilings["copy_bytes_per_s"], operations / ceilings["matmul_flops_per_s"])
+
+
+def _timed(found: dict[str, Any], steps: Sequence[Step], floor_s: float) -> list[float]:
+    """Add times and memory to a peer's entry; return its samples in seconds."""
+    found["peak_mib"] = round(gpu_timing.peak_bytes(steps[0]) / 2**20, 1)
+    values, how = gpu_timing.gpu_times(steps)
+    found.update(summary(values, "us"), timer=how)
+    found["host_us"] = round(gpu_timing.host_seconds(steps[0]) * 1e6, 2)
+    found["of_floor"] = round(floor_s / median(values), 4)
+    return values
+
+
+def _bare(row: _Row) -> dict[str, Any]:
+    """Time the row's products alone, and say how much longer fusec takes with all the rest."""
+    bare = row.cases[0].bare
+    if bare is None:
+        return {}
+    with torch.no_grad():
+        steps = [lambda case=case: bare(*case.inputs) for case in row.cases]
+        values, _ = gpu_timing.gpu_times(steps)
+    found = {"bare_us": round(median(values) * 1e6, 3)}
+    if "fusec" in row.samples:
+        found["over_bare"] = round(median(row.samples["fusec"]) / median(values), 4)
+    return found
+
+
+def ratios(samples: Mapping[str, list[float]]) -> dict[str, float]:
+    """How many times faster fusec is than each other compiler, and than the fastest of them."""
+    if "fusec" not in samples:
+        return {}
+    own = median(samples["fusec"])
+    others = {p: median(v) / own for p, v in samples.items() if not p.startswith("fusec")}
+    best = {"best": min(others.values())} if others else {}
+    return {f"{peer}/fusec": round(ratio, 4) for peer, ratio in (others | best).items()}
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after some seconds; only the main thread can do that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"stopped after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def row_of(workload: Workload, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "group": workload.group,
+        "name": workload.name,
+        "mode": "training" if workload.train else "forward",
+        "dtype": workload.dtype,
+        "peers": found,
+        "ratios": {},
+    }
+
+
+def median(values: list[float]) -> float:
+    return float(summary(values, "s")["median_s"])
