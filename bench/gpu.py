@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import subprocess
 import sys
 import time
@@ -104,20 +105,28 @@ def chosen_workloads(options: argparse.Namespace) -> list[Workload]:
 def gpu_tests(directory: Path, *, limit_s: float) -> dict[str, Any]:
     """Run the tests marked `gpu` in a process of their own; their output goes to gpu-tests.log."""
     log = directory / "gpu-tests.log"
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--tb=short", "tests/gpu"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "tests/gpu"]
     start = time.monotonic()
     with log.open("w") as stream:
-        try:
-            code: int | str = subprocess.run(
-                command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, timeout=limit_s,
-                check=False,
-            ).returncode  # fmt: skip
-        except subprocess.TimeoutExpired:
-            code = f"stopped after {limit_s:.0f} s"
+        process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
+        code = _wait(process, limit_s)
     lines = log.read_text().strip().splitlines()
     result = {"exit": code, "seconds": round(time.monotonic() - start, 1), "last": lines[-1:]}
     print(f"tests: {result}", file=sys.stderr, flush=True)
     return result
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | str:
+    """Wait for pytest; interrupt it at the limit, so that it still says what failed until then."""
+    for ending, patience_s in ((signal.SIGINT, limit_s), (signal.SIGKILL, 10.0)):
+        try:
+            code = process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(ending)
+        else:
+            return code if ending == signal.SIGINT else f"stopped after {limit_s:.0f} s"
+    process.wait()
+    return f"killed after {limit_s:.0f} s"
 
 
 def measure_all(

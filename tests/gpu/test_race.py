@@ -1,15 +1,20 @@
-"""The race on a CUDA device: events, flushed caches, and a way that fails at launch."""
+"""The race on a CUDA device: events, flushed caches, a way that fails at launch, whole models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import fusec.race
+from bench.workload import backend_of
 from fusec.runtime.autotune import Way, race
 from fusec.runtime.stopwatch import stopwatch
+from fusec.runtime.verdicts import Verdict
 
 pytestmark = pytest.mark.gpu
 
@@ -65,3 +70,46 @@ def test_times_are_those_of_the_device() -> None:
     timer = stopwatch(device)
     for _ in range(5):
         assert 0.0 < timer(lambda inputs: inputs[0] + 1, sets) < 1e5
+
+
+def mlp(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[-2], device=q.device)
+    scores = (q @ k.mT) * 0.125
+    return scores.masked_fill(place[:, None] < place, float("-inf")).softmax(-1) @ v
+
+
+MLP = ((512, 256), (768, 256), (768,))
+HEADS = ((2, 4, 256, 64),) * 3
+RACES = [(mlp, MLP, 10.0), (mlp, MLP, 130.0), (attention, HEADS, 10.0), (attention, HEADS, 130.0)]
+
+
+@pytest.mark.parametrize(("fn", "shapes", "budget"), RACES, ids=("mlp", "all", "attention", "all"))
+def test_no_configuration_computes_anything_wrong(
+    fn: Callable[..., Tensor],
+    shapes: tuple[tuple[int, ...], ...],
+    budget: float,  # above WIDE_S every configuration is tried
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts: list[Verdict] = []
+
+    def watched(*args: Any, **more: Any) -> Verdict:
+        verdicts.append(race(*args, **more))
+        return verdicts[-1]
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(fusec.race, "race", watched)
+    inputs = [torch.randn(s, device="cuda").bfloat16().requires_grad_() for s in shapes]
+    options = {"strict": True, "cache": False, "race_budget_s": budget}
+    compiled = torch.compile(fn, backend=backend_of("fusec"), options=options)
+    out = compiled(*inputs)
+    out.sum().backward()
+    torch.testing.assert_close(out, fn(*inputs), rtol=2e-2, atol=2e-2)
+    assert verdicts
+    for verdict in verdicts:
+        print(verdict)
+        assert not any((lap.dropped or "").startswith("wrong") for lap in verdict.laps), verdict
+        assert any(lap.us is not None for lap in verdict.laps if lap.name != "library"), verdict

@@ -1,0 +1,64 @@
+"""A linear layer and its loss in chunks of rows on a device: values, gradients, peak memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bench.gpu_timing import peak_bytes
+from fusec.passes import chunk
+from tests.support import check, compile_with, values
+
+pytestmark = pytest.mark.gpu
+
+ROWS, WIDTH, CLASSES = 4500, 64, 1000  # three chunks, the last one short
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setenv("FUSEC_CHUNK_BYTES", "2000")
+    monkeypatch.setenv("FUSEC_AUTOTUNE", "0")
+    monkeypatch.setenv("FUSEC_CACHE", "0")  # sizes of chunks are not in its keys
+    monkeypatch.setattr(chunk, "CHUNK_BYTES", 1 << 16)
+
+
+def operands(dtype):
+    x, w = values(ROWS, WIDTH), values(CLASSES, WIDTH, seed=1) * 0.2
+    t = values(ROWS, dtype=torch.int64, low=0, high=CLASSES, seed=2)
+    t[::7] = -100
+    return x.to(dtype).cuda(), w.to(dtype).cuda(), t.cuda()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("reduction", ("mean", "none"))
+def test_loss_and_gradients(reduction, dtype):
+    def loss(x, w, t):
+        return F.cross_entropy(F.linear(x, w), t, reduction=reduction)
+
+    check(loss, *operands(dtype), train=True, tol=1e-3 if dtype == torch.float32 else 2e-2)
+
+
+def test_label_smoothing():
+    def loss(x, w, t):
+        return F.cross_entropy(F.linear(x, w), t, label_smoothing=0.1)
+
+    check(loss, *operands(torch.bfloat16), train=True, tol=2e-2)
+
+
+def test_the_logits_are_never_whole():
+    torch._dynamo.reset()
+    rows, width, classes = 16384, 256, 8192
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(classes, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    t = torch.randint(classes, (rows,), device="cuda")
+
+    def loss(x, w, t):
+        return F.cross_entropy(F.linear(x, w), t)
+
+    def peak(fn) -> int:
+        step = lambda: torch.autograd.grad(fn(x, w, t), (x, w))  # noqa: E731
+        step()
+        return peak_bytes(step)
+
+    assert peak(compile_with(loss)) < peak(loss) / 2
