@@ -129,7 +129,7 @@ class _Lowering(Values):
             if isinstance(item, Reduce):
                 task = self._start(item)
                 done.append((item, task))
-            elif isinstance(item, Accumulate) and item.carry and left and _cascades(item.reduction):
+            elif isinstance(item, Accumulate) and item.carry and left and self._cascades(item):
                 inner = self._carry(item.reduction)
                 cascade.append((item.carry, inner))
                 task = Accumulate(item.reduction, inner)
@@ -224,6 +224,16 @@ class _Lowering(Values):
         """
         beside_products = bool(self.dots) and reduction in self.pivots
         return reduction in self.dots or reduction in self.running or beside_products
+
+    def _cascades(self, task: Accumulate) -> bool:
+        """Return True if each loop of a reduction should have a partial sum of its own.
+
+        A sum of n floats one by one has an error of order n; of sums of sums, of the longest loop.
+        Tiles of products stay as they are: a second accumulator would not fit beside the first.
+        """
+        reduction = task.reduction
+        summed = reduction.monoid is SUM and reduction.dtype.is_float
+        return summed and reduction not in self.dots
 
     def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
         """Declare a private array with a slot for each point of a node's free loops and lanes."""
@@ -399,14 +409,6 @@ class _Lowering(Values):
 
 def _neutral(reduction: Reduce) -> Const:
     return Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
-
-
-def _cascades(reduction: Reduce) -> bool:
-    """Return True if each loop of a reduction should have a partial sum of its own.
-
-    A sum of n floats one by one has an error of order n; of sums of sums, of the longest loop.
-    """
-    return reduction.monoid is SUM and reduction.dtype.is_float
 
 
 def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program:

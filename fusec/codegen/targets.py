@@ -6,8 +6,9 @@ it. A new target is one printer, one loader in ``runtime`` and one row here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec.codegen import cpp, triton
 from fusec.errors import UsageError
@@ -16,7 +17,7 @@ from fusec.ir.program import Program
 from fusec.passes.cost import Machine
 from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
-from fusec.passes.schedule.plan import Plan
+from fusec.passes.schedule.plan import Limits, Plan
 from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
 
 
@@ -95,14 +96,18 @@ _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
 _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
 
 
-def _gpu(name: str, machine: Machine, assembly: Mapping[str, str]) -> Target:
+H200_LIMITS = Limits(shared_bytes=232448, tile_registers=160, from_shared=True, units=132)
+A100_LIMITS = Limits(shared_bytes=166912, tile_registers=128, units=108)
+
+
+def _gpu(name: str, machine: Machine, limits: Limits, assembly: Mapping[str, str]) -> Target:
     return Target(
         name,
         "triton",
         machine,
         online_softmax,
-        gpu_plans,
-        accepts_gpu,
+        functools.partial(gpu_plans, limits=limits),
+        functools.partial(accepts_gpu, limits=limits),
         triton.print_kernel,
         "cuda",
         assembly,
@@ -110,11 +115,11 @@ def _gpu(name: str, machine: Machine, assembly: Mapping[str, str]) -> Target:
 
 
 GPUS = {
-    "sm_80": (A100_MACHINE, _NVIDIA),
-    "sm_90": (H200_MACHINE, _NVIDIA),
-    "sm_100": (H200_MACHINE, _NVIDIA),
-    "sm_120": (A100_MACHINE, _NVIDIA),
-    "gfx942": (H200_MACHINE, _AMD),
+    "sm_80": (A100_MACHINE, A100_LIMITS, _NVIDIA),
+    "sm_90": (H200_MACHINE, H200_LIMITS, _NVIDIA),
+    "sm_100": (H200_MACHINE, H200_LIMITS, _NVIDIA),
+    "sm_120": (A100_MACHINE, replace(A100_LIMITS, shared_bytes=101376, units=170), _NVIDIA),
+    "gfx942": (H200_MACHINE, replace(A100_LIMITS, shared_bytes=65536, units=304), _AMD),
 }
 NAMES = ("cpu", *GPUS)
 

@@ -15,8 +15,10 @@ from fusec.ir.index import Axis
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
-from fusec.passes.schedule.plan import Plan
+from fusec.passes.schedule.plan import Limits, Plan
 
+COMMON = Limits()
+"""What every GPU has."""
 SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...] = (
     (pointwise.accepts, pointwise.plan),
     (rowwise.accepts, rowwise.plan),
@@ -24,20 +26,20 @@ SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...]
 )
 
 
-def gpu_plans(kernel: Kernel) -> tuple[Plan, ...]:
+def gpu_plans(kernel: Kernel, limits: Limits = COMMON) -> tuple[Plan, ...]:
     """Return plans of a kernel with flat accesses for a GPU: the one chosen by rule comes first."""
-    if contraction.accepts(kernel):
-        return contraction.plans(kernel)
+    if contraction.accepts(kernel, limits):
+        return contraction.plans(kernel, limits)
     for accepts, plan in SCHEDULES:
         if accepts(kernel):
             return (plan(kernel),)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")
 
 
-def accepts_gpu(kernel: Kernel) -> bool:
+def accepts_gpu(kernel: Kernel, limits: Limits = COMMON) -> bool:
     """Return True if some schedule can run the kernel: its loops nest, without private memory."""
     if contraction.contractions(kernel):
-        return contraction.accepts(kernel)
+        return contraction.accepts(kernel, limits)
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, arrays=False) is None:
         return False

@@ -5,47 +5,25 @@ an axis it sums over. One that varies along an axis that a later reduction runs 
 an attention) sums over lanes; any other sums in a loop of tiles. Columns that only some definitions
 have (the values' head dimension) are lanes as a whole.
 
-Rules (compiled offline for sm_90, 2026-11): 128x128x64 in 8 warps holds any epilogue without
-spills; 128x256 where the epilogue is light and the tiles are many; an attention of 128 rows and 64
-keys a step takes 8 warps.
+How wide the tiles are, ``tiling.py`` says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors
-from fusec.ir.dtype import F32
 from fusec.ir.expr import Expr, Reduce, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
-from fusec.passes.schedule.plan import Binding, Place, Plan
-from fusec.passes.schedule.pointwise import power_of_two
+from fusec.passes.schedule.plan import Binding, Limits, Place, Plan
+from fusec.passes.schedule.tiling import MIN_LANES, Roles, Tiling, Work, find_work, tilings
 
 MAX_LANES = 256
 """The widest axis that is lanes as a whole."""
-MIN_LANES = 16
-"""The narrowest tile of a tensor core's product."""
-LOOP_BYTES = 128
-"""Bytes along the axis of a product's loop: a swizzled row of shared memory."""
 GROUP = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The axes of a kernel with contractions.
-
-    Attributes:
-        tiled: grid axes that have lanes, rows before columns.
-        looped: the inside axis that runs in a loop of tiles, and plain loops around it.
-        whole: inside axes that are lanes from end to end.
-    """
-
-    tiled: tuple[Axis, ...]
-    looped: Axis | None
-    outer: tuple[Axis, ...]
-    whole: tuple[Axis, ...]
+"""Rows of tiles that run together along the columns."""
+MIN_ROWS = 64
+"""Rows of the narrowest tile that a group of four warps multiplies at full rate."""
 
 
 def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
@@ -119,30 +97,58 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], roles: Roles) -
     return True
 
 
-def accepts(kernel: Kernel) -> bool:
-    """Return True for a kernel with products whose axes have roles and whose loops nest."""
-    if not contractions(kernel):
+def accepts(kernel: Kernel, limits: Limits) -> bool:
+    """Return True for a kernel with products whose axes have roles and whose tiles fit."""
+    products = contractions(kernel)
+    roles = find_roles(kernel) if products else None
+    if roles is None:
         return False
-    return find_roles(kernel) is not None
+    work = _work(kernel, products)
+    (tiling, *_) = tilings(kernel, roles, work, limits)
+    if _cuts_rows(kernel, products, roles):
+        return False
+    return bool(roles.tiled) or work.registers(tiling) <= limits.tile_registers
 
 
-def plans(kernel: Kernel) -> tuple[Plan, ...]:
+def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) -> bool:
+    """Return True if a sum of a product's values cuts its tiles short: a part of column sums.
+
+    To read the product once more costs less than to compute it by narrow tiles.
+    """
+    short = {a for a in roles.whole if a.extent.hint() < MIN_ROWS}
+    sums = [
+        n
+        for n in postorder(s.expr for s in kernel.stores)
+        if isinstance(n, Reduce) and n not in products
+    ]
+    return any(
+        not short.isdisjoint(n.over) and any(p in products for p in postorder((n.body,)))
+        for n in sums
+    )
+
+
+def plans(kernel: Kernel, limits: Limits) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
     roles = find_roles(kernel)
     if roles is None:
         raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
-    chosen = _tiles(kernel, roles)
-    found = [chosen, *_variants(kernel, roles, chosen)]
-    return tuple(dict.fromkeys(_plan(kernel, roles, tiles) for tiles in found))
+    found = tilings(kernel, roles, _work(kernel, contractions(kernel)), limits)
+    return tuple(dict.fromkeys(_plan(kernel, roles, tiling) for tiling in found))
 
 
-def _plan(kernel: Kernel, roles: Roles, tiling: _Tiling) -> Plan:
+def _work(kernel: Kernel, products: dict[Reduce, Factors]) -> Work:
+    nodes = postorder(s.expr for s in kernel.stores)
+    nested = _nested([n for n in nodes if isinstance(n, Reduce)])
+    return find_work(kernel, products, nested.intersection(products))
+
+
+def _plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:
     tiles = tiling.lanes
     grid = [Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid]
     loops = [Binding(a, Place.LOOP, tiles.get(a, 1)) for a in roles.outer]
     if roles.looped is not None:
         loops.append(Binding(roles.looped, Place.LOOP, tiles[roles.looped]))
-    lanes = [Binding(a, Place.LANES, _lanes(a)) for a in roles.whole]
+    lanes = [Binding(a, Place.LANES, tiles[a]) for a in roles.whole]
     grouped = len(roles.tiled) == 2 and roles.tiled == kernel.grid[-2:]
     return Plan(
         (*grid, *loops, *lanes),
@@ -154,67 +160,3 @@ def _plan(kernel: Kernel, roles: Roles, tiling: _Tiling) -> Plan:
         dots=True,
         online=True,
     )
-
-
-def _lanes(axis: Axis) -> int:
-    return max(MIN_LANES, power_of_two(axis.extent.hint()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiling:
-    """Lanes of each axis that is cut, warps, and stages of the loop."""
-
-    lanes: dict[Axis, int]
-    warps: int
-    stages: int
-
-
-def _variants(kernel: Kernel, roles: Roles, chosen: _Tiling) -> list[_Tiling]:
-    """Return other configurations that a race may try, likeliest first."""
-    if roles.looped is None or len(roles.tiled) != (1 if roles.whole else 2):
-        return []
-    if roles.whole:
-        (rows,) = roles.tiled
-        shapes: tuple[tuple[tuple[int, ...], int, int, int], ...]
-        shapes = (((128,), 64, 8, 2), ((128,), 128, 8, 2), ((64,), 64, 4, 2), ((128,), 64, 8, 3))
-        axes: tuple[Axis, ...] = (rows,)
-    else:
-        narrow = chosen.lanes[roles.looped]
-        shapes = (
-            ((128, 256), narrow, 8, 3),
-            ((256, 128), narrow, 8, 3),
-            ((128, 128), narrow, 8, 4),
-            ((128, 128), narrow, 4, 4),
-            ((64, 256), narrow, 8, 3),
-            ((64, 128), narrow, 4, 4),
-            ((128, 64), narrow, 4, 4),
-            ((64, 64), narrow, 4, 5),
-        )
-        axes = roles.tiled
-    found = []
-    for sides, step, warps, stages in shapes:
-        lanes = dict(chosen.lanes)
-        for axis, side in zip(axes, sides, strict=True):
-            lanes[axis] = min(side, _lanes(axis))
-        lanes[roles.looped] = min(step, _lanes(roles.looped))
-        found.append(_Tiling(lanes, warps, stages))
-    return found
-
-
-def _tiles(kernel: Kernel, roles: Roles) -> _Tiling:
-    """Return the configuration chosen by rule."""
-    products = contractions(kernel)
-    widest = max(2 if f.left.dtype is not F32 else 4 for f in products.values())
-    tiles: dict[Axis, int] = {}
-    for axis in roles.tiled:
-        tiles[axis] = min(128, _lanes(axis))
-    if roles.looped is not None:
-        by = 64 if roles.whole else LOOP_BYTES // widest
-        tiles[roles.looped] = min(by, _lanes(roles.looped))
-    area = 1
-    for axis in roles.tiled:
-        area *= tiles[axis]
-    if roles.whole:
-        area = max([*(tiles[a] for a in roles.tiled), 1]) * max(_lanes(a) for a in roles.whole)
-    warps = 8 if area >= 128 * 128 or len(products) > 2 else 4
-    return _Tiling(tiles, warps, 2 if roles.whole else 3)

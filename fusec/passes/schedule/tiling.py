@@ -1,0 +1,245 @@
+"""Tiles, warps and stages of kernels with matrix products: the first that fits the processor.
+
+What must fit. Registers: each product that a loop adds up holds its tile from the first iteration
+to the last, in f32; products whose values another one reads (the scores of an attention) hold
+theirs in between, at least two of a kind (scores and weights). Shared memory: the tiles that an
+iteration loads, once for each stage, and those that all iterations share.
+
+Rules (compiled offline for sm_80 and sm_90, Triton 3.7.1, 2026-11). Registers of a thread are some
+60 more than those tiles. 160 for tiles spill nothing on sm_90, 128 on sm_80, where operands of
+tensor cores are registers, too. 128x128 in 8 warps is the widest tile that leaves room for any
+epilogue; where that makes fewer programs than there are multiprocessors, smaller ones.
+
+Worked example, an attention of 128 rows and 64 keys with head dimension 64 in 8 warps: scores and
+weights 2*128*64, sums 128*64, together 96 registers of 256 threads, and 128 in all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fusec.ir.contraction import Factors
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis
+from fusec.passes.schedule.plan import Limits
+from fusec.passes.schedule.pointwise import power_of_two
+
+MIN_LANES = 16
+"""The narrowest tile of a tensor core's product."""
+LOOP_BYTES = 128
+"""Bytes along the axis of a product's loop: a swizzled row of shared memory."""
+FEW_REGISTERS = 64
+"""Registers for tiles up to which half as many warps do."""
+WIDE, WIDE_INNER = 2, 4
+"""How much more a product by lanes (of f32 operands) takes: it keeps rows and columns of both."""
+BUSY = 0.75
+"""The share of multiprocessors that one wave of programs keeps busy, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The axes of a kernel with contractions.
+
+    Attributes:
+        tiled: grid axes that have lanes, rows before columns.
+        looped: the inside axis that runs in a loop of tiles, and plain loops around it.
+        whole: inside axes that are lanes from end to end.
+    """
+
+    tiled: tuple[Axis, ...]
+    looped: Axis | None
+    outer: tuple[Axis, ...]
+    whole: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Lanes of each axis that has some, warps, and stages of the loop."""
+
+    lanes: Mapping[Axis, int]
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What takes registers and shared memory, by the axes of each tile.
+
+    Attributes:
+        sums: products that a loop adds up; those of one sum count once.
+        inner: products whose values another product of the same iteration reads.
+        loads: operands, with the bytes of an element.
+        wide: operands are f32, which lanes multiply one by one.
+    """
+
+    sums: tuple[frozenset[Axis], ...]
+    inner: tuple[frozenset[Axis], ...]
+    loads: tuple[tuple[frozenset[Axis], int], ...]
+    wide: bool
+
+    def registers(self, tiling: Tiling) -> float:
+        """Return the registers of a thread that tiles of f32 take."""
+        held = sum(_area(axes, tiling.lanes) for axes in self.sums)
+        between = [_area(axes, tiling.lanes) for axes in self.inner]
+        if between:
+            held += sum(between) * max(2, len(between)) // len(between)
+        weight = (WIDE_INNER if between else WIDE) if self.wide else 1
+        return held * weight / (32 * tiling.warps)
+
+    def shared_bytes(self, tiling: Tiling, looped: Axis | None, limits: Limits) -> int:
+        """Return the bytes of shared memory that operands take."""
+        total = 0
+        for axes, itemsize in self.loads:
+            tiles = tiling.stages - (not limits.from_shared) if looped in axes else 1
+            total += _area(axes, tiling.lanes) * itemsize * tiles
+        return total
+
+
+def _area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
+    area = 1
+    for axis in axes:
+        area *= lanes.get(axis, 1)
+    return area
+
+
+def lanes_of(axis: Axis) -> int:
+    """Return the lanes that hold a whole axis."""
+    return max(MIN_LANES, power_of_two(axis.extent.hint()))
+
+
+# -- what a kernel needs -------------------------------------------------------------------------
+
+
+def find_work(kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce]) -> Work:
+    """Return the tiles of a kernel's products."""
+    operands = [side for parts in products.values() for side in (parts.left, parts.right)]
+    loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
+    outer = [node for node in products if node not in nested]
+    return Work(
+        tuple(n.axes for n in _sums(kernel, outer)),
+        tuple(n.axes for n in products if n in nested),
+        tuple(loads.values()),
+        any(parts.left.dtype is F32 for parts in products.values()),
+    )
+
+
+def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
+    """Yield the products, one of those that are only added up: these share their accumulator."""
+    roots = [store.expr for store in kernel.stores]
+    nodes = postorder(roots)
+    readers = Counter([*roots, *(child for node in nodes for child in set(children(node)))])
+    alone: dict[Expr, Expr] = {node: node for node in products}
+    for node in nodes:
+        match node:
+            case Op(name="add", args=(a, b)) if a is not b and a in alone and b in alone:
+                if readers[a] == readers[b] == 1 and a.axes == b.axes:
+                    alone[node] = alone.pop(a)
+                    del alone[b]
+    yield from alone.values()
+
+
+# -- the choice ----------------------------------------------------------------------------------
+
+
+def tilings(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> tuple[Tiling, ...]:
+    """Return the tilings that fit, the one chosen by rule first; the smallest if none does."""
+    offered = [*_preferred(kernel, roles, work, limits), *_others(roles, work)]
+    staged = (_with_stages_that_fit(t, roles, work, limits) for t in offered)
+    fitting = [t for t in staged if t is not None and work.registers(t) <= limits.tile_registers]
+    if fitting:
+        return tuple(_distinct(fitting))
+    *_, smallest = _preferred(kernel, roles, work, limits)
+    return (smallest,)
+
+
+def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
+    seen = set()
+    for tiling in found:
+        key = (tuple(tiling.lanes.items()), tiling.warps, tiling.stages)
+        if key not in seen:
+            seen.add(key)
+            yield tiling
+
+
+def _with_stages_that_fit(
+    tiling: Tiling, roles: Roles, work: Work, limits: Limits
+) -> Tiling | None:
+    for stages in range(tiling.stages, 1, -1):
+        less = Tiling(tiling.lanes, tiling.warps, stages)
+        if work.shared_bytes(less, roles.looped, limits) <= limits.shared_bytes:
+            return less
+    return None
+
+
+def _preferred(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> Iterator[Tiling]:
+    """Yield tilings, the best first; the later ones take less and make more programs."""
+    if work.inner or len(roles.tiled) < 2:
+        for rows, step, warps in (
+            *((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 64, 8)),
+            *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4)),
+        ):
+            yield _tiling(roles, work, (rows, rows), step, warps, 2)
+        return
+    sides = [(128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
+    shapes = [_fewest_warps(_tiling(roles, work, side, 0, 8, 3), work) for side in sides]
+    wanted = BUSY * limits.units
+    enough = [t for t in shapes if _programs(kernel, t) >= wanted and _is_square(t, roles)]
+    yield from enough
+    yield from (t for t in shapes if _is_square(t, roles) and t not in enough)
+    yield from reversed(shapes)
+
+
+def _is_square(tiling: Tiling, roles: Roles) -> bool:
+    """Return True for tiles of 64 rows, or of as many as there are."""
+    rows = roles.tiled[0]
+    return tiling.lanes[rows] >= min(64, lanes_of(rows))
+
+
+def _fewest_warps(tiling: Tiling, work: Work) -> Tiling:
+    half = Tiling(tiling.lanes, 4, tiling.stages)
+    return half if work.registers(half) <= FEW_REGISTERS else tiling
+
+
+def _programs(kernel: Kernel, tiling: Tiling) -> int:
+    extents = (-(-a.extent.hint() // tiling.lanes.get(a, 1)) for a in kernel.grid)
+    total = 1
+    for extent in extents:
+        total *= extent
+    return total
+
+
+def _others(roles: Roles, work: Work) -> Iterator[Tiling]:
+    """Yield further tilings that a race may try, likeliest first."""
+    if roles.looped is None:
+        return
+    if work.inner or len(roles.tiled) < 2:
+        for rows, step, warps, stages in (
+            *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
+            *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
+        ):
+            yield _tiling(roles, work, (rows, rows), step, warps, stages)
+        return
+    for side, warps, stages in (
+        *(((128, 256), 8, 3), ((128, 128), 8, 4), ((256, 128), 8, 3), ((64, 128), 4, 4)),
+        *(((128, 64), 4, 4), ((128, 128), 4, 4), ((64, 256), 8, 3), ((64, 64), 4, 5)),
+    ):
+        yield _tiling(roles, work, side, 0, warps, stages)
+
+
+def _tiling(
+    roles: Roles, work: Work, side: tuple[int, int], step: int, warps: int, stages: int
+) -> Tiling:
+    """Return a tiling; a step of 0 is a swizzled row of the operands."""
+    rows, columns = side
+    lanes = {axis: lanes_of(axis) for axis in roles.whole}
+    for position, axis in enumerate(roles.tiled):
+        lanes[axis] = min(columns if position else rows, lanes_of(axis))
+    if roles.looped is not None:
+        row = LOOP_BYTES // (F32.itemsize if work.wide else F32.itemsize // 2)
+        by = min(step or row, row)
+        lanes[roles.looped] = min(by, lanes_of(roles.looped))
+    return Tiling(lanes, warps, stages)
