@@ -153,7 +153,7 @@ def _host_problem(node: fx.Node) -> str | None:
     tags = target.tags if isinstance(target, torch._ops.OpOverload) else ()
     if torch.Tag.data_dependent_output in tags:
         return "a number that the host reads"
-    if torch.Tag.cudagraph_unsafe in tags:
+    if getattr(torch.Tag, "cudagraph_unsafe", None) in tags:  # not in each version of torch
         return "an operation that is marked as unsafe in CUDA graphs"
     if isinstance(target, torch._ops.HigherOrderOperator) and target.name() in _ON_HOST:
         return "control flow, or a generator's state, on the host"

@@ -63,7 +63,8 @@ SPELLINGS = (library_causal, causal, where_causal, alibi, soft_cap)
 @MODES
 @pytest.mark.parametrize("attend", SPELLINGS, ids=lambda f: f.__name__)
 def test_spellings(attend, train):
-    check(attend, *heads(200, 64), train=train, tol=2e-2)
+    # Scores of under a MiB would be saved for the backward, not computed again.
+    check(attend, *heads(400, 64), train=train, tol=2e-2)
 
 
 @pytest.mark.parametrize("width", (32, 80, 128, 256))
