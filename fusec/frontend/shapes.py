@@ -2,8 +2,8 @@
 
 A ``SymInt`` holds a sympy expression over symbols of a ShapeEnv. ``Sizes`` turns it into an
 ``Index`` over ``Size`` atoms without evaluating any condition on it, since that would add a guard.
-Sizes are at least 1 here, so ``Max(1, s)``, which strides of possibly empty tensors contain, is
-``s``.
+Sizes are at least 1 here, so ``Max(1, e)`` in a stride, where torch allows for an extent e of 0, is
+``e``. In a size it is what the user wrote, and has to be provable.
 """
 
 from __future__ import annotations
@@ -96,12 +96,14 @@ class Sizes:
     """Symbolic sizes of one graph: sympy expressions to indices, each converted once."""
 
     def __init__(self) -> None:
-        self._converted: dict[Any, Index] = {}
+        self._converted: dict[tuple[Any, bool], Index] = {}
         self.used: dict[str, Size] = {}
 
-    def index(self, value: int | torch.SymInt) -> Index:
+    def index(self, value: int | torch.SymInt, *, stride: bool = False) -> Index:
         """Return a size, stride or integer argument as an index.
 
+        Args:
+            stride: whether it is the stride of a tensor whose extents have been converted.
         Raises:
             Unsupported: if it depends on data, or has a form that an index cannot express.
         """
@@ -110,7 +112,7 @@ class Sizes:
         node = value.node
         if not hasattr(node, "expr"):
             raise Unsupported("a size of a nested tensor")
-        return self._convert(node.expr, node.shape_env)
+        return self._convert(node.expr, node.shape_env, stride)
 
     def tensor(self, value: torch.Tensor) -> TensorType:
         """Return the type of a traced tensor."""
@@ -120,29 +122,30 @@ class Sizes:
             return TensorType(shape, strides, DTYPES["unknown"], value.device, False)
         return TensorType(
             tuple(map(self.index, value.shape)),
-            tuple(map(self.index, value.stride())),
+            tuple(self.index(n, stride=True) for n in value.stride()),
             from_torch_dtype(value.dtype),
             value.device,
             not (value.is_conj() or value.is_neg()),
         )
 
-    def _convert(self, expr: Any, env: Any) -> Index:
-        known = self._converted.get(expr)
+    def _convert(self, expr: Any, env: Any, stride: bool = False) -> Index:
+        known = self._converted.get((expr, stride))
         if known is None:
-            known = self._converted[expr] = self._convert_new(expr, env)
+            known = self._converted[expr, stride] = self._convert_new(expr, env, stride)
         return known
 
-    def _convert_new(self, expr: Any, env: Any) -> Index:
+    def _convert_new(self, expr: Any, env: Any, stride: bool) -> Index:
         if isinstance(expr, sympy.Integer):
             return index(int(expr))
         if isinstance(expr, sympy.Symbol):
             return index(self._symbol(expr, env))
         if isinstance(expr, sympy.Mul):
-            return self._product(expr, env)
-        rule = _RULES.get(type(expr).__name__)
+            return self._product(expr, env, stride)
+        name = type(expr).__name__
+        rule = _extent_of if stride and name == "Max" else _RULES.get(name)
         if rule is None:
-            raise Unsupported(f"a size with {type(expr).__name__}")
-        return rule([self._convert(arg, env) for arg in expr.args])
+            raise Unsupported(f"a size with {name}")
+        return rule([self._convert(arg, env, stride) for arg in expr.args])
 
     def number(self, value: torch.SymFloat) -> Expr:
         """Return a symbolic float, such as n/(n-1) of a variance, as an f64 expression.
@@ -169,14 +172,14 @@ class Sizes:
             parts[:2] = [op(rule, *parts[:2])]
         return op(rule, *parts)
 
-    def _product(self, expr: Any, env: Any) -> Index:
+    def _product(self, expr: Any, env: Any, stride: bool) -> Index:
         """Multiply; a rational factor p/q is exact in torch's expressions, so it divides last."""
         total, divisor = index(1), 1
         for factor in expr.args:
             if isinstance(factor, sympy.Rational):
                 total, divisor = total * int(factor.p), divisor * int(factor.q)
             else:
-                total = total * self._convert(factor, env)
+                total = total * self._convert(factor, env, stride)
         return total if divisor == 1 else total // divisor
 
     def _symbol(self, symbol: Any, env: Any) -> Size:
@@ -213,16 +216,15 @@ def _ceil_div(args: list[Index]) -> Index:
     return (args[0] + args[1] - 1) // args[1]
 
 
-def _maximum(args: list[Index]) -> Index:
-    """Return the argument that provably is the greatest.
+def _extent_of(args: list[Index]) -> Index:
+    """Return e for ``Max(1, e)``, the stride over a product of extents e, each at least 1."""
+    if len(args) == 2 and any(a is index(1) for a in args):
+        return args[1] if args[0] is index(1) else args[0]
+    return _maximum(args)
 
-    ``Max(1, e)`` is the stride over a product of extents e, which is at least 1 here; ``Max(0, e)``
-    is an extent that may be 0, such as that of a slice, and is e only where that is provable.
-    """
-    if len(args) == 2 and any(a.is_constant for a in args):
-        constant, other = args if args[0].is_constant else (args[1], args[0])
-        if constant.const == 1 and not other.is_constant:
-            return other
+
+def _maximum(args: list[Index]) -> Index:
+    """Return the argument that provably is the greatest; ``Max(0, e)`` may be a slice's extent."""
     return _best(args, lambda a, b: is_nonnegative(a - b))
 
 

@@ -321,3 +321,15 @@ def test_an_out_of_range_select_by_a_mask_is_never_read(fill):
         return torch.where((i >= 0)[:, None], x[safe], torch.zeros(()))
 
     check(guarded, x, torch.tensor([-1, 0, 3, -7, 2]))
+
+
+@pytest.mark.parametrize("length", (2, 3, 7))
+def test_a_size_that_is_the_larger_of_two_is_that_for_each_length(length):
+    def padded(x, n):
+        return F.pad(x, (0, max(1, n - 3))) * 2.0
+
+    def marked(x, n):
+        return torch.where(torch.arange(x.shape[-1]) < max(1, n - 3), x, -x) * x
+
+    check(padded, values(6, 5), length, dynamic=True)
+    check(marked, values(6, 5), length, dynamic=True)
