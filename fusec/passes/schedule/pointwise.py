@@ -2,18 +2,25 @@
 
 Rules (compiled offline for sm_90, 2026-11): two 16-byte vectors a thread and tensor keep about 64
 KB in flight on an SM; more elements a thread than 16 bytes of the widest type make layout
-conversions. Accesses that are contiguous along different axes (a transpose) get a square tile.
+conversions. Rows are cut where they end: 1024 elements are a tile of two rows, 3072 three tiles.
+Accesses that are contiguous along different axes (a transpose) get a square tile.
 """
 
 from __future__ import annotations
 
+from fusec.ir.expr import Op, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.schedule.access import accesses, fastest_axis, step
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
-THREADS = 128
+WARPS = 4
+THREADS = 32 * WARPS
 VECTOR_BYTES = 16
+NARROW = 128
+"""Elements of a row below which a tile is not cut to fit rows better."""
+WASTE = 1.1
+"""Lanes of a tile that may hang over rows, beside the narrower tile that wastes least."""
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -30,15 +37,27 @@ def plan(kernel: Kernel) -> Plan:
     if other is not None:
         return _square(kernel, fast, other)
     block = tile_elements(kernel)
-    extent = fast.extent.hint()
-    if extent >= block // 2 or len(kernel.grid) == 1:
-        return _plan(kernel, {fast: block}, 4)
-    width = power_of_two(extent)
-    outer = max((a for a in kernel.grid if a is not fast), key=kernel.grid.index, default=None)
-    if outer is None:
-        return _plan(kernel, {fast: width}, 4)
+    warps = 2 * WARPS if _is_heavy(kernel) else WARPS
+    if len(kernel.grid) == 1:
+        return _plan(kernel, {fast: block}, warps)
+    width = _width(fast.extent.hint(), block)
+    outer = max((a for a in kernel.grid if a is not fast), key=kernel.grid.index)
     rows = min(max(1, block // width), power_of_two(outer.extent.hint()))
-    return _plan(kernel, {fast: width, outer: rows}, 4)
+    return _plan(kernel, {fast: width, outer: rows}, warps)
+
+
+def _width(extent: int, block: int) -> int:
+    """Return the lanes of a tile along rows of ``extent`` elements: the widest that wastes few."""
+    widest = min(block, power_of_two(extent))
+    widths = [widest >> n for n in range(10) if widest >> n >= min(NARROW, widest)]
+    least = min(-(-extent // width) * width for width in widths)
+    return next(w for w in widths if -(-extent // w) * w <= WASTE * least)
+
+
+def _is_heavy(kernel: Kernel) -> bool:
+    """Return True where a function's code takes more registers than its operands."""
+    nodes = postorder(s.expr for s in kernel.stores)
+    return any(isinstance(n, Op) and n.name in ("sin", "cos", "tan", "lgamma") for n in nodes)
 
 
 GPU = {"peel": False, "scratch": False}

@@ -8,7 +8,10 @@ batch) are loops around the row, which then has ``row / 256`` warps.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.errors import InternalError
+from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.schedule.access import fastest_axis, limiting_axes
@@ -18,7 +21,12 @@ from fusec.passes.schedule.pointwise import GPU, power_of_two
 
 RESIDENT = 32768
 """Elements of a row that stay in registers."""
-LOOP_TILE = 8192
+LOOP_TILE = 4096
+"""Elements of a tile of a row that is looped."""
+LOOP_ROW = 256
+"""Elements of a part of a row from which a loop over parts keeps a warp busy."""
+MANY_SUMS = 3
+"""Column sums beside a row that take half of a thread's elements."""
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -35,20 +43,47 @@ def plan(kernel: Kernel) -> Plan:
     nest = nest_order(kernel, row, arrays=False)
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
-    loops = [Binding(a, Place.LOOP) for a in nest if a is not row]
     width = power_of_two(extent)
+    parts = _parts(kernel, nest, row)
+    loops = [Binding(a, Place.LOOP) for a in nest if a is not row and a not in parts]
     if not is_resident(row):
         grid = [Binding(a, Place.GRID) for a in kernel.grid]
         tile = min(LOOP_TILE, max(width, 16))
-        return Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), _warps(tile), **GPU)
+        warps = max(1, min(16, tile // 256))
+        plan = Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), warps, **GPU)
+        return replace(plan, online=True)
+    lanes = [Binding(a, Place.LANES, power_of_two(a.extent.const)) for a in parts]
+    lanes.append(Binding(row, Place.LANES, max(width, 2)))
+    for part in lanes[:-1]:
+        width *= part.tile
     rows = 1 if loops or width >= 512 else _rows_per_program(kernel, width)
     grid = [Binding(a, Place.GRID) for a in kernel.grid]
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
-    lanes = Binding(row, Place.LANES, max(width, 2))
     # A loop around the row carries column sums beside the row's tiles: fewer elements a thread.
-    warps = min(16, max(1, width // 256)) if loops else _warps(width * rows)
-    return Plan((*grid, *loops, lanes), warps, **GPU)
+    share = 128 if _column_sums(kernel, row) >= MANY_SUMS else 256
+    warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
+    return Plan((*grid, *loops, *lanes), warps, **GPU)
+
+
+def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis) -> tuple[Axis, ...]:
+    """Return the axes of parts that a split row has, if all of them fit registers together.
+
+    Each reduction runs over the row, over its parts, or over both, so that nothing is carried.
+    """
+    others = tuple(a for a in nest if a is not row)
+    whole = all(a.extent.is_constant and a.limit is None for a in (*others, row))
+    if len(others) != 1 or not whole or _column_sums(kernel, row):
+        return ()
+    length = power_of_two(others[0].extent.const) * power_of_two(row.extent.const)
+    narrow = row.extent.const < LOOP_ROW
+    return others if narrow and length <= LOOP_TILE else ()
+
+
+def _column_sums(kernel: Kernel, row: Axis) -> int:
+    """Return how many reductions vary along the row."""
+    nodes = postorder(s.expr for s in kernel.stores)
+    return sum(isinstance(n, Reduce) and row in n.axes for n in nodes)
 
 
 def _last_axis(kernel: Kernel) -> Axis:

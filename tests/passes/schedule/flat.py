@@ -34,11 +34,11 @@ def pointwise(*shape: IntoIndex, dtype: DType = F32, row: DType | None = None) -
     return kernel_of(graph((x, w), (Def(y, own, to(value, dtype)),), y))
 
 
-def line(extent: IntoIndex, dtype: DType = F32) -> Kernel:
-    """y[c] = -x[c]"""
+def line(extent: IntoIndex, dtype: DType = F32, name: str = "neg") -> Kernel:
+    """y[c] = -x[c], or another function of it"""
     x, y = buffer("x", extent, dtype=dtype), buffer("y", extent, dtype=dtype)
     (c,) = axes("c", extent)
-    value = Op("neg", (f32_of(load(x, c)),))
+    value = Op(name, (f32_of(load(x, c)),))
     return kernel_of(graph((x,), (Def(y, (c,), to(value, dtype)),), y))
 
 
@@ -57,6 +57,14 @@ def rows(count: IntoIndex, width: IntoIndex, dtype: DType = F32, monoid: Monoid 
     row = Reduce(monoid, (k,), f32_of(load(x, m, k)))
     value = Op("sub", (f32_of(load(x, m, c)), row))
     return kernel_of(graph((x,), (Def(y, (m, c), to(value, dtype)),), y))
+
+
+def split_rows(count: int, parts: int, width: int) -> Kernel:
+    """y[m] = sum(p: max(c: x[m, p*width + c])): a row in parts."""
+    x, y = buffer("x", count, parts * width), buffer("y", count)
+    m, p, c = axes("m p c", count, parts, width)
+    inner = Reduce(MAX, (c,), load(x, m, index(p) * width + c))
+    return kernel_of(graph((x,), (Def(y, (m,), Reduce(SUM, (p,), inner)),), y))
 
 
 def columns(count: IntoIndex, width: IntoIndex, monoid: Monoid = SUM) -> Kernel:

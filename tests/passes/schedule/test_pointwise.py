@@ -30,15 +30,21 @@ def test_the_widest_type_of_a_kernel_decides() -> None:
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
-        (600, "m=grid  c=grid*1024"),  # more than half a tile
-        (512, "m=grid  c=grid*1024"),
+        (3072, "m=grid  c=grid*1024"),
+        (1536, "m=grid*2  c=grid*512"),
+        (600, "m=grid*8  c=grid*128"),
+        (512, "m=grid*2  c=grid*512"),
         (500, "m=grid*2  c=grid*512"),
         (64, "m=grid*16  c=grid*64"),
         (3, "m=grid*256  c=grid*4"),
     ],
 )
-def test_short_rows_share_a_tile(width: int, expected: str) -> None:
+def test_tiles_end_where_rows_end_and_short_rows_share_one(width: int, expected: str) -> None:
     assert bindings(plan(pointwise(4096, width))) == expected
+
+
+def test_a_function_with_much_code_has_fewer_elements_a_thread() -> None:
+    assert [plan(line(4096, name=name)).warps for name in ("neg", "cos")] == [4, 8]
 
 
 def test_a_tile_has_no_more_rows_than_the_tensor() -> None:

@@ -7,7 +7,14 @@ import pytest
 from fusec.ir.index import Axis, Size, index
 from fusec.passes.schedule import accepts_gpu
 from fusec.passes.schedule.rowwise import accepts, is_resident, plan
-from tests.passes.schedule.flat import bindings, columns, line, rows, rows_and_columns
+from tests.passes.schedule.flat import (
+    bindings,
+    columns,
+    line,
+    rows,
+    rows_and_columns,
+    split_rows,
+)
 
 
 def test_rows_are_accepted_columns_and_pointwise_kernels_are_not() -> None:
@@ -50,8 +57,22 @@ def test_no_program_has_more_than_64_rows_or_than_there_are() -> None:
 
 def test_a_row_beyond_the_registers_is_a_loop_of_tiles() -> None:
     found = plan(rows(100, 40000))
-    assert bindings(found) == "m=grid  k=loop*8192"
-    assert found.warps == 8
+    assert bindings(found) == "m=grid  k=loop*4096"
+    assert found.warps == 16
+
+
+def test_looped_rows_find_a_maximum_and_sums_that_refer_to_it_in_one_sweep() -> None:
+    assert plan(rows(100, 40000)).online and not plan(rows(100, 4096)).online
+
+
+def test_a_row_in_short_parts_is_lanes_as_a_whole() -> None:
+    found = plan(split_rows(64, 256, 16))
+    assert bindings(found) == "m=grid  p=lanes(256)  c=lanes(16)"
+    assert found.warps == 4
+
+
+def test_long_parts_of_a_row_are_a_loop() -> None:
+    assert bindings(plan(split_rows(64, 256, 1024))) == "m=grid  p=loop  c=lanes(1024)"
 
 
 def test_a_row_of_unknown_length_is_a_loop_whatever_its_hint() -> None:
