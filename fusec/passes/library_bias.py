@@ -69,6 +69,7 @@ def _addmm(product: Extern, bias: Buffer, kernel: Kernel) -> Extern:
         (kernel.stores[0].buffer,),
         _REASON,
         product.origin + kernel.origin,
+        meaning=product.meaning,  # of the product: it is what the call costs
     )
 
 

@@ -184,3 +184,12 @@ def test_the_gradient_of_attention_is_at_most_three_kernels_without_scores(spell
     assert len(backward.kernels) <= 3 and not backward.externs
     scores_bytes = 2 * 2 * 4 * 1024 * 1024
     assert max(widest(forward), widest(backward)) < scores_bytes
+
+
+def test_the_librarys_product_with_its_bias_costs_what_the_product_does() -> None:
+    (report,) = graphs(
+        Layer([(768, 2304)], lambda layer, x: layer(x), True),
+        torch.empty(8192, 768, dtype=torch.bfloat16),
+    )
+    (said,) = [d for d in report.decisions if d.reason.startswith("modelled:")]
+    assert said.saved_us is not None and abs(said.saved_us) < 20
