@@ -36,6 +36,10 @@ FEW_REGISTERS = 64
 """Registers for tiles up to which half as many warps do."""
 WIDE, WIDE_INNER = 2, 4
 """How much more a product by lanes (of f32 operands) takes: it keeps rows and columns of both."""
+OFFERED = 8
+"""Tilings that a race may choose from."""
+FEW = 3
+"""Those among them that take less than the one chosen by rule, and it."""
 BUSY = 0.75
 """The share of multiprocessors that one wave of programs keeps busy, at least."""
 
@@ -147,13 +151,14 @@ def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
 
 def tilings(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> tuple[Tiling, ...]:
     """Return the tilings that fit, the one chosen by rule first; the smallest if none does."""
-    offered = [*_preferred(kernel, roles, work, limits), *_others(roles, work)]
-    staged = (_with_stages_that_fit(t, roles, work, limits) for t in offered)
-    fitting = [t for t in staged if t is not None and work.registers(t) <= limits.tile_registers]
-    if fitting:
-        return tuple(_distinct(fitting))
-    *_, smallest = _preferred(kernel, roles, work, limits)
-    return (smallest,)
+    preferred = [_staged(t, roles, work, limits) for t in _preferred(kernel, roles, work, limits)]
+    fitting = [t for t in preferred if t is not None]
+    if not fitting:
+        *_, smallest = _preferred(kernel, roles, work, limits)
+        return (smallest,)
+    others = [_staged(t, roles, work, limits) for t in _others(roles, work)]
+    found = [fitting[0], *(t for t in others if t is not None), *fitting[1:FEW]]
+    return tuple(_distinct(found))[:OFFERED]
 
 
 def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
@@ -165,9 +170,10 @@ def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
             yield tiling
 
 
-def _with_stages_that_fit(
-    tiling: Tiling, roles: Roles, work: Work, limits: Limits
-) -> Tiling | None:
+def _staged(tiling: Tiling, roles: Roles, work: Work, limits: Limits) -> Tiling | None:
+    """Return a tiling with as many of its stages as fit, or None if it does not fit at all."""
+    if work.registers(tiling) > limits.tile_registers:
+        return None
     for stages in range(tiling.stages, 1, -1):
         less = Tiling(tiling.lanes, tiling.warps, stages)
         if work.shared_bytes(less, roles.looped, limits) <= limits.shared_bytes:
