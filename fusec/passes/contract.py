@@ -56,10 +56,6 @@ class Group:
     kernels: tuple[Kernel, ...]
 
     @property
-    def name(self) -> str:
-        return "+".join(s.buffer.name for k in self.kernels for s in k.stores)
-
-    @property
     def signature(self) -> str:
         """The graph's text without names: equal for the layers of a deep model."""
         names: dict[str, str] = {}
@@ -115,7 +111,8 @@ def cut_with_products(
                 signature = group.signature
                 choice = verdicts.get(signature) or judge(group)
                 verdicts[signature] = choice
-                log[group.name] = _decision(group, choice)
+            name = _name(kernels)
+            log[name] = _decision(graph, calls, name, choice)
             configurations.update({k.stores[0].buffer: choice.configuration for k in kernels})
             if not choice.fused:
                 closed |= calls
@@ -126,7 +123,7 @@ def cut_with_products(
     return schedule, (*decisions, *log.values()), {}
 
 
-_LOST = Choice(False, 0, "its parts are not definitions of the graph", 0.0)
+_LOST = Choice(False, 0, "other calls stand between its kernels", 0.0)
 
 
 def judge_by_model(cut: Cut, machine: Machine) -> Judge:
@@ -155,13 +152,17 @@ def modelled_us(schedule: Schedule, machine: Machine) -> float:
     return total
 
 
-def _decision(group: Group, choice: Choice) -> Decision:
+def _name(kernels: tuple[Kernel, ...]) -> str:
+    return "+".join(s.buffer.name for k in kernels for s in k.stores)
+
+
+def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -> Decision:
     calls = "+".join(
         n.target.removeprefix("aten.").removesuffix(".default")
-        for n in group.graph.nodes
-        if isinstance(n, Extern) and n.node in group.opened
+        for n in graph.nodes
+        if isinstance(n, Extern) and n.node in opened
     )
-    return Decision(calls, group.name, choice.fused, choice.reason, choice.saved_us)
+    return Decision(calls, name, choice.fused, choice.reason, choice.saved_us)
 
 
 # -- opening ---------------------------------------------------------------------------------------
@@ -212,44 +213,49 @@ def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
 def _groups(
     graph: Graph, schedule: Schedule, opened: set[str]
 ) -> list[tuple[tuple[Kernel, ...], frozenset[str]]]:
-    """Return the kernels that hold definitions of opened calls, those that share one together."""
+    """Return the kernels that hold definitions of opened calls, those that share one together.
+
+    A sum in parts, of which the captured graph knows nothing, stays in one group with its parts.
+    """
     call = {
         line.buffer: n.node
         for n in graph.nodes
         if isinstance(n, Extern) and n.node in opened
         for line in n.meaning
     }
+    known = {buffer for n in graph.nodes for buffer in writes(n)}
     groups: list[tuple[tuple[Kernel, ...], frozenset[str]]] = []
     for step in schedule.steps:
-        calls = _calls_in(step, call) if isinstance(step, Kernel) else frozenset()
-        if not calls or not isinstance(step, Kernel):
+        if not isinstance(step, Kernel):
             continue
-        joined = [g for g in groups if not calls.isdisjoint(g[1])]
-        groups = [g for g in groups if calls.isdisjoint(g[1])]
-        kernels = (*(k for g in joined for k in g[0]), step)
-        groups.append((kernels, calls.union(*(g[1] for g in joined))))
-    return groups
-
-
-def _calls_in(kernel: Kernel, call: dict[Buffer, str]) -> frozenset[str]:
-    return frozenset(call[b] for b in kernel.defs if b in call)
+        calls = frozenset(call[b] for b in step.defs if b in call)
+        read = {load.buffer for load in loads(s.expr for s in step.stores)}
+        parts = [{s.buffer for k in g[0] for s in k.stores} - known for g in groups]
+        joined = [
+            g
+            for g, made in zip(groups, parts, strict=True)
+            if not calls.isdisjoint(g[1]) or not read.isdisjoint(made)
+        ]
+        if calls or joined or any(s.buffer not in known for s in step.stores):
+            groups = [g for g in groups if g not in joined]
+            kernels = (*(k for g in joined for k in g[0]), step)
+            groups.append((kernels, calls.union(*(g[1] for g in joined))))
+    return [g for g in groups if g[1]]
 
 
 def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]) -> Group | None:
     """Return what some kernels compute as a graph with its calls closed, or None if there is none.
 
-    The lines between what the kernels store and what they load, as captured. A pass may have made
-    buffers that the captured graph does not know; then there is none.
+    The lines between what the kernels store and what they load, as captured. Parts of sums, which
+    the captured graph does not know, are internal. There is none where other calls stand between.
     """
     producer = {buffer: node for node in graph.nodes for buffer in writes(node)}
     stores = [store for kernel in kernels for store in kernel.stores]
-    stored = {s.buffer for s in stores}
-    given = {load.buffer for load in loads(s.expr for s in stores)} - stored
+    given = {load.buffer for load in loads(s.expr for s in stores)} - {s.buffer for s in stores}
+    results = [s.buffer for s in stores if s.buffer in producer]
     needed: set[Def | Extern] = set()
     inputs: dict[Buffer, None] = {}
-    stack = [s.buffer for s in stores]
-    if any(buffer not in producer for buffer in stack):
-        return None
+    stack = list(results)
     while stack:
         buffer = stack.pop()
         node = producer.get(buffer)
@@ -262,7 +268,5 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
     if any(isinstance(n, Extern) and n.node not in calls for n in nodes):
         return None
     sizes = tuple(item for item in graph.inputs if isinstance(item, Size))
-    outputs: tuple[Argument, ...] = tuple(
-        View(s.buffer, s.buffer.shape, s.buffer.strides, index(0)) for s in stores
-    )
+    outputs: tuple[Argument, ...] = tuple(View(b, b.shape, b.strides, index(0)) for b in results)
     return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernels)
