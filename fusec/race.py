@@ -81,7 +81,8 @@ class DeviceJudge:
             if self.left_s <= 0:
                 return self.by_model(group)
             verdict = self.race(group)
-            if self.cache is not None:
+            measured = any(lap.us is not None for lap in verdict.laps)
+            if self.cache is not None and (measured or not verdict.exhausted):
                 store_verdict(self.cache, key, verdict)
         return self.choice(group, verdict)
 

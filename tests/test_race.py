@@ -125,6 +125,24 @@ def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_p
     assert any("modelled" in d.reason for d in made.decisions)
 
 
+def test_a_race_without_time_to_measure_leaves_no_verdict(observed: Observed, tmp_path: Path):
+    class Late(Ruled):
+        races = 0
+
+        def race(self, group: Any) -> Verdict:
+            type(self).races += 1
+            laps = tuple(Lap(way.name, dropped="no time left") for way in self.ways(group))
+            return Verdict(LIBRARY, laps, exhausted=True)
+
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge = make_judge(observed, cache, Late)
+    made = compiled(observed, judge)
+    assert any("modelled" in d.reason for d in made.decisions)
+    assert not all_verdicts(cache)
+    compiled(observed, judge)
+    assert Late.races == 2, "a later compile may have the time"
+
+
 def test_forced_ways_are_never_raced(observed: Observed, tmp_path: Path):
     kind = type("Never", (Ruled,), {"races": 0})
     judge = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
