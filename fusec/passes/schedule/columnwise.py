@@ -1,7 +1,7 @@
 """GPU schedule of column reductions: columns across lanes, rows in a loop of small tiles.
 
-A tile is 32 rows by 128 columns; the accumulator keeps the tile's shape and is folded once, after
-the loop. Deterministic: no atomics.
+A tile is 32 rows by 128 columns, with few rows and many columns up to 512; the accumulator keeps
+the tile's shape and is folded once, after the loop. Deterministic: no atomics.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from fusec.passes.schedule.pointwise import GPU, power_of_two
 
 COLUMNS = 128
 ROWS = 32
+PROGRAMS = 256
+"""Programs that keep a GPU busy: tiles of few rows grow no wider than leaves so many."""
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -27,12 +29,14 @@ def plan(kernel: Kernel) -> Plan:
     column = fastest_axis(kernel, kernel.axes)
     if column is None:
         raise InternalError("a column reduction without a fast axis", stage="passes.schedule")
-    width = min(COLUMNS, power_of_two(column.extent.hint()))
-    grid = [Binding(a, Place.GRID, width if a is column else 1) for a in kernel.grid]
     nest = nest_order(kernel, column, arrays=False)
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     *outer, last = nest
     rows = min(ROWS, power_of_two(last.extent.hint()))
+    width = min(COLUMNS, power_of_two(column.extent.hint()))
+    while rows * width < COLUMNS * ROWS // 4 and column.extent.hint() >= 2 * width * PROGRAMS:
+        width *= 2  # few rows: a thread has 16 bytes of more columns
+    grid = [Binding(a, Place.GRID, width if a is column else 1) for a in kernel.grid]
     loops = [Binding(a, Place.LOOP) for a in outer]
     return Plan((*grid, *loops, Binding(last, Place.LOOP, rows)), 4, **GPU)

@@ -36,6 +36,11 @@ def test_a_tile_is_32_rows_by_128_columns_or_what_there_is(
     assert found.warps == 4
 
 
+def test_tiles_of_few_rows_are_wider_where_columns_abound() -> None:
+    assert bindings(plan(columns(4, 1 << 18))) == "c=grid*256  m=loop*4"
+    assert bindings(plan(columns(4, 1 << 12))) == "c=grid*128  m=loop*4"
+
+
 def test_of_several_reduced_axes_the_last_has_lanes() -> None:
     x, w = buffer("x", 6, 8, 50, 40), buffer("w", 8, 40)
     b, h, t, c = axes("b h t c", 6, 8, 50, 40)

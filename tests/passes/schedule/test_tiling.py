@@ -1,0 +1,123 @@
+"""Tiles of products: the widest that fits registers and shared memory and keeps the GPU busy."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from fusec.codegen.targets import A100_LIMITS, H200_LIMITS
+from fusec.ir.dtype import BF16, F32, DType
+from fusec.ir.expr import Cast, Op, Reduce
+from fusec.ir.graph import Def, Kernel
+from fusec.ir.index import index
+from fusec.ir.monoid import SUM
+from fusec.passes.schedule import accepts_gpu, gpu_plans
+from fusec.passes.schedule.contraction import contractions
+from fusec.passes.schedule.plan import Limits, Plan
+from tests.ir.graphs import axes, buffer, graph, load
+from tests.passes.pipelines import kernel_of
+from tests.passes.schedule.flat import bindings, f32_of, to
+
+TARGETS = pytest.mark.parametrize("limits", (H200_LIMITS, A100_LIMITS), ids=("sm_90", "sm_80"))
+
+
+def products(m: int, n: int, k: int, *, count: int = 1, dtype: DType = BF16) -> Kernel:
+    """y0[m, n] = sum(k: x[m, k] * w0[k, n]), and so on for each of ``count`` weights."""
+    x = buffer("x", m, k, dtype=dtype)
+    inputs, defs = [x], []
+    for number in range(count):
+        w, y = buffer(f"w{number}", k, n, dtype=dtype), buffer(f"y{number}", m, n, dtype=dtype)
+        i, j, r = axes("m n k", m, n, k)
+        body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
+        inputs.append(w)
+        defs.append(Def(y, (i, j), to(Reduce(SUM, (r,), body), dtype)))
+    return kernel_of(graph(tuple(inputs), tuple(defs), *(d.buffer for d in defs)))
+
+
+def sum_of_products(m: int, n: int, k: int, count: int) -> Kernel:
+    """y[m, n] = sum(k: x0[m, k] * w0[k, n]) + sum(k: x1[m, k] * w1[k, n]) + ..."""
+    y = buffer("y", m, n, dtype=BF16)
+    i, j, r = axes("m n k", m, n, k)
+    inputs, parts = [], []
+    for number in range(count):
+        x, w = buffer(f"x{number}", m, k, dtype=BF16), buffer(f"w{number}", k, n, dtype=BF16)
+        body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
+        parts.append(Reduce(SUM, (r,), body))
+        inputs += [x, w]
+    total = functools.reduce(lambda a, b: Op("add", (a, b)), parts)
+    return kernel_of(graph(tuple(inputs), (Def(y, (i, j), Cast(total, BF16)),), y))
+
+
+def first(kernel: Kernel, limits: Limits) -> Plan:
+    return gpu_plans(kernel, limits)[0]
+
+
+def tile(plan: Plan) -> tuple[int, ...]:
+    return tuple(b.tile for b in plan.bindings)
+
+
+@TARGETS
+def test_a_large_product_has_tiles_of_128_by_128_in_8_warps(limits: Limits) -> None:
+    plan = first(products(4096, 4096, 1024), limits)
+    assert bindings(plan) == "m=grid*128  n=grid*128  k=loop*64"
+    assert (plan.warps, plan.stages) == (8, 3)
+
+
+@TARGETS
+def test_two_accumulators_fit_a_wide_tile_and_three_a_narrower_one(limits: Limits) -> None:
+    assert tile(first(products(4096, 4096, 1024, count=2), limits))[:2] == (128, 128)
+    assert tile(first(products(4096, 4096, 1024, count=3), limits))[:2] == (128, 64)
+
+
+@TARGETS
+def test_products_that_are_added_up_count_once(limits: Limits) -> None:
+    assert len(contractions(sum_of_products(4096, 4096, 512, 3))) == 3
+    assert tile(first(sum_of_products(4096, 4096, 512, 3), limits))[:2] == (128, 128)
+
+
+def test_stages_are_as_many_as_shared_memory_holds() -> None:
+    kernel = sum_of_products(4096, 4096, 512, 3)
+    assert first(kernel, A100_LIMITS).stages == 2
+    assert first(products(4096, 4096, 512), Limits(shared_bytes=49152)).stages == 2
+
+
+@TARGETS
+def test_few_rows_and_columns_make_smaller_tiles_for_more_programs(limits: Limits) -> None:
+    assert tile(first(products(512, 1024, 1024), limits))[:2] == (64, 64)
+    assert tile(first(products(16, 4096, 1024), limits))[:2] == (16, 32)
+
+
+@TARGETS
+def test_f32_operands_have_shorter_steps(limits: Limits) -> None:
+    assert tile(first(products(4096, 4096, 1024, dtype=F32), limits)) == (128, 128, 32)
+
+
+@TARGETS
+@pytest.mark.parametrize("count", (1, 2, 3))
+def test_a_race_is_offered_a_few_tilings_that_fit(limits: Limits, count: int) -> None:
+    found = gpu_plans(products(4096, 4096, 1024, count=count), limits)
+    assert 2 <= len(found) <= 8
+    assert len(set(found)) == len(found)
+    for plan in found:
+        m, n, _ = tile(plan)
+        assert count * m * n / (32 * plan.warps) <= limits.tile_registers
+
+
+def partial_sums(rows: int) -> Kernel:
+    """y = x @ w, and its column sums over parts of so many rows."""
+    m, n, k = 4096, 512, 256
+    x, w = buffer("x", m, k, dtype=BF16), buffer("w", k, n, dtype=BF16)
+    y, s = buffer("y", m, n), buffer("s", m // rows, n)
+    i, j, r = axes("m n k", m, n, k)
+    body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
+    p, c, q = axes("p c q", m // rows, n, rows)
+    sums = Reduce(SUM, (q,), load(y, index(p) * rows + index(q), c))
+    defs = (Def(y, (i, j), Reduce(SUM, (r,), body)), Def(s, (p, c), sums))
+    return kernel_of(graph((x, w), defs, y, s))
+
+
+@TARGETS
+def test_column_sums_do_not_cut_a_products_rows_below_64(limits: Limits) -> None:
+    assert accepts_gpu(partial_sums(64), limits)
+    assert not accepts_gpu(partial_sums(32), limits)
