@@ -209,7 +209,10 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
     source = ASTSource(function, dict(kernel.signature), {}, attributes)
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     try:
-        compiled = triton.compile(source, target=gpu, options=options)
+        try:
+            compiled = triton.compile(source, target=gpu, options=options)
+        except SystemError:  # CPython 3.11's ast.parse in several threads (python/cpython#106905)
+            compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:  # Triton's front end, MLIR and ptxas raise many unrelated types
         command = ("triton.compile", kernel.name, f"--target={target}")
         raise BuildError(command, f"{type(error).__name__}: {error}") from error

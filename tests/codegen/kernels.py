@@ -24,6 +24,7 @@ def triton_source(
         divisible_by_16(program, aligned),
         print_grid(program),
         program.warps if warps is None else warps,
+        program.stages,
     )
 
 

@@ -1,0 +1,142 @@
+"""Products in machine code, without a GPU: tensor cores, copies ahead, no spills.
+
+Each test compiles for one target down to SASS; whole blocks of models are slow.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+
+from fusec.codegen.lower import lower
+from fusec.codegen.targets import find_target
+from fusec.options import Options
+from fusec.passes.coalesce import coalesce
+from fusec.report.observe import observe
+from fusec.report.stages import Staged, take_through
+from fusec.report.static_verdict import judge
+from fusec.runtime.static_checks import StaticReport, inspect_kernel
+from fusec.runtime.triton_kernel import compile_kernel
+from tests.codegen.kernels import triton_source
+
+TARGETS = pytest.mark.parametrize("target", ("sm_90", "sm_80"))
+
+
+def staged(fn, *inputs: torch.Tensor, target: str = "sm_90", train: bool = False) -> list[Staged]:
+    options = Options.from_compile(None, {"race": "fused"})
+    row = find_target(target)
+    seen = observe(fn, inputs, train=train, options=options, scores=row.multiplies)
+    return [take_through(graph, row, options) for graph in seen]
+
+
+def faults(fn, *inputs: torch.Tensor, target: str, train: bool = False) -> list[str]:
+    found = judge(staged(fn, *inputs, target=target, train=train)).faults
+    return [f"{f.graph} {f.kernel} {f.rule}: {f.seen}" for f in found]
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=dtype) for shape in shapes]
+
+
+def gelu_of_linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def report(one: Staged, tile: tuple[int, ...]) -> StaticReport:
+    """Compile the only kernel of a graph by the offered plan whose tiles these are."""
+    assert one.compiled is not None
+    (kernel,) = one.compiled.schedule.steps
+    flat = coalesce(one.target.algebra(kernel))
+    plans = one.target.plans(flat)
+    (plan, *_) = (p for p in plans if tuple(b.tile for b in p.bindings if b.tile > 1) == tile)
+    return inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), one.target.name))
+
+
+def assert_overlapped(found: StaticReport) -> None:
+    assert found.spill_bytes == 0
+    assert found.wgmma and found.copies and not found.mma
+    assert (found.serialised, found.dot_loops, found.idle_dot_loops) == ((), 1, 0)
+
+
+@pytest.mark.parametrize("tile", ((128, 128, 64), (128, 256, 64)), ids=str)
+def test_linear_with_gelu_keeps_wide_tiles_in_registers(tile: tuple[int, ...]) -> None:
+    (one,) = staged(gelu_of_linear, *tensors((4096, 1024), (4096, 1024), (4096,)))
+    assert_overlapped(report(one, tile))
+
+
+@pytest.mark.parametrize("depth", (64, 128))
+def test_attention_of_128_rows_and_64_keys_overlaps_its_products(depth: int) -> None:
+    (one,) = staged(causal, *tensors(*[(2, 4, 1024, depth)] * 3))
+    assert_overlapped(report(one, (128, 64, depth)))
+
+
+@TARGETS
+@pytest.mark.parametrize("depth", (64, 80, 128, 256))
+def test_attention_and_its_gradient_have_no_fault(depth: int, target: str) -> None:
+    q, k, v = tensors(*[(2, 4, 1024, depth)] * 3)
+    assert faults(causal, q, k, v, target=target, train=True) == []
+
+
+@TARGETS
+def test_the_gradient_of_three_projections_has_no_fault(target: str) -> None:
+    def project(x, a, b, c):
+        return torch.sin(x @ a), torch.sin(x @ b), torch.sin(x @ c)
+
+    inputs = tensors((4096, 768), (768, 768), (768, 768), (768, 768))
+    assert faults(project, *inputs, target=target, train=True) == []
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("shape", ((4096, 1024, 4096), (4096, 1000, 1500), (16, 1024, 4096)))
+def test_linear_of_other_types_and_shapes_has_no_fault(shape, dtype, target) -> None:
+    m, k, n = shape
+    inputs = tensors((m, k), (n, k), (n,), dtype=dtype)
+    assert faults(gelu_of_linear, *inputs, target=target) == []
+
+
+def _gpt2() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.GPT2Config(
+        n_layer=1, vocab_size=1024, bos_token_id=0, eos_token_id=0,
+        attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0,
+    )  # fmt: skip
+    return transformers.GPT2Model(config), torch.empty(8, 1024, dtype=torch.int64)
+
+
+def _bert() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.BertConfig(
+        num_hidden_layers=1, vocab_size=1024,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.BertModel(config), torch.empty(16, 512, dtype=torch.int64)
+
+
+def _llama() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.LlamaConfig(
+        num_hidden_layers=1, hidden_size=2048, intermediate_size=5632, vocab_size=1024,
+        num_attention_heads=16, num_key_value_heads=4,
+    )  # fmt: skip
+    return transformers.LlamaModel(config), torch.empty(4, 1024, dtype=torch.int64)
+
+
+def _vit() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.ViTConfig(
+        num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    return transformers.ViTModel(config), torch.empty(32, 3, 224, 224, dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("build", (_gpt2, _bert, _llama, _vit), ids=lambda f: f.__name__[1:])
+def test_no_kernel_of_a_models_block_has_a_fault(build, target: str) -> None:
+    torch._dynamo.reset()
+    model, inputs = build()
+    assert faults(model.bfloat16().train(), inputs, target=target, train=True) == []
