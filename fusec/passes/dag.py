@@ -68,19 +68,20 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
     last_impure: int | None = None
     for position, node in enumerate(graph.nodes):
         dag.add_node(position)
-        for buffer in reads(node):
+        sources = reads(node)
+        for buffer in sources:
             if buffer in producer:
                 dag.add_edge(producer[buffer], position)
         if isinstance(node, Extern) and node.impure:
             # It may write any of its arguments: every earlier reader and writer comes first, and
             # every later one after (by registering this line as the producer).
-            for buffer in reads(node):
+            for buffer in sources:
                 dag.add_edges_from((r, position) for r in readers.get(buffer, ()) if r != position)
                 producer[buffer] = position
             if last_impure is not None:
                 dag.add_edge(last_impure, position)
             last_impure = position
-        for buffer in reads(node):
+        for buffer in sources:
             readers.setdefault(buffer, []).append(position)
         for buffer in writes(node):
             producer[buffer] = position
@@ -106,3 +107,57 @@ def _reach(starts: set[int], following: Callable[[int], Iterable[int]]) -> set[i
                 found.add(other)
                 waiting.append(other)
     return found
+
+
+class Order:
+    """A topological order of a DAG that is kept while nodes are merged, two at a time.
+
+    Whether a merge would close a cycle is asked for every pair that fusion considers. A path from
+    one node to another runs through nodes between them in the order, so nothing beyond is searched;
+    and a merge moves only what stands between the two (as Pearce and Kelly, 2006, do for edges).
+    """
+
+    def __init__(self, dag: nx.DiGraph[int]) -> None:
+        self.dag = dag
+        nodes = list(nx.topological_sort(dag))
+        self.line: list[int | None] = [*nodes]  # None where a node was
+        self.place = {node: place for place, node in enumerate(nodes)}
+
+    def has_detour(self, a: int, b: int) -> bool:
+        """Return True if a path of several edges joins the two: merging would close a cycle."""
+        first, last = sorted((a, b), key=self.place.__getitem__)
+        return self._between(first, last) is None
+
+    def _between(self, first: int, last: int) -> set[int] | None:
+        """Return what needs ``first`` and stands before ``last``; None if ``last`` needs it."""
+        end = self.place[last]
+        found: set[int] = set()
+        waiting = [n for n in self.dag.successors(first) if n != last]
+        while waiting:
+            node = waiting.pop()
+            if node == last:
+                return None
+            if node not in found and self.place[node] < end:
+                found.add(node)
+                waiting.extend(self.dag.successors(node))
+        return found
+
+    def merge(self, a: int, b: int, merged: int) -> None:
+        """Put one node where two were; they have no detour."""
+        first, last = sorted((a, b), key=self.place.__getitem__)
+        later = self._between(first, last) or set()
+        start, end = self.place.pop(first), self.place.pop(last)
+        nodes = [n for n in self.line[start + 1 : end] if n is not None]
+        kept = [n for n in nodes if n not in later]
+        order = [*kept, merged, *(n for n in nodes if n in later)]
+        self.line[start : end + 1] = [*order, *(None for _ in range(end + 1 - start - len(order)))]
+        self.place.update((node, place) for place, node in enumerate(order, start))
+        self._contract(a, b, merged)
+
+    def _contract(self, a: int, b: int, merged: int) -> None:
+        predecessors = {*self.dag.predecessors(a), *self.dag.predecessors(b)} - {a, b}
+        successors = {*self.dag.successors(a), *self.dag.successors(b)} - {a, b}
+        self.dag.remove_nodes_from((a, b))
+        self.dag.add_node(merged)
+        self.dag.add_edges_from((p, merged) for p in predecessors)
+        self.dag.add_edges_from((merged, s) for s in successors)

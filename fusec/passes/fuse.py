@@ -5,10 +5,15 @@ Every definition starts as a kernel of its own. A priority queue holds the pairs
 modelled microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts
 it and the merged kernel is modelled faster than the two apart; its neighbours are then priced
 again. Every merge taken or rejected leaves a ``Decision``.
+
+A price, or a rejection, holds for all groups that are alike but for their buffers and axes
+(``ir.likeness``): the layers of a deep model are unified and priced once. Only the groups that are
+left in the end become kernels one by one.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections.abc import Callable
@@ -16,10 +21,13 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from fusec.errors import InternalError
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
+from fusec.ir.index import Index
+from fusec.ir.likeness import in_group, likeness
 from fusec.passes.cost import Machine, numel, price
-from fusec.passes.dag import dependencies, find_uses, reads
+from fusec.passes.dag import Order, dependencies, find_uses, reads
 from fusec.passes.unify import Rejection, unify
 
 SHARED_BYTES = 1 << 12
@@ -33,6 +41,9 @@ SIBLINGS = 6
 DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
 MAX_DEFS = 64
 """Definitions in one kernel: compilers, and readers, have their limits."""
+MAX_NODES = 4000
+"""Operations and loads in one kernel: g++ takes 0.5 to 3 ms for each (2026-11), 10 s for all."""
+TOO_LARGE = "too large to compile quickly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +64,39 @@ class Decision:
     saved_us: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What is known of a kernel that may be: also of all kernels that are alike.
+
+    Attributes:
+        us: its modelled time.
+        grid: extents of its grid.
+        inside: it has axes inside.
+    """
+
+    us: float
+    grid: tuple[Index, ...]
+    inside: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A kernel in the making: positions of its definitions, in execution order."""
+    """A kernel in the making.
+
+    Attributes:
+        members: positions of its definitions, in execution order.
+        stored: buffers that are needed outside.
+        touched: the bytes of each buffer that it reads or writes.
+        alike: groups with equal ``alike`` may be paired, for their shape alone; None for no others.
+    """
 
     serial: int
     members: tuple[int, ...]
-    kernel: Kernel
-    us: float
-    touched: dict[Buffer, int] | None = None
+    nodes: int
+    verdict: _Verdict
+    stored: tuple[Buffer, ...]
+    touched: dict[Buffer, int]
+    alike: tuple[Index, ...] | None
 
 
 class _Fuser:
@@ -70,124 +105,168 @@ class _Fuser:
         self.machine = machine
         self.accepts = accepts
         self.uses = find_uses(graph)
-        self.dag = dependencies(graph)
+        self.order = Order(dependencies(graph))
         self.serial = itertools.count(len(graph.nodes))
         self.groups: dict[int, _Group] = {}
+        self.owner: dict[int, int] = {}
+        self.alike: dict[tuple[Index, ...], list[int]] = {}
         self.queue: list[tuple[float, int, int, bool]] = []
         self.decisions: list[Decision] = []
-        self.attempts: dict[tuple[int, ...], tuple[Kernel, float] | Rejection] = {}
+        self.too_large: dict[tuple[int, int], None] = {}
+        self.lines = {k: likeness(n) for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
+        self.reads = {k: reads(graph.nodes[k]) for k in self.lines}
+        self.forms: dict[tuple[object, ...], int] = {}
+        self.attempts: dict[tuple[int, ...], _Verdict | str] = {}
+        self.known: dict[tuple[object, ...], _Verdict | tuple[str | int, ...]] = {}
 
     # -- pieces ------------------------------------------------------------------------------------
 
-    def build(self, members: tuple[int, ...]) -> tuple[Kernel, float] | Rejection:
-        """Unify and price some definitions; remembered by their positions."""
-        known = self.attempts.get(members)
-        if known is not None:
-            return known
-        defs = tuple(n for i in members if isinstance(n := self.graph.nodes[i], Def))
+    def defs(self, members: tuple[int, ...]) -> tuple[Def, ...]:
+        return tuple(n for i in members if isinstance(n := self.graph.nodes[i], Def))
+
+    def stored(self, members: tuple[int, ...]) -> tuple[Buffer, ...]:
+        """Return the buffers of some definitions that others need."""
         inner = set(members)
-        needed = frozenset(
+        return tuple(
             d.buffer
-            for d in defs
+            for d in self.defs(members)
             if d.buffer in self.uses.live_out
             or any(r not in inner for r in self.uses.readers.get(d.buffer, ()))
         )
-        result: tuple[Kernel, float] | Rejection
+
+    def build(self, members: tuple[int, ...]) -> _Verdict | str:
+        """Price some definitions as one kernel, or say why they may not be one.
+
+        Remembered for them and all that are alike: the layers of a model are judged once.
+        """
+        verdict = self.attempts.get(members)
+        if verdict is None:
+            stored = self.stored(members)
+            lines = [self.lines[k] for k in members]
+            needed = tuple(d.buffer in stored for d in self.defs(members))
+            key = (needed, *in_group(lines, self.forms))
+            buffers = list(dict.fromkeys(b for line in lines for b in line.buffers))
+            if key not in self.known:
+                self.known[key] = self.judge(members, stored, buffers)
+            judged = self.known[key]
+            verdict = judged if isinstance(judged, _Verdict) else _named(judged, buffers)
+            self.attempts[members] = verdict
+        return verdict
+
+    def judge(
+        self, members: tuple[int, ...], stored: tuple[Buffer, ...], buffers: list[Buffer]
+    ) -> _Verdict | tuple[str | int, ...]:
+        """Unify and price; a reason against it names buffers by their number in ``buffers``."""
         try:
-            kernel = unify(defs, needed)
+            kernel = unify(self.defs(members), frozenset(stored))
             if len(members) > 1 and not self.accepts(kernel):
                 raise Rejection("no schedule of the target runs both as one kernel")
-            result = (kernel, price(kernel, self.machine).us)
         except Rejection as rejection:
-            result = rejection
-        self.attempts[members] = result
-        return result
+            parts = rejection.parts
+            return tuple(buffers.index(p) if isinstance(p, Buffer) else p for p in parts)
+        us = price(kernel, self.machine).us
+        return _Verdict(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
 
     def start(self) -> None:
-        for position, node in enumerate(self.graph.nodes):
-            if isinstance(node, Def):
-                built = self.build((position,))
-                if isinstance(built, Rejection):
-                    raise built
-                self.groups[position] = _Group(position, (position,), *built)
+        for position in self.lines:
+            built = self.build((position,))
+            if isinstance(built, str):
+                raise Rejection(built)
+            self.add(position, (position,), built)
         for group in list(self.groups.values()):
             self.push_neighbours(group)
 
+    def add(self, serial: int, members: tuple[int, ...], verdict: _Verdict) -> _Group:
+        stored = self.stored(members)
+        buffers = (*(b for k in members for b in self.reads[k]), *stored)
+        touched = {b: numel(b) * b.dtype.itemsize for b in dict.fromkeys(buffers)}
+        small = verdict.inside and sum(touched.values()) <= SMALL_BYTES
+        nodes = sum(self.lines[k].nodes for k in members)
+        alike = verdict.grid if small else None
+        group = _Group(serial, members, nodes, verdict, stored, touched, alike)
+        self.groups[serial] = group
+        self.owner.update(dict.fromkeys(members, serial))
+        if alike is not None:
+            self.alike.setdefault(alike, []).append(serial)  # serials grow: it stays sorted
+        return group
+
+    def remove(self, serial: int) -> _Group:
+        group = self.groups.pop(serial)
+        if group.alike is not None:
+            same = self.alike[group.alike]
+            del same[bisect.bisect_left(same, serial)]
+        return group
+
+    # -- pairs -------------------------------------------------------------------------------------
+
     def neighbours(self, group: _Group) -> set[int]:
         """Return groups near ``group``: by an edge, a shared large buffer, or a like reduction."""
-        found = {
-            n
-            for n in (*self.dag.successors(group.serial), *self.dag.predecessors(group.serial))
-            if n in self.groups
-        }
-        for buffer in self.group_reads(group):
-            if numel(buffer) * buffer.dtype.itemsize < SHARED_BYTES:
-                continue
-            readers = [self.owner(r) for r in self.uses.readers.get(buffer, ())]
-            where = readers.index(group.serial)
-            found.update(readers[max(0, where - SIBLINGS) : where + SIBLINGS + 1])
-        found.update(self.alike(group))
+        dag = self.order.dag
+        edges = (*dag.successors(group.serial), *dag.predecessors(group.serial))
+        found = {n for n in edges if n in self.groups}
+        first: dict[Buffer, int] = {}
+        for member in group.members:
+            for buffer in self.reads[member]:
+                first.setdefault(buffer, member)
+        for buffer, member in first.items():
+            if group.touched[buffer] >= SHARED_BYTES:
+                found.update(self.near_readers(buffer, member))
+        found.update(self.groups_alike(group))
         found.discard(group.serial)
         return found
 
-    def group_reads(self, group: _Group) -> tuple[Buffer, ...]:
-        nodes = (self.graph.nodes[i] for i in group.members)
-        return tuple(dict.fromkeys(b for n in nodes for b in reads(n)))
+    def near_readers(self, buffer: Buffer, reader: int) -> list[int]:
+        """Return the groups of the readers of a buffer that are next to one of them."""
+        readers = self.uses.readers[buffer]
+        where = bisect.bisect_left(readers, reader)
+        return [self.owner[r] for r in readers[max(0, where - SIBLINGS) : where + SIBLINGS + 1]]
 
-    def owner(self, position: int) -> int:
-        return self._owner.get(position, position)
-
-    def alike(self, group: _Group) -> list[int]:
+    def groups_alike(self, group: _Group) -> list[int]:
         """Return groups whose small final reductions have the shape of this group's."""
-        signature = self.signature(group)
-        if signature is None or len(group.members) >= MAX_ALIKE:
+        if group.alike is None or len(group.members) >= MAX_ALIKE:
             return []
-        same = [g.serial for g in self.groups.values() if self.signature(g) == signature]
-        where = same.index(group.serial)
+        same = self.alike[group.alike]
+        where = bisect.bisect_left(same, group.serial)
         return same[max(0, where - 2) : where + 3]
-
-    def signature(self, group: _Group) -> tuple[object, ...] | None:
-        if sum(self.touched(group).values()) > SMALL_BYTES or not group.kernel.inside:
-            return None
-        return tuple(a.extent for a in group.kernel.grid)
-
-    # -- merging -----------------------------------------------------------------------------------
 
     def push_neighbours(self, group: _Group) -> None:
         """Queue the pairs of a group by what they could save at best; most are never built."""
         for other in self.neighbours(group):
             a, b = sorted((group.serial, other))
-            if len(self.groups[a].members) + len(self.groups[b].members) <= MAX_DEFS:
+            if self.is_too_large(a, b):
+                self.too_large[a, b] = None
+            else:
                 self.push(self.at_best(a, b), a, b, exact=False)
+
+    def is_too_large(self, a: int, b: int) -> bool:
+        """Return True if two groups have too many definitions, or nodes, for one kernel."""
+        x, y = self.groups[a], self.groups[b]
+        return len(x.members) + len(y.members) > MAX_DEFS or x.nodes + y.nodes > MAX_NODES
 
     def push(self, saved: float, a: int, b: int, *, exact: bool) -> None:
         heapq.heappush(self.queue, (-saved, a, b, exact))
 
     def at_best(self, a: int, b: int) -> float:
         """Return the most that a merge can save: a launch, and all traffic of what both touch."""
-        ours, theirs = (self.touched(self.groups[g]) for g in (a, b))
+        ours, theirs = self.groups[a].touched, self.groups[b].touched
         shared = sum(2 * size for buffer, size in ours.items() if buffer in theirs)
         return self.machine.launch_us + shared / self.machine.bytes_per_us
 
-    def touched(self, group: _Group) -> dict[Buffer, int]:
-        """Return the bytes of each buffer that a group reads or writes."""
-        if group.touched is None:
-            group.touched = {
-                buffer: numel(buffer) * buffer.dtype.itemsize
-                for buffer in (*self.group_reads(group), *(s.buffer for s in group.kernel.stores))
-            }
-        return group.touched
+    # -- merging -----------------------------------------------------------------------------------
+
+    def both(self, a: int, b: int) -> tuple[int, ...]:
+        return tuple(sorted((*self.groups[a].members, *self.groups[b].members)))
 
     def evaluate(self, a: int, b: int) -> float | None:
         """Return the time a merge saves, or None (with a decision) if it must not be."""
-        if self.has_detour(a, b):
+        if self.order.has_detour(a, b):
             self.decide(a, b, False, DETOUR, None)
             return None
-        built = self.build(tuple(sorted((*self.groups[a].members, *self.groups[b].members))))
-        if isinstance(built, Rejection):
-            self.decide(a, b, False, built.reason, None)
+        built = self.build(self.both(a, b))
+        if isinstance(built, str):
+            self.decide(a, b, False, built, None)
             return None
-        saved = self.groups[a].us + self.groups[b].us - built[1]
+        saved = self.groups[a].verdict.us + self.groups[b].verdict.us - built.us
         if saved <= 0:
             self.decide(a, b, False, "modelled slower than two kernels", saved)
             return None
@@ -195,7 +274,6 @@ class _Fuser:
 
     def run(self) -> None:
         """Merge the best pair until none is left that may and should be merged."""
-        self._owner: dict[int, int] = {}
         self.start()
         while self.queue:
             _, a, b, exact = heapq.heappop(self.queue)
@@ -209,42 +287,23 @@ class _Fuser:
                 self.merge(a, b, saved)
             else:
                 self.push(saved, a, b, exact=True)
+        for a, b in self.too_large:
+            if a in self.groups and b in self.groups:
+                self.decide(a, b, False, TOO_LARGE, None)
 
     def merge(self, a: int, b: int, saved: float) -> None:
-        members = tuple(sorted((*self.groups[a].members, *self.groups[b].members)))
+        members = self.both(a, b)
         built = self.build(members)
-        assert not isinstance(built, Rejection)
+        assert isinstance(built, _Verdict)
         self.decide(a, b, True, "axes unify", saved)
         serial = next(self.serial)
-        predecessors = {*self.dag.predecessors(a), *self.dag.predecessors(b)} - {a, b}
-        successors = {*self.dag.successors(a), *self.dag.successors(b)} - {a, b}
-        self.dag.remove_nodes_from((a, b))
-        self.dag.add_node(serial)
-        self.dag.add_edges_from((p, serial) for p in predecessors)
-        self.dag.add_edges_from((serial, s) for s in successors)
-        del self.groups[a], self.groups[b]
-        group = _Group(serial, members, *built)
-        self.groups[serial] = group
-        self._owner.update((m, serial) for m in members)
-        self.push_neighbours(group)
-
-    def has_detour(self, a: int, b: int) -> bool:
-        """Return True if a path of several edges joins the two: merging would close a cycle."""
-        for source, target in ((a, b), (b, a)):
-            starts = [n for n in self.dag.successors(source) if n != target]
-            seen = set(starts)
-            while starts:
-                node = starts.pop()
-                if node == target:
-                    return True
-                for successor in self.dag.successors(node):
-                    if successor not in seen:
-                        seen.add(successor)
-                        starts.append(successor)
-        return False
+        self.order.merge(a, b, serial)
+        self.remove(a)
+        self.remove(b)
+        self.push_neighbours(self.add(serial, members, built))
 
     def decide(self, a: int, b: int, taken: bool, reason: str, saved: float | None) -> None:
-        names = ["+".join(s.buffer.name for s in self.groups[g].kernel.stores) for g in (a, b)]
+        names = ["+".join(x.name for x in self.groups[g].stored) for g in (a, b)]
         self.decisions.append(Decision(names[0], names[1], taken, reason, saved))
 
     # -- result ------------------------------------------------------------------------------------
@@ -252,24 +311,28 @@ class _Fuser:
     def schedule(self) -> Schedule:
         """Return kernels and externs in a topological order that stays close to the graph's own."""
         first = {g: min(group.members) for g, group in self.groups.items()}
-        order = nx.lexicographical_topological_sort(self.dag, key=lambda n: first.get(n, n))
+        order = nx.lexicographical_topological_sort(self.order.dag, key=lambda n: first.get(n, n))
         steps: list[Kernel | Extern] = []
         count = itertools.count()
         for node in order:
             group = self.groups.get(node)
             if group is not None:
-                steps.append(_named(group.kernel, f"k{next(count)}"))
+                steps.append(self.kernel(group, f"k{next(count)}"))
             else:
                 extern = self.graph.nodes[node]
                 assert isinstance(extern, Extern)
                 steps.append(extern)
         return Schedule(self.graph, tuple(steps))
 
+    def kernel(self, group: _Group, name: str) -> Kernel:
+        try:
+            return unify(self.defs(group.members), frozenset(group.stored), name)
+        except Rejection as rejection:  # a group that was like it has been accepted
+            raise InternalError(f"{name}: {rejection.reason}", stage="passes.fuse") from rejection
 
-def _named(kernel: Kernel, name: str) -> Kernel:
-    return Kernel(
-        name, kernel.grid, kernel.inside, kernel.stores, kernel.origin, kernel.defs, kernel.labels
-    )
+
+def _named(reason: tuple[str | int, ...], buffers: list[Buffer]) -> str:
+    return "".join(buffers[p].name if isinstance(p, int) else p for p in reason)
 
 
 def fuse(

@@ -37,11 +37,23 @@ from fusec.passes.simplify import rounding_settler, simplifier
 
 
 class Rejection(Exception):
-    """These definitions may not share a kernel; ``reason`` says why, for the decision log."""
+    """These definitions may not share a kernel; ``reason`` says why, for the decision log.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    Attributes:
+        parts: the reason in pieces, buffers apart: it holds for others of the same form.
+    """
+
+    def __init__(self, *parts: str | Buffer) -> None:
+        super().__init__(*parts)
+        self.parts = parts
+
+    @property
+    def reason(self) -> str:
+        """Return why, in words."""
+        return "".join(p.name if isinstance(p, Buffer) else p for p in self.parts)
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +226,11 @@ class _Unifier:
                     self.classes.undo(mark)
                     if reductions(producer.expr):
                         raise Rejection(
-                            f"{line.buffer.name} reads {load.buffer.name} at another place: "
-                            f"{rejection.reason}"
+                            line.buffer,
+                            " reads ",
+                            load.buffer,
+                            " at another place: ",
+                            *rejection.parts,
                         ) from None
                     continue  # pointwise: computed again at this index
 
@@ -305,12 +320,12 @@ class _Unifier:
     def _check_line(self, line: Def) -> None:
         own = self.fine_axes(line.axes)
         if len(set(own)) != len(own):
-            raise Rejection(f"two axes of {line.buffer.name} would become one")
+            raise Rejection("two axes of ", line.buffer, " would become one")
         for node in reductions(line.expr):
             over = self.fine_axes(node.over)
             free = set(self.fine_axes(node.axes))
             if len(set(over)) != len(over) or free & set(over):
-                raise Rejection(f"a reduction in {line.buffer.name} would capture an axis")
+                raise Rejection("a reduction in ", line.buffer, " would capture an axis")
 
     def _axes_of_line(self, line: Def) -> frozenset[Axis]:
         """Return the finest axes of a definition and of its reductions."""
@@ -433,9 +448,7 @@ def _bind(
         # axes only, or neighbouring grid points would walk through memory with large steps.
         last_kept = max((grid.index(a) for a in grid if a in own), default=-1)
         if any(grid.index(a) < last_kept for a in missing):
-            raise Rejection(
-                f"{line.buffer.name} lacks the outer axis {missing[0].name} of the others"
-            )
+            raise Rejection(line.buffer, f" lacks the outer axis {missing[0].name} of the others")
         inside.update(missing)
         grid = [a for a in grid if a in own]
     for axis in list(grid):
@@ -499,11 +512,11 @@ def _recompute(
     for have, want in zip(own, wanted, strict=True):
         digits = _digits(have)
         if digits is None:
-            raise Rejection(f"{buffer.name} is read at a computed index")
+            raise Rejection(buffer, " is read at a computed index")
         rest = want
         for digit in digits[::-1]:
             if digit.axis.limit is not None:
-                raise Rejection(f"{buffer.name} is read at another index along a ragged axis")
+                raise Rejection(buffer, " is read at another index along a ragged axis")
             value = mod(rest, digit.axis.extent) if len(digits) > 1 else rest
             if value.as_axis() is not digit.axis:
                 mapping[digit.axis] = value
@@ -512,7 +525,7 @@ def _recompute(
     def fixed(node: Reduce) -> bool:
         if node.axes.isdisjoint(mapping):
             return True
-        raise Rejection(f"{buffer.name} would be reduced again at another index")
+        raise Rejection(buffer, " would be reduced again at another index")
 
     return around_reductions(body, fixed, lambda opened: opened.substitute(mapping))
 

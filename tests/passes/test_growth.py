@@ -1,0 +1,221 @@
+"""The work of the passes grows with a graph, not with its square; equal layers are judged once.
+
+Work is counted, not timed: calls of fusec's own functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import networkx as nx
+import pytest
+
+import fusec
+from fusec.codegen.targets import find_target
+from fusec.ir.expr import Buffer, Op
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import index
+from fusec.ir.likeness import in_group, likeness
+from fusec.ir.monoid import SUM
+from fusec.passes import fuse as fusion
+from fusec.passes.dag import Order
+from fusec.passes.fuse import TOO_LARGE, Decision, fuse
+from fusec.passes.inline import inline
+from fusec.passes.simplify import simplify
+from tests.ir.graphs import axes, buffer, f32, graph, load, total
+from tests.passes.pipelines import kernels
+
+HOME = str(Path(fusec.__file__).parent)
+ROWS, COLUMNS = 64, 256
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """Return how many functions of fusec an action calls."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(HOME)
+
+    sys.setprofile(watch)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def cut(example: Graph) -> None:
+    machine = find_target("cpu")
+    fuse(inline(simplify(example)), machine.machine, machine.accepts)
+
+
+def line(name: str, op: str, *sources: Buffer | float) -> Def:
+    """name[i, j] = op(sources[i, j], ...)"""
+    own = axes("i j", ROWS, COLUMNS)
+    args = tuple(load(s, *own) if isinstance(s, Buffer) else f32(s) for s in sources)
+    return Def(buffer(name, ROWS, COLUMNS), own, Op(op, args))
+
+
+def chain(steps: int) -> Graph:
+    """x = sin(x) * 1.01 + y, again and again."""
+    x = start = buffer("x", ROWS, COLUMNS)
+    y = buffer("y", ROWS, COLUMNS)
+    lines = []
+    for k in range(steps):
+        lines.append(line(f"sin{k}", "sin", x))
+        lines.append(line(f"mul{k}", "mul", lines[-1].buffer, 1.01))
+        lines.append(line(f"add{k}", "add", lines[-1].buffer, y))
+        x = lines[-1].buffer
+    return graph((start, y), tuple(lines), x)
+
+
+def residual(steps: int) -> Graph:
+    """x = x + tanh(x) * y: each value has two readers, and all are read again at the end."""
+    x = start = buffer("x", ROWS, COLUMNS)
+    y = buffer("y", ROWS, COLUMNS)
+    lines = []
+    for k in range(steps):
+        lines.append(line(f"tanh{k}", "tanh", x))
+        lines.append(line(f"mul{k}", "mul", lines[-1].buffer, y))
+        lines.append(line(f"add{k}", "add", x, lines[-1].buffer))
+        x = lines[-1].buffer
+    return graph((start, y), tuple(lines), *(n.buffer for n in lines if n.expr.name == "tanh"), x)
+
+
+def sums(count: int) -> Graph:
+    """Sums of one shape over buffers that have nothing else in common."""
+    inputs = tuple(buffer(f"x{k}", ROWS, COLUMNS) for k in range(count))
+    lines = []
+    for k, x in enumerate(inputs):
+        (i,) = axes("i", ROWS)
+        (c,) = axes("c", COLUMNS)
+        lines.append(Def(buffer(f"s{k}", ROWS), (i,), total(SUM, c, load(x, i, c))))
+    return graph(inputs, tuple(lines), *(n.buffer for n in lines))
+
+
+def outputs(count: int) -> Graph:
+    """Many outputs that read the same two inputs."""
+    x, y = buffer("x", ROWS, COLUMNS), buffer("y", ROWS, COLUMNS)
+    lines = []
+    for k in range(count):
+        lines.append(line(f"mul{k}", "mul", x, float(k)))
+        lines.append(line(f"out{k}", "add", lines[-1].buffer, y))
+    return graph((x, y), tuple(lines), *(n.buffer for n in lines[1::2]))
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "calls"),
+    [(chain, 200, 2000), (residual, 80, 4500), (sums, 60, 1500), (outputs, 40, 17000)],
+)
+def test_twice_the_graph_is_twice_the_work(
+    make: Callable[[int], Graph], size: int, calls: int
+) -> None:
+    """``calls``: for each definition, half as many again as were counted in 2026-11."""
+    small, large = make(size), make(2 * size)
+    few, many = (calls_of(functools.partial(cut, example)) for example in (small, large))
+    assert many < 2.7 * few
+    assert many < calls * len(large.nodes)
+
+
+def layers(count: int) -> Graph:
+    """Layers of y = x / sum(x) + w, each with a weight and an output of its own."""
+    x = start = buffer("x", ROWS, COLUMNS)
+    lines: list[Def] = []
+    weights = []
+    for k in range(count):
+        (i,) = axes("i", ROWS)
+        (c,) = axes("c", COLUMNS)
+        lines.append(Def(buffer(f"s{k}", ROWS), (i,), total(SUM, c, load(x, i, c))))
+        i, j = axes("i j", ROWS, COLUMNS)
+        weights.append(buffer(f"w{k}", COLUMNS))
+        share = Op("div", (load(x, i, j), load(lines[-1].buffer, i)))
+        weighted = Op("add", (share, load(weights[-1], j)))
+        lines.append(Def(buffer(f"y{k}", ROWS, COLUMNS), (i, j), weighted))
+        x = lines[-1].buffer
+    return graph((start, *weights), tuple(lines), *(n.buffer for n in lines[1::2]))
+
+
+def judged(count: int) -> tuple[int, int]:
+    """Return how many groups are unified to judge them, and how many kernels are left."""
+    machine = find_target("cpu")
+    with (
+        mock.patch.object(fusion, "MAX_DEFS", 4),
+        mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified,
+    ):
+        schedule, _ = fuse(layers(count), machine.machine, machine.accepts)
+    left = len(kernels(schedule))
+    return unified.call_count - left, left
+
+
+def test_layers_that_are_alike_are_judged_once() -> None:
+    few, many = judged(8), judged(16)
+    assert many[1] == 2 * few[1]
+    assert many[0] <= few[0] + 2
+
+
+def test_a_reason_names_the_buffers_of_its_own_layer() -> None:
+    inputs, lines = [], []
+    for k in range(2):  # y[n] = s[n] + s[511 - n], of a sum
+        inputs.append(buffer(f"x{k}", 512, 16))
+        i, c = axes("i c", 512, 16)
+        lines.append(Def(buffer(f"s{k}", 512), (i,), total(SUM, c, load(inputs[-1], i, c))))
+        (n,) = axes("n", 512)
+        s = lines[-1].buffer
+        both_ends = Op("add", (load(s, n), load(s, 511 - index(n))))
+        lines.append(Def(buffer(f"y{k}", 512), (n,), both_ends))
+    machine = find_target("cpu")
+    example = graph(tuple(inputs), tuple(lines), lines[1].buffer, lines[3].buffer)
+    _, decisions = fuse(example, machine.machine, lambda _: True)
+    reasons = {(d.a, d.b): d.reason for d in decisions if "another place" in d.reason}
+    assert reasons["s0", "y0"].startswith("y0 reads s0 at another place: ")
+    assert reasons["s1", "y1"] == reasons["s0", "y0"].replace("0 ", "1 ")
+
+
+def test_a_kernel_that_would_be_too_large_says_so() -> None:
+    machine = find_target("cpu")
+    with mock.patch.object(fusion, "MAX_NODES", 8):
+        schedule, decisions = fuse(chain(3), machine.machine, machine.accepts)
+    assert len(kernels(schedule)) > 1
+    assert all(isinstance(d, Decision) for d in decisions)
+    assert TOO_LARGE in {d.reason for d in decisions if not d.taken}
+
+
+def test_likeness_sees_what_is_shared() -> None:
+    forms: dict[tuple[object, ...], int] = {}
+    x, y = buffer("x", ROWS, COLUMNS), buffer("y", ROWS, COLUMNS)
+    a, b = line("a", "add", x, y), line("b", "add", y, x)
+    twice = line("c", "add", x, x)
+    narrow = Def(buffer("d", ROWS), axes("i", ROWS), f32(1.0))
+    assert likeness(a).form == likeness(b).form
+    assert likeness(a).form != likeness(twice).form != likeness(narrow).form
+    groups = [(a, b), (b, a), (a, line("e", "add", x, y)), (a, line("f", "add", a.buffer, y))]
+    one, other, same, chained = (in_group([likeness(d) for d in g], forms) for g in groups)
+    assert one[:2] == other[:2]
+    assert len({one, same, chained}) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_order_finds_the_detours_that_a_search_finds(seed: int) -> None:
+    draw = random.Random(seed)
+    dag: nx.DiGraph[int] = nx.gnp_random_graph(14, 0.2, seed=seed, directed=True)
+    dag = nx.DiGraph((a, b) for a, b in dag.edges if a < b)
+    order = Order(dag)
+    for merged in range(100, 110):
+        if len(dag) < 2:
+            break
+        a, b = draw.sample(sorted(dag), 2)
+        paths = [*nx.all_simple_paths(dag, a, b), *nx.all_simple_paths(dag, b, a)]
+        detour = any(len(path) > 2 for path in paths)
+        assert order.has_detour(a, b) == detour
+        if not detour:
+            order.merge(a, b, merged)
+            assert nx.is_directed_acyclic_graph(dag)
+            assert all(order.place[s] < order.place[t] for s, t in dag.edges)
