@@ -108,9 +108,12 @@ class _Expr(Node):
 
 
 class Load(_Expr):
-    """``buffer[indices]``; where ``guard`` is given and false, 0 without touching memory."""
+    """``buffer[indices]``; where ``guard`` is given and false, 0 without touching memory.
 
-    __slots__ = ("buffer", "guard", "indices")
+    ``gathers`` are the expressions inside the indices.
+    """
+
+    __slots__ = ("buffer", "gathers", "guard", "indices")
 
     def __init__(
         self, buffer: Buffer, indices: tuple[Index, ...], guard: Expr | None = None
@@ -120,6 +123,7 @@ class Load(_Expr):
         self.buffer = buffer
         self.indices = indices
         self.guard = guard
+        self.gathers = tuple(e for i in indices for e in index_exprs(i))
         self.dtype = buffer.dtype
         axes = _union(indices)
         self.axes = axes if guard is None else axes | guard.axes
@@ -148,10 +152,11 @@ class Const(_Expr):
 class IndexValue(_Expr):
     """The value of an index, as a number: arange, masks, positions."""
 
-    __slots__ = ("index",)
+    __slots__ = ("gathers", "index")
 
     def __init__(self, value: Index, dtype: DType = I64) -> None:
         self.index = value
+        self.gathers = tuple(index_exprs(value))
         self.dtype = dtype
         self.axes = value.axes
 
@@ -348,10 +353,9 @@ def children(node: Expr) -> tuple[Expr, ...]:
             operands = (node.left, node.right)
             return operands if node.into is None else (*operands, node.into)
         case Load():
-            inner = tuple(e for i in node.indices for e in index_exprs(i))
-            return inner if node.guard is None else (*inner, node.guard)
+            return node.gathers if node.guard is None else (*node.gathers, node.guard)
         case IndexValue():
-            return tuple(index_exprs(node.index))
+            return node.gathers
         case _:
             return ()
 
@@ -395,9 +399,15 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             return Dot(new[node.left], new[node.right], _bound(node.over, indices), into)
         case Load():
             guard = None if node.guard is None else new[node.guard]
-            return Load(node.buffer, tuple(_index(i, new, indices) for i in node.indices), guard)
+            where = node.indices
+            if node.gathers:
+                where = tuple(_replace_runtime(i, new) for i in where)
+            if indices:
+                where = tuple(substitute_plain(i, indices) for i in where)
+            return Load(node.buffer, where, guard)
         case IndexValue():
-            return IndexValue(_index(node.index, new, indices), node.dtype)
+            value = _replace_runtime(node.index, new) if node.gathers else node.index
+            return IndexValue(substitute_plain(value, indices) if indices else value, node.dtype)
         case _:
             return node
 
@@ -423,12 +433,6 @@ def _check_capture(
     for axis, target in (indices or {}).items():
         if axis in node.axes and not target.axes.isdisjoint(over):
             raise InternalError(f"{node.monoid} over {over} would bind {axis} -> {target}")
-
-
-def _index(value: Index, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None) -> Index:
-    if any(True for _ in index_exprs(value)):
-        value = _replace_runtime(value, new)
-    return substitute_plain(value, indices) if indices else value
 
 
 def substitute_plain(value: Index, mapping: Mapping[Axis, Index]) -> Index:
@@ -459,6 +463,7 @@ def substitute_plain(value: Index, mapping: Mapping[Axis, Index]) -> Index:
 
 
 def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
+    """Return an index with the expressions of its gathers looked up in ``new``."""
     total = index(value.const)
     for monomial, coefficient in value.terms:
         term = index(coefficient)
