@@ -112,7 +112,7 @@ def _in_parts(line: Def, rows: set[Buffer], known: dict[Buffer, _Pieces]) -> tup
         known[line.buffer] = pieces
     else:
         known.setdefault(pieces.part, pieces)
-    return _partial(line, pieces, node.body), final
+    return _partial(line, node, pieces, node.body), final
 
 
 def _along_row(load: Load, over: Axis) -> bool:
@@ -131,8 +131,10 @@ def _pieces(line: Def, node: Reduce) -> _Pieces:
     return _Pieces(part, node.body, line.axes, over)
 
 
-def _partial(line: Def, pieces: _Pieces, body: Expr, mean: Buffer | None = None) -> Def:
-    """Return the definition of the pieces of a sum (about the pieces' means, if given)."""
+def _partial(
+    line: Def, node: Reduce, pieces: _Pieces, body: Expr, mean: Buffer | None = None
+) -> Def:
+    """Return the definition of the pieces of ``node`` (about the pieces' means, if given)."""
     (over,) = (pieces.over,)
     own = tuple(Axis(a.name, a.extent) for a in line.axes)
     piece, within = Axis("p", pieces.part.shape[-1]), Axis(over.name, index(WIDTH))
@@ -143,7 +145,7 @@ def _partial(line: Def, pieces: _Pieces, body: Expr, mean: Buffer | None = None)
         here = Load(mean, (*map(index, own), index(piece)))
         about = Op("sub", (value, Op("mul", (here, Const(1.0 / WIDTH, value.dtype)))))
         value = Op("mul", (about, about))
-    return Def(pieces.part, (*own, piece), Reduce(SUM, (within,), value), line.origin)
+    return Def(pieces.part, (*own, piece), Reduce(node.monoid, (within,), value), line.origin)
 
 
 def _with(line: Def, node: Reduce, total: Expr) -> Def:
@@ -181,7 +183,7 @@ def _squares_in_parts(line: Def, node: Reduce, mean: Load, sums: _Pieces) -> tup
     assert isinstance(node.body, Op) and isinstance(node.body.args[0], Op)
     value = node.body.args[0].args[0]
     pieces = _pieces(line, node)
-    partial = _partial(line, pieces, value, sums.part)
+    partial = _partial(line, node, pieces, value, sums.part)
     last = Axis("p", pieces.part.shape[-1])
     kind = node.dtype
     piece = Load(sums.part, (*mean.indices, index(last)))

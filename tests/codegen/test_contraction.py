@@ -139,6 +139,16 @@ def test_the_statistics_of_a_products_rows_come_from_its_tiles():
     fused(with_statistics, x, w, r)
 
 
+def test_the_largest_and_smallest_of_a_products_rows_come_from_its_tiles():
+    x, w = tensor(32, 32), tensor(512, 32, seed=1)
+
+    def with_bounds(x, w):
+        h = F.linear(x, w)
+        return h, h.amax(-1), h.amin(-1, keepdim=True)
+
+    fused(with_bounds, x, w)
+
+
 def test_the_gradient_of_attention_of_grouped_heads():
     q, k, v = tensor(1, 4, 20, 16), tensor(1, 2, 36, 16, seed=1), tensor(1, 2, 36, 16, seed=2)
     fused(lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True), q, k, v, train=True)
