@@ -51,7 +51,7 @@ from fusec.ir.index import (
     product,
 )
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.online import dependents, find_pivots
+from fusec.ir.online import Scale, dependents, find_pivots, scale_of, scaled
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
@@ -66,7 +66,7 @@ class _Lowering(Values):
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
         self.pivots = self._find_pivots() if plan.online else {}
-        self.scales: dict[Reduce, Var] = {}
+        self.growth: dict[tuple[Reduce, Scale], Var] = {}
 
     def _find_pivots(self) -> dict[Reduce, Reduce]:
         """Return the sums that may run beside their maximum: both in one and the same loop."""
@@ -300,9 +300,11 @@ class _Lowering(Values):
         if reduction in self.running:
             self._advance(task)
             return
-        scale = self.scales.get(self.pivots.get(reduction, reduction))
-        if scale is not None and task.carry is not None:
-            self.here.body.append(Update(task.carry, Op("mul", (task.carry, scale))))
+        pivot = self.pivots.get(reduction)
+        if pivot in self.running and task.carry is not None:
+            assert pivot is not None
+            growth = self.growth[pivot, scale_of(reduction, pivot)]
+            self.here.body.append(Update(task.carry, Op("mul", (task.carry, growth))))
         if reduction in self.dots:
             assert task.carry is not None
             for operand in self._dot_operands(reduction):
@@ -356,8 +358,11 @@ class _Lowering(Values):
         here.memo[maximum] = self._let(here, chosen, chosen)
         difference = Op("sub", (old, here.memo[maximum]))
         exponent = self._let(here, difference, difference)
-        factor = Op("exp", (exponent,))
-        self.scales[maximum] = self._let(here, factor, factor)
+        for scale in {scale_of(n, m): None for n, m in self.pivots.items() if m is maximum}:
+            product = scaled(exponent, scale)
+            power = product if product is exponent else self._let(here, product, product)
+            factor = Op("exp", (power,))
+            self.growth[maximum, scale] = self._let(here, factor, factor)
 
     # -- keeping values between sweeps ------------------------------------------------------------
 
@@ -435,4 +440,5 @@ def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program
         plan.stages,
         plan.group,
         product(a.extent for a in kernel.axes),
+        plan.descriptors,
     )

@@ -4,13 +4,18 @@ Such a value may be computed by a form with an error of 1e-5 instead of 1e-7: th
 for bf16 and 5e-4 for f16, hides it. PyTorch's eager kernels round after every operation, and so are
 further from the exact value still.
 
+One exception. ``exp(s - m)`` of a tile and its rows, rounded for a product *and* summed in f32, is
+cheap too: the cheap form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is at most 0.4.
+So the sum is as exact as it was, and the weights of a product agree with the sum they are divided
+by. A logsumexp kept for a backward would otherwise make each exponential of an attention dear.
+
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
 also stored as f32, s and t are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
@@ -20,12 +25,20 @@ from fusec.ir.program import For, Let, Program, Put, Statement, Update
 def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     """Return the f32 values whose every use ends in a conversion to a 16-bit float."""
     values: set[Var] = set()
+    weights: set[Expr] = set()
+    rounded: set[Expr] = set()
+    named: dict[Expr, Expr] = {}
     exact: set[Expr] = set()
     feeds: dict[Var, list[Expr]] = {}
     for statement in _statements(program.body):
         match statement:
             case Let() | Update():
                 values.add(statement.var)
+                named[statement.var] = statement.value
+                if _is_weight(statement.value, named):
+                    weights.add(statement.var)
+                if _rounds(statement.value):
+                    rounded.update(children(statement.value))
                 if _passes_on(statement.value):
                     feeds.setdefault(statement.var, []).extend(children(statement.value))
                 elif not _rounds(statement.value):
@@ -33,13 +46,24 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
             case Put():
                 exact.add(statement.value)
                 exact.update(index_exprs(statement.offset))
+    weights &= rounded - exact
     waiting = [value for value in exact if isinstance(value, Var)]
     while waiting:
         for source in feeds.get(waiting.pop(), ()):
-            if isinstance(source, Var) and source not in exact:
+            if isinstance(source, Var) and source not in exact and source not in weights:
                 exact.add(source)
                 waiting.append(source)
     return frozenset(v for v in values if v.dtype is F32 and v not in exact)
+
+
+def _is_weight(value: Expr, named: Mapping[Expr, Expr]) -> bool:
+    """Return True for ``exp(s - m)`` where m has fewer lanes than s."""
+    match value:
+        case Op(name="exp", args=(power,)):
+            match named.get(power):
+                case Op(name="sub", args=(score, base)):
+                    return base.axes < score.axes
+    return False
 
 
 def _rounds(value: Expr) -> bool:

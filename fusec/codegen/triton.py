@@ -34,6 +34,7 @@ import keyword
 import math
 from collections.abc import Iterable, Mapping
 
+from fusec.codegen.base_two import base_two
 from fusec.codegen.elementwise import Chain, find_chains, readers
 from fusec.codegen.one_sum import one_sum
 from fusec.codegen.orient import has_dots, orient
@@ -171,6 +172,9 @@ def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> st
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
+    if has_dots(program):
+        likely = rounded_to_16_bits(program) if cheap is None else cheap
+        program = base_two(program, likely)
     program = sink(program)
     dimension = {axis: position for position, axis in enumerate(program.lanes)}
     if has_dots(program):

@@ -38,6 +38,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Index, index, substitute
 from fusec.ir.monoid import Monoid
+from fusec.ir.online import scale_after_maximum
 from fusec.ir.program import Let, Statement
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
@@ -74,6 +75,7 @@ class Values:
         cut = self.layout.cut
         roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
         exprs = uniform_comparisons(substitute_all(roots, cut), tuple(self.lanes))
+        exprs = scale_after_maximum(exprs) if plan.online else exprs
         self.stores = [
             Store(s.buffer, (substitute(s.indices[0], cut),), e)
             for s, e in zip(kernel.stores, exprs, strict=False)

@@ -6,6 +6,9 @@ start with the maximum so far, and be multiplied by ``exp(m - m')`` when that gr
 loop computes both (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
 an attention is one loop over keys.
 
+A positive factor of the scores may be applied after the maximum, ``max(n: k*x) = k * max(n: x)``:
+rounding keeps order, so both are equal to the last bit. The terms are then ``exp(k*x - k*m)``.
+
 Worked example: with ``l = sum(n: exp(s - m))`` the weights ``exp(s - m) / l`` are linear once the
 division has left the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s - m) * v) / l``.
 """
@@ -14,11 +17,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TypeAlias
 
+from fusec.errors import InternalError
 from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, children, postorder
 from fusec.ir.index import Axis
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import rewrite
+
+Scale: TypeAlias = tuple[str, float]
+"""How scores are scaled: ("mul", k) or ("div", k), with k positive."""
+LEAST = 1e-30
+"""Factors so small or so large may overflow on one side alone."""
 
 
 def find_pivots(roots: Iterable[Expr]) -> dict[Reduce, Reduce]:
@@ -51,8 +61,10 @@ def _is_linear(root: Expr, pivot: Reduce) -> bool:
     node, held = root, frozenset[Expr]()
     while node in mentions:
         match node:
-            case Op(name="exp", args=(Op(name="sub", args=(score, base)),)) if base is pivot:
-                return score not in mentions and _at_most(score, pivot.body, held)
+            case Op(name="exp", args=(Op(name="sub", args=(a, b)),)) if unscaled(b)[0] is pivot:
+                (score, factor), (_, other) = unscaled(a), unscaled(b)
+                known = score not in mentions and factor == other
+                return known and _at_most(score, pivot.body, held)
             case Op(name="mul", args=(a, b)) if (a in mentions) is not (b in mentions):
                 node = a if a in mentions else b
             case Op(name="div", args=(a, b)) if b not in mentions:
@@ -66,6 +78,55 @@ def _is_linear(root: Expr, pivot: Reduce) -> bool:
             case _:
                 return False
     return False
+
+
+def scale_of(node: Reduce, pivot: Reduce) -> Scale:
+    """Return the scale k of a sum of ``exp(k*s - k*m)`` beside its maximum m."""
+    for inner in postorder((node.body,)):
+        match inner:
+            case Op(name="exp", args=(Op(name="sub", args=(_, b)),)):
+                base, scale = unscaled(b)
+                if base is pivot:
+                    return scale
+    raise InternalError(f"{node} does not refer to {pivot}", stage="ir.online")
+
+
+def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Return the expressions with positive factors outside maxima, and outside masks by -inf.
+
+    Values are the same to the last bit. A row then has one multiplication, where each score had
+    one, and the scores' own can be one with that by the logarithm's base (``codegen/base_two.py``).
+    """
+
+    def rule(node: Expr) -> Expr:
+        match node:
+            case Select(condition=c, then=a, other=Const(value=value)) if value == -math.inf:
+                score, scale = unscaled(a)
+                return scaled(Select(c, score, node.other), scale)
+            case Select(condition=c, then=Const(value=value), other=b) if value == -math.inf:
+                score, scale = unscaled(b)
+                return scaled(Select(c, node.then, score), scale)
+            case Reduce(monoid=monoid, body=body) if monoid is MAX and node.dtype.is_float:
+                score, scale = unscaled(body)
+                return scaled(Reduce(MAX, node.over, score), scale)
+        return node
+
+    return rewrite(roots, rule)
+
+
+def unscaled(node: Expr) -> tuple[Expr, Scale]:
+    """Return what is multiplied or divided by a positive number, and by which; else by 1."""
+    match node:
+        case Op(name="mul" | "div", args=(a, Const(value=k))) if a.dtype.is_float:
+            if LEAST <= k <= 1 / LEAST:
+                return a, (node.name, float(k))
+    return node, ("mul", 1.0)
+
+
+def scaled(node: Expr, scale: Scale) -> Expr:
+    """Return a node multiplied or divided by a number; the node itself where that is 1."""
+    name, k = scale
+    return node if k == 1 else Op(name, (node, Const(k, node.dtype)))
 
 
 def _at_most(score: Expr, top: Expr, held: frozenset[Expr]) -> bool:

@@ -12,7 +12,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.online import find_pivots
+from fusec.ir.online import find_pivots, scale_after_maximum, scale_of
 from tests.support import check, values
 
 LOWEST = Const(float("-inf"), F32)
@@ -69,6 +69,35 @@ def test_a_sum_that_mentions_the_maximum_otherwise_waits():
     assert not row.is_online(Op("mul", (weight, top)))
     assert not row.is_online(Op("add", (weight, row.load("v"))))
     assert not row.is_online(Op("mul", (weight, weight)))
+
+
+def test_a_positive_factor_leaves_the_maximum_and_the_mask():
+    row = _Row()
+    scaled = Op("mul", (row.score, Const(0.25, F32)))
+    score = Select(row.keep, scaled, LOWEST)
+    total = Reduce(SUM, (row.n,), _above(score, row.top(score)))
+    (after,) = scale_after_maximum((total,))
+    (top,) = find_pivots((after,)).values()
+    assert top is row.top(row.masked)
+    assert scale_of(after, top) == ("mul", 0.25)
+
+
+@pytest.mark.parametrize("factor", (-0.25, 0.0, float("inf"), float("nan"), 1e-40))
+def test_a_factor_that_may_turn_or_lose_the_order_stays(factor: float):
+    row = _Row()
+    top = row.top(Op("mul", (row.score, Const(factor, F32))))
+    assert scale_after_maximum((top,)) == (top,)
+
+
+def test_sums_of_two_temperatures_beside_one_maximum():
+    def attention(q, k, v):
+        raw = q @ k.mT
+        top = raw.amax(-1, keepdim=True)
+        sharp, flat = (torch.exp(raw * t - top * t) for t in (0.5, 0.125))
+        return sharp @ v / sharp.sum(-1, keepdim=True) + flat @ v / flat.sum(-1, keepdim=True)
+
+    q, k, v = (values(1, n, 16, seed=s) for s, n in enumerate((40, 90, 90)))
+    check(attention, q, k, v, backend="triton_fused")
 
 
 def _far_apart() -> tuple[torch.Tensor, ...]:

@@ -6,7 +6,7 @@ from fusec.codegen.precision import rounded_to_16_bits
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Op
 from fusec.ir.index import Axis, index
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Program
 from tests.codegen.programs import Builder, buffer, f32
 
@@ -54,3 +54,26 @@ def test_error_is_followed_through_a_carry() -> None:
             b.update(acc, Op("add", (acc, e)))
         b.put(buffer("y", out, 8), c, b.cast(acc, BF16) if out is BF16 else acc)
         assert (e in rounded_to_16_bits(b.program())) == (out is BF16)
+
+
+def test_weights_of_a_product_are_cheap_although_their_sum_is_kept() -> None:
+    r, c = Axis("r", index(4)), Axis("c", index(8))
+    for rounds in (True, False):
+        b = Builder("k", (), (r, c))
+        score = b.load(buffer("s", F32, 4, 8), index(r) * 8 + c)
+        top = b.reduce(MAX, (c,), score)
+        e = b.op("exp", b.op("sub", score, top))
+        b.put(buffer("l", F32, 4), r, b.reduce(SUM, (c,), e))
+        if rounds:
+            b.put(buffer("w", BF16, 4, 8), index(r) * 8 + c, b.cast(e, BF16))
+        assert (e in rounded_to_16_bits(b.program())) == rounds
+
+
+def test_an_exponential_that_is_stored_exactly_is_exact_although_a_product_reads_it_too() -> None:
+    r, c = Axis("r", index(4)), Axis("c", index(8))
+    b = Builder("k", (), (r, c))
+    score = b.load(buffer("s", F32, 4, 8), index(r) * 8 + c)
+    e = b.op("exp", b.op("sub", score, b.reduce(MAX, (c,), score)))
+    b.put(buffer("w", BF16, 4, 8), index(r) * 8 + c, b.cast(e, BF16))
+    b.put(buffer("e", F32, 4, 8), index(r) * 8 + c, e)
+    assert e not in rounded_to_16_bits(b.program())

@@ -1,0 +1,39 @@
+"""Exponentials of an attention as powers of two: what is printed, and that values stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tests.triton_backend  # noqa: F401 (registers the backends)
+from tests.codegen.test_contraction_static import staged, tensors
+from tests.support import check, values
+
+
+def _sources(dtype: torch.dtype, fn=F.scaled_dot_product_attention) -> list[str]:
+    (one,) = staged(fn, *tensors(*[(32, 8, 256, 64)] * 3, dtype=dtype))
+    assert one.compiled is not None
+    return list(one.compiled.sources.values())
+
+
+def test_the_scale_and_the_base_of_the_logarithm_are_one_factor_of_a_score() -> None:
+    (source,) = _sources(torch.bfloat16)
+    assert f"* {0.125 * 1.4426950408889634}" in source
+    assert "libdevice" not in source
+
+
+def test_exponentials_of_exact_scores_stay_exact() -> None:
+    (source,) = _sources(torch.float32)
+    assert "libdevice.exp" in source and "1.44" not in source
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("scale", (0.125, 3.0))
+def test_values_of_large_scores(dtype: torch.dtype, scale: float) -> None:
+    q, k, v = (values(1, 2, n, 16, seed=s).to(dtype) for s, n in enumerate((48, 70, 70)))
+
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q * 8, k, v, scale=scale)
+
+    check(attention, q, k, v, backend="triton_fused")
