@@ -119,6 +119,7 @@ class _Printer:
         self.taken: set[str] = {"status"}
         self.frees: list[str] = []
         self.unrounded = _used_by_puts_alone(program.body)
+        self.positions: dict[Expr, Index] = {}
         for buffer in program.buffers:
             self.name(buffer, buffer.name)
         for size in program.sizes:
@@ -249,6 +250,8 @@ class _Printer:
         return table[compute_type(node.dtype)]
 
     def let(self, let: Let) -> None:
+        if isinstance(let.value, IndexValue):
+            self.positions[let.var] = let.value.index
         value = self.expression(let.value, self.is_vector(let.var), let.var)
         self.emit(f"const {self.type_of(let.var)} {let.var.name} = {value};")
 
@@ -301,9 +304,19 @@ class _Printer:
             return f"-{args[0]}"
         if node.name == "nonzero":
             return f"fusec_nonzero({args[0]}, status)"
+        if node.name == "uniform" and vector:
+            return self.random(node)
         if node.name.startswith("round_"):
             return f"{node.name}({args[0]})"
         return f"f_{node.name}({', '.join(args)})"
+
+    def random(self, node: Op) -> str:
+        """Return random numbers of the lanes; where these are neighbours, four from a counter."""
+        seed, position = node.args
+        base, by = self.along_lane(self.positions.get(position, index(0)))
+        if by is index(1) and not self.is_vector(seed):
+            return f"f_uniform_run({self.operand(seed, False)}, {self.scalar_index(base)})"
+        return f"f_uniform({self.operand(seed, True)}, {self.operand(position, True)})"
 
     def cast(self, node: Cast, vector: bool, var: Var | None) -> str:
         arg = self.operand(node.arg, vector)

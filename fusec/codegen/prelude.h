@@ -1168,50 +1168,70 @@ FUSEC_INLINE float f_erfinv(float x) { return (float)f_erfinv((double)x); }
 FUSEC_BY_LANE1(f_erfinv)
 
 // ---- random numbers -----------------------------------------------------------------------------
-// Philox 4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). The 64-bit
-// seed is the key, the 64-bit offset the low half of the counter; the first word is the result.
+// Philox 4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). The key is
+// the seed, the counter index / 4, and of its four words the one of number index % 4 is the result,
+// as a multiple of 2^-24 in [0, 1).
 
-FUSEC_INLINE void fusec_wide_product(vu32 x, unsigned k, vu32 &high, vu32 &low) {
-  hu64 even = (hu64)x, odd = even >> 32;
-#ifdef FUSEC_EVEN_PRODUCTS
-  even = (hu64)FUSEC_EVEN_PRODUCTS((vi32)even, v_i32((int)k));
-  odd = (hu64)FUSEC_EVEN_PRODUCTS((vi32)odd, v_i32((int)k));
+#define FUSEC_MIRRORED(l) (l) ^ 3
+FUSEC_INLINE vu32 fusec_mirror_words(hu64 x) {
+#ifdef __clang__
+  return __builtin_shufflevector((vu32)x, (vu32)x, FUSEC_LANES(FUSEC_MIRRORED));
 #else
-  even = (even & 0xffffffff) * k, odd *= k;
+  return __builtin_shuffle((vu32)x, vu32{FUSEC_LANES(FUSEC_MIRRORED)});
 #endif
-  high = (vu32)(even >> 32 | (odd & 0xffffffff00000000));
-  low = (vu32)((even & 0xffffffff) | odd << 32);
 }
-FUSEC_INLINE void fusec_wide_product(unsigned x, unsigned k, unsigned &high, unsigned &low) {
-  unsigned long long product = (unsigned long long)x * k;
-  high = (unsigned)(product >> 32), low = (unsigned)product;
+// x in the even 64-bit lanes and y in the odd ones.
+FUSEC_INLINE hu64 fusec_alternate(hu64 x, hu64 y) {
+  hi64 odd = -(hi64{FUSEC_HALF_LANES(FUSEC_SAME)} & 1);
+  return (x & ~(hu64)odd) | (y & (hu64)odd);
 }
-template <class U> FUSEC_INLINE U fusec_philox(U key0, U key1, U c0, U c1) {
-  U c2 = {}, c3 = {};
+// The words of counters first, first + 1, ...: four lanes are the state of one, so that a round's
+// two products are one multiplication of 64-bit lanes.
+FUSEC_INLINE vu32 fusec_philox(long long seed, long long first) {
+  hu64 zero = {}, lanes = (hu64)hi64{FUSEC_HALF_LANES(FUSEC_SAME)};
+  vu32 state = (vu32)fusec_alternate((lanes >> 1) + (unsigned long long)first, zero);
+  vu32 key = (vu32)fusec_alternate(zero + (unsigned)seed,
+                                   zero + (unsigned)((unsigned long long)seed >> 32));
+  vu32 step = (vu32)fusec_alternate(zero + 0x9e3779b9u, zero + 0xbb67ae85u);
+  hu64 factors = fusec_alternate(zero + 0xd2511f53u, zero + 0xcd9e8d57u);
   for (int i = 0; i < 10; i++) {
-    U high0, low0, high2, low2;
-    fusec_wide_product(c0, 0xd2511f53u, high0, low0);
-    fusec_wide_product(c2, 0xcd9e8d57u, high2, low2);
-    c0 = high2 ^ c1 ^ key0, c1 = low2;
-    c2 = high0 ^ c3 ^ key1, c3 = low0;
+#ifdef FUSEC_EVEN_PRODUCTS
+    hu64 products = (hu64)FUSEC_EVEN_PRODUCTS((vi32)state, (vi32)factors);
+#else
+    hu64 products = ((hu64)state & 0xffffffff) * factors;
+#endif
+    state = fusec_mirror_words(products) ^ (vu32)((hu64)state >> 32) ^ key;
+    key += step;
+  }
+  return state;
+}
+FUSEC_INLINE vf32 fusec_fraction(vu32 words) {
+  return FUSEC_CONVERT((vi32)(words >> 8), vf32) * 0x1p-24f;
+}
+FUSEC_INLINE float f_uniform(long long seed, long long index) {
+  unsigned c[4] = {(unsigned)(index >> 2), (unsigned)(index >> 34), 0, 0};
+  unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
+  for (int i = 0; i < 10; i++) {
+    unsigned long long p = c[0] * 0xd2511f53ull, q = c[2] * 0xcd9e8d57ull;
+    c[0] = (unsigned)(q >> 32) ^ c[1] ^ key0, c[1] = (unsigned)q;
+    c[2] = (unsigned)(p >> 32) ^ c[3] ^ key1, c[3] = (unsigned)p;
     key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
   }
-  return c0;
+  return (float)(c[index & 3] >> 8) * 0x1p-24f;
 }
-FUSEC_INLINE vu32 fusec_low_words(vi64 x) { return (vu32)fusec_narrow(x.a, x.b); }
-FUSEC_INLINE vu32 fusec_high_words(vi64 x) { return (vu32)fusec_narrow(x.a >> 32, x.b >> 32); }
-FUSEC_INLINE vu32 philox_u32(vi64 seed, vi64 offset) {
-  return fusec_philox(fusec_low_words(seed), fusec_high_words(seed), fusec_low_words(offset),
-                      fusec_high_words(offset));
+FUSEC_RARE vf32 f_uniform(vi64 seed, vi64 index) {
+  vf32 r;
+  for (int l = 0; l < FUSEC_W; l++) r[l] = f_uniform(seed[l], index[l]);
+  return r;
 }
-FUSEC_INLINE unsigned philox_u32(long long seed, long long offset) {
-  return fusec_philox((unsigned)seed, (unsigned)(seed >> 32), (unsigned)offset,
-                      (unsigned)(offset >> 32));
-}
-// Uniform in [0, 1), a multiple of 2^-24.
-FUSEC_INLINE vf32 f_rand(vi64 seed, vi64 offset) {
-  return FUSEC_CONVERT((vi32)(philox_u32(seed, offset) >> 8), vf32) * 0x1p-24f;
-}
-FUSEC_INLINE float f_rand(long long seed, long long offset) {
-  return (float)(philox_u32(seed, offset) >> 8) * 0x1p-24f;
+// Lane l has index first + l.
+FUSEC_INLINE vf32 f_uniform_run(long long seed, long long first) {
+  vu32 words = fusec_philox(seed, first >> 2);
+  if (__builtin_expect(first & 3, 0)) {
+    m_i32 both[2 * FUSEC_W];
+    st_i32(both, (vi32)words);
+    st_i32(both + FUSEC_W, (vi32)fusec_philox(seed, (first >> 2) + FUSEC_W / 4));
+    words = (vu32)ld_i32(both + (first & 3));
+  }
+  return fusec_fraction(words);
 }

@@ -179,8 +179,8 @@ def is_plain(value: Const) -> bool:
 def narrow_values(program: Program) -> frozenset[Var]:
     """Return the i64 index values that may stay in 32 bits: they fit, and only their value matters.
 
-    That holds of operands of comparisons and casts, and of gathered indices, which are cast where
-    used.
+    That holds of operands of comparisons and casts, of a random number's index, and of gathered
+    indices, which are cast where used.
     """
     fitting: set[Var] = set()
     blocked: set[Expr] = set()
@@ -191,11 +191,15 @@ def narrow_values(program: Program) -> frozenset[Var]:
                 if isinstance(statement, Let) and isinstance(value, IndexValue):
                     if value.dtype is I64 and fits_32_bits(value.index):
                         fitting.add(statement.var)
-                elif not (_compares(value) or isinstance(value, Cast | Load)):
+                elif not (_compares(value) or _draws(value) or isinstance(value, Cast | Load)):
                     blocked.update(children(value))
             case Put():
                 blocked.add(statement.value)
     return frozenset(fitting - blocked)
+
+
+def _draws(value: Expr) -> bool:
+    return isinstance(value, Op) and value.name == "uniform"
 
 
 def _compares(value: Expr) -> bool:

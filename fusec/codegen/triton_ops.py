@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F64, DType, Kind
+from fusec.ir.dtype import BOOL, F64, I64, DType, Kind
 
 STAGE = "codegen.triton"
 LIBDEVICE = "libdevice"
@@ -50,6 +50,7 @@ class Row:
         floats: f32, and f64 unless ``double`` says otherwise.
         cheap: f32, where 16-bit accuracy is enough.
         integers: signed integers, and unsigned ones unless ``unsigned`` says otherwise.
+        long: i64, where smaller integers have no such operation.
         bools: bool.
     """
 
@@ -58,6 +59,7 @@ class Row:
     cheap: Template | None = None
     integers: Template | None = None
     unsigned: Template | None = None
+    long: Template | None = None
     bools: Template | None = None
 
 
@@ -208,6 +210,7 @@ ROWS: dict[str, Row] = {
     "ge": _comparison(">="),
     "isnan": Row(_text("{0} != {0}")),
     "isinf": Row(_text('tl.abs({0}) == float("inf")')),
+    "uniform": Row(long=_call("_uniform")),
 }
 
 _WRONG_SIGN = "(rest != 0) & ((rest < 0) != (b < 0))"
@@ -276,6 +279,18 @@ def _cheap_tanh(x):
     return tl.where(tl.abs(x) < 0.03125, near, far)""",
         (LIBDEVICE,),
     ),
+    # One Philox a value, and LLVM makes it one for the values of a counter that a thread holds in a
+    # row: their indices differ in the bits that the shift drops (sm_90, Triton 3.7.1, 2026-11).
+    "_uniform": Function(
+        """\
+def _uniform(seed, index):
+    counter = index >> 2
+    high = (counter >> 32).to(tl.uint32) if counter.dtype == tl.int64 else 0
+    a, b, c, d = tl.philox(seed, counter.to(tl.uint32), high, 0, 0)
+    word = index & 3
+    bits = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08"""
+    ),
     "_prod": Function("def _prod(a, b):\n    return a * b"),
     "_max": Function(f"def _max(a, b):\n    return tl.maximum(a, b, {_NAN})"),
     "_min": Function(f"def _min(a, b):\n    return tl.minimum(a, b, {_NAN})"),
@@ -295,6 +310,8 @@ def template(name: str, dtype: DType, *, cheap: bool) -> Template:
         found = row.bools
     elif dtype is F64:
         found = row.double or row.floats
+    elif dtype is I64:
+        found = row.long or row.integers
     elif dtype.is_float:
         found = (row.cheap if cheap else None) or row.floats
     else:

@@ -41,6 +41,7 @@ from fusec.ir.monoid import Monoid
 from fusec.ir.scalar import SCALAR_OPS
 
 _NO_AXES: frozenset[Axis] = frozenset()
+_RESULTS = {"bool": BOOL, "f32": F32}
 
 
 class Buffer:
@@ -178,7 +179,7 @@ class Op(_Expr):
             raise InvalidIR(f"{name}: arguments of types {[a.dtype for a in args]}")
         self.name = name
         self.args = args
-        self.dtype = BOOL if row.result == "bool" else args[-1].dtype
+        self.dtype = _RESULTS.get(row.result) or args[-1].dtype
         self.axes = _union(args)
 
 

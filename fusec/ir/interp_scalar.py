@@ -132,6 +132,24 @@ def _erfinv(y: float) -> float:
     return math.copysign(x, y)
 
 
+def _uniform(seed: Array, index: Array) -> Array:
+    """Return word index % 4 of Philox-4x32-10, its upper 24 bits as a fraction of 1.
+
+    Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). Words are 32 bits in u64.
+    """
+    seed, index = np.broadcast_arrays(seed.astype(np.uint64), index.astype(np.uint64))
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    keys, counter = [seed & low, seed >> half], index >> np.uint64(2)
+    a, b, c, d = counter & low, counter >> half, np.zeros_like(seed), np.zeros_like(seed)
+    for _ in range(10):
+        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b = (second >> half) ^ b ^ keys[0], second & low
+        c, d = (first >> half) ^ d ^ keys[1], first & low
+        keys = [(keys[0] + np.uint64(0x9E3779B9)) & low, (keys[1] + np.uint64(0xBB67AE85)) & low]
+    word = np.choose((index & np.uint64(3)).astype(np.int64), [a, b, c, d])
+    return np.asarray((word >> np.uint64(8)).astype(np.float32) * np.float32(2**-24))
+
+
 def _vectorized(function: Callable[[float], float]) -> Operation:
     return np.vectorize(function, otypes=[np.float64])
 
@@ -203,6 +221,7 @@ OPERATIONS: dict[str, Operation] = {
     "ge": np.greater_equal,
     "isnan": np.isnan,
     "isinf": np.isinf,
+    "uniform": _uniform,
 }
 
 

@@ -20,6 +20,7 @@ import torch
 
 from fusec.runtime.cpp_kernel import FLAGS, find_compiler, vector_width
 from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, prelude, source
+from tests.philox import uniforms
 
 WIDTHS = {16: "-march=native", 8: "-march=x86-64 -mavx2 -mfma -mf16c", 4: "-march=x86-64"}
 """Lanes and instruction sets: all there is; AVX2; SSE2, without FMA or F16C."""
@@ -461,28 +462,26 @@ def test_any_and_all_of_a_mask(library: Library) -> None:
 # -- random numbers, machine code ------------------------------------------------------------------
 
 
-def philox(seed: int, offset: int) -> int:
-    """Return the first word of Philox 4x32-10, from its definition."""
-    low = 0xFFFFFFFF
-    key, counter = [seed & low, seed >> 32 & low], [offset & low, offset >> 32 & low, 0, 0]
-    for _ in range(10):
-        a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        counter = [b >> 32 ^ counter[1] ^ key[0], b & low, a >> 32 ^ counter[3] ^ key[1], a & low]
-        key = [key[0] + 0x9E3779B9 & low, key[1] + 0xBB67AE85 & low]
-    return counter[0]
+LAST = [2**32 - 1, 2**32, 2**34 - 2, 2**34 + 5, 2**62 + 7]
+"""Indices around those at which the counter's upper word changes."""
 
 
-def test_random_numbers_are_philox(library: Library) -> None:
-    assert philox(0, 0) == 0x6627E8D5  # known answer of the Random123 distribution
-    offsets = np.concatenate([np.arange(64), [2**32 - 1, 2**32, 2**40 + 7], np.arange(13)]).astype(
-        "i8"
-    )
-    for seed in (0, 1, -1, 0x0123456789ABCDEF):
-        wanted = [(philox(seed, int(o)) >> 8) * 2.0**-24 for o in offsets]
-        for kind in "vs":
-            result = np.empty(len(offsets), "f4")
-            library(f"{kind}_rand", seed, offsets, result, len(offsets))
-            np.testing.assert_array_equal(result, wanted)
+@pytest.mark.parametrize("seed", [0, 1, -1, 0x0123456789ABCDEF])
+def test_random_numbers_are_philox(library: Library, seed: int) -> None:
+    indices = np.array([*range(64), *LAST, *range(11)], dtype="i8")
+    wanted = uniforms(seed, indices)
+    for kind in "vs":
+        result = np.empty(len(indices), "f4")
+        library(f"{kind}_uniform", seed, indices, result, len(indices))
+        np.testing.assert_array_equal(result, wanted)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 7, 64, 2**34 - 8, 2**34 - 5])
+def test_a_run_of_random_numbers_may_start_anywhere(library: Library, first: int) -> None:
+    for seed in (3, -(2**63) + 9):
+        result = np.empty(library.width, "f4")
+        library("run_uniform", seed, first, result)
+        np.testing.assert_array_equal(result, uniforms(seed, range(first, first + library.width)))
 
 
 HOT = """

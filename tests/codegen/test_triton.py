@@ -28,6 +28,7 @@ from fusec.ir.scalar import SCALAR_OPS
 from tests.codegen import programs
 from tests.codegen.kernels import named_values
 from tests.codegen.programs import Builder, buffer, f32, tiled
+from tests.philox import uniform
 from tests.triton_interpreter import interpret
 
 TORCH_TYPES = {
@@ -249,6 +250,9 @@ TORCH_OPS = {
     "round_f16": lambda a: a.half().to(a.dtype),
     "round_bf16": lambda a: a.bfloat16().to(a.dtype),
     "nonzero": lambda a: a,
+    "uniform": lambda seed, index: torch.tensor(
+        [uniform(int(s), int(i)) for s, i in zip(seed, index, strict=True)]
+    ),
 }
 
 
@@ -278,6 +282,8 @@ def operands(name: str, dtype: DType) -> list[torch.Tensor]:
     columns = [torch.randint(-100, 100, (256,), generator=generator) for _ in range(2)]
     if name in ("shl", "shr", "pow"):
         columns[1] = columns[1].abs() % 5
+    if name == "uniform":
+        columns = [columns[0] << 30, torch.arange(256) + (columns[1].abs() << 33)]
     columns[1][columns[1] == 0] = 7
     return [c.to(TORCH_TYPES[dtype.name]) for c in columns[:arity]]
 

@@ -15,6 +15,7 @@ from fusec.ir.interp_scalar import OPERATIONS, scalar_operation
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.scalar import SCALAR_OPS
 from tests.ir.graphs import axes, buffer, load
+from tests.philox import KNOWN_ANSWERS, philox, uniform
 
 TORCH_TYPES = {
     BOOL: torch.bool,
@@ -40,6 +41,9 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "nonzero": lambda a: a,
     "round_f16": lambda a: a.half().float(),
     "round_bf16": lambda a: a.bfloat16().float(),
+    "uniform": lambda seed, index: torch.from_numpy(
+        np.float32([uniform(int(s), int(i) % 2**64) for s, i in zip(seed, index, strict=True)])
+    ),
 }
 FLOATS = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-20, 1e-3, -0.3, 0.999, 7.25, -13.7, 80.0]
 SPECIAL = [float("inf"), -float("inf"), float("nan")]
@@ -52,6 +56,7 @@ ACCEPTED = {
     "float": (F32, F64),
     "integer": (I32, I64),
     "f32": (F32,),
+    "i64": (I64,),
 }
 
 
@@ -126,6 +131,18 @@ def test_operation_on_half_types_rounds_once(dtype: DType) -> None:
     expected = stored.float().exp().to(half).float().numpy()
     close = np.abs(seen.astype(np.float32) - expected) <= np.abs(expected) * 2.0**-7
     assert close.all() and (seen == expected).mean() > 0.95
+
+
+def test_the_reference_of_random_words_gives_the_published_answers() -> None:
+    for counter, key, words in KNOWN_ANSWERS:
+        assert philox(counter, key) == words
+
+
+def test_uniform_has_24_bits_of_the_word_that_the_index_names() -> None:
+    words = np.array([w >> 8 for w in KNOWN_ANSWERS[0][2]])
+    seen = scalar_operation("uniform", F32)(np.int64([0]), np.arange(4))
+    assert seen.dtype == np.float32
+    np.testing.assert_array_equal(seen * 2.0**24, words)
 
 
 def test_results_keep_the_sign_of_zero() -> None:
