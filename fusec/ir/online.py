@@ -27,6 +27,7 @@ from fusec.ir.rewrite import rewrite
 
 Scale: TypeAlias = tuple[str, float]
 """How scores are scaled: ("mul", k) or ("div", k), with k positive."""
+ONE: Scale = ("mul", 1.0)
 LEAST = 1e-30
 """Factors so small or so large may overflow on one side alone."""
 
@@ -62,7 +63,8 @@ def _is_linear(root: Expr, pivot: Reduce) -> bool:
     while node in mentions:
         match node:
             case Op(name="exp", args=(Op(name="sub", args=(a, b)),)) if unscaled(b)[0] is pivot:
-                (score, factor), (_, other) = unscaled(a), unscaled(b)
+                # A factor is outside the maximum, or within it as in the scores.
+                (score, factor), (_, other) = (a, ONE) if b is pivot else unscaled(a), unscaled(b)
                 known = score not in mentions and factor == other
                 return known and _at_most(score, pivot.body, held)
             case Op(name="mul", args=(a, b)) if (a in mentions) is not (b in mentions):
@@ -120,7 +122,7 @@ def unscaled(node: Expr) -> tuple[Expr, Scale]:
         case Op(name="mul" | "div", args=(a, Const(value=k))) if a.dtype.is_float:
             if LEAST <= k <= 1 / LEAST:
                 return a, (node.name, float(k))
-    return node, ("mul", 1.0)
+    return node, ONE
 
 
 def scaled(node: Expr, scale: Scale) -> Expr:

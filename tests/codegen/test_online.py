@@ -53,6 +53,13 @@ def test_a_sum_of_the_exponentials_of_what_the_maximum_has_seen_is_online():
     assert row.is_online(_above(row.masked, row.top(row.score)))
 
 
+def test_a_factor_within_the_maximum_and_in_the_scores_is_no_hindrance():
+    row = _Row()
+    scores = Op("mul", (row.score, Const(0.125, F32)))
+    assert row.is_online(_above(scores, row.top(scores)))
+    assert row.is_online(Op("mul", (_above(scores, row.top(scores)), row.load("v"))))
+
+
 def test_a_score_that_may_exceed_the_maximum_so_far_waits_for_the_last_one():
     row = _Row()
     weight = _above(row.score, row.top(row.masked))
