@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from fusec.ir.dtype import I32, I64
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index, is_nonnegative
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
 
 _PASSES_ZERO = ("round_f16", "round_bf16", "neg")
@@ -36,7 +36,10 @@ class Edge:
 def loop_bounds(
     loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
 ) -> tuple[Index, Index | None]:
-    """Return the first iteration of a loop that may count, and the one after the last, or None."""
+    """Return the first iteration of a loop that may count, and the one after the last, or None.
+
+    The first may be negative, as it is of a window for the rows at the top.
+    """
     shared: frozenset[Edge] | None = None
     for node in reductions:
         edges = frozenset(_edges_of(node))
@@ -51,10 +54,8 @@ def loop_bounds(
             continue
         if step.const > 0 and stop is None:  # step*loop <= -least
             stop = floordiv(-least, step) + 1
-        elif step.const < 0:  # loop >= least / -step
-            first = floordiv(least - step.const - 1, -step)
-            if start is index(0) and is_nonnegative(first):
-                start = first
+        elif step.const < 0 and start is index(0):  # loop >= least / -step
+            start = floordiv(least - step.const - 1, -step)
     return start, stop
 
 

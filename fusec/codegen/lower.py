@@ -27,7 +27,7 @@ from fusec.codegen.layout import below
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.codegen.values import Scope, Values
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL
+from fusec.ir.dtype import BOOL, I32, I64
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -46,7 +46,9 @@ from fusec.ir.graph import Kernel, Store, kernel_sizes
 from fusec.ir.index import (
     Axis,
     Index,
+    Runtime,
     index,
+    is_nonnegative,
     most,
     product,
 )
@@ -60,6 +62,7 @@ KEEP_COST = 8
 """Multiply-adds a point from which a value is kept for the next sweep instead of computed again."""
 KEEP_BYTES = 1 << 19
 """The longest array kept for that: it has to stay in a core's cache."""
+_INT32_MAX = 2**31 - 1
 
 
 class _Lowering(Values):
@@ -177,6 +180,7 @@ class _Lowering(Values):
                 else [],
                 frozenset(self.lanes),
             )
+            start = self._not_below_zero(start)
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
         if ragged and not self.plan.peel:
             variants = [(info.stops, True)]
@@ -196,6 +200,15 @@ class _Lowering(Values):
                 ends = stops if last is None else (*stops, last)
                 self.here.body.append(For(loop, start, ends, tuple(scope.body)))
             start = stops[-1] if not masked else start
+
+    def _not_below_zero(self, start: Index) -> Index:
+        """Return a loop's start, or 0 where that is negative: in a band's first rows."""
+        if is_nonnegative(start):
+            return start
+        high = most(start)
+        kind = I32 if high is not None and high < _INT32_MAX else I64
+        first = self.value(Op("maximum", (IndexValue(start, kind), Const(0, kind))))
+        return index(Runtime(first, index(_INT32_MAX if high is None else max(high, 0) + 1)))
 
     # -- tasks -------------------------------------------------------------------------------------
 

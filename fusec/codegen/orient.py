@@ -172,7 +172,11 @@ class _Orienter:
                 for bound in (statement.start, *statement.stops):
                     for expr in index_exprs(bound):
                         self.need(expr, {})
-                return [replace(statement, body=self.block(statement.body))]
+                start, *stops = (
+                    self.value_index(bound, {}) for bound in (statement.start, *statement.stops)
+                )
+                body = self.block(statement.body)
+                return [replace(statement, start=start, stops=tuple(stops), body=body)]
             case _:
                 raise InternalError(statement, stage="codegen.orient")
 
