@@ -25,6 +25,7 @@ from fusec.codegen import triton
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported
 from fusec.frontend.key import graph_key
+from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
@@ -222,19 +223,26 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
     # Local: Triton takes 0.2 s to import, and only GPU graphs need it.
     from fusec.runtime import triton_kernel
 
-    sources = [
-        triton_kernel.TritonSource(
-            name,
-            compiled.sources[name],
-            tuple(triton.signature(program).items()),
-            triton.divisible_by_16(program),
-            triton.print_grid(program),
-            program.warps,
-            program.stages,
-        )
-        for name, program in compiled.distinct.items()
-    ]
+    distinct = compiled.distinct.items()
+    sources = [_triton_source(name, compiled.sources[name], program) for name, program in distinct]
     return triton_kernel.pack(sources, target, options.threads)
+
+
+def _triton_source(name: str, source: str, program: Program) -> Any:
+    from fusec.runtime import triton_kernel  # local, as above
+
+    descriptors = triton.print_descriptors(program)
+    return triton_kernel.TritonSource(
+        name,
+        source,
+        tuple(triton.signature(program).items()),
+        triton.divisible_by_16(program),
+        triton.print_grid(program),
+        program.warps,
+        program.stages,
+        tuple(triton_kernel.TileDescriptor(*fields) for fields in descriptors),
+        triton.print_kernel(triton.by_pointers(program)) if descriptors else "",
+    )
 
 
 def _load_triton(

@@ -105,6 +105,14 @@ class Options:
         # A larger budget may find another winner, which an entry of a smaller one would hide.
         metadata=_about("seconds that the races of one graph may take", changes_code=True),
     )
+    descriptors: str = field(
+        default="auto",
+        metadata=_about(
+            "copy tiles by tensor descriptors (TMA): always, never, or auto, if a race prefers it",
+            changes_code=True,
+            choices=("auto", "always", "never"),
+        ),
+    )
     fusion: bool = field(
         default=True,
         metadata=_about(

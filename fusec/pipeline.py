@@ -143,7 +143,7 @@ def generate(
     first: dict[str, str] = {}
     for step in all_kernels(schedule):
         flat = coalesce(target.algebra(step))
-        offered = target.plans(flat)
+        offered = offered_plans(flat, target, options)
         wanted = configurations.get(step.stores[0].buffer, 0)
         plan = offered[min(wanted, len(offered) - 1)]
         program = lower(flat, plan, notation(step))
@@ -157,6 +157,15 @@ def generate(
             sources[step.name] = sources[code[step.name]]
     text_of_call = wrapper.print_wrapper(schedule, programs, code)
     return Compiled(schedule, decisions, plans, programs, code, sources, text_of_call)
+
+
+def offered_plans(flat: Kernel, target: Target, options: Options) -> tuple[Plan, ...]:
+    """Return the plans of a kernel with flat accesses that the options leave, the first by rule."""
+    offered = target.plans(flat)
+    if options.descriptors == "auto":
+        return offered
+    wanted = options.descriptors == "always"
+    return tuple(plan for plan in offered if plan.descriptors is wanted) or offered
 
 
 def notation(kernel: Kernel) -> tuple[str, ...]:

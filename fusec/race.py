@@ -27,7 +27,8 @@ from fusec.ir.index import Index, Size
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
-from fusec.pipeline import Compiled, generate
+from fusec.passes.schedule.plan import Plan
+from fusec.pipeline import Compiled, generate, offered_plans
 from fusec.runtime.autotune import Way, race
 from fusec.runtime.cache import Cache
 from fusec.runtime.verdicts import Verdict, load_verdict, store_verdict
@@ -119,7 +120,7 @@ class DeviceJudge:
         kernels = [step for step in fused.steps if isinstance(step, Kernel)]
         if len(kernels) < len(fused.steps):
             return ways
-        count = max(len(self.target.plans(coalesce(self.target.algebra(k)))) for k in kernels)
+        count = max(len(self.plans(kernel)) for kernel in kernels)
         if self.options.race_budget_s < WIDE_S:
             count = min(count, FEW)
         for number in range(count):
@@ -127,6 +128,10 @@ class DeviceJudge:
             run = functools.partial(self._prepare, fused, configurations)
             ways.append(Way(f"fused #{number}", run))
         return ways
+
+    def plans(self, kernel: Kernel) -> tuple[Plan, ...]:
+        """Return the configurations of a kernel, the one chosen by rule first."""
+        return offered_plans(coalesce(self.target.algebra(kernel)), self.target, self.options)
 
     def _prepare(
         self, schedule: Schedule, configurations: dict[Buffer, int]

@@ -4,9 +4,10 @@ Everything but the device is real: capture, passes, the GPU schedules, the print
 
     pytest -p tests.triton_backend tests/ops
 
-with TEST_BACKEND=triton_interpreter runs any test of the backend over Triton kernels, and with
-TEST_BACKEND=triton_fused over kernels that take products of matrices in as well. Use small tensors:
-a grid point takes milliseconds.
+with TEST_BACKEND=triton_interpreter runs any test of the backend over Triton kernels, with
+TEST_BACKEND=triton_fused over kernels that take products of matrices in as well, and with
+TEST_BACKEND=triton_tiles over such kernels with tensor descriptors. Use small tensors: a grid point
+takes milliseconds.
 """
 
 from __future__ import annotations
@@ -21,36 +22,45 @@ from torch._dynamo import register_backend
 
 from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton import argument_names, print_grid, print_kernel
 from fusec.errors import Unsupported
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.runtime import executable
+from fusec.runtime.triton_kernel import describe
 from fusec.trace import Trace
+from tests.codegen.kernels import triton_source
 from tests.triton_interpreter import interpret
 
 TARGET = "sm_90"
 
 
 class InterpretedKernel:
-    """Stands in for a loaded kernel: called with tensors, then sizes."""
+    """Stands in for a loaded kernel: called with tensors, then sizes.
+
+    Like a launch, it goes by pointers where an address or a size is not the multiple of 16 that the
+    kernel was promised.
+    """
 
     def __init__(self, program: Program) -> None:
-        self.name = program.name
-        self.source = print_kernel(program)
-        self.sizes = argument_names(program)[len(program.buffers) :]
-        self.grid = f"({', '.join(print_grid(program))})"
+        self.kernel = triton_source(program)
+        self.grid = f"({', '.join(self.kernel.grid)})"
 
     def __call__(self, *args: Any) -> None:
-        sizes = args[len(args) - len(self.sizes) :]
-        grid = eval(self.grid, dict(zip(self.sizes, sizes, strict=True)))
-        interpret(self.source, self.name, grid, args)
+        values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
+        kept = all(values[position] % 16 == 0 for position in self.kernel.divisible)
+        kernel = self.kernel if kept else self.kernel.by_pointers()
+        named = {name: arg for (name, _), arg in zip(kernel.signature, args, strict=False)}
+        sizes = {name: arg for name, arg in named.items() if isinstance(arg, int)}
+        tiles = describe(kernel, named, sizes)
+        interpret(kernel.source, kernel.name, eval(self.grid, dict(sizes)), (*args, *tiles))
 
 
-def gpu_pipeline(gm: fx.GraphModule, name: str, race: str = "library") -> Compiled:
+def gpu_pipeline(gm: fx.GraphModule, name: str, **chosen: str) -> Compiled:
     """Return an AOTAutograd graph compiled to Triton sources, verified at each stage."""
-    options = Options.from_compile(None, {"strict": True, "verify": True, "race": race})
+    options = Options.from_compile(
+        None, {"strict": True, "verify": True, "race": "library", **chosen}
+    )
     return compile_to_source(gm, name, find_target(TARGET), options, Trace(name))
 
 
@@ -70,11 +80,19 @@ def triton_fused(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) ->
     return compile_with(gm, example_inputs, compile_one, options, scores=True)
 
 
+@register_backend
+def triton_tiles(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The same, with tiles of operands copied by tensor descriptors where they can be."""
+    options = Options.from_compile(None, {"race": "fused", "descriptors": "always"})
+    compile_one = functools.partial(_compile_one, race="fused", descriptors="always")
+    return compile_with(gm, example_inputs, compile_one, options, scores=True)
+
+
 def _compile_one(
-    graph: fx.GraphModule, _: Sequence[Any], *, name: str, race: str = "library"
+    graph: fx.GraphModule, _: Sequence[Any], *, name: str, **chosen: str
 ) -> Callable[[list[Any]], Any]:
     try:
-        compiled = gpu_pipeline(graph, name, race)
+        compiled = gpu_pipeline(graph, name, **chosen)
     except Unsupported:
         call: Callable[[list[Any]], Any] = lambda args: graph(*args)  # noqa: E731
     else:

@@ -47,6 +47,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="auto|fused|library",
         help="force one way where a group can run in several; default: auto, the faster one",
     )
+    parser.add_argument(
+        "--descriptors",
+        metavar="auto|always|never",
+        help="copy tiles of products by tensor descriptors (TMA); default: auto, if a race prefers "
+        "it",
+    )
     parser.add_argument("--train", action="store_true", help="the forward and the backward")
     parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
 
@@ -101,7 +107,8 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
 
     specs = [parse_spec(text) for text in arguments.input]
     target = choose_target(arguments.target)
-    chosen = {} if arguments.race is None else {"race": arguments.race}
+    forced = {"race": arguments.race, "descriptors": arguments.descriptors}
+    chosen = {name: value for name, value in forced.items() if value is not None}
     options = Options.from_compile(None, chosen)
     progress(f"tracing {arguments.model}")
     model = load_model(arguments.model, len(specs))

@@ -453,4 +453,5 @@ def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program
         plan.stages,
         plan.group,
         product(a.extent for a in kernel.axes),
+        plan.descriptors,
     )

@@ -96,7 +96,9 @@ _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
 _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
 
 
-H200_LIMITS = Limits(shared_bytes=232448, tile_registers=160, from_shared=True, units=132)
+H200_LIMITS = Limits(
+    shared_bytes=232448, tile_registers=160, from_shared=True, units=132, descriptors=True
+)
 A100_LIMITS = Limits(shared_bytes=166912, tile_registers=128, units=108)
 
 
@@ -118,7 +120,11 @@ GPUS = {
     "sm_80": (A100_MACHINE, A100_LIMITS, _NVIDIA),
     "sm_90": (H200_MACHINE, H200_LIMITS, _NVIDIA),
     "sm_100": (H200_MACHINE, H200_LIMITS, _NVIDIA),
-    "sm_120": (A100_MACHINE, replace(A100_LIMITS, shared_bytes=101376, units=170), _NVIDIA),
+    "sm_120": (
+        A100_MACHINE,
+        replace(A100_LIMITS, shared_bytes=101376, units=170, descriptors=True),
+        _NVIDIA,
+    ),
     "gfx942": (H200_MACHINE, replace(A100_LIMITS, shared_bytes=65536, units=304), _AMD),
 }
 NAMES = ("cpu", *GPUS)

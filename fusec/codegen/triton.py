@@ -1,7 +1,7 @@
 """Print a ``Program`` as a Triton kernel: the source of one Python module.
 
-Arguments of the kernel: a pointer for each of ``program.buffers``, then an integer for each of
-``program.sizes``. Everything else is a literal. The launch grid is ``grid_exprs(program)``.
+The arguments of the kernel are those of ``triton_arguments.py``. Everything else is a literal. The
+launch grid is ``grid_exprs(program)``.
 
 Grid axes become program ids, lane axes ``tl.arange``. With n lane axes a value with lanes is a tile
 of rank n whose extent is 1 along the lane axes that it lacks; a value without lanes is a scalar.
@@ -30,16 +30,23 @@ Worked example::
 
 from __future__ import annotations
 
-import keyword
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from fusec.codegen.base_two import base_two
+from fusec.codegen.descriptors import Copy
 from fusec.codegen.elementwise import Chain, find_chains, readers
-from fusec.codegen.one_sum import one_sum
-from fusec.codegen.orient import has_dots, orient
-from fusec.codegen.precision import rounded_to_16_bits
-from fusec.codegen.sink import sink
+from fusec.codegen.orient import has_dots
+from fusec.codegen.triton_arguments import (
+    argument_names,
+    divisible_by_16,
+    grid_exprs,
+    is_direct,
+    name_arguments,
+    print_descriptors,
+    print_grid,
+    signature,
+)
+from fusec.codegen.triton_form import Form, by_pointers, form
 from fusec.codegen.triton_index import (
     MAX_SIZE,
     IndexText,
@@ -48,7 +55,6 @@ from fusec.codegen.triton_index import (
     narrow_values,
 )
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE, STAGE, template
-from fusec.codegen.wrapper import print_size
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type
 from fusec.ir.expr import (
@@ -65,7 +71,7 @@ from fusec.ir.expr import (
     Var,
     children,
 )
-from fusec.ir.index import Axis, Index, Size, index, product
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import Monoid
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 
@@ -81,84 +87,6 @@ _TYPES = {
     "f32": "float32",
     "f64": "float64",
 }
-_POINTERS = {
-    "bool": "*i1",
-    "u8": "*u8",
-    "i8": "*i8",
-    "i16": "*i16",
-    "i32": "*i32",
-    "i64": "*i64",
-    "f16": "*fp16",
-    "bf16": "*bf16",
-    "f32": "*fp32",
-    "f64": "*fp64",
-}
-_RESERVED = {
-    "tl",
-    "triton",
-    "range",
-    "float",
-    "pid",
-    "first",
-    "size",
-    LIBDEVICE,
-    *FUNCTIONS,
-    *keyword.kwlist,
-}
-_GRID_YZ_LIMIT = 65535
-
-
-# -- the interface of a kernel -------------------------------------------------------------------
-
-
-def argument_names(program: Program) -> tuple[str, ...]:
-    """Return the kernel's parameters: buffers, then sizes."""
-    names = _argument_names(program)
-    return (*map(names.of, program.buffers), *map(names.of, program.sizes))
-
-
-def signature(program: Program) -> dict[str, str]:
-    """Return the Triton type of each parameter, in order: "*bf16", "i32"."""
-    types = [_POINTERS[b.dtype.name] for b in program.buffers] + ["i32"] * len(program.sizes)
-    return dict(zip(argument_names(program), types, strict=True))
-
-
-def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None) -> tuple[int, ...]:
-    """Return the positions of arguments that a launch promises to be multiples of 16.
-
-    Args:
-        aligned: says of a buffer's name whether its address is one, in bytes; it is if not named.
-            Sizes are taken at their hint.
-    """
-    aligned = aligned or {}
-    facts = [aligned.get(b.name, True) for b in program.buffers]
-    facts += [s.hint % 16 == 0 for s in program.sizes]
-    return tuple(position for position, fact in enumerate(facts) if fact)
-
-
-def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
-    """Return the launch grid; the innermost grid axis is the first, which runs fastest."""
-    extents = [axis.extent for axis in reversed(program.grid)]
-    if program.group or not _is_direct(program.grid):
-        extents = [product(extents)]
-    x, y, z, *_ = (*extents, index(1), index(1), index(1))
-    return x, y, z
-
-
-def print_grid(program: Program) -> tuple[str, str, str]:
-    """Return the launch grid as Python expressions over the names of the size arguments."""
-    names = _argument_names(program)
-    x, y, z = (print_size(extent, names.of) for extent in grid_exprs(program))
-    return x, y, z
-
-
-def _is_direct(grid: tuple[Axis, ...]) -> bool:
-    """True if each grid axis is a program id of its own: at most 3, the outer ones static and
-    small."""
-    outer = grid[:-1]
-    return len(grid) <= 3 and all(
-        a.extent.is_constant and a.extent.const <= _GRID_YZ_LIMIT for a in outer
-    )
 
 
 def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> str:
@@ -172,52 +100,7 @@ def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> st
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
-    if has_dots(program):
-        likely = rounded_to_16_bits(program) if cheap is None else cheap
-        program = base_two(program, likely)
-    program = sink(program)
-    dimension = {axis: position for position, axis in enumerate(program.lanes)}
-    if has_dots(program):
-        program, dimension = orient(one_sum(program))
-    if cheap is None:
-        cheap = rounded_to_16_bits(program)
-    return _Printer(program, dimension, cheap).module()
-
-
-# -- names ---------------------------------------------------------------------------------------
-
-
-class _Names:
-    """A name for each buffer, size, axis and value, all different, by identity of what is named."""
-
-    def __init__(self) -> None:
-        self._taken = set(_RESERVED)
-        self._names: dict[object, str] = {}
-
-    def add(self, thing: Buffer | Size | Axis | Var) -> str:
-        wanted = "".join(
-            c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in thing.name
-        )
-        wanted = wanted if wanted[:1].isalpha() else f"v{wanted}"
-        name, count = wanted, 0
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        self._names[thing] = name
-        return name
-
-    def of(self, thing: Buffer | Size | Axis | Var) -> str:
-        return self._names.get(thing) or self.add(thing)
-
-
-def _argument_names(program: Program) -> _Names:
-    names = _Names()
-    for buffer in program.buffers:
-        names.add(buffer)
-    for size in program.sizes:
-        names.add(size)
-    return names
+    return _Printer(form(program, cheap)).module()
 
 
 def _comment(text: str) -> str:
@@ -231,14 +114,15 @@ def _comment(text: str) -> str:
 class _Printer:
     """One print: the names, the lines so far, and what they need."""
 
-    def __init__(
-        self, program: Program, dimension: Mapping[Axis, int], cheap: frozenset[Var]
-    ) -> None:
+    def __init__(self, form: Form) -> None:
+        program = form.program
         self.program = program
-        self.dimension = dimension
-        self.rank = 1 + max(dimension.values(), default=-1)
-        self.cheap = cheap
-        self.names = _argument_names(program)
+        self.dimension = form.dimension
+        self.rank = 1 + max(form.dimension.values(), default=-1)
+        self.cheap = form.cheap
+        self.copies = form.copies
+        self.names = name_arguments(program, form.descriptors)
+        self.arguments = self.names.all()
         for axis in (*program.grid, *program.lanes):
             self.names.add(axis)
         self.index = IndexText(self.names.of, frozenset(program.lanes))
@@ -252,9 +136,8 @@ class _Printer:
     def module(self) -> str:
         self._block(self.program.body, 1)
         name = self.program.name
-        arguments = ", ".join(argument_names(self.program))
         kernel = [_comment(text) for text in (*self.program.notation, *self.program.source)]
-        kernel += ["@triton.jit", f"def {name}({arguments}):"]
+        kernel += ["@triton.jit", f"def {name}({', '.join(self.arguments)}):"]
         kernel += [f"    {line}" for line in (*self._grid(), *self._lanes())]
         kernel += self.lines or ["    pass"]
         functions = [f"@triton.jit\n{FUNCTIONS[f].source}" for f in self._functions()]
@@ -277,7 +160,7 @@ class _Printer:
         used = [a for a in self.program.grid if a in self.index.used]
         if self.program.group:
             return self._grouped_grid()
-        if _is_direct(self.program.grid):
+        if is_direct(self.program.grid):
             ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
             return [f"{self.names.of(a)} = tl.program_id({ids[a]})" for a in used]
         lines = ["pid = tl.program_id(0)"] if used else []
@@ -390,6 +273,8 @@ class _Printer:
         return fixed and flat and any(_is_product(s) for s in loop.body)
 
     def _put(self, put: Put) -> str:
+        if (copy := self.copies.get(put)) is not None:
+            return self._store_tile(copy, self._name(put.value))
         lanes = put.offset.axes & set(self.program.lanes)
         guard_lanes = frozenset() if put.guard is None else put.guard.axes
         pointer = self._pointer(put.buffer, put.offset, lanes | put.value.axes | guard_lanes)
@@ -424,6 +309,8 @@ class _Printer:
                 return self._full(value, ())
             case IndexValue():
                 return self._index_value(value, var in self.narrow)
+            case Load() if (copy := self.copies.get(var)) is not None:
+                return self._load_tile(copy)
             case Load():
                 return self._load(value)
             case Cast():
@@ -451,6 +338,23 @@ class _Printer:
             return f"tl.load({pointer})"
         other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)
         return f"tl.load({pointer}, mask={self._name(load.guard)}, other={other})"
+
+    def _load_tile(self, copy: Copy) -> str:
+        text = f"{self.names.of(copy.descriptor)}.load([{self._start(copy)}])"
+        *outer, rows, columns = copy.descriptor.tile
+        if outer:
+            text = f"tl.reshape({text}, ({rows}, {columns}))"
+        return f"tl.trans({text})" if copy.turned else text
+
+    def _store_tile(self, copy: Copy, value: str) -> str:
+        tile = copy.descriptor.tile
+        value = f"tl.trans({value})" if copy.turned else value
+        if len(tile) > 2:
+            value = f"tl.reshape({value}, ({', '.join(map(str, tile))}))"
+        return f"{self.names.of(copy.descriptor)}.store([{self._start(copy)}], {value})"
+
+    def _start(self, copy: Copy) -> str:
+        return ", ".join(map(self.index.text, copy.start))
 
     def _index_value(self, value: IndexValue, narrow: bool) -> str:
         text = self.index.text(value.index)
@@ -568,8 +472,10 @@ def _number(value: float | int | bool) -> str:
 __all__ = [
     "MAX_SIZE",
     "argument_names",
+    "by_pointers",
     "divisible_by_16",
     "grid_exprs",
+    "print_descriptors",
     "print_grid",
     "print_kernel",
     "signature",

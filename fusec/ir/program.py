@@ -109,6 +109,8 @@ class Program:
         stages: for a GPU, how many iterations of a loop around a Dot load ahead.
         group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
             in blocks of so many along the second to last grid axis; 0 for row by row.
+        descriptors: for a GPU, operands of products are copied by tensor descriptors where they
+            can be.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
 
@@ -125,6 +127,7 @@ class Program:
     stages: int = 1
     group: int = 0
     work: Index | None = None
+    descriptors: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -50,7 +50,7 @@ class _Structure:
             sizes,
             grid,
             lanes,
-            [f"{program.warps},{program.stages},{program.group}", work],
+            [f"{program.warps},{program.stages},{program.group},{program.descriptors}", work],
         ]
         return "\n".join([*map(" ".join, head), self.block(program.body)])
 

@@ -4,9 +4,13 @@ The only module that knows Triton's Python interface; written for Triton 3.6 and
 ``triton.compile``, on the drivers' ``load_binary`` and on how a launcher is called, and nothing
 below that is used.
 
+A kernel may copy tiles by tensor descriptors (TMA): a launch makes them of addresses and sizes, and
+keeps those it made.
+
 A kernel is compiled for arguments that are multiples of 16 where codegen expects it: addresses,
 which allows 16-byte accesses, and sizes. A launch whose arguments are not takes a variant without
-the promise, compiled at its first use: correct, slower, and no copy of the user's tensor.
+the promise and without descriptors, compiled at its first use: correct, slower, and no copy of the
+user's tensor.
 
 Worked example::
 
@@ -40,6 +44,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.errors import BuildError, EnvironmentProblem, UsageError
 
@@ -50,6 +55,27 @@ MAX_SIZE = 2**31 - 2**20
 """The greatest size that a launch may pass: what ``codegen.triton_index.MAX_SIZE`` assumes."""
 
 _MULTIPLE = 16
+_KEPT = 256
+"""Addresses and sizes for which a kernel keeps its descriptors."""
+_DESCRIPTOR = "tensordesc<"
+_ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class TileDescriptor:
+    """A parameter by which a kernel copies tiles of a tensor, in elements.
+
+    Attributes:
+        pointer: the parameter that has the tensor's address.
+        tile: what one copy takes along each axis.
+        shape, strides: Python expressions over the sizes' names; the last stride is 1.
+    """
+
+    name: str
+    pointer: str
+    tile: tuple[int, ...]
+    shape: tuple[str, ...]
+    strides: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +84,11 @@ class TritonSource:
 
     Attributes:
         source: a module with the kernel ``name``.
-        signature: name and Triton type of each parameter: pointers, then sizes.
+        signature: name and Triton type of each parameter: pointers, sizes, descriptors.
         divisible: positions of arguments that are multiples of 16 (addresses in bytes).
         grid: the launch grid, three Python expressions over the sizes' names: ("M", "1", "1").
+        descriptors: the last parameters, which a launch makes.
+        pointer_source: the module without descriptors, where there are some.
     """
 
     name: str
@@ -70,6 +98,16 @@ class TritonSource:
     grid: tuple[str, str, str]
     num_warps: int = 4
     num_stages: int = 1
+    descriptors: tuple[TileDescriptor, ...] = ()
+    pointer_source: str = ""
+
+    def by_pointers(self) -> TritonSource:
+        """Return the same kernel without descriptors, which asks nothing of addresses."""
+        if not self.descriptors:
+            return self
+        kept = tuple(p for p in self.signature if not p[1].startswith(_DESCRIPTOR))
+        source = self.pointer_source
+        return replace(self, source=source, signature=kept, descriptors=(), pointer_source="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +295,90 @@ def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel]:
         binary = Binary(blobs[f"{row['name']}.bin"], row.pop("metadata"))
         row["signature"] = tuple(map(tuple, row["signature"]))
         row["divisible"], row["grid"] = tuple(row["divisible"]), tuple(row["grid"])
+        row["descriptors"] = tuple(_unpack_descriptor(**one) for one in row["descriptors"])
         kernel = TritonSource(**row)
         loaded[kernel.name] = TritonKernel(kernel, binary, device)
     return loaded
 
 
+def _unpack_descriptor(name: str, pointer: str, **lists: Sequence[Any]) -> TileDescriptor:
+    return TileDescriptor(name, pointer, **{field: tuple(row) for field, row in lists.items()})
+
+
 # -- launching -----------------------------------------------------------------------------------
 
 Launch = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """What a descriptor needs of a tensor; it keeps no memory alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def describe(
+    kernel: TritonSource, tensors: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[TensorDescriptor, ...]:
+    """Return the descriptors of a launch.
+
+    Args:
+        tensors: by the parameters' names, what has ``data_ptr`` and ``dtype``.
+        sizes: by the parameters' names.
+    """
+
+    def values(texts: tuple[str, ...]) -> list[int]:
+        return [eval(text, {}, dict(sizes)) for text in texts]
+
+    return tuple(
+        TensorDescriptor(tensors[d.pointer], values(d.shape), values(d.strides), list(d.tile))
+        for d in kernel.descriptors
+    )
+
+
+class _Descriptors:
+    """The descriptors of a kernel's launches, by addresses and sizes.
+
+    Args:
+        kernel: has descriptors.
+    """
+
+    __slots__ = ("_dtypes", "_kept", "_pointers", "_sizes", "kernel")
+
+    def __init__(self, kernel: TritonSource) -> None:
+        self.kernel = kernel
+        types = dict(kernel.signature)
+        self._dtypes = {
+            d.pointer: _ELEMENTS[types[d.pointer].removeprefix("*")] for d in kernel.descriptors
+        }
+        self._pointers = tuple(self._dtypes)
+        self._sizes = tuple(name for name, kind in kernel.signature if kind == "i32")
+        self._kept: dict[tuple[int, ...], tuple[TensorDescriptor, ...]] = {}
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The parameters on which descriptors depend, in the order of ``of``."""
+        return (*self._pointers, *self._sizes)
+
+    def of(self, key: tuple[int, ...]) -> tuple[TensorDescriptor, ...]:
+        """Return descriptors for addresses and sizes, those of an earlier launch if there are."""
+        found = self._kept.get(key)
+        if found is None:
+            count = len(self._pointers)
+            addresses = {
+                p: _Address(a, self._dtypes[p]) for p, a in zip(self._pointers, key, strict=False)
+            }
+            found = describe(
+                self.kernel, addresses, dict(zip(self._sizes, key[count:], strict=True))
+            )
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
 
 
 class TritonKernel:
@@ -299,7 +413,7 @@ class TritonKernel:
                 metadata.name, binary.code, metadata.shared, self.device
             )
         backend = make_backend(parse_target(device_target(self.device)))
-        namespace = {
+        namespace: dict[str, Any] = {
             "_run": driver.launcher_cls(described, metadata),
             "_function": loaded[1],
             "_metadata": backend.pack_metadata(metadata),
@@ -310,7 +424,11 @@ class TritonKernel:
             "_other": self._launch_variant,
             "_elsewhere": self._launch_from_elsewhere,
         }
-        exec(_launcher_source(kernel), namespace)
+        key: tuple[str, ...] = ()
+        if kernel.descriptors:
+            descriptors = _Descriptors(kernel)
+            key, namespace["_descriptors"] = descriptors.key, descriptors.of
+        exec(_launcher_source(kernel, key), namespace)
         launch: Launch = namespace["launch"]
         return launch
 
@@ -326,7 +444,8 @@ class TritonKernel:
             UsageError: for a size beyond ``MAX_SIZE``.
         """
         values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
-        for value, (name, kind) in zip(values, self.kernel.signature, strict=True):
+        plain = self.kernel.by_pointers()
+        for value, (name, kind) in zip(values, plain.signature, strict=True):
             if not kind.startswith("*") and value > MAX_SIZE:
                 raise UsageError(
                     f"size {name}={value} of kernel {self.kernel.name} is beyond {MAX_SIZE}; "
@@ -336,21 +455,25 @@ class TritonKernel:
         with self._lock:
             variant = self._variants.get(divisible)
             if variant is None:
-                kernel = replace(self.kernel, divisible=divisible)
+                kernel = replace(plain, divisible=divisible)
                 asm = compile_kernel(kernel, device_target(self.device))
                 variant = self._variants[divisible] = self._loaded(kernel, asm.binary)
         variant(*args)
 
 
-def _launcher_source(kernel: TritonSource) -> str:
+def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
     """Return the source of ``launch``: straight-line code, as it runs at every call.
 
     Names of its own begin with an underscore, which parameters of kernels never do.
+
+    Args:
+        described: the parameters on which descriptors depend; none where there are no descriptors.
     """
-    names = [name for name, _ in kernel.signature]
+    names = [name for name, kind in kernel.signature if not kind.startswith(_DESCRIPTOR)]
     pointers = [name for name, kind in kernel.signature if kind.startswith("*")]
     sizes = names[len(pointers) :]
-    passed = [f"_{name}" if name in pointers else name for name in names]
+    values = {name: f"_{name}" if name in pointers else name for name in names}
+    passed = list(values.values())
     parameters = ", ".join(names)
     conditions = [f"{size} > {MAX_SIZE}" for size in sizes]
     if kernel.divisible:
@@ -362,7 +485,12 @@ def _launcher_source(kernel: TritonSource) -> str:
     lines += [
         "if _current_device() != _device:",
         f"    return _elsewhere({parameters})",
-        f"_run({', '.join(kernel.grid)}, _stream(_device), _function, _metadata, None, None, None, "
-        f"{', '.join(passed)})",
     ]
+    if described:
+        key = ", ".join(values[name] for name in described)
+        passed.append(f"*_descriptors(({key},))")
+    lines.append(
+        f"_run({', '.join(kernel.grid)}, _stream(_device), _function, _metadata, None, None, None, "
+        f"{', '.join(passed)})"
+    )
     return "\n    ".join([f"def launch({parameters}):", *lines]) + "\n"

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusec.codegen.triton import divisible_by_16, print_grid, print_kernel, signature
+from fusec.codegen.triton import (
+    by_pointers,
+    divisible_by_16,
+    print_descriptors,
+    print_grid,
+    print_kernel,
+    signature,
+)
 from fusec.ir.expr import Var
 from fusec.ir.program import Let, Program
-from fusec.runtime.triton_kernel import TritonSource
+from fusec.runtime.triton_kernel import TileDescriptor, TritonSource
 
 
 def triton_source(
@@ -17,6 +24,7 @@ def triton_source(
     cheap: frozenset[Var] | None = None,
     warps: int | None = None,
 ) -> TritonSource:
+    descriptors = tuple(TileDescriptor(*fields) for fields in print_descriptors(program))
     return TritonSource(
         program.name,
         print_kernel(program, cheap=cheap),
@@ -25,6 +33,8 @@ def triton_source(
         print_grid(program),
         program.warps if warps is None else warps,
         program.stages,
+        descriptors,
+        print_kernel(by_pointers(program), cheap=cheap) if descriptors else "",
     )
 
 

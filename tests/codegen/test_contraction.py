@@ -157,7 +157,7 @@ def test_the_gradient_of_attention_of_grouped_heads():
 def test_programs_with_products_mean_in_numpy_what_torch_computes():
     x, w, b = tensor(20, 24), tensor(40, 24, seed=1), tensor(40, seed=2)
     staged = observe(lambda x, w, b: F.relu(F.linear(x, w, b)), (x, w, b))
-    compiled = gpu_pipeline(staged[0].graph, "g", "fused")
+    compiled = gpu_pipeline(staged[0].graph, "g", race="fused")
     ((_, program),) = compiled.programs.items()
     graph = compiled.schedule.graph
     given = dict(zip(graph.inputs, staged_inputs(graph, x, w, b), strict=True))

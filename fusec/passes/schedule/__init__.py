@@ -14,6 +14,7 @@ from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Limits, Plan
 
@@ -29,7 +30,8 @@ SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...]
 def gpu_plans(kernel: Kernel, limits: Limits = COMMON) -> tuple[Plan, ...]:
     """Return plans of a kernel with flat accesses for a GPU: the one chosen by rule comes first."""
     if contraction.accepts(kernel, limits):
-        return contraction.plans(kernel, limits)
+        products = contraction.contractions(kernel)
+        return with_descriptors(contraction.plans(kernel, limits), products, limits)
     for accepts, plan in SCHEDULES:
         if accepts(kernel):
             return (plan(kernel),)

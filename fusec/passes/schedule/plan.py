@@ -2,7 +2,7 @@
 
 Grammar of the printed form::
 
-    plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n
+    plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
     binding ::= 'grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile
 
 An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
@@ -37,12 +37,14 @@ class Limits:
         from_shared: whether tensor cores read operands from shared memory; otherwise these leave it
             for registers, and a loop of n stages holds n - 1 tiles of each.
         units: multiprocessors.
+        descriptors: whether hardware copies tiles that a tensor descriptor names (NVIDIA's TMA).
     """
 
     shared_bytes: int = 166912
     tile_registers: int = 128
     from_shared: bool = False
     units: int = 108
+    descriptors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Plan:
         stages: iterations of a loop around a Dot that load ahead (a GPU's tunable).
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
+        descriptors: operands of products are copied by tensor descriptors where they can be.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         scratch: arrays in memory private to an instance may be used (a CPU's cache).
     """
@@ -85,6 +88,7 @@ class Plan:
     group: int = 0
     dots: bool = False
     online: bool = False
+    descriptors: bool = False
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""
@@ -103,4 +107,5 @@ def print_plan(name: str, plan: Plan) -> str:
                 text += f" by {b.chunk}" if b.chunk else ""
         parts.append(f"{b.axis.name}={text}")
     tunables = f"warps={plan.warps}" + (f" stages={plan.stages}" if plan.dots else "")
+    tunables += " descriptors" if plan.descriptors else ""
     return f"plan {name}    {'  '.join(parts)}    {tunables}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -97,7 +98,7 @@ def test_f32_operands_have_shorter_steps(limits: Limits) -> None:
 @pytest.mark.parametrize("count", (1, 2, 3))
 def test_a_race_is_offered_a_few_tilings_that_fit(limits: Limits, count: int) -> None:
     found = gpu_plans(products(4096, 4096, 1024, count=count), limits)
-    assert 2 <= len(found) <= 8
+    assert 2 <= len({replace(plan, descriptors=False) for plan in found}) <= 8
     assert len(set(found)) == len(found)
     for plan in found:
         m, n, _ = tile(plan)

@@ -1,0 +1,170 @@
+"""The interface of a printed Triton kernel: its parameters, their types, its launch grid.
+
+Parameters are a pointer for each of ``program.buffers``, an integer for each of ``program.sizes``,
+then a tensor descriptor for each box of a buffer that is copied by tiles (``descriptors.py``). A
+launch makes descriptors from addresses and sizes.
+
+Worked example: ``(x: *bf16, w: *bf16, y: *bf16, M: i32, x_tiles: tensordesc<bf16[128,64]>, ...)``.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from fusec.codegen.descriptors import Descriptor
+from fusec.codegen.triton_form import form
+from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE
+from fusec.codegen.wrapper import print_size
+from fusec.ir.expr import Buffer, Var
+from fusec.ir.index import Axis, Index, Size, index, product
+from fusec.ir.program import Program
+
+_POINTERS = {
+    "bool": "*i1",
+    "u8": "*u8",
+    "i8": "*i8",
+    "i16": "*i16",
+    "i32": "*i32",
+    "i64": "*i64",
+    "f16": "*fp16",
+    "bf16": "*bf16",
+    "f32": "*fp32",
+    "f64": "*fp64",
+}
+_RESERVED = {
+    "tl",
+    "triton",
+    "range",
+    "float",
+    "pid",
+    "first",
+    "size",
+    LIBDEVICE,
+    *FUNCTIONS,
+    *keyword.kwlist,
+}
+_GRID_YZ_LIMIT = 65535
+Named: TypeAlias = Buffer | Size | Axis | Var | Descriptor
+DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]
+"""The parameter's name, that of its buffer, the tile, and shape and strides as printed sizes."""
+
+
+def argument_names(program: Program) -> tuple[str, ...]:
+    """Return the kernel's parameters: buffers, sizes, descriptors."""
+    return tuple(signature(program))
+
+
+def signature(program: Program) -> dict[str, str]:
+    """Return the Triton type of each parameter, in order: "*bf16", "i32", "tensordesc<...>"."""
+    boxes = find_descriptors(program)
+    names = name_arguments(program, boxes)
+    return {
+        **{names.of(b): _POINTERS[b.dtype.name] for b in program.buffers},
+        **{names.of(s): "i32" for s in program.sizes},
+        **{names.of(box): _descriptor_type(box) for box in boxes},
+    }
+
+
+def _descriptor_type(box: Descriptor) -> str:
+    element = _POINTERS[box.buffer.dtype.name].removeprefix("*")
+    return f"tensordesc<{element}[{','.join(map(str, box.tile))}]>"
+
+
+def find_descriptors(program: Program) -> tuple[Descriptor, ...]:
+    """Return the boxes that the kernel copies tiles of."""
+    return form(program).descriptors if program.descriptors else ()
+
+
+def print_descriptors(program: Program) -> tuple[DescriptorFields, ...]:
+    """Return how a launch makes each descriptor of the kernel, in the order of its parameters."""
+    boxes = find_descriptors(program)
+    names = name_arguments(program, boxes)
+    buffers = {b.base: names.of(b) for b in program.buffers}
+    return tuple(
+        (
+            names.of(box),
+            buffers[box.buffer],
+            box.tile,
+            tuple(print_size(extent, names.of) for extent in box.shape),
+            tuple(print_size(stride, names.of) for stride in box.strides),
+        )
+        for box in boxes
+    )
+
+
+def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None) -> tuple[int, ...]:
+    """Return the positions of arguments that a launch promises to be multiples of 16.
+
+    Args:
+        aligned: says of a buffer's name whether its address is one, in bytes; it is if not named.
+            Sizes are taken at their hint.
+    """
+    aligned = aligned or {}
+    facts = [aligned.get(b.name, True) for b in program.buffers]
+    facts += [s.hint % 16 == 0 for s in program.sizes]
+    return tuple(position for position, fact in enumerate(facts) if fact)
+
+
+def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
+    """Return the launch grid; the innermost grid axis is the first, which runs fastest."""
+    extents = [axis.extent for axis in reversed(program.grid)]
+    if program.group or not is_direct(program.grid):
+        extents = [product(extents)]
+    x, y, z, *_ = (*extents, index(1), index(1), index(1))
+    return x, y, z
+
+
+def print_grid(program: Program) -> tuple[str, str, str]:
+    """Return the launch grid as Python expressions over the names of the size arguments."""
+    names = name_arguments(program)
+    x, y, z = (print_size(extent, names.of) for extent in grid_exprs(program))
+    return x, y, z
+
+
+def is_direct(grid: tuple[Axis, ...]) -> bool:
+    """Return True if each grid axis is a program id: at most 3, the outer ones static and small."""
+    outer = grid[:-1]
+    return len(grid) <= 3 and all(
+        a.extent.is_constant and a.extent.const <= _GRID_YZ_LIMIT for a in outer
+    )
+
+
+class Names:
+    """A name for each parameter, axis and value, all different, by identity of what is named."""
+
+    def __init__(self) -> None:
+        self._taken = set(_RESERVED)
+        self._names: dict[object, str] = {}
+
+    def add(self, thing: Named) -> str:
+        """Name something by its own name, with a number if that is taken."""
+        wanted = "".join(
+            c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in thing.name
+        )
+        wanted = wanted if wanted[:1].isalpha() else f"v{wanted}"
+        name, count = wanted, 0
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        self._names[thing] = name
+        return name
+
+    def all(self) -> tuple[str, ...]:
+        """Return the names given so far, in order."""
+        return tuple(self._names.values())
+
+    def of(self, thing: Named) -> str:
+        """Return the name of something, named now if it has none."""
+        return self._names.get(thing) or self.add(thing)
+
+
+def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:
+    """Return names of buffers, sizes and descriptors, given in that order."""
+    names = Names()
+    things: tuple[Named, ...] = (*program.buffers, *program.sizes, *boxes)
+    for thing in things:
+        names.add(thing)
+    return names
