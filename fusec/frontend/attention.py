@@ -2,7 +2,8 @@
 
 ``q[b, h, m, d]``, ``k[b, h', n, d]``, ``v[b, h', n, e]`` with h' the head of keys and values that
 serves head h. Scores stay in f32; the weights are rounded to the values' type before they multiply,
-as the library's kernels do. A row whose keys are all masked gives 0, also as there.
+as the library's kernels do. A row whose keys are all masked gives 0, also as there, and so does the
+logarithm of its sum: in the gradient its weights, ``exp(-inf - 0)``, are 0 again.
 
 Source of the gradient: Dao et al., "FlashAttention" (2022), appendix B: with the weights p from the
 logarithm of the row's sum, ``ds = p * (dp - delta)`` and ``delta[m] = sum(e: do[m, e]*o[m, e])``.
@@ -110,6 +111,12 @@ def _forward(call: Products, attention: _Attention, statistics: Buffer | None) -
     )
     total = scratch("total", row, lambda at: over_keys(at, SUM, lambda n: Load(weight, (*at, n))))
 
+    def unless_hidden(at: Indices, value: Expr) -> Expr:
+        """Return 0 for a row whose keys are all masked, as the library does, or ``value``."""
+        if a.mask is None:
+            return value
+        return Select(Op("eq", (Load(top, at), _LOWEST)), _ZERO, value)
+
     def output(at: Indices) -> Expr:
         b, h, m, e = at
 
@@ -117,17 +124,16 @@ def _forward(call: Products, attention: _Attention, statistics: Buffer | None) -
             share = Op("div", (Load(weight, (b, h, m, n)), Load(total, (b, h, m))))
             return _weight(share, a.v.dtype), exact(a.v, (b, a.head(h), n, e))
 
-        value = contraction(a.keys, term)
-        if a.mask is None:
-            return value
-        return Select(Op("eq", (Load(top, (b, h, m)), _LOWEST)), _ZERO, value)
+        return unless_hidden((b, h, m), contraction(a.keys, term))
 
     lines.append(call.define(call.result(), output))
     if statistics is not None:
         lines.append(
             call.define(
                 statistics,
-                lambda at: Op("add", (Load(top, at), Op("log", (Load(total, at),)))),
+                lambda at: unless_hidden(
+                    at, Op("add", (Load(top, at), Op("log", (Load(total, at),))))
+                ),
             )
         )
     return tuple(lines)

@@ -116,6 +116,17 @@ def test_attention_of_grouped_heads_with_a_mask_that_hides_whole_rows():
     )
 
 
+@pytest.mark.parametrize("additive", (False, True))
+def test_the_gradient_of_attention_with_a_mask_that_hides_whole_rows(additive):
+    q, k, v = tensor(1, 2, 20, 16), tensor(1, 2, 36, 16, seed=1), tensor(1, 2, 36, 16, seed=2)
+    mask = torch.rand(20, 36, generator=torch.Generator().manual_seed(0)) > 0.5
+    mask[3] = False
+    if additive:
+        mask = torch.zeros(20, 36).masked_fill(~mask, float("-inf"))
+    masked = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # noqa: E731
+    fused(masked, q, k, v, train=True)
+
+
 def test_the_gradient_of_attention_written_out_computes_the_scores_again():
     q, k, v = (tensor(1, 2, 96, 16, seed=s) for s in range(3))
 
