@@ -2,7 +2,7 @@
 
 Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
 ``compiler.compile_graph``. ``aot_autograd`` (not ``aot_module_simplified``) because DDP relies on a
-counter that it keeps.
+counter that it keeps. Random draws become stateless ones in between, before the partitioner.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from fusec.compiler import RECENT, compile_graph, run_eagerly
 from fusec.frontend.decompositions import decompositions
+from fusec.frontend.draws import replace_draws
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import partition
@@ -65,16 +66,33 @@ def compile_with(
         scores: the target's kernels compute an attention's scores again (``partition.py``), unless
             the options leave products to the library.
     """
+    stateless = not options.fallback_random
     scores = scores and options.race != "library" and options.fusion
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(compile_one, name="forward"),
         bw_compiler=partial(compile_one, name="backward"),
-        inference_compiler=partial(compile_one, name="inference"),
-        partition_fn=partial(partition, chunk_bytes=options.chunk_bytes, scores=scores),
-        decompositions=decompositions(),
+        inference_compiler=partial(_compile_inference, compile_one, stateless),
+        partition_fn=partial(_partition, stateless, chunk_bytes=options.chunk_bytes, scores=scores),
+        decompositions=decompositions(eager_draws=options.fallback_random),
         keep_inference_input_mutations=True,
     )(gm, list(example_inputs))
     return compiled
+
+
+def _compile_inference(
+    compile_one: Callable[..., Any], stateless: bool, gm: fx.GraphModule, inputs: Sequence[Any]
+) -> Any:
+    if stateless:
+        replace_draws(gm)
+    return compile_one(gm, inputs, name="inference")
+
+
+def _partition(
+    stateless: bool, joint: fx.GraphModule, inputs: Any, **settings: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    if stateless:
+        replace_draws(joint)
+    return partition(joint, inputs, **settings)
 
 
 def _on_gpu(inputs: Sequence[Any]) -> bool:

@@ -119,6 +119,12 @@ class Options:
             "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
         ),
     )
+    fallback_random: bool = field(
+        default=False,
+        metadata=_about(
+            "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw"
+        ),
+    )
     chunk_bytes: int = field(
         default=1 << 27,
         metadata=_about(

@@ -280,13 +280,21 @@ def _cheap_tanh(x):
         (LIBDEVICE,),
     ),
     # One Philox a value, and LLVM makes it one for the values of a counter that a thread holds in a
-    # row: their indices differ in the bits that the shift drops (sm_90, Triton 3.7.1, 2026-11).
+    # row: their indices differ in the bits that the shift drops. A product of 64 bits is one
+    # instruction, its two halves were two (sm_90, Triton 3.7.1, 2026-11).
     "_uniform": Function(
         """\
 def _uniform(seed, index):
     counter = index >> 2
-    high = (counter >> 32).to(tl.uint32) if counter.dtype == tl.int64 else 0
-    a, b, c, d = tl.philox(seed, counter.to(tl.uint32), high, 0, 0)
+    k, m = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    a = counter.to(tl.uint32)
+    b = (counter >> 32).to(tl.uint32) if counter.dtype == tl.int64 else a ^ a
+    c, d = a ^ a, a ^ a
+    for _ in tl.static_range(10):
+        first, second = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a, b = (second >> 32).to(tl.uint32) ^ b ^ k, second.to(tl.uint32)
+        c, d = (first >> 32).to(tl.uint32) ^ d ^ m, first.to(tl.uint32)
+        k, m = k + 0x9E3779B9, m + 0xBB67AE85
     word = index & 3
     bits = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
     return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08"""

@@ -21,6 +21,7 @@ _SORTING = "sorting"
 _SCAN = "a scan along an axis"
 _SCATTER = "a scatter: elements may collide"
 _RANDOM = "random numbers: eager's stream"
+_SEEDS = "random numbers: a seed for each draw"
 _COLLECTIVE = "talks to other ranks"
 _UNINITIALISED = "uninitialised memory"
 _MUTATION = "copy into an input"
@@ -94,6 +95,8 @@ def reason_for(target: Any) -> str:
         if draws_random_numbers(target):
             return _RANDOM
         return f"no lowering for {target}"
+    if target is torch.ops.fusec.random_seeds.default:
+        return _SEEDS
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"the higher-order operation {target.name()}"
     return f"the custom operation {op_name(target)}"

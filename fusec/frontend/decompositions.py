@@ -1,12 +1,13 @@
 """Which composite operations AOTAutograd takes apart before fusec sees the graph.
 
-PyTorch's core set, with four changes. Attention stays whole, forward and backward: the core set
+PyTorch's core set, with some changes. Attention stays whole, forward and backward: the core set
 takes apart only its forward, after which gradients are wrong. The composites whose parts fuse well
-(norms, softmax, embedding, dropout) are taken apart as well; ``var_mean`` and ``sigmoid`` are not,
+(norms, softmax, embedding) are taken apart as well; ``var_mean`` and ``sigmoid`` are not,
 since their parts are primitives below ATen. Biased products are taken apart in their own type:
 PyTorch's rule multiplies 16-bit matrices in f32, with twice the traffic and no tensor cores. And
 what has a lowering of its own that says more than its parts, or the same in fewer nodes, is kept:
-tracing dominates compile time.
+tracing dominates compile time. Dropout and Bernoulli draws are whole for ``draws.py``, which
+compares probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ _ALSO = (
     "native_layer_norm",
     "_softmax",
     "_log_softmax",
-    "native_dropout",
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training",
@@ -57,9 +57,22 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return the decomposition table for AOTAutograd; a new dict of cached contents."""
-    return dict(_table())
+def decompositions(*, eager_draws: bool = False) -> dict[Any, Callable[..., Any]]:
+    """Return the decomposition table for AOTAutograd; a new dict of cached contents.
+
+    Args:
+        eager_draws: random numbers follow eager's stream, by PyTorch's own rules.
+    """
+    table = dict(_table())
+    for packet in _DRAWS:
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    if eager_draws:
+        table.update(get_decompositions(_DRAWS))
+    return table
+
+
+_DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
 
 
 @functools.cache

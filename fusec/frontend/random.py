@@ -1,19 +1,107 @@
-"""Random numbers. Each draw runs as an eager kernel, so that results follow eager's stream.
+"""Random numbers: a draw is a function of a seed and of an element's position (``random_ops.py``).
 
-The reason is in ``contractions.py``'s table; what is here is the part of dropout that draws
-nothing.
+So it fuses as any pointwise operation does, at whatever index it is read. Draws that ``draws.py``
+leaves alone, such as those from a generator of the user's, run as eager kernels.
+
+Worked example, the numbers of a dropout over ``x[m, c]``, the second draw of its graph::
+
+    random_1[i0, i1] = uniform(seeds[1], (768*i0 + i1):i64)
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 
-from fusec.frontend.call import Call, Scalar
+from fusec.errors import InternalError
+from fusec.frontend.arithmetic import add, mul, sub
+from fusec.frontend.call import Call, Indices, Scalar
+from fusec.frontend.random_ops import BITS
 from fusec.frontend.registry import lowers
-from fusec.frontend.value import Value
-from fusec.ir.expr import op
+from fusec.frontend.shapes import from_torch_dtype
+from fusec.frontend.value import ZERO, Value
+from fusec.ir.dtype import F64, I64
+from fusec.ir.expr import Const, Expr, IndexValue, cast, op
+from fusec.ir.index import Index, contiguous_strides, index
 
 aten = torch.ops.aten
+
+_BITS = {from_torch_dtype(dtype): bits for dtype, bits in BITS.items()}
+
+
+@lowers(torch.ops.fusec.random.default)
+def random(
+    call: Call,
+    size: Any,
+    order: Any,
+    seeds: Value,
+    which: int,
+    kind: str,
+    dtype: Any,
+    low: int = 0,
+    high: int = 0,
+) -> Value:
+    """Random numbers of a kind; ``random_ops.random`` says what each element is made of."""
+    strides = contiguous_strides(call.out.shape)
+
+    def body(at: Indices) -> Expr:
+        place = ZERO
+        for position, stride in zip(at, strides, strict=True):
+            place = place + position * stride
+        draw = _Draw(seeds.at((index(which),)), place)
+        match kind:
+            case "uniform":
+                return _uniform(draw, call)
+            case "normal":
+                return _normal(draw, call)
+            case "integer":
+                return _integer(draw, low, high)
+            case _:
+                raise InternalError(kind, stage="frontend")
+
+    return call.define(body)
+
+
+class _Draw:
+    """The uniform numbers of one element: each kind of draw takes as many as it needs."""
+
+    def __init__(self, seed: Expr, place: Index) -> None:
+        self.seed = seed
+        self.place = place
+
+    def number(self, which: int, each: int) -> Expr:
+        """Return one of the ``each`` numbers in f32 that belong to the element."""
+        return op("uniform", self.seed, IndexValue(self.place * each + which))
+
+    def double(self, which: int, each: int) -> Expr:
+        """Return one of the ``each`` numbers in f64, of 48 bits, that belong to the element."""
+        high, low = (cast(self.number(2 * which + k, 2 * each), F64) for k in (0, 1))
+        return add(high, mul(low, 2.0**-24))
+
+
+def _uniform(draw: _Draw, call: Call) -> Expr:
+    if call.out.dtype is F64:
+        return draw.double(0, 1)
+    number, bits = draw.number(0, 1), _BITS.get(call.out.dtype)
+    return number if bits is None else mul(op("floor", mul(number, 2.0**bits)), 2.0**-bits)
+
+
+def _normal(draw: _Draw, call: Call) -> Expr:
+    number = draw.double if call.out.dtype is F64 else draw.number
+    radius, angle = number(0, 2), number(1, 2)
+    one = Const(1.0, radius.dtype)
+    length = op("sqrt", mul(op("log", sub(one, radius)), -2.0))
+    return mul(length, op("cos", mul(angle, 2 * math.pi)))
+
+
+def _integer(draw: _Draw, low: int, high: int) -> Expr:
+    """Return low + floor((high - low) * u) for 48 bits u, in products of less than 63 bits."""
+    upper, lower = (cast(mul(draw.number(k, 2), 2.0**24), I64) for k in (0, 1))
+    width, shift = Const(high - low, I64), Const(24, I64)
+    carried = op("shr", op("mul", lower, width), shift)
+    return add(op("shr", add(op("mul", upper, width), carried), shift), low)
 
 
 @lowers(aten.native_dropout_backward.default)

@@ -112,8 +112,20 @@ def test_dropout_is_lowered(train):
     def drop(x):
         return F.dropout(x.relu(), 0.3, True) * 2
 
-    drawing = {"rand_like.default", "rand.default", "seeds.default"}
-    assert left_to_eager(drop, values(17, 33), train=train) <= drawing
+    assert left_to_eager(drop, values(17, 33), train=train) == {"fusec.random_seeds.default"}
+
+
+def test_random_numbers_are_lowered():
+    def draw(x):
+        return (torch.rand_like(x), torch.randn(5, 7), torch.randint(3, 9, (11,)),
+                torch.bernoulli(x.sigmoid()), x.clone().uniform_(2, 3), x.clone().normal_(),
+                x.clone().exponential_(), x.clone().bernoulli_(0.3), F.alpha_dropout(x, 0.2, True),
+                F.dropout2d(x[None, None], 0.3, True), F.gumbel_softmax(x))  # fmt: skip
+
+    eager = left_to_eager(draw, values(17, 33))
+    assert eager - {"empty.memory_format", "empty_permuted.default"} == {
+        "fusec.random_seeds.default"
+    }
 
 
 def test_contractions_are_left_to_libraries_with_a_reason():

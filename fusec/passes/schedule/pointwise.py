@@ -65,8 +65,11 @@ GPU = {"peel": False, "scratch": False}
 
 
 def tile_elements(kernel: Kernel) -> int:
-    """Return elements of a tile: two 16-byte vectors of the widest type for each thread."""
-    widest = max((a.itemsize for a in accesses(kernel)), default=4)
+    """Return elements of a tile: two 16-byte vectors of the widest type for each thread.
+
+    What is one value for all, such as the seed of random numbers, is in no vector.
+    """
+    widest = max((a.itemsize for a in accesses(kernel) if a.offset.axes), default=4)
     return THREADS * 2 * max(1, VECTOR_BYTES // widest)
 
 
@@ -87,7 +90,7 @@ def _other_fast_axis(kernel: Kernel, fast: Axis) -> Axis | None:
 
 
 def _square(kernel: Kernel, fast: Axis, other: Axis) -> Plan:
-    widest = max(a.itemsize for a in accesses(kernel))
+    widest = max(a.itemsize for a in accesses(kernel) if a.offset.axes)
     side = 64 if widest <= 2 else 32
     return _plan(kernel, {fast: side, other: side}, 8 if side == 64 else 4)
 

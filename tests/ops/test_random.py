@@ -1,0 +1,458 @@
+"""Random numbers that kernels draw: their bits, their statistics, and that a backward sees them.
+
+The bits are those of ``tests/philox.py``, whoever computes them: the eager kernels of the library's
+operations, NumPy's interpreter, C++ and Triton (in its interpreter), over any tiling and view.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tests.triton_backend  # noqa: F401 (registers the backends)
+from fusec.frontend import random_ops
+from tests.frontend.tracing import Captured
+from tests.philox import uniforms
+from tests.support import backend_of, compile_with, seeded
+
+SEEDS = torch.tensor([7, -(2**62) + 12345, 2**63 - 1])
+RUNNERS = pytest.mark.parametrize("runner", ("numpy", "fusec", "triton_interpreter"))
+
+
+def drawn(size, which=1, kind="uniform", dtype=torch.float32, bounds=(), seeds=SEEDS, order=None):
+    order = order if order is not None else list(range(len(size)))
+    return torch.ops.fusec.random(size, order, seeds, which, kind, dtype, *bounds)
+
+
+def runs(fn, runner):
+    """Return ``fn`` run by one of the ways to run a kernel."""
+    torch._dynamo.reset()
+    if runner == "numpy":
+        return Captured(fn)
+    return compile_with(fn, runner)
+
+
+def compiled(fn, dynamic=False, **options):
+    torch._dynamo.reset()
+    options = {"strict": True, "verify": True, **options}
+    return torch.compile(
+        fn, backend=backend_of("fusec"), options=options, fullgraph=True, dynamic=dynamic
+    )
+
+
+# -- bits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", (0, 1, 2))
+def test_eager_numbers_are_philox_by_position(which):
+    expected = torch.from_numpy(uniforms(int(SEEDS[which]), range(3 * 37))).view(3, 37)
+    assert torch.equal(drawn([3, 37], which), expected)
+    turned = drawn([3, 37], which, order=[1, 0])
+    assert torch.equal(turned, expected) and turned.stride() == (1, 3)
+
+
+@RUNNERS
+@pytest.mark.parametrize("size", ([], [1], [5], [64], [3, 37], [2, 3, 40], [7, 4, 4]))
+def test_every_runner_draws_the_eager_bits(runner, size):
+    run = runs(lambda seeds: (drawn(size, 0, seeds=seeds) + 0, drawn(size, 2, seeds=seeds)), runner)
+    first, second = run(SEEDS)
+    assert torch.equal(first, drawn(size, 0)) and torch.equal(second, drawn(size, 2))
+
+
+VIEWS = {
+    "transposed": lambda r: r.t() * 2,
+    "a slice": lambda r: r[1:, 3::2] * 2,
+    "flipped": lambda r: r.flip(0, 1) + 1,
+    "a row": lambda r: r[2] * 3,
+    "reshaped": lambda r: r.reshape(10, 28).t() + 1,
+    "rolled": lambda r: r.roll((1, 5), (0, 1)),
+    "expanded": lambda r: r[:, None, :].expand(8, 3, 35) * 2,
+    "a largest number": lambda r: r.amax(1),
+    "other rows": lambda r: r[torch.tensor([3, 0, 3])],
+}
+
+
+@RUNNERS
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_a_draw_reads_the_same_numbers(runner, view):
+    run = runs(lambda seeds: VIEWS[view](drawn([8, 35], seeds=seeds)), runner)
+    assert torch.equal(run(SEEDS), VIEWS[view](drawn([8, 35])))
+
+
+@RUNNERS
+@pytest.mark.parametrize("width", (1, 3, 16, 33, 64, 100, 128, 1000))
+def test_bits_do_not_depend_on_how_rows_are_cut(runner, width):
+    def rows(seeds):
+        r = drawn([4, width], seeds=seeds)
+        return torch.where(r == r.amax(1, keepdim=True), 2, r)  # a row stays together
+
+    assert torch.equal(runs(rows, runner)(SEEDS), rows(SEEDS))
+
+
+@RUNNERS
+@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16, torch.float16), ids=str)
+def test_other_types_have_the_eager_bits(runner, dtype):
+    run = runs(lambda seeds: drawn([5, 33], dtype=dtype, seeds=seeds), runner)
+    assert torch.equal(run(SEEDS), drawn([5, 33], dtype=dtype))
+
+
+@RUNNERS
+@pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.float32), ids=str)
+@pytest.mark.parametrize("bounds", ((0, 7), (-5, 120), (0, 1)), ids=str)
+def test_integers_have_the_eager_bits(runner, dtype, bounds):
+    if dtype is torch.uint8:
+        bounds = (0, bounds[1])
+    run = runs(lambda s: drawn([5, 33], 1, "integer", dtype, bounds, s), runner)
+    values = run(SEEDS)
+    assert torch.equal(values, drawn([5, 33], 1, "integer", dtype, bounds))
+    assert values.min() >= bounds[0] and values.max() < bounds[1]
+
+
+@RUNNERS
+def test_integers_of_the_largest_range_have_the_eager_bits(runner):
+    bounds = (-5, random_ops.LARGEST_RANGE - 5)
+    run = runs(lambda s: drawn([5, 33], 1, "integer", torch.int64, bounds, s), runner)
+    values = run(SEEDS)
+    assert torch.equal(values, drawn([5, 33], 1, "integer", torch.int64, bounds))
+    assert values.min() < 2**28 and values.max() > 2**32 - 2**28
+
+
+@RUNNERS
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
+def test_normal_numbers_agree_to_rounding(runner, dtype):
+    run = runs(lambda seeds: drawn([5, 33], 1, "normal", dtype, seeds=seeds), runner)
+    torch.testing.assert_close(run(SEEDS), drawn([5, 33], 1, "normal", dtype))
+
+
+def test_normal_numbers_are_finite_where_the_uniform_one_is_least_and_greatest(monkeypatch):
+    ends = torch.tensor([0.0, 1 - 2**-24])
+    monkeypatch.setattr(random_ops, "_numbers", lambda *_: (ends, ends))
+    least, greatest = random_ops._normal(SEEDS[0], 2, torch.float32)
+    assert least == 0 and math.isclose(greatest, math.sqrt(48 * math.log(2)), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_uniform_numbers_of_16_bits_are_never_one(dtype, monkeypatch):
+    bits = random_ops.BITS[dtype]
+    numbers = torch.tensor([0.0, 0.5, 1 - 2**-24])
+    monkeypatch.setattr(random_ops, "_numbers", lambda *_: (numbers,))
+    values = random_ops._uniform(SEEDS[0], 3, dtype)
+    assert values.tolist() == [0.0, 0.5, 1 - 2.0**-bits]
+    assert torch.equal(values.to(dtype).double(), values.double())
+
+
+# -- statistics ------------------------------------------------------------------------------------
+
+MANY = 1 << 18
+
+
+@pytest.fixture(scope="module")
+def many():
+    return compiled(lambda seeds: drawn([MANY], seeds=seeds))(SEEDS).double()
+
+
+def test_uniform_numbers_have_their_mean_and_variance(many):
+    assert abs(many.mean() - 0.5) < 4 / math.sqrt(12 * MANY)
+    assert abs(many.var() - 1 / 12) < 4 * math.sqrt(1 / 180 / MANY)
+    assert many.min() >= 0 and many.max() < 1
+
+
+@pytest.mark.parametrize("byte", (0, 1, 2))
+def test_bytes_are_evenly_distributed(many, byte):
+    counts = ((many * 2**24).long() >> 8 * byte & 255).bincount(minlength=256).double()
+    chi_squared = ((counts - MANY / 256) ** 2 / (MANY / 256)).sum()
+    assert abs(chi_squared - 255) < 5 * math.sqrt(2 * 255)
+
+
+@pytest.mark.parametrize("lag", (1, 2, 3, 4, 5, 8, 16, 512, 1024))
+def test_numbers_do_not_depend_on_earlier_ones(many, lag):
+    early, late = many[:-lag] - 0.5, many[lag:] - 0.5
+    assert abs((early * late).mean() * 12) < 5 / math.sqrt(MANY)
+    assert (early == late).double().mean() < 1e-4, "numbers repeat"
+
+
+def test_no_group_of_four_repeats(many):
+    """A peer's dropout mask had each word four times over (pytorch#198333)."""
+    groups = many.view(-1, 4)
+    assert len(torch.unique(groups, dim=0)) == len(groups)
+    for k in range(4):
+        assert len(torch.unique(groups[:, k])) > 0.98 * len(groups)
+
+
+def test_normal_numbers_have_their_moments():
+    z = compiled(lambda seeds: drawn([MANY], 1, "normal", seeds=seeds))(SEEDS).double()
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((z**power).mean() - moment) < 5 * math.sqrt(variance / MANY)
+    assert abs((z[:-1] * z[1:]).mean()) < 5 / math.sqrt(MANY)
+    for bound, share in ((1, 0.31731), (2, 0.0455), (3, 0.0027)):
+        seen = (z.abs() > bound).double().mean()
+        assert abs(seen - share) < 5 * math.sqrt(share / MANY)
+
+
+def test_integers_are_evenly_distributed():
+    draw = compiled(lambda s: drawn([MANY], 1, "integer", torch.int64, (-3, 97), s))
+    counts = (draw(SEEDS) + 3).bincount(minlength=100).double()
+    chi_squared = ((counts - MANY / 100) ** 2 / (MANY / 100)).sum()
+    assert len(counts) == 100 and abs(chi_squared - 99) < 5 * math.sqrt(2 * 99)
+
+
+# -- torch's own functions -------------------------------------------------------------------------
+
+
+def test_what_torch_draws_has_its_distribution():
+    def draw(x):
+        return (
+            torch.rand(300, 100), torch.rand_like(x), torch.randn(300, 100), torch.randn_like(x),
+            x.clone().uniform_(2, 5), x.clone().normal_(1, 2), x.clone().exponential_(2.0),
+            torch.bernoulli(x * 0 + 0.3), x.clone().bernoulli_(0.3), torch.randint_like(x, 5),
+            torch.randint(3, 9, (300, 100)).float(), torch.randint(5, (300, 100)).float(),
+            torch.rand(300, 100, dtype=torch.float64), torch.randn(300, 100, dtype=torch.bfloat16),
+        )  # fmt: skip
+
+    moments = (
+        (0.5, 1 / 12), (0.5, 1 / 12), (0, 1), (0, 1),
+        (3.5, 9 / 12), (1, 4), (0.5, 0.25),
+        (0.3, 0.21), (0.3, 0.21), (2, 2),
+        (5.5, 35 / 12), (2, 2),
+        (0.5, 1 / 12), (0, 1),
+    )  # fmt: skip
+    with seeded(1):
+        found = compiled(draw)(torch.zeros(300, 100))
+    flat = [t.double().flatten() for t in found]
+    for values, (mean, variance) in zip(flat, moments, strict=True):
+        assert abs(values.mean() - mean) < 5 * math.sqrt(variance / 30000)
+        assert abs(values.var() - variance) < 0.05 * variance
+    for i, a in enumerate(flat):
+        for b in flat[:i]:
+            assert abs(torch.corrcoef(torch.stack((a, b)))[0, 1]) < 5 / math.sqrt(30000)
+
+
+def test_draws_have_eagers_types_and_strides():
+    x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+
+    def draw(x):
+        return (torch.rand_like(x), torch.randn_like(x.transpose(1, 2)), torch.rand(0, 3),
+                torch.randint(7, (3,), dtype=torch.int32), torch.randint_like(x, 3, 9).to(x.dtype),
+                torch.bernoulli(x.half()), torch.rand(()), F.dropout(x.bfloat16(), 0.5, True),
+                torch.rand_like(x[:, :, 1:2, :]), torch.randn(3, 1).expand(3, 4) + 1)  # fmt: skip
+
+    for ours, eagers in zip(compiled(draw)(x), draw(x), strict=True):
+        assert ours.dtype is eagers.dtype and ours.shape == eagers.shape
+        assert ours.stride() == eagers.stride()
+
+
+@pytest.mark.parametrize("bounds", ((0.0, 1.0), (-3.0, -1.0), (1e6, 1e6 + 1)), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_uniform_in_place_stays_below_its_upper_bound(bounds, dtype):
+    low, high = (torch.tensor(b, dtype=dtype).item() for b in bounds)
+    values = compiled(lambda x: x.clone().uniform_(low, high))(torch.zeros(20000, dtype=dtype))
+    assert values.min() >= low and (values.max() < high or low == high)
+
+
+def test_an_exponential_number_is_never_zero(monkeypatch):
+    values = compiled(lambda x: x.clone().exponential_(3.0))(torch.zeros(1 << 20))
+    assert values.min() > 0 and torch.isfinite(values.log()).all()
+
+
+def test_probabilities_of_zero_and_one_are_certain():
+    ends = torch.tensor([0.0, 1.0]).repeat(5000)
+    coins = compiled(lambda p: (torch.bernoulli(p), torch.bernoulli(p.double())))(ends)
+    assert torch.equal(coins[0], ends) and torch.equal(coins[1], ends.double())
+
+
+def test_small_probabilities_keep_24_bits_in_bf16():
+    """8 bits would keep 230 of 256: 0.8984."""
+    kept = compiled(lambda x: F.dropout(x, 0.1, True))(torch.ones(1 << 20, dtype=torch.bfloat16))
+    share = (kept != 0).double().mean()
+    assert abs(share - 0.9) < 5 * math.sqrt(0.09 / (1 << 20))
+
+
+# -- seeds -----------------------------------------------------------------------------------------
+
+
+def test_the_seed_of_torch_decides_and_each_call_draws_anew():
+    draw = compiled(lambda x: (F.dropout(x, 0.5, True), torch.rand_like(x), torch.rand_like(x)))
+    x = torch.ones(3000)
+    with seeded(1):
+        first, second = draw(x), draw(x)
+    with seeded(1):
+        again = draw(x)
+    with seeded(2):
+        other = draw(x)
+    for a, b, c, d in zip(first, second, again, other, strict=True):
+        assert torch.equal(a, c)
+        assert not torch.equal(a, b) and not torch.equal(a, d)
+    assert not torch.equal(first[1], first[2])
+
+
+def test_a_generator_of_the_users_own_is_followed():
+    def draw(x, generator):
+        return torch.rand(100, generator=generator) + x
+
+    torch._dynamo.reset()
+    found, expected = (
+        run(torch.zeros(100), torch.Generator().manual_seed(3))
+        for run in (torch.compile(draw, backend="fusec"), draw)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_fallback_random_follows_eagers_stream():
+    def draw(x):
+        return (torch.rand(5, 7) + x, torch.randn_like(x), torch.randint(3, 9, (11,)),
+                torch.bernoulli(x.sigmoid()), x.clone().uniform_(2, 3))  # fmt: skip
+
+    x = torch.ones(5, 7)
+    with seeded(4):
+        expected = draw(x)
+    with seeded(4):
+        found = compiled(draw, fallback_random=True)(x)
+    for index in (0, 1, 2):
+        assert torch.equal(found[index], expected[index])
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def saved_by(fn, *args):
+    """Return what a call returns, and the tensors that its backward keeps besides ``args``."""
+    kept = []
+    given = {a.untyped_storage().data_ptr() for a in args}
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in given:
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return fn(*args), kept
+
+
+@pytest.mark.parametrize("p", (0.1, 0.5))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+def test_the_gradient_has_the_mask_of_the_forward_and_none_is_saved(p, dtype):
+    x = torch.randn(64, 100, dtype=dtype).requires_grad_()
+    out, kept = saved_by(compiled(lambda x: F.dropout(x, p, True)), x)
+    out.backward(torch.ones_like(out))
+    assert [(t.dtype, t.numel()) for t in kept] == [(torch.int64, 1)]
+    scale = torch.tensor(1 / (1 - p), dtype=dtype)
+    torch.testing.assert_close(x.grad, torch.where(out != 0, scale, 0))
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    factor = torch.where(out != 0, torch.tensor(1 / (1 - p), dtype=wide), 0)
+    assert torch.equal(out, (x.detach().to(wide) * factor).to(dtype))
+
+
+def test_two_dropouts_of_a_graph_save_two_seeds():
+    def block(x, w):
+        return x + F.dropout(F.dropout(torch.sin(x), 0.3, True) @ w, 0.4, True)
+
+    x, w = torch.randn(64, 96).requires_grad_(), torch.randn(96, 96).requires_grad_()
+    out, kept = saved_by(compiled(block), x, w)
+    assert sum(t.numel() for t in kept if t.dtype in (torch.int64, torch.bool, torch.uint8)) == 2
+    dropped = out == x
+    out.sum().backward()
+    upstream = torch.where(dropped, 0.0, 1 / 0.6) @ w.detach().t()
+    inner = x.grad - 1
+    kept_inside = inner != 0
+    expected = upstream * torch.cos(x.detach()) / 0.7
+    torch.testing.assert_close(inner[kept_inside], expected[kept_inside], atol=1e-4, rtol=1e-4)
+    assert abs(kept_inside.float().mean() - 0.7) < 0.03
+
+
+def test_noise_of_the_forward_is_that_of_the_gradient():
+    def reparametrised(mean, log):
+        return mean + torch.randn_like(mean) * torch.exp(log)
+
+    mean, log = (torch.randn(40, 50).requires_grad_() for _ in range(2))
+    out, kept = saved_by(compiled(reparametrised), mean, log)
+    out.sum().backward()
+    assert all(t.numel() == 1 for t in kept)
+    torch.testing.assert_close(log.grad, (out - mean).detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("selective", (False, True), ids=("all", "selective"))
+def test_checkpointing_draws_the_same_numbers_again(selective):
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
+
+    def policy(_, operation, *args, **kwargs):
+        saved = operation in (torch.ops.aten.mm.default, torch.ops.aten.native_dropout.default)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    extra = {"context_fn": lambda: create_selective_checkpoint_contexts(policy)}
+
+    def block(x, w):
+        return F.dropout(torch.sin(x @ w), 0.4, True)
+
+    def model(x, w):
+        x = checkpoint(block, x, w, use_reentrant=False, **(extra if selective else {}))
+        return x * 2
+
+    x, w = torch.randn(64, 80).requires_grad_(), torch.randn(80, 80).requires_grad_()
+    out, kept = saved_by(compiled(model), x, w)
+    out.sum().backward()
+    assert not [t for t in kept if t.dtype is torch.bool]
+    product = (x @ w).detach()
+    expected = (out != 0) * torch.cos(product) * 2 / 0.6
+    torch.testing.assert_close(x.grad, expected @ w.detach().t(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(w.grad, x.detach().t() @ expected, atol=1e-4, rtol=1e-4)
+
+
+def test_dynamic_shapes_draw_by_position():
+    step = compiled(lambda x: F.dropout(x, 0.25, True) * torch.rand_like(x), dynamic=True)
+    for rows in (5, 8, 13):
+        x = torch.ones(rows, 2 * rows + 1).requires_grad_()
+        with seeded(3):
+            out = step(x)
+        with seeded(3):
+            seeds = torch.ops.fusec.random_seeds(2, torch.device("cpu"))
+        mask, numbers = (drawn(list(x.shape), k, seeds=seeds) for k in (0, 1))
+        expected = torch.where(mask >= 0.25, numbers / 0.75, 0)
+        torch.testing.assert_close(out.detach(), expected)
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("p", (0.0, 1.0))
+def test_dropout_of_nothing_and_of_everything_draws_no_number(p):
+    x = torch.randn(6, 33).requires_grad_()
+    with seeded(5):
+        state = torch.get_rng_state()
+        out = compiled(lambda x: F.dropout(x, p, True) + 1)(x)
+        assert torch.equal(torch.get_rng_state(), state)
+    out.sum().backward()
+    assert torch.equal(out, x + 1 if p == 0 else torch.ones_like(x))
+    assert torch.equal(x.grad, torch.full_like(x, 1 - p))
+
+
+@pytest.mark.parametrize("value", (math.inf, -math.inf, math.nan))
+def test_what_is_not_finite_stays_so_where_it_is_dropped(value):
+    """0 * inf is NaN, as eager's product with the mask is."""
+    out = compiled(lambda x: F.dropout(x, 0.5, True))(torch.full((1000,), value))
+    assert not torch.isfinite(out).any()
+
+
+@pytest.mark.parametrize("backend", ("triton_interpreter", "triton_fused"))
+def test_gpu_kernels_draw_what_cpu_kernels_draw(backend):
+    def attention(q, k, v):
+        weights = torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1)
+        return F.dropout(weights, 0.4, True) @ v
+
+    shapes = [torch.randn(2, 33, 16) for _ in range(3)]
+    results = []
+    for name in ("fusec", backend):
+        inputs = [t.clone().requires_grad_() for t in shapes]
+        torch._dynamo.reset()
+        with seeded(9):
+            out = compile_with(attention, name)(*inputs)
+            out.square().sum().backward()
+        results.append((out.detach(), *map(operator.attrgetter("grad"), inputs)))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
