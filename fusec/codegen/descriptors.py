@@ -4,7 +4,7 @@ A descriptor is a box in a buffer: a shape, strides and the tile that one copy t
 computes addresses, reads 0 where the tile leaves the shape, and writes nothing there. So a copy
 stands for an access if
 
-1. it is an operand of a product, or a result in a buffer that the program does not read;
+1. it is an operand of a 16-bit product, or a result in a buffer that the program does not read;
 2. its tile has two lane axes, one of which walks memory by one element, and its offset is affine in
    both: the columns and rows of the tile;
 3. its guard says that rows and columns end where the tensor does, and nothing else;
@@ -125,7 +125,8 @@ class _Finder:
         stack: list[Expr] = []
         for statement in body:
             if isinstance(statement, Let | Update) and isinstance(statement.value, Dot):
-                stack += [statement.value.left, statement.value.right]
+                left, right = statement.value.left, statement.value.right
+                stack += [left, right] if left.dtype.itemsize == 2 else []
         while stack:
             node = stack.pop()
             if node not in found:

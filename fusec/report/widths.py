@@ -5,7 +5,8 @@ the tile has 16 bytes for each thread, and neither a row's address nor a mask's 
 two multiples of 16 bytes. Where one of these fails, the access is *left out* with the reason.
 
 The printer writes the accesses of ``sink(program)`` in order, one ``tl.load`` or ``tl.store`` a
-line, and the compiled code says which line an access belongs to.
+line, or that of a tensor descriptor, and the compiled code says which line an access belongs to. A
+copy by descriptor is no access of any thread.
 
 Worked example: ``x[m*1024 + c]`` of bf16 with 1024 lanes c in 4 warps can be 16 bytes wide. With
 ``m*1023`` the rows begin between multiples of 16 bytes, with 512 lanes a thread has 8 bytes.
@@ -128,7 +129,7 @@ def _printed_accesses(source: str, name: str) -> list[tuple[str, int]]:
             continue
         for node in ast.walk(function):
             match node:
-                case ast.Call(func=ast.Attribute(ast.Name("tl"), "load" | "store" as kind)):
+                case ast.Call(func=ast.Attribute(ast.Name(), "load" | "store" as kind)):
                     found.append((kind, node.lineno))
     return sorted(found, key=lambda access: access[1])
 

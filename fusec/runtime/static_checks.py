@@ -319,7 +319,10 @@ def _resident_blocks(processor: Processor, threads: int, registers: int, shared_
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Opcodes in order, and the loops among them: (first, past the last) of each."""
+    """Opcodes in order, and the loops among them: (first, past the last) of each.
+
+    A wait that takes long goes on behind the end of the code, and its way back is no loop.
+    """
 
     opcodes: tuple[str, ...]
     loops: tuple[tuple[int, int], ...]
@@ -329,6 +332,7 @@ class _Code:
         opcodes: list[str] = []
         labels: dict[str, int] = {}
         loops: dict[int, int] = {}
+        end = 0
         for text in sass.splitlines():
             if label := _LABEL.match(text):
                 labels[label[1]] = len(opcodes)
@@ -336,8 +340,11 @@ class _Code:
                 opcodes.append(instruction[1])
                 goal = _BRANCH.search(instruction[2])
                 start = labels.get(goal[1]) if goal and instruction[1].startswith("BRA") else None
+                if not end and instruction[1] == "EXIT" and "@" not in text:
+                    end = len(opcodes)
                 # A branch to itself, behind the code, is a trap and no loop.
-                if start is not None and start < len(opcodes) - 1:
+                back = end and start is not None and start < end
+                if start is not None and start < len(opcodes) - 1 and not back:
                     loops[start] = len(opcodes)  # several branches to one label are one loop
         return cls(tuple(opcodes), tuple(loops.items()))
 

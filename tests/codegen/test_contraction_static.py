@@ -25,15 +25,17 @@ from tests.codegen.kernels import triton_source
 TARGETS = pytest.mark.parametrize("target", ("sm_90", "sm_80"))
 
 
-def staged(fn, *inputs: torch.Tensor, target: str = "sm_90", train: bool = False) -> list[Staged]:
-    options = Options.from_compile(None, {"race": "fused"})
+def staged(
+    fn, *inputs: torch.Tensor, target: str = "sm_90", train: bool = False, **chosen: str
+) -> list[Staged]:
+    options = Options.from_compile(None, {"race": "fused", **chosen})
     row = find_target(target)
     seen = observe(fn, inputs, train=train, options=options, scores=row.multiplies)
     return [take_through(graph, row, options) for graph in seen]
 
 
-def faults(fn, *inputs: torch.Tensor, target: str, train: bool = False) -> list[str]:
-    found = judge(staged(fn, *inputs, target=target, train=train)).faults
+def faults(fn, *inputs: torch.Tensor, target: str, train: bool = False, **chosen: str) -> list[str]:
+    found = judge(staged(fn, *inputs, target=target, train=train, **chosen)).faults
     return [f"{f.graph} {f.kernel} {f.rule}: {f.seen}" for f in found]
 
 
@@ -49,13 +51,17 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def report(one: Staged, tile: tuple[int, ...]) -> StaticReport:
+def report(one: Staged, tile: tuple[int, ...], *, descriptors: bool = False) -> StaticReport:
     """Compile the only kernel of a graph by the offered plan whose tiles these are."""
     assert one.compiled is not None
     (kernel,) = one.compiled.schedule.steps
     flat = coalesce(one.target.algebra(kernel))
     plans = one.target.plans(flat)
-    (plan, *_) = (p for p in plans if tuple(b.tile for b in p.bindings if b.tile > 1) == tile)
+    (plan, *_) = (
+        p
+        for p in plans
+        if tuple(b.tile for b in p.bindings if b.tile > 1) == tile and p.descriptors is descriptors
+    )
     return inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), one.target.name))
 
 
@@ -75,6 +81,51 @@ def test_linear_with_gelu_keeps_wide_tiles_in_registers(tile: tuple[int, ...]) -
 def test_attention_of_128_rows_and_64_keys_overlaps_its_products(depth: int) -> None:
     (one,) = staged(causal, *tensors(*[(2, 4, 1024, depth)] * 3))
     assert_overlapped(report(one, (128, 64, depth)))
+
+
+def assert_tiles_are_copied(found: StaticReport, count: int) -> None:
+    """Check that loads of operands, and one store, are copies by hardware that run ahead."""
+    assert (found.spill_bytes, found.serialised) == (0, ())
+    assert (found.tma, found.copies, found.mma) == (count, 0, 0)
+    assert (found.dot_loops, found.idle_dot_loops) == (1, 0)
+    assert max(found.store_widths, default=0) <= 4  # row statistics at most
+
+
+# Of three stages each operand has one copy in the loop and two before it.
+@pytest.mark.parametrize("tile", ((128, 128, 64), (128, 256, 64)), ids=str)
+def test_descriptors_copy_a_products_tiles(tile: tuple[int, ...]) -> None:
+    (one,) = staged(gelu_of_linear, *tensors((4096, 1024), (4096, 1024), (4096,)))
+    assert_tiles_are_copied(report(one, tile, descriptors=True), 2 * 3 + 1)
+
+
+def test_descriptors_save_registers_of_a_wide_tile() -> None:
+    (one,) = staged(gelu_of_linear, *tensors((4096, 1024), (4096, 1024), (4096,)))
+    wide = (256, 128, 64)
+    assert report(one, wide, descriptors=True).registers <= report(one, wide).registers - 8
+
+
+def test_descriptors_copy_an_attentions_tiles_with_fewer_registers() -> None:
+    (one,) = staged(causal, *tensors(*[(2, 4, 1024, 128)] * 3))
+    tile = (128, 64, 128)
+    found = report(one, tile, descriptors=True)
+    assert_tiles_are_copied(found, 1 + 2 * 2 + 1)
+    assert found.registers <= report(one, tile).registers - 16
+
+
+@pytest.mark.parametrize("length", (1024, 1000))
+def test_descriptors_of_an_attention_and_its_gradient_have_no_fault(length: int) -> None:
+    q, k, v = tensors(*[(2, 4, length, 128)] * 3)
+    assert faults(causal, q, k, v, target="sm_90", train=True, descriptors="always") == []
+
+
+@pytest.mark.parametrize("target", ("sm_90", "sm_100", "sm_120"))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
+def test_descriptors_of_other_types_and_targets_have_no_fault(dtype, target) -> None:
+    def product(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return gelu_of_linear(x.half(), w.half(), b.half())
+
+    inputs = tensors((4096, 1000), (1504, 1000), (1504,), dtype=dtype)
+    assert faults(product, *inputs, target=target, descriptors="always") == []
 
 
 @TARGETS

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import pickle
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,12 +16,15 @@ from typing import Any
 import pytest
 import torch
 import triton
+from triton.backends.nvidia.driver import make_tensordesc_arg
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.errors import BuildError, EnvironmentProblem, UsageError
 from fusec.runtime import triton_kernel
 from fusec.runtime.triton_kernel import (
     MAX_SIZE,
     Binary,
+    TileDescriptor,
     TritonKernel,
     TritonSource,
     build,
@@ -52,6 +57,44 @@ KERNEL = TritonSource(
     ("(N + 511) // 512", "1", "1"),
 )
 
+BY_POINTERS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, y, M, N):
+    m = tl.program_id(0) * 16 + tl.arange(0, 16)[:, None]
+    n = tl.arange(0, 32)[None, :]
+    inside = (m < M) & (n < N)
+    t = tl.load(x + m * N + n, mask=inside, other=0.0)
+    tl.store(y + m * N + n, t * 2.0, mask=inside)
+"""
+BY_DESCRIPTORS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, y, M, N, x_tiles, y_tiles):
+    m = tl.program_id(0)
+    y_tiles.store([m * 16, 0], x_tiles.load([m * 16, 0]) * 2.0)
+"""
+TILED = TritonSource(
+    "scale",
+    BY_DESCRIPTORS,
+    (
+        *(("x", "*fp32"), ("y", "*fp32"), ("M", "i32"), ("N", "i32")),
+        *(("x_tiles", "tensordesc<fp32[16,32]>"), ("y_tiles", "tensordesc<fp32[16,32]>")),
+    ),
+    (0, 1, 3),
+    ("(M + 15) // 16", "1", "1"),
+    descriptors=tuple(
+        TileDescriptor(f"{name}_tiles", name, (16, 32), ("M", "N"), ("N", "1")) for name in "xy"
+    ),
+    pointer_source=BY_POINTERS,
+)
+
 
 class InterpretingDriver:
     """Stands in for Triton's driver: knows tensors by address, and records launches."""
@@ -61,6 +104,8 @@ class InterpretingDriver:
         self.current_device = 0
         self.memory: dict[int, torch.Tensor] = {}
         self.launches: list[tuple[Any, ...]] = []
+        self.source = SCALE
+        self.descriptors: list[TensorDescriptor] = []
 
     def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, ...]:
         return ("module", (name, code, shared, device), 32, 0, 1024)
@@ -74,10 +119,15 @@ class InterpretingDriver:
             assert packed == (metadata.num_warps, metadata.num_ctas, metadata.shared)
             self.launches.append((function, stream, (x, y, z)))
             given = zip(source.signature.values(), args, strict=True)
-            values = [self.memory[a] if kind.startswith("*") else a for kind, a in given]
-            interpret(SCALE, "scale", (x, y, z), values)
+            interpret(self.source, "scale", (x, y, z), [self.value(*one) for one in given])
 
         return run
+
+    def value(self, kind: str, arg: Any) -> Any:
+        if kind.startswith("tensordesc"):
+            self.descriptors.append(arg)
+            return replace(arg, base=self.memory[arg.base.data_ptr()])
+        return self.memory[arg] if kind.startswith("*") else arg
 
     def get_current_stream(self, device: int) -> int:
         return 70 + device
@@ -174,6 +224,107 @@ def test_packed_kernel_is_loaded_without_compiling(
     x, y = aligned(driver, 16).fill_(1), aligned(driver, 16)
     kernel(x, y, 16)
     assert y.tolist() == [2.0] * 16
+
+
+@pytest.fixture(scope="module")
+def tiled_binary() -> Binary:
+    return build([TILED], "sm_90")["scale"]
+
+
+@pytest.fixture
+def tiled(driver: InterpretingDriver, tiled_binary: Binary) -> TritonKernel:
+    driver.source = BY_DESCRIPTORS
+    return TritonKernel(TILED, tiled_binary, device=0)
+
+
+def test_launch_makes_descriptors_of_addresses_and_sizes(
+    driver: InterpretingDriver, tiled: TritonKernel
+) -> None:
+    x, y = aligned(driver, 640).fill_(3), aligned(driver, 640)
+    tiled(x, y, 20, 32)
+    assert y.tolist() == [6.0] * 640
+    assert [(d.shape, d.strides, d.block_shape) for d in driver.descriptors] == [
+        ([20, 32], [32, 1], [16, 32])
+    ] * 2
+    assert [d.base.data_ptr() for d in driver.descriptors] == [x.data_ptr(), y.data_ptr()]
+
+
+def test_launches_of_the_same_tensors_and_sizes_share_descriptors(
+    driver: InterpretingDriver, tiled: TritonKernel
+) -> None:
+    x, y = aligned(driver, 640), aligned(driver, 640)
+    for rows in (20, 20, 16):
+        tiled(x, y, rows, 32)
+    one, again, other = driver.descriptors[::2]
+    assert one is again
+    assert other is not one
+    assert other.shape == [16, 32]
+
+
+def test_descriptors_keep_no_tensor_alive(driver: InterpretingDriver, tiled: TritonKernel) -> None:
+    x, y = aligned(driver, 640), aligned(driver, 640)
+    tiled(x, y, 20, 32)
+    alive = weakref.ref(x)
+    driver.memory.clear()
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_no_more_descriptors_are_kept_than_a_limit(
+    driver: InterpretingDriver, tiled: TritonKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_kernel, "_KEPT", 2)
+    x, y = aligned(driver, 640).fill_(1), aligned(driver, 640)
+    for rows in (16, 17, 18, 19, 20):
+        tiled(x, y, rows, 32)
+    tiled(x, y, 20, 32)
+    assert y.tolist() == [2.0] * 640
+
+
+def test_unaligned_tensors_and_sizes_go_by_pointers(
+    driver: InterpretingDriver, tiled: TritonKernel, tiled_binary: Binary
+) -> None:
+    driver.source = BY_POINTERS
+    x, y = aligned(driver, 641).fill_(1), aligned(driver, 640)
+    tiled(driver.tensor(x[1:]), y, 20, 32)
+    assert y.tolist() == [2.0] * 640
+    tiled(x, y.zero_(), 20, 30)
+    assert y.tolist() == [2.0] * 600 + [0.0] * 40
+    assert not driver.descriptors
+    assert tiled_binary.code not in {function[1] for function, _, _ in driver.launches}
+
+
+def test_tritons_launcher_takes_these_descriptors(
+    driver: InterpretingDriver, tiled: TritonKernel, tiled_binary: Binary
+) -> None:
+    x, y = aligned(driver, 640), aligned(driver, 640)
+    tiled(x, y, 20, 32)
+    filled = []
+    driver.fill_tma_descriptor = driver.fill_tma_descriptor_tiled = lambda *fields: filled.append(
+        fields
+    )
+    for meta in json.loads(tiled_binary.metadata)["tensordesc_meta"]:
+        _, *rest = make_tensordesc_arg(driver.descriptors[0], meta)
+        assert rest == [20, 32, 32, 1]
+    address, _, size, _, block, shape, strides, padding = filled[0]
+    assert (address, size, block) == (x.data_ptr(), 4, [16, 32])
+    assert (shape, strides, padding) == ([20, 32], [32, 1], 0)
+
+
+def test_packed_kernel_keeps_its_descriptors(driver: InterpretingDriver) -> None:
+    blobs = pack([TILED], "sm_90")
+    driver.source = BY_DESCRIPTORS
+    kernel = unpack(blobs, device=0)["scale"]
+    assert kernel.kernel == TILED
+    (row,) = json.loads(blobs["triton.json"])
+    assert [meta["block_size"] for meta in json.loads(row["metadata"])["tensordesc_meta"]] == [
+        [16, 32],
+        [16, 32],
+    ]
+    x, y = aligned(driver, 640).fill_(1), aligned(driver, 640)
+    kernel(x, y, 20, 32)
+    assert y.tolist() == [2.0] * 640
 
 
 def test_build_compiles_several_kernels() -> None:

@@ -1,8 +1,9 @@
 """Plans in which hardware copies tiles of operands: offered beside those that load by pointers.
 
 A copy by tensor descriptor needs no registers for addresses and no instruction of most threads. It
-needs memory in which rows lie multiples of 16 bytes apart. What a program makes of such a plan,
-``codegen/descriptors.py`` says, access by access.
+needs memory in which rows lie multiples of 16 bytes apart, and products that read shared memory:
+lanes that multiply f32 operands one by one would spill 20 KB of them (128x128, sm_90, 2026-11).
+What a program makes of such a plan, ``codegen/descriptors.py`` says, access by access.
 
 Nothing of this was measured on a device yet (2026-11), so the plan chosen by rule stays with
 pointers, and descriptors come second: a race tries them, however short it is.
@@ -30,7 +31,8 @@ def with_descriptors(
     The order is first, first with descriptors, second with descriptors, second, ...: what few
     configurations show is the difference and the likeliest tile.
     """
-    operands = [load for parts in products.values() for load in _loads(parts)]
+    on_tensor_cores = (parts for parts in products.values() if parts.left.dtype.itemsize == 2)
+    operands = [load for parts in on_tensor_cores for load in _loads(parts)]
     if not limits.descriptors or not any(map(_is_describable, operands)):
         return plans
     first, *others = plans
