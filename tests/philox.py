@@ -34,12 +34,17 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, ...]:
     return a, b, c, d
 
 
-def uniform(seed: int, index: int) -> float:
-    """Return what ``uniform(seed, index)`` means: 24 bits of word index % 4 of counter index//4."""
+def random_bits(seed: int, indices: Sequence[int]) -> np.ndarray:
+    """Return what ``random(seed, index)`` means: 24 bits of word index % 4 of counter index//4."""
+    return np.array([_random_bits(seed, int(i)) for i in indices], dtype="i4")
+
+
+def _random_bits(seed: int, index: int) -> int:
     counter = index // 4
     words = philox((counter & LOW, counter >> 32, 0, 0), (seed & LOW, seed >> 32 & LOW))
-    return (words[index % 4] >> 8) * 2.0**-24
+    return words[index % 4] >> 8
 
 
 def uniforms(seed: int, indices: Sequence[int]) -> np.ndarray:
-    return np.array([uniform(seed, int(i)) for i in indices], dtype="f4")
+    """Return the same as f32 in [0, 1)."""
+    return (random_bits(seed, indices) * 2.0**-24).astype("f4")

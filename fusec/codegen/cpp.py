@@ -304,19 +304,19 @@ class _Printer:
             return f"-{args[0]}"
         if node.name == "nonzero":
             return f"fusec_nonzero({args[0]}, status)"
-        if node.name == "uniform" and vector:
+        if node.name == "random" and vector:
             return self.random(node)
         if node.name.startswith("round_"):
             return f"{node.name}({args[0]})"
         return f"f_{node.name}({', '.join(args)})"
 
     def random(self, node: Op) -> str:
-        """Return random numbers of the lanes; where these are neighbours, four from a counter."""
+        """Return random bits of the lanes; where these are neighbours, four from a counter."""
         seed, position = node.args
         base, by = self.along_lane(self.positions.get(position, index(0)))
         if by is index(1) and not self.is_vector(seed):
-            return f"f_uniform_run({self.operand(seed, False)}, {self.scalar_index(base)})"
-        return f"f_uniform({self.operand(seed, True)}, {self.operand(position, True)})"
+            return f"f_random_run({self.operand(seed, False)}, {self.scalar_index(base)})"
+        return f"f_random({self.operand(seed, True)}, {self.operand(position, True)})"
 
     def cast(self, node: Cast, vector: bool, var: Var | None) -> str:
         arg = self.operand(node.arg, vector)

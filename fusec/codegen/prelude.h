@@ -1169,8 +1169,7 @@ FUSEC_BY_LANE1(f_erfinv)
 
 // ---- random numbers -----------------------------------------------------------------------------
 // Philox 4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). The key is
-// the seed, the counter index / 4, and of its four words the one of number index % 4 is the result,
-// as a multiple of 2^-24 in [0, 1).
+// the seed, the counter index / 4, and the result are the upper 24 bits of word index % 4.
 
 #define FUSEC_MIRRORED(l) (l) ^ 3
 FUSEC_INLINE vu32 fusec_mirror_words(hu64 x) {
@@ -1205,10 +1204,7 @@ FUSEC_INLINE vu32 fusec_philox(long long seed, long long first) {
   }
   return state;
 }
-FUSEC_INLINE vf32 fusec_fraction(vu32 words) {
-  return FUSEC_CONVERT((vi32)(words >> 8), vf32) * 0x1p-24f;
-}
-FUSEC_INLINE float f_uniform(long long seed, long long index) {
+FUSEC_INLINE int f_random(long long seed, long long index) {
   unsigned c[4] = {(unsigned)(index >> 2), (unsigned)(index >> 34), 0, 0};
   unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
   for (int i = 0; i < 10; i++) {
@@ -1217,15 +1213,15 @@ FUSEC_INLINE float f_uniform(long long seed, long long index) {
     c[2] = (unsigned)(p >> 32) ^ c[3] ^ key1, c[3] = (unsigned)p;
     key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
   }
-  return (float)(c[index & 3] >> 8) * 0x1p-24f;
+  return (int)(c[index & 3] >> 8);
 }
-FUSEC_RARE vf32 f_uniform(vi64 seed, vi64 index) {
-  vf32 r;
-  for (int l = 0; l < FUSEC_W; l++) r[l] = f_uniform(seed[l], index[l]);
+FUSEC_RARE vi32 f_random(vi64 seed, vi64 index) {
+  vi32 r;
+  for (int l = 0; l < FUSEC_W; l++) r[l] = f_random(seed[l], index[l]);
   return r;
 }
 // Lane l has index first + l.
-FUSEC_INLINE vf32 f_uniform_run(long long seed, long long first) {
+FUSEC_INLINE vi32 f_random_run(long long seed, long long first) {
   vu32 words = fusec_philox(seed, first >> 2);
   if (__builtin_expect(first & 3, 0)) {
     m_i32 both[2 * FUSEC_W];
@@ -1233,5 +1229,5 @@ FUSEC_INLINE vf32 f_uniform_run(long long seed, long long first) {
     st_i32(both + FUSEC_W, (vi32)fusec_philox(seed, (first >> 2) + FUSEC_W / 4));
     words = (vu32)ld_i32(both + (first & 3));
   }
-  return fusec_fraction(words);
+  return (vi32)(words >> 8);
 }

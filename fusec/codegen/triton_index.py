@@ -199,7 +199,7 @@ def narrow_values(program: Program) -> frozenset[Var]:
 
 
 def _draws(value: Expr) -> bool:
-    return isinstance(value, Op) and value.name == "uniform"
+    return isinstance(value, Op) and value.name == "random"
 
 
 def _compares(value: Expr) -> bool:

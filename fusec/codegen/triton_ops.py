@@ -210,7 +210,7 @@ ROWS: dict[str, Row] = {
     "ge": _comparison(">="),
     "isnan": Row(_text("{0} != {0}")),
     "isinf": Row(_text('tl.abs({0}) == float("inf")')),
-    "uniform": Row(long=_call("_uniform")),
+    "random": Row(long=_call("_random")),
 }
 
 _WRONG_SIGN = "(rest != 0) & ((rest < 0) != (b < 0))"
@@ -282,9 +282,9 @@ def _cheap_tanh(x):
     # One Philox a value, and LLVM makes it one for the values of a counter that a thread holds in a
     # row: their indices differ in the bits that the shift drops. A product of 64 bits is one
     # instruction, its two halves were two (sm_90, Triton 3.7.1, 2026-11).
-    "_uniform": Function(
+    "_random": Function(
         """\
-def _uniform(seed, index):
+def _random(seed, index):
     counter = index >> 2
     k, m = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     a = counter.to(tl.uint32)
@@ -297,7 +297,7 @@ def _uniform(seed, index):
         k, m = k + 0x9E3779B9, m + 0xBB67AE85
     word = index & 3
     bits = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
-    return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08"""
+    return (bits >> 8).to(tl.int32)"""
     ),
     "_prod": Function("def _prod(a, b):\n    return a * b"),
     "_max": Function(f"def _max(a, b):\n    return tl.maximum(a, b, {_NAN})"),

@@ -5,7 +5,7 @@ leaves alone, such as those from a generator of the user's, run as eager kernels
 
 Worked example, the numbers of a dropout over ``x[m, c]``, the second draw of its graph::
 
-    random_1[i0, i1] = uniform(seeds[1], (768*i0 + i1):i64)
+    random_1[i0, i1] = f32(random(seeds[1], (768*i0 + i1):i64)) * 5.960464477539063e-08
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusec.frontend.random_ops import BITS
 from fusec.frontend.registry import lowers
 from fusec.frontend.shapes import from_torch_dtype
 from fusec.frontend.value import ZERO, Value
-from fusec.ir.dtype import F64, I64
+from fusec.ir.dtype import F32, F64, I32, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, cast, op
 from fusec.ir.index import Index, contiguous_strides, index
 
@@ -53,9 +53,9 @@ def random(
         draw = _Draw(seeds.at((index(which),)), place)
         match kind:
             case "uniform":
-                return _uniform(draw, call)
+                return _uniform(draw, call.out.dtype)
             case "normal":
-                return _normal(draw, call)
+                return _normal(draw, call.out.dtype)
             case "integer":
                 return _integer(draw, low, high)
             case _:
@@ -65,32 +65,33 @@ def random(
 
 
 class _Draw:
-    """The uniform numbers of one element: each kind of draw takes as many as it needs."""
+    """The random bits of one element: each kind of draw takes as many as it needs."""
 
     def __init__(self, seed: Expr, place: Index) -> None:
         self.seed = seed
         self.place = place
 
-    def number(self, which: int, each: int) -> Expr:
-        """Return one of the ``each`` numbers in f32 that belong to the element."""
-        return op("uniform", self.seed, IndexValue(self.place * each + which))
+    def bits(self, which: int, each: int) -> Expr:
+        """Return one of the ``each`` integers of 24 bits that belong to the element."""
+        return op("random", self.seed, IndexValue(self.place * each + which))
 
-    def double(self, which: int, each: int) -> Expr:
-        """Return one of the ``each`` numbers in f64, of 48 bits, that belong to the element."""
-        high, low = (cast(self.number(2 * which + k, 2 * each), F64) for k in (0, 1))
-        return add(high, mul(low, 2.0**-24))
-
-
-def _uniform(draw: _Draw, call: Call) -> Expr:
-    if call.out.dtype is F64:
-        return draw.double(0, 1)
-    number, bits = draw.number(0, 1), _BITS.get(call.out.dtype)
-    return number if bits is None else mul(op("floor", mul(number, 2.0**bits)), 2.0**-bits)
+    def number(self, which: int, each: int, kind: DType) -> Expr:
+        """Return one of the ``each`` uniform numbers that do: 24 bits in f32, 48 in f64."""
+        if kind is F32:
+            return mul(cast(self.bits(which, each), F32), 2.0**-24)
+        high, low = (cast(self.bits(2 * which + k, 2 * each), F64) for k in (0, 1))
+        return add(mul(high, 2.0**-24), mul(low, 2.0**-48))
 
 
-def _normal(draw: _Draw, call: Call) -> Expr:
-    number = draw.double if call.out.dtype is F64 else draw.number
-    radius, angle = number(0, 2), number(1, 2)
+def _uniform(draw: _Draw, dtype: DType) -> Expr:
+    if dtype not in _BITS:
+        return draw.number(0, 1, dtype)
+    upper = op("shr", draw.bits(0, 1), Const(24 - _BITS[dtype], I32))
+    return mul(cast(upper, F32), 2.0 ** -_BITS[dtype])
+
+
+def _normal(draw: _Draw, dtype: DType) -> Expr:
+    radius, angle = (draw.number(k, 2, compute_type(dtype)) for k in (0, 1))
     one = Const(1.0, radius.dtype)
     length = op("sqrt", mul(op("log", sub(one, radius)), -2.0))
     return mul(length, op("cos", mul(angle, 2 * math.pi)))
@@ -98,7 +99,7 @@ def _normal(draw: _Draw, call: Call) -> Expr:
 
 def _integer(draw: _Draw, low: int, high: int) -> Expr:
     """Return low + floor((high - low) * u) for 48 bits u, in products of less than 63 bits."""
-    upper, lower = (cast(mul(draw.number(k, 2), 2.0**24), I64) for k in (0, 1))
+    upper, lower = (cast(draw.bits(k, 2), I64) for k in (0, 1))
     width, shift = Const(high - low, I64), Const(24, I64)
     carried = op("shr", op("mul", lower, width), shift)
     return add(op("shr", add(op("mul", upper, width), carried), shift), low)

@@ -41,7 +41,7 @@ from fusec.ir.monoid import Monoid
 from fusec.ir.scalar import SCALAR_OPS
 
 _NO_AXES: frozenset[Axis] = frozenset()
-_RESULTS = {"bool": BOOL, "f32": F32}
+_RESULTS = {"bool": BOOL, "i32": I32}
 
 
 class Buffer:

@@ -132,8 +132,8 @@ def _erfinv(y: float) -> float:
     return math.copysign(x, y)
 
 
-def _uniform(seed: Array, index: Array) -> Array:
-    """Return word index % 4 of Philox-4x32-10, its upper 24 bits as a fraction of 1.
+def _random(seed: Array, index: Array) -> Array:
+    """Return the upper 24 bits of word index % 4 of counter index // 4 of Philox-4x32-10.
 
     Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). Words are 32 bits in u64.
     """
@@ -147,7 +147,7 @@ def _uniform(seed: Array, index: Array) -> Array:
         c, d = (first >> half) ^ d ^ keys[1], first & low
         keys = [(keys[0] + np.uint64(0x9E3779B9)) & low, (keys[1] + np.uint64(0xBB67AE85)) & low]
     word = np.choose((index & np.uint64(3)).astype(np.int64), [a, b, c, d])
-    return np.asarray((word >> np.uint64(8)).astype(np.float32) * np.float32(2**-24))
+    return np.asarray(word >> np.uint64(8))
 
 
 def _vectorized(function: Callable[[float], float]) -> Operation:
@@ -221,7 +221,7 @@ OPERATIONS: dict[str, Operation] = {
     "ge": np.greater_equal,
     "isnan": np.isnan,
     "isinf": np.isinf,
-    "uniform": _uniform,
+    "random": _random,
 }
 
 

@@ -20,7 +20,7 @@ class ScalarOp:
         arity: number of arguments.
         takes: the compute types of its arguments: "number" (all but bool), "float", "integer",
             "bits" (bool and integers), "any", "i64", or "f32".
-        result: "same" (the type of the last argument), "bool" or "f32".
+        result: "same" (the type of the last argument), "bool" or "i32".
         cost: modelled cost in multiply-adds (an f32 vector unit, measured 2026-11, AVX-512).
         infix: the operator it prints as, or None for a call.
     """
@@ -100,9 +100,9 @@ _ROWS = (
     ScalarOp("ge", 2, takes="any", result="bool", infix=">="),
     ScalarOp("isnan", 1, takes="float", result="bool"),
     ScalarOp("isinf", 1, takes="float", result="bool"),
-    # (seed, index) -> [0, 1), a multiple of 2^-24: the upper bits of word index % 4 of
-    # Philox-4x32-10 with the seed as its key and index // 4 as its counter.
-    ScalarOp("uniform", 2, takes="i64", result="f32", cost=24),
+    # (seed, index) -> 24 random bits: the upper ones of word index % 4 of Philox-4x32-10 with the
+    # seed as its key and index // 4 as its counter.
+    ScalarOp("random", 2, takes="i64", result="i32", cost=20),
 )
 
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}

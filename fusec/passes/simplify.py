@@ -8,6 +8,7 @@ explicit casts, comparisons, values that are also stored). Nothing here depends 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from typing import TypeGuard
 
@@ -133,7 +134,9 @@ def _cast(node: Cast) -> Expr:
 
 def _op(node: Op) -> Expr:
     if node.name in ROUND.values():
-        return node.args[0] if _is_op(node.args[0], node.name) else node
+        inner = node.args[0]
+        exact = isinstance(inner, Cast) and inner.arg.dtype is BOOL
+        return inner if exact or _is_op(inner, node.name) else node
     if node.name in _COMPARE:
         return _compare(node)
     if len(node.args) != 2:
@@ -148,6 +151,8 @@ def _op(node: Op) -> Expr:
             return a
         case "mul" if _is_number(a, 1):
             return b
+        case "mul" if isinstance(a, Cast) and isinstance(b, Const) and a.arg.dtype is BOOL:
+            return _masked_number(a.arg, b, node)
         case "sub" if _is_number(b, 0) and not _is_negative_zero(b):
             return a
         case "add" if node.dtype.is_integer and _is_number(b, 0):
@@ -202,6 +207,13 @@ def _logic(name: str, a: Expr, b: Expr, node: Expr) -> Expr:
         if isinstance(x, Const):
             return y if x.value is (name == "and") else x
     return node
+
+
+def _masked_number(mask: Expr, factor: Const, node: Expr) -> Expr:
+    """``f32(mask) * c`` is c or a zero of its sign, if c is finite."""
+    if not factor.dtype.is_float or not math.isfinite(factor.value):
+        return node
+    return Select(mask, factor, Const(math.copysign(0.0, factor.value), factor.dtype))
 
 
 def _divide_by_constant(a: Expr, b: Const, node: Expr) -> Expr:
@@ -404,7 +416,7 @@ def _compare(node: Op) -> Expr:
     """Decide comparisons of indices by their bounds; compare in 32 bits where both sides fit."""
     a, b = (_index_of(x) for x in node.args)
     if a is None or b is None:
-        return node
+        return _compare_random(node)
     difference = a.index - b.index
     verdict: bool | None = None
     at_least, at_most = is_nonnegative(difference), is_nonnegative(-difference)
@@ -423,6 +435,19 @@ def _compare(node: Op) -> Expr:
         return Const(verdict, BOOL)
     if node.args[0].dtype is I64 and all(_fits_32_bits(x) for x in (a, b)):
         return Op(node.name, (IndexValue(a.index, I32), IndexValue(b.index, I32)))
+    return node
+
+
+def _compare_random(node: Op) -> Expr:
+    """``f32(random(...)) * 2^-24 < p`` compares the 24 bits with p * 2^24, rounded up: integers."""
+    match node.args:
+        case (
+            Op(name="mul", args=(Cast(arg=Op(name="random") as bits, dtype=kind), scale)),
+            Const(value=bound),
+        ) if node.name in ("lt", "ge") and kind is F32 and _is_number(scale, 2.0**-24):
+            if -1 <= bound <= 2:
+                nearest = struct.unpack("f", struct.pack("f", bound))[0]
+                return Op(node.name, (bits, Const(math.ceil(nearest * 2**24), I32)))
     return node
 
 

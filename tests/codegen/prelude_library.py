@@ -101,13 +101,13 @@ typedef long long i64;
 EXPORT masks(const m_bool *x, m_bool *y) {
   y[0] = f_hany(ld_bool(x)), y[1] = f_hall(ld_bool(x));
 }
-EXPORT v_uniform(i64 seed, const i64 *at, float *y, i64 n) {
-  for (i64 i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_uniform(v_i64(seed), ld_i64(at + i)));
+EXPORT v_random(i64 seed, const i64 *at, int *y, i64 n) {
+  for (i64 i = 0; i < n; i += FUSEC_W) st_i32(y + i, f_random(v_i64(seed), ld_i64(at + i)));
 }
-EXPORT s_uniform(i64 seed, const i64 *at, float *y, i64 n) {
-  for (i64 i = 0; i < n; i++) y[i] = f_uniform(seed, at[i]);
+EXPORT s_random(i64 seed, const i64 *at, int *y, i64 n) {
+  for (i64 i = 0; i < n; i++) y[i] = f_random(seed, at[i]);
 }
-EXPORT run_uniform(i64 seed, i64 first, float *y) { st_f32(y, f_uniform_run(seed, first)); }
+EXPORT run_random(i64 seed, i64 first, int *y) { st_i32(y, f_random_run(seed, first)); }
 EXPORT iota(i64 *y, i64 n, m_bool *first) { st_i64(y, v_iota() + n), st_bool(first, v_first(n)); }
 """
 

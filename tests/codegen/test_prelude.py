@@ -20,7 +20,7 @@ import torch
 
 from fusec.runtime.cpp_kernel import FLAGS, find_compiler, vector_width
 from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, prelude, source
-from tests.philox import uniforms
+from tests.philox import random_bits
 
 WIDTHS = {16: "-march=native", 8: "-march=x86-64 -mavx2 -mfma -mf16c", 4: "-march=x86-64"}
 """Lanes and instruction sets: all there is; AVX2; SSE2, without FMA or F16C."""
@@ -469,19 +469,21 @@ LAST = [2**32 - 1, 2**32, 2**34 - 2, 2**34 + 5, 2**62 + 7]
 @pytest.mark.parametrize("seed", [0, 1, -1, 0x0123456789ABCDEF])
 def test_random_numbers_are_philox(library: Library, seed: int) -> None:
     indices = np.array([*range(64), *LAST, *range(11)], dtype="i8")
-    wanted = uniforms(seed, indices)
+    wanted = random_bits(seed, indices)
     for kind in "vs":
-        result = np.empty(len(indices), "f4")
-        library(f"{kind}_uniform", seed, indices, result, len(indices))
+        result = np.empty(len(indices), "i4")
+        library(f"{kind}_random", seed, indices, result, len(indices))
         np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 7, 64, 2**34 - 8, 2**34 - 5])
 def test_a_run_of_random_numbers_may_start_anywhere(library: Library, first: int) -> None:
     for seed in (3, -(2**63) + 9):
-        result = np.empty(library.width, "f4")
-        library("run_uniform", seed, first, result)
-        np.testing.assert_array_equal(result, uniforms(seed, range(first, first + library.width)))
+        result = np.empty(library.width, "i4")
+        library("run_random", seed, first, result)
+        np.testing.assert_array_equal(
+            result, random_bits(seed, range(first, first + library.width))
+        )
 
 
 HOT = """

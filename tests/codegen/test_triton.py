@@ -28,7 +28,7 @@ from fusec.ir.scalar import SCALAR_OPS
 from tests.codegen import programs
 from tests.codegen.kernels import named_values
 from tests.codegen.programs import Builder, buffer, f32, tiled
-from tests.philox import uniform
+from tests.philox import random_bits
 from tests.triton_interpreter import interpret
 
 TORCH_TYPES = {
@@ -250,8 +250,11 @@ TORCH_OPS = {
     "round_f16": lambda a: a.half().to(a.dtype),
     "round_bf16": lambda a: a.bfloat16().to(a.dtype),
     "nonzero": lambda a: a,
-    "uniform": lambda seed, index: torch.tensor(
-        [uniform(int(s), int(i)) for s, i in zip(seed, index, strict=True)]
+    "random": lambda seeds, indices: torch.cat(
+        [
+            torch.from_numpy(random_bits(int(s), [int(i)]))
+            for s, i in zip(seeds, indices, strict=True)
+        ]
     ),
 }
 
@@ -282,7 +285,7 @@ def operands(name: str, dtype: DType) -> list[torch.Tensor]:
     columns = [torch.randint(-100, 100, (256,), generator=generator) for _ in range(2)]
     if name in ("shl", "shr", "pow"):
         columns[1] = columns[1].abs() % 5
-    if name == "uniform":
+    if name == "random":
         columns = [columns[0] << 30, torch.arange(256) + (columns[1].abs() << 33)]
     columns[1][columns[1] == 0] = 7
     return [c.to(TORCH_TYPES[dtype.name]) for c in columns[:arity]]

@@ -15,7 +15,7 @@ from fusec.ir.interp_scalar import OPERATIONS, scalar_operation
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.scalar import SCALAR_OPS
 from tests.ir.graphs import axes, buffer, load
-from tests.philox import KNOWN_ANSWERS, philox, uniform
+from tests.philox import KNOWN_ANSWERS, philox, random_bits
 
 TORCH_TYPES = {
     BOOL: torch.bool,
@@ -41,8 +41,10 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "nonzero": lambda a: a,
     "round_f16": lambda a: a.half().float(),
     "round_bf16": lambda a: a.bfloat16().float(),
-    "uniform": lambda seed, index: torch.from_numpy(
-        np.float32([uniform(int(s), int(i) % 2**64) for s, i in zip(seed, index, strict=True)])
+    "random": lambda seeds, indices: torch.from_numpy(
+        np.concatenate(
+            [random_bits(int(s), [int(i) % 2**64]) for s, i in zip(seeds, indices, strict=True)]
+        )
     ),
 }
 FLOATS = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-20, 1e-3, -0.3, 0.999, 7.25, -13.7, 80.0]
@@ -138,11 +140,10 @@ def test_the_reference_of_random_words_gives_the_published_answers() -> None:
         assert philox(counter, key) == words
 
 
-def test_uniform_has_24_bits_of_the_word_that_the_index_names() -> None:
-    words = np.array([w >> 8 for w in KNOWN_ANSWERS[0][2]])
-    seen = scalar_operation("uniform", F32)(np.int64([0]), np.arange(4))
-    assert seen.dtype == np.float32
-    np.testing.assert_array_equal(seen * 2.0**24, words)
+def test_random_bits_are_24_of_the_word_that_the_index_names() -> None:
+    seen = scalar_operation("random", I32)(np.int64([0]), np.arange(4))
+    assert seen.dtype == np.int32
+    np.testing.assert_array_equal(seen, [w >> 8 for w in KNOWN_ANSWERS[0][2]])
 
 
 def test_results_keep_the_sign_of_zero() -> None:
