@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fusec.codegen.layout import Layout, below
 from fusec.codegen.peephole import uniform_comparisons
 from fusec.errors import InternalError
-from fusec.ir.contraction import Factors, factors
+from fusec.ir.contraction import Factors, cut_factors
 from fusec.ir.dtype import DType
 from fusec.ir.expr import (
     Buffer,
@@ -89,7 +89,7 @@ class Values:
         """Return the contractions of two tiles: each factor owns one lane, and they share one."""
         found: dict[Reduce, Factors] = {}
         for node in postorder(exprs):
-            if not isinstance(node, Reduce) or (parts := factors(node)) is None:
+            if not isinstance(node, Reduce) or (parts := cut_factors(node)) is None:
                 continue
             owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
             lanes = frozenset(self.lanes)
@@ -196,13 +196,15 @@ class Values:
         return self._once(scope, chosen)
 
     def _dot_operands(self, node: Reduce) -> tuple[Expr, Expr]:
-        """Return a contraction's factors, 0 in ragged lanes that it sums over."""
+        """Return a contraction's factors over the lanes that it sums over, 0 in ragged ones."""
         left, right = self.dots[node].left, self.dots[node].right
+        (lane,) = (a for a in node.over if a in self.lanes)
         for mask in self._masks_of(node.over):
             left, right = (
-                f if _is_loaded(f) else Select(mask, f, Const(0, f.dtype)) for f in (left, right)
+                f if _is_loaded(f) and lane in f.axes else Select(mask, f, Const(0, f.dtype))
+                for f in (left, right)
             )
-        return left, right
+        return _along(lane, left), _along(lane, right)
 
     def _dot(self, node: Reduce, into: Var | None) -> Dot:
         left, right = map(self._atom, self._dot_operands(node))
@@ -293,3 +295,10 @@ def _is_checked(node: Expr) -> bool:
 def _is_loaded(factor: Expr) -> bool:
     """Return True for what is 0 in masked lanes by itself: a load, in another type or not."""
     return isinstance(factor.arg if isinstance(factor, Cast) else factor, Load)
+
+
+def _along(lane: Axis, factor: Expr) -> Expr:
+    """Return a factor with an element for each point of a lane, where it is the same in all."""
+    if lane in factor.axes:
+        return factor
+    return Select(below(index(lane), lane.extent), factor, factor)

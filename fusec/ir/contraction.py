@@ -33,15 +33,26 @@ class Factors:
 
 def factors(node: Expr) -> Factors | None:
     """Return the factors of a contraction in f32, or None if ``node`` is anything else."""
+    parts = cut_factors(node)
+    if parts is None or not isinstance(node, Reduce):
+        return None
+    over = frozenset(node.over)
+    return parts if over <= parts.left.axes & parts.right.axes else None
+
+
+def cut_factors(node: Expr) -> Factors | None:
+    """Return the factors of a contraction whose axes were cut into tiles, or None.
+
+    A part of an axis that it sums over may be in one factor alone: of ``b[k//16, n]`` with k cut
+    into ``ko*16 + ki`` only ko is left.
+    """
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
         return None
     body, over = node.body, frozenset(node.over)
     if not isinstance(body, Op) or body.name != "mul":
         return None
     a, b = body.args
-    if not over <= a.axes & b.axes:
-        return None
-    left, right = a.axes - b.axes, b.axes - a.axes
+    left, right = a.axes - b.axes - over, b.axes - a.axes - over
     if not left or not right:
         return None
     x, y = _operand(a), _operand(b)

@@ -67,6 +67,17 @@ def test_a_pointwise_producer_is_computed_in_the_products_loop():
     fused(lambda x, w: F.relu(torch.mm(x * 2.0 + 1.0, w)), x, w)
 
 
+@pytest.mark.parametrize("terms", (128, 100, 96))
+def test_an_operand_that_is_the_same_for_a_tile_of_the_sum(terms):
+    x, w, v = tensor(32, terms), tensor(4, 24, seed=1), tensor(terms, 24, seed=2)
+    fused(lambda x, w, v: x @ w.repeat_interleave(32, 0)[:terms] + x @ v, x, w, v)
+
+
+def test_an_operand_that_lacks_the_loop_over_the_sum():
+    x, w = tensor(32, 16), tensor(16, 24, seed=1)
+    fused(lambda x, w: x @ w.roll(3, 0) + x @ w, x, w)
+
+
 def test_several_results_of_one_product():
     x, w = tensor(32, 64), tensor(64, 48, seed=1)
 
