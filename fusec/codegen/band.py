@@ -1,5 +1,7 @@
 """Where a loop has nothing to do: tiles that a mask leaves empty are not visited.
 
+And where it need not ask: in tiles that lie wholly inside a mask the condition is known.
+
 A reduction over n whose terms are its identity unless ``n <= m`` (causal attention) visits the
 tiles up to the diagonal alone; a band ``m - n < w`` starts late as well. Conditions are comparisons
 of indices below selections; a condition counts if every reduction of the loop vanishes without it.
@@ -8,18 +10,19 @@ A term that is skipped is taken to be the identity although a factor beside it m
 NaN there, as in every attention kernel.
 
 Worked example: with tiles of 64 keys and 128 queries, ``n*64 + ni <= m*128 + mi`` has points for
-``n <= (m*128 + 127) // 64`` alone: the loop stops after that.
+``n <= (m*128 + 127) // 64`` alone: the loop stops after that. It holds in all points of a tile for
+``n <= (m*128 - 63) // 64``: one loop runs to there without the comparison, a second one with it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
 
@@ -57,6 +60,59 @@ def loop_bounds(
         elif step.const < 0 and start is index(0):  # loop >= least / -step
             start = floordiv(least - step.const - 1, -step)
     return start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The part of a loop in which conditions are known.
+
+    Attributes:
+        truth: the conditions, and what they are there.
+        first: from which iteration on, which may be negative; None: from the start.
+        stop: up to which iteration, which may be negative; None: to the end.
+    """
+
+    truth: Mapping[Expr, bool]
+    first: Index | None
+    stop: Index | None
+
+
+def settled_part(
+    loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
+) -> Settled | None:
+    """Return where the conditions of a loop are known, or None where they never are.
+
+    Conditions that are known at the start alone, or at the end alone. Of a band with two edges
+    nothing is returned: three copies of a loop are too many.
+    """
+    found: dict[tuple[Index | None, Index | None], dict[Expr, bool]] = {}
+    for node in postorder(n.body for n in reductions):
+        if isinstance(node, Select) and loop in node.condition.axes:
+            truth = not isinstance(node.then, Const)
+            edges = _when(node.condition, truth)
+            part = _inside(loop, edges[0], lanes) if len(edges) == 1 else None
+            if part is None:
+                return None
+            found.setdefault(part, {})[node.condition] = truth
+    if len(found) != 1:
+        return None
+    (((first, stop), truths),) = found.items()
+    return Settled(truths, first, stop)
+
+
+def _inside(
+    loop: Axis, edge: Edge, lanes: frozenset[Axis]
+) -> tuple[Index | None, Index | None] | None:
+    """Return the first iteration, or the one after the last, where all lanes are within an edge."""
+    step = edge.value.coefficient(loop)
+    if step is None or not step.is_constant or step.const == 0 or _divides(edge.value, lanes):
+        return None
+    least = _least_over(step * index(loop) - edge.value, lanes)
+    if least is None or loop in least.axes:
+        return None
+    if step.const > 0:  # step*loop <= least
+        return None, floordiv(least, step) + 1
+    return floordiv(-least - step.const - 1, index(-step.const)), None  # -step*loop >= -least
 
 
 def _divides(value: Index, lanes: frozenset[Axis]) -> bool:

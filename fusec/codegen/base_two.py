@@ -26,9 +26,9 @@ LOG2_E = math.log2(math.e)
 
 
 def base_two(program: Program, cheap: frozenset[Var]) -> Program:
-    """Return the program with cheap exponentials of differences as powers of two.
+    """Return the program with cheap exponentials as powers of two.
 
-    Of differences between a tile and what has fewer lanes: elsewhere nothing is gained.
+    Of a difference between a tile and what has fewer lanes, both are multiplied before.
     """
     rewriter = _Rewriter(program, cheap)
     return replace(program, body=tuple(rewriter.block(program.body)))
@@ -47,28 +47,33 @@ class _Rewriter:
                 case For():
                     yield replace(statement, body=tuple(self.block(statement.body)))
                 case Let(var=var, value=Op(name="exp", args=(power,))) if var in self.cheap:
-                    yield from self.power_of_two(statement, self.values.get(power))
+                    yield from self.power_of_two(statement, power)
                 case _:
                     yield statement
 
-    def power_of_two(self, whole: Let, power: Expr | None) -> Iterator[Statement]:
-        """Yield an exponential as a power of two, or as it is where nothing is gained."""
-        match power:
+    def power_of_two(self, whole: Let, power: Expr) -> Iterator[Statement]:
+        """Yield a cheap exponential as a power of two."""
+        match self.values.get(power):
             case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
-                pass
+                left, right = self.scaled("score", score), self.scaled("base", base)
+                exponent = self.let("power", Op("sub", (left.var, right.var)), score)
+                yield from (left, right, exponent)
+            case _ if isinstance(power, Var):
+                exponent = self.scaled("power", power)
+                yield exponent
             case _:
                 yield whole
                 return
-        factor, given = LOG2_E, self.values.get(score)
-        if given is not None:
-            inner, (name, k) = unscaled(given)
-            if isinstance(inner, Var) and inner.axes == score.axes:
-                score, factor = inner, factor * k if name == "mul" else factor / k
-        left = self.let("score", Op("mul", (score, Const(factor, F32))), score)
-        right = self.let("base", Op("mul", (base, Const(LOG2_E, F32))), base)
-        exponent = self.let("power", Op("sub", (left.var, right.var)), score)
-        yield from (left, right, exponent)
         yield Let(whole.var, Op("exp2", (exponent.var,)))
+
+    def scaled(self, name: str, value: Var) -> Let:
+        """Return a value multiplied by L, in one step with the factor that it has already."""
+        factor, given = LOG2_E, self.values.get(value)
+        if given is not None:
+            inner, (kind, k) = unscaled(given)
+            if isinstance(inner, Var) and inner.axes == value.axes:
+                value, factor = inner, factor * k if kind == "mul" else factor / k
+        return self.let(name, Op("mul", (value, Const(factor, F32))), value)
 
     def let(self, name: str, value: Expr, like: Var) -> Let:
         self.serial += 1

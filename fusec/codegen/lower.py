@@ -21,8 +21,9 @@ Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from fusec.codegen.band import loop_bounds
+from fusec.codegen.band import loop_bounds, settled_part
 from fusec.codegen.layout import below
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
 from fusec.codegen.values import Scope, Values
@@ -171,35 +172,57 @@ class _Lowering(Values):
         """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
-        start, last = index(0), None
-        if self.plan.dots:
-            start, last = loop_bounds(
-                loop,
-                [t.reduction for t in tasks if isinstance(t, Accumulate)]
-                if all(isinstance(t, Accumulate) for t in tasks)
-                else [],
-                frozenset(self.lanes),
-            )
+        start, last, settled = index(0), None, None
+        if self.plan.dots and all(isinstance(t, Accumulate) for t in tasks):
+            reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
+            start, last = loop_bounds(loop, reductions, frozenset(self.lanes))
             start = self._not_below_zero(start)
+            if self.plan.settles:
+                settled = settled_part(loop, reductions, frozenset(self.lanes))
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
         if ragged and not self.plan.peel:
             variants = [(info.stops, True)]
         for stops, masked in variants:
             if len(stops) == 1 and (stops[0] - start).is_constant and (stops[0] - start).const <= 0:
                 continue
-            masks = dict(self.here.masks)
-            if masked:
-                assert info.lane is not None and info.position is not None
-                masks[info.lane] = below(info.position, *info.ends)
-            self.scopes.append(Scope(loop, self.here.bound | {loop}, masks))
-            outside = dict(self.arrays)
-            self.region(tasks)
-            self.arrays = outside  # those declared in the loop end with it
-            scope = self.scopes.pop()
-            if scope.body:
-                ends = stops if last is None else (*stops, last)
-                self.here.body.append(For(loop, start, ends, tuple(scope.body)))
+            ends = stops if last is None else (*stops, last)
+            if settled is None:
+                self._loop(loop, start, ends, tasks, masked)
+            elif settled.stop is not None:
+                self._loop(loop, start, (*ends, settled.stop), tasks, masked, settled.truth)
+                self._loop(loop, self._not_below_zero(settled.stop), ends, tasks, masked)
+            elif settled.first is not None:
+                self._loop(loop, start, (*ends, settled.first), tasks, masked)
+                first = self._not_below_zero(settled.first)
+                self._loop(loop, first, ends, tasks, masked, settled.truth)
             start = stops[-1] if not masked else start
+
+    def _loop(
+        self,
+        loop: Axis,
+        start: Index,
+        ends: tuple[Index, ...],
+        tasks: list[Task],
+        masked: bool,
+        truth: Mapping[Expr, bool] | None = None,
+    ) -> None:
+        """Emit some iterations of a loop.
+
+        Args:
+            truth: conditions that are known in all of them.
+        """
+        info, masks = self.layout.loops[loop], dict(self.here.masks)
+        if masked:
+            assert info.lane is not None and info.position is not None
+            masks[info.lane] = below(info.position, *info.ends)
+        self.scopes.append(Scope(loop, self.here.bound | {loop}, masks))
+        self.here.memo.update({c: Const(value, BOOL) for c, value in (truth or {}).items()})
+        outside = dict(self.arrays)
+        self.region(tasks)
+        self.arrays = outside  # those declared in the loop end with it
+        scope = self.scopes.pop()
+        if scope.body:
+            self.here.body.append(For(loop, start, ends, tuple(scope.body)))
 
     def _not_below_zero(self, start: Index) -> Index:
         """Return a loop's start, or 0 where that is negative: in a band's first rows."""

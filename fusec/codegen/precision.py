@@ -7,7 +7,8 @@ further from the exact value still.
 One exception. ``exp(s - m)`` of a tile and its rows, rounded for a product *and* summed in f32, is
 cheap too: the cheap form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is at most 0.4.
 So the sum is as exact as it was, and the weights of a product agree with the sum they are divided
-by. A logsumexp kept for a backward would otherwise make each exponential of an attention dear.
+by. A logsumexp kept for a backward would otherwise make each exponential of an attention dear. What
+the sums so far are multiplied by, when their maximum grows, is as cheap as the weights.
 
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
 also stored as f32, s and t are not.
@@ -25,20 +26,13 @@ from fusec.ir.program import For, Let, Program, Put, Statement, Update
 def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     """Return the f32 values whose every use ends in a conversion to a 16-bit float."""
     values: set[Var] = set()
-    weights: set[Expr] = set()
-    rounded: set[Expr] = set()
-    named: dict[Expr, Expr] = {}
     exact: set[Expr] = set()
     feeds: dict[Var, list[Expr]] = {}
-    for statement in _statements(program.body):
+    statements = list(_statements(program.body))
+    for statement in statements:
         match statement:
             case Let() | Update():
                 values.add(statement.var)
-                named[statement.var] = statement.value
-                if _is_weight(statement.value, named):
-                    weights.add(statement.var)
-                if _rounds(statement.value):
-                    rounded.update(children(statement.value))
                 if _passes_on(statement.value):
                     feeds.setdefault(statement.var, []).extend(children(statement.value))
                 elif not _rounds(statement.value):
@@ -46,14 +40,36 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
             case Put():
                 exact.add(statement.value)
                 exact.update(index_exprs(statement.offset))
-    weights &= rounded - exact
+    weights = _weights(statements) - exact
     waiting = [value for value in exact if isinstance(value, Var)]
+    seen = set(waiting)
     while waiting:
         for source in feeds.get(waiting.pop(), ()):
-            if isinstance(source, Var) and source not in exact and source not in weights:
-                exact.add(source)
+            if isinstance(source, Var) and source not in seen:
+                seen.add(source)
                 waiting.append(source)
-    return frozenset(v for v in values if v.dtype is F32 and v not in exact)
+    return frozenset(v for v in values if v.dtype is F32 and (v not in seen or v in weights))
+
+
+def _weights(statements: list[Statement]) -> set[Expr]:
+    """Return the ``exp(s - m)`` that are rounded, and what their sums are multiplied by."""
+    named: dict[Expr, Expr] = {}
+    weights: set[Expr] = set()
+    rounded: set[Expr] = set()
+    factors: set[Expr] = set()
+    others: set[Expr] = set()
+    for statement in statements:
+        match statement:
+            case Update(var=sum_, value=Op(name="mul", args=(old, factor))) if old is sum_:
+                factors.add(factor)
+            case Let() | Update():
+                named[statement.var] = statement.value
+                (rounded if _rounds(statement.value) else others).update(children(statement.value))
+                if _is_weight(statement.value, named):
+                    weights.add(statement.var)
+    weights &= rounded
+    grown = {f for f in factors - others if isinstance(v := named.get(f), Op) and v.name == "exp"}
+    return weights | grown if weights else set()
 
 
 def _is_weight(value: Expr, named: Mapping[Expr, Expr]) -> bool:

@@ -147,12 +147,20 @@ class Values:
             raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
         if isinstance(node, Reduce) and node in self.dots:
             return self._dot_operands(node)
+        if (taken := self._taken(node)) is not None:
+            return (taken,)
         masks: tuple[Expr, ...] = ()
         if isinstance(node, Load) or _is_checked(node):
             masks = tuple(self._masks_of(node.axes))
         elif isinstance(node, Reduce):
             masks = tuple(self._masks_of(node.over))
         return (*children(node), *masks)
+
+    def _taken(self, node: Expr) -> Expr | None:
+        """Return the branch of a selection whose condition is known here."""
+        if isinstance(node, Select) and isinstance(known := self._known(node.condition), Const):
+            return node.then if known.value else node.other
+        return None
 
     def _masks_of(self, axes: Iterable[Axis]) -> list[Expr]:
         masks = self.here.masks
@@ -166,6 +174,9 @@ class Values:
             return
         if isinstance(node, Reduce) and node in self.dots:
             self._let(scope, node, self._dot(node, None))
+            return
+        if (taken := self._taken(node)) is not None:
+            scope.memo[node] = self._atom(taken)
             return
         new = {child: self._atom(child) for child in children(node)}
         shown = rebuild(node, new, None)
@@ -224,7 +235,10 @@ class Values:
         for guard in guards:
             if guard is None:
                 continue
-            total = both(total, self._atom(guard))
+            atom = self._atom(guard)
+            if isinstance(atom, Const) and atom.value:
+                continue
+            total = both(total, atom)
             if isinstance(total, Op):
                 total = self._once(scope, total)
         return total

@@ -65,10 +65,10 @@ def report(one: Staged, tile: tuple[int, ...], *, descriptors: bool = False) -> 
     return inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), one.target.name))
 
 
-def assert_overlapped(found: StaticReport) -> None:
+def assert_overlapped(found: StaticReport, loops: int = 1) -> None:
     assert found.spill_bytes == 0
     assert found.wgmma and found.copies and not found.mma
-    assert (found.serialised, found.dot_loops, found.idle_dot_loops) == ((), 1, 0)
+    assert (found.serialised, found.dot_loops, found.idle_dot_loops) == ((), loops, 0)
 
 
 @pytest.mark.parametrize("tile", ((128, 128, 64), (128, 256, 64)), ids=str)
@@ -80,7 +80,7 @@ def test_linear_with_gelu_keeps_wide_tiles_in_registers(tile: tuple[int, ...]) -
 @pytest.mark.parametrize("depth", (64, 128))
 def test_attention_of_128_rows_and_64_keys_overlaps_its_products(depth: int) -> None:
     (one,) = staged(causal, *tensors(*[(2, 4, 1024, depth)] * 3))
-    assert_overlapped(report(one, (128, 64, depth)))
+    assert_overlapped(report(one, (128, 64, depth)), loops=2)
 
 
 def assert_tiles_are_copied(found: StaticReport, count: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors
-from fusec.ir.expr import Expr, Reduce, postorder
+from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.schedule.plan import Binding, Limits, Place, Plan
@@ -24,6 +24,12 @@ GROUP = 8
 """Rows of tiles that run together along the columns."""
 MIN_ROWS = 64
 """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
+
+
+SPARE = 0.9
+"""The share of the registers for tiles up to which a loop is printed twice, with and without its
+mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488 of
+one with rotary embeddings (sm_90, Triton 3.7.1, 2026-11)."""
 
 
 def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
@@ -132,8 +138,36 @@ def plans(kernel: Kernel, limits: Limits) -> tuple[Plan, ...]:
     roles = find_roles(kernel)
     if roles is None:
         raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
-    found = tilings(kernel, roles, _work(kernel, contractions(kernel)), limits)
-    return tuple(dict.fromkeys(_plan(kernel, roles, tiling) for tiling in found))
+    work = _work(kernel, contractions(kernel))
+    found = tilings(kernel, roles, work, limits)
+    most = SPARE * limits.tile_registers
+    plain = _has_plain_operands(kernel, roles)
+    settled = (plain and work.registers(t) <= most for t in found)
+    offered = (_plan(kernel, roles, t, settles=s) for t, s in zip(found, settled, strict=True))
+    return tuple(dict.fromkeys(offered))
+
+
+def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
+    """Return True if the operands that all iterations share are loaded for their products alone.
+
+    Two loops around others, such as a row that a sum reads as well, make ptxas wait for each
+    product before the next (its C7515, sm_90, Triton 3.7.1, 2026-11).
+    """
+    readers: dict[Expr, set[Expr]] = {}
+    for node in postorder(s.expr for s in kernel.stores):
+        for child in children(node):
+            readers.setdefault(child, set()).add(node)
+    products = contractions(kernel)
+    bodies = {node.body for node in products}
+    for parts in products.values():
+        for side in (parts.left, parts.right):
+            if roles.looped in side.axes:
+                continue
+            if not isinstance(side, Load):
+                return False
+            if any(readers[r] - bodies for r in readers[side] - bodies):
+                return False
+    return True
 
 
 def _work(kernel: Kernel, products: dict[Reduce, Factors]) -> Work:
@@ -142,7 +176,7 @@ def _work(kernel: Kernel, products: dict[Reduce, Factors]) -> Work:
     return find_work(kernel, products, nested.intersection(products))
 
 
-def _plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:
+def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, settles: bool) -> Plan:
     tiles = tiling.lanes
     grid = [Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid]
     loops = [Binding(a, Place.LOOP, tiles.get(a, 1)) for a in roles.outer]
@@ -159,4 +193,5 @@ def _plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:
         group=GROUP if grouped else 0,
         dots=True,
         online=True,
+        settles=settles,
     )

@@ -77,6 +77,7 @@ class Plan:
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         descriptors: operands of products are copied by tensor descriptors where they can be.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
+        settles: tiles that lie wholly inside a mask run in a loop of their own, without it.
         scratch: arrays in memory private to an instance may be used (a CPU's cache).
     """
 
@@ -89,6 +90,7 @@ class Plan:
     dots: bool = False
     online: bool = False
     descriptors: bool = False
+    settles: bool = False
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""
