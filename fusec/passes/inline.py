@@ -1,9 +1,10 @@
 """Substitute definitions that are not worth a place of their own into their readers.
 
-Spec: ``graph -> graph``. Inlined are (a) what reads no memory (masks, ranges, constants), (b) a
-pointwise definition with one reader, (c) a cheap pointwise definition of one full-size operand,
-into all its readers: to compute it again costs less than to store and load it. Live-out definitions
-stay, but cheap ones are inlined as well, so that readers do not wait for memory.
+Spec: ``graph -> graph``. Inlined are (a) what reads no memory, or one value for all points (masks,
+ranges, constants, random numbers, which need a seed alone), (b) a pointwise definition with one
+reader, (c) a cheap pointwise definition of one full-size operand, into all its readers: to compute
+it again costs less than to store and load it. Live-out definitions stay, but cheap ones are inlined
+as well, so that readers do not wait for memory.
 
 Substitution needs no unification: any index map will do, so chains through reshapes, slices and
 cats fuse here, whatever their axes.
@@ -95,7 +96,7 @@ class _Inliner:
         sources = [n for n in nodes if isinstance(n, Load)]
         points = product(a.extent for a in line.axes).hint()
         cost = _cost_of_a_point(nodes, max(points, 1))
-        if not sources:
+        if not any(n.axes for n in sources):
             return cost <= 4 * CHEAP
         if line.buffer in self.uses.live_out:
             return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 
-from fusec.ir.dtype import F32
+from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Cast, Op
 from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import IntoIndex, index
@@ -146,3 +147,15 @@ def test_random_graphs_compute_the_same(drawn: Example) -> None:
 @given(drawn=random_graphs(symbols=True))
 def test_random_graphs_over_sizes_compute_the_same(drawn: Example) -> None:
     check_same(drawn.graph, inline(drawn.graph), drawn.inputs)
+
+
+def test_a_random_number_is_drawn_in_each_of_its_readers() -> None:
+    seeds = buffer("seeds", 2, dtype=I64)
+    own = axes("i j", 4, 6)
+    bits = Op("random", (load(seeds, index(1)), position(index(own[0]) * 6 + index(own[1]))))
+    a = Def(buffer("a", 4, 6), own, Cast(bits, F32))
+    y, z = (reader(name, a.buffer, "i", "j") for name in "yz")
+    after = inline(graph((seeds,), (a, y, z), y.buffer, z.buffer))
+    assert names(after) == ["y", "z"]
+    given = np.array([5, -7])
+    check_same(graph((seeds,), (a, y, z), y.buffer, z.buffer), after, (given,))

@@ -28,6 +28,7 @@ from fusec.passes.simplify import simplify
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, position
 from tests.passes.pipelines import BOUNDED, check_same, random_graphs
+from tests.philox import philox
 
 
 def test_a_guard_without_a_part_in_the_index_still_gives_zero():
@@ -140,3 +141,52 @@ def test_a_cast_to_bool_of_a_bool_is_dropped() -> None:
 @given(drawn=random_graphs())
 def test_random_graphs_compute_the_same(drawn: Example) -> None:
     check_same(drawn.graph, simplify(drawn.graph), drawn.inputs)
+
+
+def drawn(compare: str, probability: float) -> Graph:
+    """Return ``random number < p``, or ``>= p``, of 64 numbers."""
+    seeds, out = buffer("seeds", 1, dtype=I64), buffer("out", 64, dtype=BOOL)
+    (i,) = axes("i", 64)
+    bits = Op("random", (load(seeds, index(0)), position(index(i))))
+    number = Op("mul", (Cast(bits, F32), f32(2.0**-24)))
+    return graph((seeds,), (Def(out, (i,), Op(compare, (number, f32(probability)))),), out)
+
+
+ONE_DRAW = (philox((3, 0, 0, 0), (9, 0))[1] >> 8) * 2.0**-24
+"""What seed 9 gives at index 13."""
+
+
+@pytest.mark.parametrize("compare", ["lt", "ge"])
+@pytest.mark.parametrize(
+    "probability",
+    [0.0, 0.1, 0.5, 1.0, -0.5, 1.5, 1e-9, ONE_DRAW, ONE_DRAW + 2.0**-26, ONE_DRAW - 2.0**-26],
+)
+def test_a_random_number_is_compared_as_an_integer(compare: str, probability: float) -> None:
+    before = drawn(compare, probability)
+    after = simplify(before)
+    check_same(before, after, (np.array([9]),))
+    (line,) = after.nodes
+    assert isinstance(line, Def)
+    assert not any(isinstance(node, Cast) for node in postorder((line.expr,)))
+
+
+@pytest.mark.parametrize("probability", [float("nan"), float("inf")])
+def test_a_random_number_beside_what_is_no_probability_stays(probability: float) -> None:
+    before = drawn("ge", probability)
+    assert simplify(before) is before
+
+
+@pytest.mark.parametrize("factor", [2.5, -2.5, float("inf"), float("nan")])
+def test_a_mask_times_a_number_keeps_its_value_and_sign(factor: float) -> None:
+    x, out = buffer("x", 4), buffer("out", 4)
+    (i,) = axes("i", 4)
+    mask = Op("gt", (load(x, i), f32(0)))
+    product = Op("mul", (Op("round_bf16", (Cast(mask, F32),)), f32(factor)))
+    before = graph((x,), (Def(out, (i,), product),), out)
+    values = np.array([1, -1, 0, 2], dtype=np.float32)
+    after = simplify(before)
+    for a, b in zip(run_graph(before, [values]), run_graph(after, [values]), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(np.signbit(a), np.signbit(b))
+    (line,) = after.nodes
+    assert isinstance(line, Def) and isinstance(line.expr, Select) == np.isfinite(factor)

@@ -36,6 +36,9 @@ FEW_REGISTERS = 64
 """Registers for tiles up to which half as many warps do."""
 WIDE, WIDE_INNER = 2, 4
 """How much more a product by lanes (of f32 operands) takes: it keeps rows and columns of both."""
+DRAWN = 2
+"""Tiles of f32 for one of random numbers: the backward of an attention with dropout spilled 1260
+bytes in 8 warps of 128 x 64, and none with half the step (sm_90, Triton 3.7.1, 2026-11)."""
 OFFERED = 8
 """Tilings that a race may choose from."""
 FEW = 3
@@ -77,12 +80,14 @@ class Work:
         sums: products that a loop adds up; those of one sum count once.
         inner: products whose values another product of the same iteration reads.
         loads: operands, with the bytes of an element.
+        drawn: random numbers: the words of a counter take registers as ``DRAWN`` tiles do.
         wide: operands are f32, which lanes multiply one by one.
     """
 
     sums: tuple[frozenset[Axis], ...]
     inner: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
+    drawn: tuple[frozenset[Axis], ...]
     wide: bool
 
     def registers(self, tiling: Tiling) -> float:
@@ -91,6 +96,7 @@ class Work:
         between = [_area(axes, tiling.lanes) for axes in self.inner]
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
+        held += DRAWN * max((_area(axes, tiling.lanes) for axes in self.drawn), default=0)
         weight = (WIDE_INNER if between else WIDE) if self.wide else 1
         return held * weight / (32 * tiling.warps)
 
@@ -127,8 +133,13 @@ def find_work(kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Re
         tuple(n.axes for n in _sums(kernel, outer)),
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
+        tuple(n.axes for n in postorder(s.expr for s in kernel.stores) if _is_draw(n)),
         any(parts.left.dtype is F32 for parts in products.values()),
     )
+
+
+def _is_draw(node: Expr) -> bool:
+    return isinstance(node, Op) and node.name == "random"
 
 
 def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
