@@ -101,12 +101,12 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
     device = graph_device(gm)
     width = cpp_kernel.vector_width()
     if options.target is None:
-        target = target_of_device(device_target(device), width)
+        target = target_of_device(device_target(device), width, tf32=allows_tf32())
     else:
-        target = find_target(options.target, width)
+        target = find_target(options.target, width, tf32=allows_tf32())
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
-        key = graph_key(gm, *salt, options.key(), target.name, name)
+        key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}")
         cache = open_cache(options)
     with trace.timed("cache"):
         blobs = cache.load(key) if options.cache else None
@@ -119,6 +119,18 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
         return executable.bind(blobs["wrapper.py"].decode(), kernels, gm, device)
+
+
+def allows_tf32() -> bool:
+    """Return True if torch's setting lets products of f32 round their operands to 10 bits.
+
+    That is ``torch.set_float32_matmul_precision("high")`` or ``"medium"``, or one of the settings
+    of ``torch.backends.cuda.matmul``. Dynamo guards it: a change compiles anew.
+    """
+    own: str = torch.backends.cuda.matmul.fp32_precision
+    if own == "none":  # as all backends
+        own = torch.backends.fp32_precision  # type: ignore[attr-defined]
+    return own == "tf32"
 
 
 def device_target(device: torch.device) -> str:
@@ -168,7 +180,7 @@ def _device_judge(gm: fx.GraphModule, target: Target, options: Options, cut: Cut
         kernels = language.load(blobs, rows, device) if rows else {}
         return executable.bind(compiled.wrapper, kernels, gm, device)
 
-    salt = f"{fingerprint()} {torch.cuda.get_device_name(device)} {target.name}"
+    salt = f"{fingerprint()} {torch.cuda.get_device_name(device)} {target.name} {allows_tf32()}"
     cache = open_cache(options) if options.cache else None
     return DeviceJudge(cut, target, options, device, prepare, salt, cache)
 

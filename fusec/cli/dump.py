@@ -106,12 +106,13 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
     from fusec.report.stages import choose_target, take_through
 
     specs = [parse_spec(text) for text in arguments.input]
-    target = choose_target(arguments.target)
+    choose_target(arguments.target)  # a wrong one is said before the model is loaded
     forced = {"race": arguments.race, "descriptors": arguments.descriptors}
     chosen = {name: value for name, value in forced.items() if value is not None}
     options = Options.from_compile(None, chosen)
     progress(f"tracing {arguments.model}")
     model = load_model(arguments.model, len(specs))
+    target = choose_target(arguments.target)  # after what the model's file sets in torch
     seen = model.observe(
         specs,
         train=arguments.train,

@@ -477,4 +477,5 @@ def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program
         plan.group,
         product(a.extent for a in kernel.axes),
         plan.descriptors,
+        plan.tf32,
     )

@@ -102,7 +102,11 @@ H200_LIMITS = Limits(
 A100_LIMITS = Limits(shared_bytes=166912, tile_registers=128, units=108)
 
 
-def _gpu(name: str, machine: Machine, limits: Limits, assembly: Mapping[str, str]) -> Target:
+def _gpu(
+    name: str, machine: Machine, limits: Limits, assembly: Mapping[str, str], *, tf32: bool
+) -> Target:
+    if tf32:
+        machine, limits = replace(machine, slow_f32=2), replace(limits, tf32=True)
     return Target(
         name,
         "triton",
@@ -130,31 +134,34 @@ GPUS = {
 NAMES = ("cpu", *GPUS)
 
 
-def find_target(name: str, vector_width: int = 16) -> Target:
+def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
     """Return the row of a target.
 
     Args:
         vector_width: f32 lanes of a CPU's vector registers: 16, 8 or 4.
+        tf32: a GPU's products of f32 may round their operands to 10 bits of mantissa.
     Raises:
         UsageError: if there is no such target.
     """
     if name == "cpu":
         return _cpu(vector_width)
     if name in GPUS:
-        return _gpu(name, *GPUS[name])
+        return _gpu(name, *GPUS[name], tf32=tf32)
     raise UsageError.unknown("target", name, NAMES)
 
 
-def target_of_device(name: str, vector_width: int = 16) -> Target:
+def target_of_device(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
     """Return the row for a device found at run time: its own, or that of the nearest older GPU.
 
+    Args:
+        vector_width, tf32: as of ``find_target``.
     Raises:
         UsageError: if there is neither.
     """
     if name in GPUS or not (name.startswith("sm_") and name[3:].isdigit()):
-        return find_target(name, vector_width)
+        return find_target(name, vector_width, tf32=tf32)
     versions = {int(known[3:]): known for known in GPUS if known.startswith("sm_")}
     older = [version for version in versions if version <= int(name[3:])]
     if not older:
         raise UsageError.unknown("target", name, NAMES)
-    return _gpu(name, *GPUS[versions[max(older)]])
+    return _gpu(name, *GPUS[versions[max(older)]], tf32=tf32)

@@ -109,6 +109,7 @@ class Program:
         stages: for a GPU, how many iterations of a loop around a Dot load ahead.
         group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
             in blocks of so many along the second to last grid axis; 0 for row by row.
+        tf32: for a GPU, ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: for a GPU, operands of products are copied by tensor descriptors where they
             can be.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
@@ -128,6 +129,7 @@ class Program:
     group: int = 0
     work: Index | None = None
     descriptors: bool = False
+    tf32: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -50,7 +50,10 @@ class _Structure:
             sizes,
             grid,
             lanes,
-            [f"{program.warps},{program.stages},{program.group},{program.descriptors}", work],
+            [
+                f"{program.warps},{program.stages},{program.group},{program.descriptors},{program.tf32}",
+                work,
+            ],
         ]
         return "\n".join([*map(" ".join, head), self.block(program.body)])
 

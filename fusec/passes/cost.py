@@ -38,6 +38,7 @@ class Machine:
         units: grid points that keep the machine busy.
         parts: partial results of a split reduction.
         tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
+        slow_f32: how much longer products in f32 take than in 16 bits.
         chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
             written, once a chunk, which so many rows of products hide.
     """
@@ -50,6 +51,7 @@ class Machine:
     tile: int
     products_per_us: float = 0.0
     chunk_rows: int = 256
+    slow_f32: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +124,16 @@ def kernel_operations(kernel: Kernel) -> int:
     return total
 
 
-def kernel_products(kernel: Kernel) -> float:
-    """Return the multiply-adds of matrix products, those in f32 eightfold."""
-    return _products(kernel_nodes(kernel))
+def kernel_products(kernel: Kernel, slow_f32: int = 8) -> float:
+    """Return the multiply-adds of matrix products, those in f32 ``slow_f32`` times."""
+    return _products(kernel_nodes(kernel), slow_f32)
 
 
-def expression_products(*roots: Expr) -> float:
-    """Return the multiply-adds of the matrix products in expressions, those in f32 eightfold."""
-    return _products(postorder(roots))
-
-
-def _products(nodes: Iterable[Expr]) -> float:
+def _products(nodes: Iterable[Expr], slow_f32: int) -> float:
     total = 0.0
     for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            slow = 8 if parts.left.dtype is F32 else 1
+            slow = slow_f32 if parts.left.dtype is F32 else 1
             total += slow * count(node.body.axes | frozenset(node.over))
     return total
 
@@ -153,7 +150,7 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     operations = kernel_operations(kernel)
     busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
-    if machine.products_per_us and (products := kernel_products(kernel)):
+    if machine.products_per_us and (products := kernel_products(kernel, machine.slow_f32)):
         rate = NESTED if _nests_products(kernel) else TILED
         work = max(work, products / (rate * machine.products_per_us))
     return Price(moved, operations, work / busy + machine.launch_us)
@@ -176,7 +173,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
     moved += sum(numel(b) * b.dtype.itemsize for b in seen)
     products = 0.0
     for line in call.meaning:
-        products += expression_products(line.expr)
+        products += _products(postorder((line.expr,)), machine.slow_f32)
     rate = machine.products_per_us * (NESTED_LIBRARY if len(call.meaning) > 1 else 1.0)
     work = max(moved / machine.bytes_per_us, products / rate if rate else 0.0)
     return Price(moved, 0, work + machine.launch_us)

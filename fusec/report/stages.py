@@ -12,7 +12,7 @@ import torch
 
 from fusec.codegen import triton
 from fusec.codegen.targets import GPUS, Target, find_target
-from fusec.compiler import device_target
+from fusec.compiler import allows_tf32, device_target
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
@@ -80,7 +80,8 @@ def choose_target(name: str | None) -> Target:
         UsageError: if there is no such target.
     """
     wanted = name or Options.from_compile(None, None).target
-    return find_target(wanted or this_machine(), cpp_kernel.vector_width())
+    width = cpp_kernel.vector_width()
+    return find_target(wanted or this_machine(), width, tf32=allows_tf32())
 
 
 def take_through(observed: Observed, target: Target, options: Options) -> Staged:

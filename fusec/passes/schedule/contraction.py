@@ -10,6 +10,8 @@ How wide the tiles are, ``tiling.py`` says.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
@@ -109,7 +111,7 @@ def accepts(kernel: Kernel, limits: Limits) -> bool:
     roles = find_roles(kernel) if products else None
     if roles is None:
         return False
-    work = _work(kernel, products)
+    work = _work(kernel, products, limits)
     (tiling, *_) = tilings(kernel, roles, work, limits)
     if _cuts_rows(kernel, products, roles):
         return False
@@ -138,13 +140,13 @@ def plans(kernel: Kernel, limits: Limits) -> tuple[Plan, ...]:
     roles = find_roles(kernel)
     if roles is None:
         raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
-    work = _work(kernel, contractions(kernel))
+    work = _work(kernel, contractions(kernel), limits)
     found = tilings(kernel, roles, work, limits)
     most = SPARE * limits.tile_registers
     plain = _has_plain_operands(kernel, roles)
     settled = (plain and work.registers(t) <= most for t in found)
     offered = (_plan(kernel, roles, t, settles=s) for t, s in zip(found, settled, strict=True))
-    return tuple(dict.fromkeys(offered))
+    return tuple(dict.fromkeys(replace(plan, tf32=limits.tf32) for plan in offered))
 
 
 def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
@@ -170,10 +172,10 @@ def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
     return True
 
 
-def _work(kernel: Kernel, products: dict[Reduce, Factors]) -> Work:
+def _work(kernel: Kernel, products: dict[Reduce, Factors], limits: Limits) -> Work:
     nodes = postorder(s.expr for s in kernel.stores)
     nested = _nested([n for n in nodes if isinstance(n, Reduce)])
-    return find_work(kernel, products, nested.intersection(products))
+    return find_work(kernel, products, nested.intersection(products), tf32=limits.tf32)
 
 
 def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, settles: bool) -> Plan:

@@ -37,6 +37,7 @@ class Limits:
         from_shared: whether tensor cores read operands from shared memory; otherwise these leave it
             for registers, and a loop of n stages holds n - 1 tiles of each.
         units: multiprocessors.
+        tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else lanes do, exactly.
         descriptors: whether hardware copies tiles that a tensor descriptor names (NVIDIA's TMA).
     """
 
@@ -44,6 +45,7 @@ class Limits:
     tile_registers: int = 128
     from_shared: bool = False
     units: int = 108
+    tf32: bool = False
     descriptors: bool = False
 
 
@@ -75,6 +77,7 @@ class Plan:
         stages: iterations of a loop around a Dot that load ahead (a GPU's tunable).
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
+        tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: operands of products are copied by tensor descriptors where they can be.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         settles: tiles that lie wholly inside a mask run in a loop of their own, without it.
@@ -91,6 +94,7 @@ class Plan:
     online: bool = False
     descriptors: bool = False
     settles: bool = False
+    tf32: bool = False
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""

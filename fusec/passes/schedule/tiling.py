@@ -81,13 +81,15 @@ class Work:
         inner: products whose values another product of the same iteration reads.
         loads: operands, with the bytes of an element.
         drawn: random numbers: the words of a counter take registers as ``DRAWN`` tiles do.
-        wide: operands are f32, which lanes multiply one by one.
+        itemsize: bytes of an operand's element.
+        wide: operands are multiplied by lanes, one by one.
     """
 
     sums: tuple[frozenset[Axis], ...]
     inner: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
     drawn: tuple[frozenset[Axis], ...]
+    itemsize: int
     wide: bool
 
     def registers(self, tiling: Tiling) -> float:
@@ -124,7 +126,9 @@ def lanes_of(axis: Axis) -> int:
 # -- what a kernel needs -------------------------------------------------------------------------
 
 
-def find_work(kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce]) -> Work:
+def find_work(
+    kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce], *, tf32: bool
+) -> Work:
     """Return the tiles of a kernel's products."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
     loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
@@ -134,7 +138,8 @@ def find_work(kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Re
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
         tuple(n.axes for n in postorder(s.expr for s in kernel.stores) if _is_draw(n)),
-        any(parts.left.dtype is F32 for parts in products.values()),
+        max(parts.left.dtype.itemsize for parts in products.values()),
+        not tf32 and any(parts.left.dtype is F32 for parts in products.values()),
     )
 
 
@@ -256,7 +261,7 @@ def _tiling(
     for position, axis in enumerate(roles.tiled):
         lanes[axis] = min(columns if position else rows, lanes_of(axis))
     if roles.looped is not None:
-        row = LOOP_BYTES // (F32.itemsize if work.wide else F32.itemsize // 2)
+        row = LOOP_BYTES // work.itemsize
         by = min(step or row, row)
         lanes[roles.looped] = min(by, lanes_of(roles.looped))
     return Tiling(lanes, warps, stages)
