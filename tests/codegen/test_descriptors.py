@@ -126,12 +126,25 @@ def test_grouped_heads_share_their_keys():
     )  # fmt: skip
 
 
-def test_symbolic_sizes_that_are_multiples_of_16_and_others():
-    def product(x, w, b):
-        return F.gelu(F.linear(x, w, b))
+def linear_and_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, b))
 
+
+def test_symbolic_sizes_that_are_multiples_of_16_and_others():
     x, w, b = tensors((48, 64), (80, 64), (80,))
-    tiled(product, x, w, b, least=(2, 1), dynamic=True)
+    tiled(linear_and_gelu, x, w, b, least=(2, 1), dynamic=True)
+    torch._dynamo.reset()
+    call = torch.compile(linear_and_gelu, backend="triton_tiles", dynamic=True)
+    for m, k, n in ((48, 64, 80), (32, 112, 48), (50, 30, 33)):
+        x, w, b = tensors((m, k), (n, k), (n,))
+        torch.testing.assert_close(call(x, w, b), linear_and_gelu(x, w, b), rtol=2**-6, atol=2**-6)
+
+
+def test_an_unaligned_tensor_goes_by_pointers():
+    x, w, b = tensors((48, 64), (80, 64), (80,))
+    shifted = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+    assert shifted.data_ptr() % 16
+    tiled(linear_and_gelu, shifted, w, b, least=(2, 1))
 
 
 # -- what is described -----------------------------------------------------------------------------
