@@ -4,7 +4,8 @@ A descriptor is a box in a buffer: a shape, strides and the tile that one copy t
 computes addresses, reads 0 where the tile leaves the shape, and writes nothing there. So a copy
 stands for an access if
 
-1. it is an operand of a 16-bit product, or a result in a buffer that the program does not read;
+1. it is an operand of a product for tensor cores, or a result in a buffer that the program does
+   not read;
 2. its tile has two lane axes, one of which walks memory by one element, and its offset is affine in
    both: the columns and rows of the tile;
 3. its guard says that rows and columns end where the tensor does, and nothing else;
@@ -114,19 +115,19 @@ class _Finder:
         self.values = {s.var: s.value for s in body if isinstance(s, Let)}
         self.lanes = frozenset(program.lanes)
         self.dimension = dimension
-        self.operands = self._operands(body)
+        self.operands = self._operands(body, tf32=program.tf32)
         self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
         self.written = {s.buffer.base for s in body if isinstance(s, Put)}
         self.copies: dict[Var | Put, Copy] = {}
 
-    def _operands(self, body: Iterable[Statement]) -> set[Expr]:
-        """Return the values that products multiply, as they are or but for type and order."""
+    def _operands(self, body: Iterable[Statement], *, tf32: bool) -> set[Expr]:
+        """Return the values that tensor cores multiply, as they are or but for type and order."""
         found: set[Expr] = set()
         stack: list[Expr] = []
         for statement in body:
             if isinstance(statement, Let | Update) and isinstance(statement.value, Dot):
                 left, right = statement.value.left, statement.value.right
-                stack += [left, right] if left.dtype.itemsize == 2 else []
+                stack += [left, right] if left.dtype.itemsize == 2 or tf32 else []
         while stack:
             node = stack.pop()
             if node not in found:

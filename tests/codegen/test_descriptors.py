@@ -79,9 +79,10 @@ def test_f32_tensors_that_are_multiplied_as_bf16_and_f32_results():
     tiled(product, x, w, r, least=(2, 2))
 
 
-def test_f32_products_stay_with_pointers():
+def test_f32_products_stay_with_pointers_unless_tensor_cores_compute_them():
     x, w, b = tensors((48, 40), (72, 40), (72,), dtype=torch.float32)
     assert not any(plan.descriptors for plan in plans("sm_90", torch.float32))
+    assert any(plan.descriptors for plan in plans("sm_90", torch.float32, tf32=True))
     assert copies(compiled(lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b)) == (0, 0)
 
 
@@ -192,10 +193,12 @@ def linear_and_sine(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.sin(x @ w)
 
 
-def plans(target: str, dtype: torch.dtype, **chosen: str) -> tuple[Plan, ...]:
+def plans(
+    target: str, dtype: torch.dtype, *, tf32: bool = False, **chosen: str
+) -> tuple[Plan, ...]:
     (seen,) = observe(linear_and_sine, tensors((512, 64), (64, 512), dtype=dtype))
     options = Options.from_compile(None, {"race": "fused", **chosen})
-    row = find_target(target)
+    row = find_target(target, tf32=tf32)
     made = compile_to_source(seen.graph, "g", row, options, Trace("g"))
     (kernel,) = made.schedule.steps
     return offered_plans(coalesce(row.algebra(kernel)), row, options)

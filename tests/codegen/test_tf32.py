@@ -26,8 +26,8 @@ def precision() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def staged(*, tf32: bool, dtype: torch.dtype = torch.float32) -> Staged:
-    options = Options.from_compile(None, {"race": "fused"})
+def staged(*, tf32: bool, dtype: torch.dtype = torch.float32, **chosen: str) -> Staged:
+    options = Options.from_compile(None, {"race": "fused", **chosen})
     inputs = tensors((4096, 1024), (4096, 1024), (4096,), dtype=dtype)
     (seen,) = observe(gelu_of_linear, inputs, options=options)
     return take_through(seen, find_target("sm_90", tf32=tf32), options)
@@ -45,6 +45,14 @@ def test_rounded_operands_go_to_the_tensor_cores_without_spills() -> None:
     assert one.compiled is not None
     found = inspect_kernel(compile_kernel(triton_source(one.compiled.programs["k0"]), "sm_90"))
     assert found.wgmma and found.copies and found.spill_bytes == 0
+    assert judge([one]).faults == ()
+
+
+def test_rounded_operands_may_be_copied_by_descriptors() -> None:
+    one = staged(tf32=True, descriptors="always")
+    assert one.compiled is not None
+    found = inspect_kernel(compile_kernel(triton_source(one.compiled.programs["k0"]), "sm_90"))
+    assert found.wgmma and found.tma and not found.copies and found.spill_bytes == 0
     assert judge([one]).faults == ()
 
 

@@ -31,7 +31,7 @@ def with_descriptors(
     The order is first, first with descriptors, second with descriptors, second, ...: what few
     configurations show is the difference and the likeliest tile.
     """
-    on_tensor_cores = (parts for parts in products.values() if parts.left.dtype.itemsize == 2)
+    on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize == 2 or limits.tf32]
     operands = [load for parts in on_tensor_cores for load in _loads(parts)]
     if not limits.descriptors or not any(map(_is_describable, operands)):
         return plans
