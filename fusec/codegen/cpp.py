@@ -314,8 +314,12 @@ class _Printer:
         """Return random bits of the lanes; where these are neighbours, four from a counter."""
         seed, position = node.args
         base, by = self.along_lane(self.positions.get(position, index(0)))
-        if by is index(1) and not self.is_vector(seed):
-            return f"f_random_run({self.operand(seed, False)}, {self.scalar_index(base)})"
+        step = by.const if by is not None and by.is_constant else 0
+        which = base % max(step, 1)
+        if step in (1, 2, 4) and which.is_constant and not self.is_vector(seed):
+            kind = f"run{step}<{which.const}>" if step > 1 else "run"
+            first = self.scalar_index(base - which)
+            return f"f_random_{kind}({self.operand(seed, False)}, {first})"
         return f"f_random({self.operand(seed, True)}, {self.operand(position, True)})"
 
     def cast(self, node: Cast, vector: bool, var: Var | None) -> str:

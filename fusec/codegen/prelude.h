@@ -1193,6 +1193,7 @@ FUSEC_INLINE vu32 fusec_philox(long long seed, long long first) {
                                    zero + (unsigned)((unsigned long long)seed >> 32));
   vu32 step = (vu32)fusec_alternate(zero + 0x9e3779b9u, zero + 0xbb67ae85u);
   hu64 factors = fusec_alternate(zero + 0xd2511f53u, zero + 0xcd9e8d57u);
+#pragma GCC unroll 10
   for (int i = 0; i < 10; i++) {
 #ifdef FUSEC_EVEN_PRODUCTS
     hu64 products = (hu64)FUSEC_EVEN_PRODUCTS((vi32)state, (vi32)factors);
@@ -1215,10 +1216,35 @@ FUSEC_INLINE int f_random(long long seed, long long index) {
   }
   return (int)(c[index & 3] >> 8);
 }
+FUSEC_INLINE void fusec_wide_product(vu32 x, unsigned k, vu32 &high, vu32 &low) {
+  hu64 even = (hu64)x, odd = even >> 32;
+#ifdef FUSEC_EVEN_PRODUCTS
+  even = (hu64)FUSEC_EVEN_PRODUCTS((vi32)even, v_i32((int)k));
+  odd = (hu64)FUSEC_EVEN_PRODUCTS((vi32)odd, v_i32((int)k));
+#else
+  even = (even & 0xffffffff) * k, odd *= k;
+#endif
+  high = (vu32)(even >> 32 | (odd & 0xffffffff00000000));
+  low = (vu32)((even & 0xffffffff) | odd << 32);
+}
+FUSEC_INLINE vu32 fusec_low_words(vi64 x) { return (vu32)fusec_narrow(x.a, x.b); }
+FUSEC_INLINE vu32 fusec_high_words(vi64 x) { return (vu32)fusec_narrow(x.a >> 32, x.b >> 32); }
+// A counter for each lane.
 FUSEC_RARE vi32 f_random(vi64 seed, vi64 index) {
-  vi32 r;
-  for (int l = 0; l < FUSEC_W; l++) r[l] = f_random(seed[l], index[l]);
-  return r;
+  vi64 counter(index.a >> 2, index.b >> 2);
+  vu32 c0 = fusec_low_words(counter), c1 = fusec_high_words(counter), c2 = {}, c3 = {};
+  vu32 key0 = fusec_low_words(seed), key1 = fusec_high_words(seed);
+  for (int i = 0; i < 10; i++) {
+    vu32 high0, low0, high2, low2;
+    fusec_wide_product(c0, 0xd2511f53u, high0, low0);
+    fusec_wide_product(c2, 0xcd9e8d57u, high2, low2);
+    c0 = high2 ^ c1 ^ key0, c1 = low2;
+    c2 = high0 ^ c3 ^ key1, c3 = low0;
+    key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
+  }
+  vu32 word = fusec_low_words(index) & 3, odd = word & 1;
+  vu32 lower = odd == 1 ? c1 : c0, upper = odd == 1 ? c3 : c2;
+  return (vi32)((word > 1 ? upper : lower) >> 8);
 }
 // Lane l has index first + l.
 FUSEC_INLINE vi32 f_random_run(long long seed, long long first) {
@@ -1230,4 +1256,23 @@ FUSEC_INLINE vi32 f_random_run(long long seed, long long first) {
     words = (vu32)ld_i32(both + (first & 3));
   }
   return (vi32)(words >> 8);
+}
+#define FUSEC_TWICE_AND_ONE(l) 2 * (l) + 1
+FUSEC_INLINE vi32 fusec_every_second(vi32 a, vi32 b, bool odd) {
+#ifdef __clang__
+  return odd ? __builtin_shufflevector(a, b, FUSEC_LANES(FUSEC_TWICE_AND_ONE))
+             : __builtin_shufflevector(a, b, FUSEC_LANES(FUSEC_TWICE));
+#else
+  return odd ? __builtin_shuffle(a, b, vi32{FUSEC_LANES(FUSEC_TWICE_AND_ONE)})
+             : __builtin_shuffle(a, b, vi32{FUSEC_LANES(FUSEC_TWICE)});
+#endif
+}
+// Lane l has index first + odd + 2 * l, where first is even; or first + which + 4 * l, where it is a
+// multiple of 4: one of the numbers that belong to an element. What these share is computed once.
+template <int odd> FUSEC_INLINE vi32 f_random_run2(long long seed, long long first) {
+  return fusec_every_second(f_random_run(seed, first), f_random_run(seed, first + FUSEC_W), odd);
+}
+template <int which> FUSEC_INLINE vi32 f_random_run4(long long seed, long long first) {
+  vi32 a = f_random_run2<which & 1>(seed, first);
+  return fusec_every_second(a, f_random_run2<which & 1>(seed, first + 2 * FUSEC_W), which & 2);
 }

@@ -107,6 +107,14 @@ EXPORT v_random(i64 seed, const i64 *at, int *y, i64 n) {
 EXPORT s_random(i64 seed, const i64 *at, int *y, i64 n) {
   for (i64 i = 0; i < n; i++) y[i] = f_random(seed, at[i]);
 }
+EXPORT pairs_random(i64 seed, i64 first, int *y) {
+  st_i32(y, f_random_run2<0>(seed, first)), st_i32(y + FUSEC_W, f_random_run2<1>(seed, first));
+}
+EXPORT fours_random(i64 seed, i64 first, int *y) {
+  st_i32(y, f_random_run4<0>(seed, first)), st_i32(y + FUSEC_W, f_random_run4<1>(seed, first));
+  st_i32(y + 2 * FUSEC_W, f_random_run4<2>(seed, first));
+  st_i32(y + 3 * FUSEC_W, f_random_run4<3>(seed, first));
+}
 EXPORT run_random(i64 seed, i64 first, int *y) { st_i32(y, f_random_run(seed, first)); }
 EXPORT iota(i64 *y, i64 n, m_bool *first) { st_i64(y, v_iota() + n), st_bool(first, v_first(n)); }
 """

@@ -486,6 +486,18 @@ def test_a_run_of_random_numbers_may_start_anywhere(library: Library, first: int
         )
 
 
+@pytest.mark.parametrize(("each", "name"), [(2, "pairs"), (4, "fours")])
+@pytest.mark.parametrize("first", [0, 4, 12, 2**34 - 8])
+def test_several_random_numbers_an_element(
+    library: Library, each: int, name: str, first: int
+) -> None:
+    for start in (first, first + 2) if each == 2 else (first,):
+        result = np.empty(each * library.width, "i4")
+        library(f"{name}_random", 11, start, result)
+        wanted = random_bits(11, range(start, start + each * library.width))
+        np.testing.assert_array_equal(result.reshape(each, -1).T.ravel(), wanted)
+
+
 HOT = """
 #define LOOP(f) extern "C" void loop_##f(const m_bf16 *x, m_bf16 *y, long long n) {               \\
     for (long long i = 0; i < n; i += FUSEC_W) st_bf16(y + i, f(ld_bf16(x + i))); }
