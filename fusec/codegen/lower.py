@@ -31,6 +31,7 @@ from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, I32, I64
 from fusec.ir.expr import (
     Buffer,
+    Cast,
     Const,
     Expr,
     IndexValue,
@@ -154,9 +155,27 @@ class _Lowering(Values):
             self.here.body.append(Update(outer, Op("add", (outer, inner))))
         for reduction, finished in done:
             self._finish(reduction, finished)
+        beside = [r for r, _ in done if self.pivots.get(r) in self.running]
+        for reduction, _ in done:
             self.running.pop(reduction, None)
+        for reduction in beside:
+            self._settle(reduction, self.pivots[reduction])
         for keep in kept:
             self.arrays[keep.value] = (keep.array, keep.slot)
+
+    def _settle(self, reduction: Reduce, pivot: Reduce) -> None:
+        """Make a sum NaN where its maximum is infinite: its terms are ``exp(-inf - -inf)`` there.
+
+        The loop took them for 0. Terms below a selection may be 0 in truth, and stay so.
+        """
+        changing = dependents((reduction.body,), pivot)
+        if any(isinstance(node, Select) for node in changing):
+            return
+        total, top = self._atom(reduction), self._atom(pivot)
+        zero: Expr = self._once(self.here, Op("sub", (top, top)))
+        if zero.dtype is not reduction.dtype:
+            zero = self._once(self.here, Cast(zero, reduction.dtype))
+        self._let(self.here, reduction, Op("add", (total, zero)))
 
     def _start_running(self, items: list[Task | Reduce]) -> None:
         """Note the maxima beside which sums of this sweep run: in its loop they are not final."""

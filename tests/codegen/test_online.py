@@ -127,6 +127,20 @@ def test_weights_that_are_hidden_after_the_exponential_do_not_overflow():
     check(attention, *_far_apart(), backend="triton_fused")
 
 
+@pytest.mark.parametrize("keep", ("none", "some"))
+def test_sums_of_a_row_whose_scores_are_all_hidden_are_nan_as_in_eager(keep: str):
+    def weighted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        row, key = torch.arange(40)[:, None], torch.arange(90)
+        scores = (q @ k.mT * 0.25).masked_fill(row < key + 20, float("-inf"))
+        weight = torch.exp(scores - scores.amax(-1, keepdim=True))
+        if keep == "some":
+            weight = torch.where(row >= key + 20, weight, 0.0)
+        return weight.sum(-1), weight @ v
+
+    q, k, v = (values(1, n, 16, seed=s) for s, n in enumerate((40, 90, 90)))
+    check(weighted, q, k, v, backend="triton_fused")
+
+
 def _top(scores: torch.Tensor) -> torch.Tensor:
     return scores.amax(-1, keepdim=True)
 
