@@ -76,7 +76,7 @@ class DeviceJudge:
 
     def __call__(self, group: Group) -> Choice:
         """Return the way that won, from the cache or by a race."""
-        key = f"{self.salt}\n{group.signature}"
+        key = f"{self.salt} descriptors={self.options.descriptors}\n{group.signature}"
         verdict = load_verdict(self.cache, key) if self.cache is not None else None
         if verdict is None:
             if self.left_s <= 0:

@@ -46,14 +46,14 @@ def compiled(seen: Observed, judge: Callable[[Cut], DeviceJudge] | None, **more:
 
 
 def make_judge(
-    seen: Observed, cache: Cache, kind: type[DeviceJudge] = DeviceJudge
+    seen: Observed, cache: Cache, kind: type[DeviceJudge] = DeviceJudge, **chosen: str
 ) -> Callable[[Cut], DeviceJudge]:
     def prepare(made: Compiled) -> Callable[[list[Any]], Any]:
         kernels = {name: InterpretedKernel(p) for name, p in made.programs.items()}
         return executable.bind(made.wrapper, kernels, seen.graph, CPU)
 
     def make(cut: Cut) -> DeviceJudge:
-        options = Options.from_compile(None, {"race_budget_s": 20.0})
+        options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
         return kind(cut, find_target("sm_90"), options, CPU, prepare, "salt", cache)
 
     return make
@@ -149,3 +149,13 @@ def test_forced_ways_are_never_raced(observed: Observed, tmp_path: Path):
     assert kinds(compiled(observed, judge, race="fused")) == ["kernel"]
     assert "aten.mm.default" in kinds(compiled(observed, judge, race="library"))
     assert kind.races == 0
+
+
+def test_configurations_that_options_leave_out_have_verdicts_of_their_own(
+    observed: Observed, tmp_path: Path
+):
+    kind = type("Counted", (Ruled,), {"winner": "fused #0", "races": 0})
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    for way in ("always", "never", "always"):
+        compiled(observed, make_judge(observed, cache, kind, descriptors=way), descriptors=way)
+    assert kind.races == 2
