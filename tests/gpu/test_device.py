@@ -208,6 +208,19 @@ def test_dropout_keeps_the_expected_share_and_its_mask_in_the_backward():
     assert torch.equal(out != 0, x.grad != 0)
 
 
+def test_random_numbers_on_the_device_are_those_of_a_cpu():
+    torch._dynamo.reset()
+    seeds = torch.tensor([7, -(2**62) + 12345])
+
+    def draw(seeds):
+        return [torch.ops.fusec.random([300, 701], [0, 1], seeds, k, *kind)
+                for k, kind in enumerate((("uniform", torch.float32),
+                                          ("integer", torch.int64, -3, 1000)))]  # fmt: skip
+
+    for ours, theirs in zip(compile_with(draw)(seeds.cuda()), draw(seeds), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
 def test_a_block_trains():
     torch.manual_seed(0)
     width = 192

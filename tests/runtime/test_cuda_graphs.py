@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+import fusec.frontend.random_ops  # noqa: F401 (registers the operations)
 from bench.workload import backend_of
 from fusec.runtime import cuda_graphs
 from fusec.runtime.cuda_graphs import Recorder, mutated_inputs, obstacle, static_inputs
@@ -66,6 +67,14 @@ V, M = empty(4), empty(4, 4)
 
 def test_a_graph_on_one_cuda_device_is_recorded():
     assert obstacle(traced(lambda x, y: (x @ y).relu(), M, M), []) is None
+
+
+def test_seeds_of_random_numbers_are_drawn_in_the_recording():
+    def noisy(x):
+        seeds = torch.ops.fusec.random_seeds(1, torch.device("cpu"))
+        return x + torch.ops.fusec.random([4], [0], seeds, 0, "uniform", torch.float32)
+
+    assert obstacle(traced(noisy, V), []) is None
 
 
 def test_a_graph_without_a_cuda_device_is_not():
