@@ -39,6 +39,7 @@ from fusec.passes.row_parts import sum_rows_by_parts
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.share import share
 from fusec.passes.simplify import simplify
+from fusec.passes.split_loop import split_loops
 from fusec.passes.split_reduction import split_reduction
 from fusec.trace import Trace
 
@@ -118,6 +119,7 @@ def cut_into_kernels(
         return separate(graph), ()
     schedule, decisions = fuse(graph, target.machine, target.accepts)
     schedule = library_bias(schedule)
+    schedule = split_loops(schedule, target.split)
     if options.verify:
         verify_schedule(schedule)
     return schedule, decisions

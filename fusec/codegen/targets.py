@@ -19,6 +19,7 @@ from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.plan import Limits, Plan
 from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
+from fusec.passes.split_loop import Split, split_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Target:
             that a race may prefer.
         algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
         accepts: whether a kernel can be scheduled; fusion asks before it merges.
+        split: a kernel as a partial and a final one, where its loop is better split.
         print_kernel: program -> source text.
         device: torch's name of the device type.
         assembly: stages below the source, as the command line calls them -> as the compiler does.
@@ -44,6 +46,7 @@ class Target:
     algebra: Callable[[Kernel], Kernel]
     plans: Callable[[Kernel], tuple[Plan, ...]]
     accepts: Callable[[Kernel], bool]
+    split: Split
     print_kernel: Callable[[Program], str]
     device: str
     assembly: Mapping[str, str] = field(default_factory=dict)
@@ -87,6 +90,7 @@ def _cpu(width: int) -> Target:
         lambda kernel: kernel,
         lambda kernel: (plan_vector_loops(kernel, width),),
         accepts_vector_loops,
+        lambda kernel: None,
         cpp.print_kernel,
         "cpu",
     )
@@ -114,6 +118,7 @@ def _gpu(
         online_softmax,
         functools.partial(gpu_plans, limits=limits),
         functools.partial(accepts_gpu, limits=limits),
+        functools.partial(split_loop, machine=machine),
         triton.print_kernel,
         "cuda",
         assembly,

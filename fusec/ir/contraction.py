@@ -6,7 +6,7 @@ which owns n; with bf16 tensors both are bf16 operands of a ``Dot``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce, cast
@@ -46,6 +46,27 @@ def cut_factors(node: Expr) -> Factors | None:
     A part of an axis that it sums over may be in one factor alone: of ``b[k//16, n]`` with k cut
     into ``ko*16 + ki`` only ko is left.
     """
+    found = _sides(node)
+    if found is None or not found.left_axes or not found.right_axes:
+        return None
+    x, y = _operand(found.left), _operand(found.right)
+    if x.dtype is not y.dtype:
+        x, y = cast(x, F32), cast(y, F32)
+    return replace(found, left=x, right=y)
+
+
+def vector_factors(node: Expr) -> Factors | None:
+    """Return the factors of a matrix times a vector, which owns no axis; None for anything else."""
+    found = _sides(node)
+    if found is None or not isinstance(node, Reduce):
+        return None
+    if bool(found.left_axes) is bool(found.right_axes):
+        return None
+    return found if frozenset(node.over) <= found.left.axes & found.right.axes else None
+
+
+def _sides(node: Expr) -> Factors | None:
+    """Return the two factors of a sum in f32 as they stand."""
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
         return None
     body, over = node.body, frozenset(node.over)
@@ -53,12 +74,7 @@ def cut_factors(node: Expr) -> Factors | None:
         return None
     a, b = body.args
     left, right = a.axes - b.axes - over, b.axes - a.axes - over
-    if not left or not right:
-        return None
-    x, y = _operand(a), _operand(b)
-    if x.dtype is not y.dtype:
-        x, y = cast(x, F32), cast(y, F32)
-    return Factors(x, y, left, right, (a.axes & b.axes) - over)
+    return Factors(a, b, left, right, (a.axes & b.axes) - over)
 
 
 def _operand(factor: Expr) -> Expr:

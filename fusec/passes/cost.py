@@ -8,8 +8,9 @@ a factor of two.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32
@@ -18,11 +19,17 @@ from fusec.ir.graph import Extern, Kernel, extern_views, kernel_nodes
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.contraction import Spread, spread
+from fusec.passes.schedule.plan import Limits
 
 TILED = 0.85
 """Rate of fusec's products of matrices beside the library's (Triton beside cuBLAS: 0.8 to 1.0)."""
 NESTED, NESTED_LIBRARY = 0.55, 0.75
 """The same of products of products in one kernel, an attention: fusec's, and the library's."""
+
+
+LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
+"""Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +63,17 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Traffic (bytes), arithmetic (multiply-adds) and modelled time (us) of one kernel."""
+    """Traffic (bytes), arithmetic (multiply-adds) and modelled time (us) of one kernel.
+
+    Attributes:
+        spread: of a kernel with products, over the machine: with its loop split where that is
+            better by the model.
+    """
 
     bytes: int
     operations: int
     us: float
+    spread: Spread | None = None
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -144,16 +157,37 @@ def expression_cost(expr: Expr) -> int:
 
 
 def price(kernel: Kernel, machine: Machine) -> Price:
-    """Return the modelled price; a grid too small for the machine uses a fraction of its rates."""
+    """Return the modelled price; a grid too small for the machine uses a fraction of its rates.
+
+    Of a kernel whose loop is better split (``split_loop``), the price of both kernels.
+    """
     traffic = kernel_traffic(kernel)
     moved = sum(r + w for r, w in traffic.values())
     operations = kernel_operations(kernel)
-    busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
-    if machine.products_per_us and (products := kernel_products(kernel, machine.slow_f32)):
-        rate = NESTED if _nests_products(kernel) else TILED
-        work = max(work, products / (rate * machine.products_per_us))
-    return Price(moved, operations, work / busy + machine.launch_us)
+    found = None
+    if machine.products_per_us:
+        if products := kernel_products(kernel, machine.slow_f32):
+            rate = NESTED if _nests_products(kernel) else TILED
+            work = max(work, products / (rate * machine.products_per_us))
+        found = spread(kernel, Limits(units=machine.units))
+    if found is None:
+        busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
+        return Price(moved, operations, work / busy + machine.launch_us)
+    us = work / found.busy(machine.units) + machine.launch_us
+    if found.axis is not None:
+        busy = found.busy(machine.units, found.parts)
+        split = work / busy + 2 * machine.launch_us + _parts_us(kernel, found, machine)
+        found = found if split < us else replace(found, axis=None, parts=1)
+        us = min(us, split)
+    return Price(moved, operations, us, found)
+
+
+def _parts_us(kernel: Kernel, found: Spread, machine: Machine) -> float:
+    """Return the time to store what the parts of a split loop find, and to read it."""
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and found.axis in n.over]
+    size = sum(count(n.axes) * n.dtype.itemsize for n in sums) * found.parts
+    return 2 * size / machine.bytes_per_us
 
 
 def _nests_products(kernel: Kernel) -> bool:
@@ -176,7 +210,20 @@ def price_call(call: Extern, machine: Machine) -> Price:
         products += _products(postorder((line.expr,)), machine.slow_f32)
     rate = machine.products_per_us * (NESTED_LIBRARY if len(call.meaning) > 1 else 1.0)
     work = max(moved / machine.bytes_per_us, products / rate if rate else 0.0)
-    return Price(moved, 0, work + machine.launch_us)
+    launches = 2 if _is_split(call, machine) else 1
+    return Price(moved, 0, work + launches * machine.launch_us)
+
+
+def _is_split(call: Extern, machine: Machine) -> bool:
+    """Return True if the library, too, splits the loop of a product: few tiles, many terms."""
+    lines = [n for line in call.meaning for n in postorder((line.expr,))]
+    terms = max((count(n.over) for n in lines if isinstance(n, Reduce)), default=0)
+    (result, *_) = call.outputs
+    if terms < LIBRARY_TERMS or result is None or len(result.shape) < 2:
+        return False
+    *batch, rows, columns = (extent.hint() for extent in result.shape)
+    tiles = math.prod(batch) * -(-rows // LIBRARY_TILE) * -(-columns // LIBRARY_TILE)
+    return tiles < machine.units // 2
 
 
 def programs(kernel: Kernel, machine: Machine) -> int:

@@ -18,6 +18,7 @@ from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, pro
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.rewrite import rewrite
 from fusec.passes.cost import Machine, count
+from fusec.passes.weighted_sums import softmax_weighted
 
 MIN_ELEMENTS = 1 << 14
 """A reduction of fewer elements is not worth a second kernel (a launch is some 5 us)."""
@@ -42,12 +43,18 @@ class _Split:
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with large column and full reductions split into partial and final ones.
 
+    Not those that one kernel may compute in the loop of its products (``weighted_sums.py``).
+
     Raises:
         InvalidIR: if a reduction's monoid is not in the table of associative ones.
     """
+    whole = softmax_weighted(graph) if machine.products_per_us else frozenset()
     nodes: list[Def | Extern] = []
     for node in graph.nodes:
-        nodes.extend(_split_def(node, machine) if isinstance(node, Def) else (node,))
+        if isinstance(node, Def) and node.buffer not in whole:
+            nodes.extend(_split_def(node, machine))
+        else:
+            nodes.append(node)
     if len(nodes) == len(graph.nodes):
         return graph
     return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs)

@@ -19,6 +19,7 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.expr import Buffer, Cast, Expr, IndexValue, Load, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Kernel, Origin, Store
 from fusec.ir.index import (
@@ -207,6 +208,18 @@ class _Unifier:
             raise Rejection(f"a ragged axis covers another extent than {whole.name}")
         inner, outer = ragged.pop().axis, ragged.pop().axis
         self.classes.define(whole, index(outer) * inner.extent + index(inner), (outer, inner))
+
+    def cut_groups(self) -> None:
+        """Cut axes that an operand of a product divides, so that the rest of them is rows.
+
+        Four heads of queries that read one head of keys, ``k[h // 4]``, are four rows of its tile.
+        """
+        for line in self.defs:
+            for node in reductions(line.expr):
+                if factors(node) is not None or vector_factors(node) is not None:
+                    for load in loads_of(node.body):
+                        for position in load.indices:
+                            self.remove_divisions(position)
 
     # -- the walk ----------------------------------------------------------------------------------
 
@@ -398,6 +411,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
     unifier = _Unifier(defs)
     unifier.unify_internal()
     unifier.unify_shared()
+    unifier.cut_groups()
     if len(defs) > 1:
         unifier.unify_siblings()
     unifier.settle_limits()

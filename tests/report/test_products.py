@@ -101,7 +101,7 @@ def test_what_the_model_prefers_is_said_with_both_times() -> None:
 
 # -- attention -------------------------------------------------------------------------------------
 
-SHAPE = (2, 4, 1024, 64)
+SHAPE = (4, 4, 1024, 64)
 
 
 def softmax_of(scores: Tensor, v: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_the_gradient_of_attention_is_at_most_three_kernels_without_scores(spell
     forward, backward = graphs(SPELLINGS[spelling], *tensors(), race="fused", train=True)
     assert len(forward.kernels) == 1 and not forward.externs
     assert len(backward.kernels) <= 3 and not backward.externs
-    scores_bytes = 2 * 2 * 4 * 1024 * 1024
+    scores_bytes = 2 * 4 * 4 * 1024 * 1024
     assert max(widest(forward), widest(backward)) < scores_bytes
 
 
@@ -193,3 +193,39 @@ def test_the_librarys_product_with_its_bias_costs_what_the_product_does() -> Non
     )
     (said,) = [d for d in report.decisions if d.reason.startswith("modelled:")]
     assert said.saved_us is not None and abs(said.saved_us) < 20
+
+
+# -- one query, and few rows -----------------------------------------------------------------------
+
+CACHE = (8, 4096, 128)
+"""Heads of keys, keys and depth of a Llama-3-8B."""
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+@pytest.mark.parametrize("heads", (8, 32), ids=("one head each", "four heads each"))
+@pytest.mark.parametrize("batch", (1, 16))
+def test_one_query_reads_its_keys_once(batch: int, heads: int) -> None:
+    q = torch.empty(batch, heads, 1, 128, dtype=torch.bfloat16)
+    k, v = (torch.empty(batch, *CACHE, dtype=torch.bfloat16) for _ in range(2))
+    (report,) = graphs(decode, q, k, v, race="fused")
+    assert len(report.kernels) == 2 and not report.externs
+    assert report.bytes_moved <= 1.07 * (k.nbytes + v.nbytes)
+
+
+@pytest.mark.parametrize("rows", (2, 8, 16))
+def test_few_rows_of_a_linear_layer_read_its_weights_once(rows: int) -> None:
+    x, r = (torch.empty(rows, n, dtype=torch.bfloat16) for n in (14336, 4096))
+    layer = Layer([(14336, 4096)], lambda layer, x, r: layer(x) + r, False)
+    (report,) = graphs(layer, x, r, race="fused")
+    assert len(report.kernels) == 2 and not report.externs
+    assert report.bytes_moved <= 1.05 * 2 * 14336 * 4096
+
+
+def test_one_row_of_a_linear_layer_is_one_row_kernel() -> None:
+    layer = Layer([(4096, 14336)], lambda layer, x: F.gelu(layer(x)), True)
+    (report,) = graphs(layer, torch.empty(1, 4096, dtype=torch.bfloat16))
+    assert len(report.kernels) == 1 and not report.externs
+    assert report.bytes_moved <= 1.01 * 2 * 14336 * 4096

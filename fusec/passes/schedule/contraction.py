@@ -5,20 +5,32 @@ an axis it sums over. One that varies along an axis that a later reduction runs 
 an attention) sums over lanes; any other sums in a loop of tiles. Columns that only some definitions
 have (the values' head dimension) are lanes as a whole.
 
+A product may have few rows, or none (the scores of one query): a row that is missing in a tile is
+a masked lane, and a product without a row axis is multiplied and summed by lanes, with no ``Dot``.
+
 How wide the tiles are, ``tiling.py`` says.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError
-from fusec.ir.contraction import Factors, factors
+from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.schedule.plan import Binding, Limits, Place, Plan
-from fusec.passes.schedule.tiling import MIN_LANES, Roles, Tiling, Work, find_work, tilings
+from fusec.passes.schedule.tiling import (
+    BUSY,
+    Roles,
+    Tiling,
+    Work,
+    find_work,
+    has_few_rows,
+    programs,
+    tilings,
+)
 
 MAX_LANES = 256
 """The widest axis that is lanes as a whole."""
@@ -26,6 +38,12 @@ GROUP = 8
 """Rows of tiles that run together along the columns."""
 MIN_ROWS = 64
 """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
+LEAST_TERMS, LEAST_KEYS = 512, 128
+"""Terms of a part of a split loop at least; where each term is a product itself, fewer."""
+WAVES = 2
+"""Programs for each multiprocessor that a split loop makes."""
+FULL_FEW_ROWS = 1.5
+"""Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
 
 
 SPARE = 0.9
@@ -35,12 +53,23 @@ one with rotary embeddings (sm_90, Triton 3.7.1, 2026-11)."""
 
 
 def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
-    """Return the contractions of a kernel and their factors."""
-    found = {}
-    for node in postorder(s.expr for s in kernel.stores):
-        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            found[node] = parts
+    """Return the contractions of a kernel and their factors.
+
+    Products with a vector count where a loop weights what other ones make (an attention of one
+    query): rows of a matrix times one vector are a row kernel's work.
+    """
+    reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    found = {n: parts for n in reductions if (parts := factors(n)) is not None}
+    vectors = {n: parts for n in reductions if (parts := vector_factors(n)) is not None}
+    nested = _nested(reductions) if vectors else set()
+    made = nested.intersection((*found, *vectors))
+    if made and any(_reads(n, made) for n in (*found, *vectors)):
+        found.update(vectors)
     return found
+
+
+def _reads(node: Reduce, made: set[Reduce]) -> bool:
+    return any(below in made for below in postorder((node.body,)))
 
 
 def find_roles(kernel: Kernel) -> Roles | None:
@@ -52,16 +81,18 @@ def find_roles(kernel: Kernel) -> Roles | None:
     loops = {a for n in products if n not in nested for a in n.over}
     loops |= {a for n in reductions if n not in products for a in n.over if not _fits_lanes(a)}
     whole = tuple(a for a in kernel.inside if a not in loops)
-    if any(not _fits_lanes(a) for a in whole) or any(a.limit is not None for a in kernel.axes):
+    if any(not _fits_lanes(a) for a in whole):
         return None
     looped = max(
         (a for a in kernel.inside if a in loops), key=lambda a: a.extent.hint(), default=None
     )
+    if any(a.limit is not None for a in kernel.axes if a is not looped):
+        return None
     outer = tuple(a for a in kernel.inside if a in loops and a is not looped)
     tiled: list[Axis] = []
     for parts in products.values():
         for side in (parts.left_axes, parts.right_axes):
-            if side.isdisjoint((*whole, *([looped] if looped else []))):
+            if side and side.isdisjoint((*whole, *([looped] if looped else []))):
                 grid = [a for a in kernel.grid if a in side]
                 if not grid:
                     return None
@@ -70,18 +101,21 @@ def find_roles(kernel: Kernel) -> Roles | None:
     tiled.sort(key=kernel.grid.index)
     roles = Roles(tuple(tiled), looped, outer, whole)
     nests = all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
-    wide = all(a.extent.hint() >= MIN_LANES for a in (*tiled, *whole))
-    return roles if nests and wide and _is_flat(nodes, products, roles) else None
+    return roles if nests and _is_flat(nodes, products, roles) else None
 
 
 def _nested(reductions: list[Reduce]) -> set[Reduce]:
     """Return the reductions whose values an enclosing loop reduces again, along its own axis."""
     found: set[Reduce] = set()
     for outer in reductions:
-        if factors(outer) is None and all(map(_fits_lanes, outer.over)):
-            continue  # the enclosing sum folds lanes of a tile that is complete
+        # An enclosing sum over few lanes folds those of a tile that is complete; a vector that
+        # weights what another vector made has no tile: both run in one loop.
+        folds = factors(outer) is None and all(map(_fits_lanes, outer.over))
+        weights = vector_factors(outer) is not None
         for inner in postorder((outer.body,)):
-            if isinstance(inner, Reduce) and not inner.axes.isdisjoint(outer.over):
+            if not isinstance(inner, Reduce) or inner.axes.isdisjoint(outer.over):
+                continue
+            if not folds or (weights and vector_factors(inner) is not None):
                 found.add(inner)
     return found
 
@@ -91,7 +125,7 @@ def _fits_lanes(axis: Axis) -> bool:
 
 
 def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], roles: Roles) -> bool:
-    """Return True if no value has more than two lane axes, and products have one on each side."""
+    """Return True if no value has more than two lane axes, and no side of a product two."""
     lanes = {*roles.tiled, *roles.whole}
     if roles.looped is not None:
         lanes.add(roles.looped)
@@ -99,7 +133,7 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], roles: Roles) -
     if any(len(n.axes & lanes) > 2 for n in nodes if n not in bodies):
         return False
     for node, parts in products.items():
-        sides = (parts.left_axes, parts.right_axes, frozenset(node.over))
+        sides = [s for s in (parts.left_axes, parts.right_axes, frozenset(node.over)) if s]
         if any(len(s & lanes) != 1 for s in sides) or parts.shared & lanes:
             return False
     return True
@@ -116,6 +150,56 @@ def accepts(kernel: Kernel, limits: Limits) -> bool:
     if _cuts_rows(kernel, products, roles):
         return False
     return bool(roles.tiled) or work.registers(tiling) <= limits.tile_registers
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the work of a kernel with products is spread over multiprocessors.
+
+    Attributes:
+        programs: tiles of the kernel.
+        full: programs for each multiprocessor that use all of its rates.
+        axis: the axis of its loop, if that can be split to keep more of them busy.
+        terms: of the loop in each part.
+        parts: how many there are, at the hints of sizes; 1 without a split.
+    """
+
+    programs: int
+    full: float
+    axis: Axis | None = None
+    terms: int = 0
+    parts: int = 1
+
+    def busy(self, units: int, parts: int = 1) -> float:
+        """Return the share of the rates of so many multiprocessors that the kernel can use."""
+        return min(1.0, max(self.programs * parts, 1) / (self.full * units))
+
+
+def spread(kernel: Kernel, limits: Limits) -> Spread | None:
+    """Return how a kernel with products is spread, and how its loop is split where that is long.
+
+    None if this schedule cannot run it.
+    """
+    products = contractions(kernel)
+    roles = find_roles(kernel) if products else None
+    if roles is None:
+        return None
+    work = _work(kernel, products, limits)
+    (tiling, *_) = tilings(kernel, roles, work, limits)
+    count, axis = programs(kernel, tiling), roles.looped
+    few = has_few_rows(roles)
+    full = FULL_FEW_ROWS if few else 1.0
+    enough = (full if few else BUSY) * limits.units
+    if axis is None or axis.limit is not None or count >= enough:
+        return Spread(count, full)
+    terms = axis.extent.hint()
+    least = LEAST_KEYS if work.inner else LEAST_TERMS
+    parts = min(round(WAVES * limits.units / count), terms // least)
+    if parts < 2:
+        return Spread(count, full)
+    step = tiling.lanes[axis]
+    share = -(-terms // (parts * step)) * step
+    return Spread(count, full, axis, share, -(-terms // share))
 
 
 def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) -> bool:

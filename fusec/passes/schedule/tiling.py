@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.contraction import Factors
-from fusec.ir.dtype import F32
+from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
@@ -43,6 +43,8 @@ OFFERED = 8
 """Tilings that a race may choose from."""
 FEW = 3
 """Those among them that take less than the one chosen by rule, and it."""
+FEW_ROWS = 64
+"""Rows up to which a product takes longer to read its operands than to multiply them."""
 BUSY = 0.75
 """The share of multiprocessors that one wave of programs keeps busy, at least."""
 
@@ -132,15 +134,22 @@ def find_work(
     """Return the tiles of a kernel's products."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
     loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
+    by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
+    multiplied = [p for n, p in products.items() if n not in by_lanes]
     outer = [node for node in products if node not in nested]
     return Work(
-        tuple(n.axes for n in _sums(kernel, outer)),
+        tuple(_carried(n, by_lanes) for n in _sums(kernel, outer)),
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
         tuple(n.axes for n in postorder(s.expr for s in kernel.stores) if _is_draw(n)),
-        max(parts.left.dtype.itemsize for parts in products.values()),
-        not tf32 and any(parts.left.dtype is F32 for parts in products.values()),
+        max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
+        not tf32 and any(p.left.dtype is F32 for p in multiplied),
     )
+
+
+def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:
+    """Return the axes of the tile that a loop adds up: of its terms where no ``Dot`` sums them."""
+    return node.body.axes if isinstance(node, Reduce) and node in by_lanes else node.axes
 
 
 def _is_draw(node: Expr) -> bool:
@@ -197,22 +206,43 @@ def _staged(tiling: Tiling, roles: Roles, work: Work, limits: Limits) -> Tiling 
     return None
 
 
+_ROWS = tuple(
+    (rows, step, warps, 2)
+    for rows, step, warps in (
+        *((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 64, 8)),
+        *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4)),
+    )
+)
+"""Rows, terms of an iteration, warps and stages of a kernel whose products read one another."""
+_FEW_ROWS = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
+"""The same where one tile holds all rows."""
+
+
 def _preferred(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> Iterator[Tiling]:
     """Yield tilings, the best first; the later ones take less and make more programs."""
     if work.inner or len(roles.tiled) < 2:
-        for rows, step, warps in (
-            *((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 64, 8)),
-            *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4)),
-        ):
-            yield _tiling(roles, work, (rows, rows), step, warps, 2)
+        one_tile = not roles.tiled or lanes_of(roles.tiled[0]) <= MIN_LANES
+        for rows, step, warps, stages in _FEW_ROWS if one_tile else _ROWS:
+            yield _tiling(roles, work, (rows, rows), step, warps, stages)
+        return
+    if has_few_rows(roles):
+        for columns in (128, 64, 32, 16):
+            tiling = _tiling(roles, work, (FEW_ROWS, columns), 0, 4, 6)
+            if columns <= 64 or programs(kernel, tiling) >= 2 * limits.units:
+                yield tiling
         return
     sides = [(128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
     shapes = [_fewest_warps(_tiling(roles, work, side, 0, 8, 3), work) for side in sides]
     wanted = BUSY * limits.units
-    enough = [t for t in shapes if _programs(kernel, t) >= wanted and _is_square(t, roles)]
+    enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, roles)]
     yield from enough
     yield from (t for t in shapes if _is_square(t, roles) and t not in enough)
     yield from reversed(shapes)
+
+
+def has_few_rows(roles: Roles) -> bool:
+    """Return True if there are so few rows that memory is what the kernel waits for."""
+    return not roles.tiled or roles.tiled[0].extent.hint() <= FEW_ROWS
 
 
 def _is_square(tiling: Tiling, roles: Roles) -> bool:
@@ -226,7 +256,8 @@ def _fewest_warps(tiling: Tiling, work: Work) -> Tiling:
     return half if work.registers(half) <= FEW_REGISTERS else tiling
 
 
-def _programs(kernel: Kernel, tiling: Tiling) -> int:
+def programs(kernel: Kernel, tiling: Tiling) -> int:
+    """Return how many tiles a kernel has, at the hints of sizes."""
     extents = (-(-a.extent.hint() // tiling.lanes.get(a, 1)) for a in kernel.grid)
     total = 1
     for extent in extents:

@@ -1,0 +1,228 @@
+"""Split the loop of a kernel with products over several programs, and add up what they find.
+
+Spec: ``kernel, machine -> (partial kernel, final kernel) or None``. Where a product has fewer tiles
+than the processor has room for, and sums over a long axis n, that axis becomes parts p of R terms
+i, if the model says that it pays for a second kernel. The partial kernel stores what each part sums
+to, in the accumulators' type; the final one sums over parts and computes all the rest. Parts follow
+from shapes and target alone, never from threads or timing, so that results are the same each time.
+
+A sum beside a maximum (``ir/online.py``) refers to its part's own maximum, and is multiplied by
+what that lacks. A part whose scores are all -inf counts nothing, beside one with others::
+
+    y[m] = sum(n: a[m, n])          a[p, m] = sum(i: a[m, p*R + i]);   y[m] = sum(p: a[p, m])
+    l    = sum(n: exp(s - m) * w)   l[p] = sum(i: exp(s - m[p]) * w);  m[p] = max(i: s)
+                                    l = sum(p: l[p] * exp(m[p] - m));  m = max(p: m[p])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
+from fusec.ir.graph import Kernel, Schedule, Step, Store
+from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
+from fusec.ir.online import find_pivots, scale_of, scaled
+from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
+from fusec.passes.cost import Machine, price
+from fusec.passes.online_softmax import online_softmax
+
+Split: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
+"""A target's way to divide a kernel, if it has one: what ``split_loop`` is to GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The looped axis n in two: ``n = p*R + i``.
+
+    Attributes:
+        value: that index.
+    """
+
+    whole: Axis
+    part: Axis
+    within: Axis
+    value: Index
+
+
+def split_loops(schedule: Schedule, split: Split) -> Schedule:
+    """Return the schedule with the kernels that ``split`` divides in two steps each."""
+    steps: list[Step] = []
+    for step in schedule.steps:
+        found = split(step) if isinstance(step, Kernel) else None
+        steps.extend((step,) if found is None else found)
+    return schedule if len(steps) == len(schedule.steps) else replace(schedule, steps=tuple(steps))
+
+
+def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None:
+    """Return the kernel as a partial and a final one, or None where one kernel does better."""
+    kernel = online_softmax(kernel)
+    spread = price(kernel, machine).spread
+    if spread is None or spread.axis is None:
+        return None
+    pieces = _pieces(kernel, spread.axis)
+    if pieces is None:
+        return None
+    cut = _cut(spread.axis, spread.terms)
+    partial = _partial(kernel, pieces, cut)
+    return partial, _final(kernel, pieces, partial, cut)
+
+
+def _cut(axis: Axis, terms: int) -> _Cut:
+    """Return an axis in parts of so many terms; the last is short where they do not fit."""
+    part = Axis("p", floordiv(axis.extent + (terms - 1), index(terms)))
+    start = index(part) * terms
+    even = mod(axis.extent, index(terms)) is index(0)
+    within = Axis(axis.name, index(terms), None if even else axis.extent - start)
+    return _Cut(axis, part, within, start + index(within))
+
+
+def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
+    """Return the reductions over an axis with the maxima they refer to; None if one needs more.
+
+    A reduction has a partial form of its own if it needs no other one over the axis but its
+    maximum, and if it varies along all of the grid: what does not would be stored many times.
+    """
+    roots = [store.expr for store in kernel.stores]
+    found = [n for n in postorder(roots) if isinstance(n, Reduce) and axis in n.over]
+    pivots = find_pivots(roots)
+    pieces: dict[Reduce, Reduce | None] = {}
+    for node in found:
+        pivot = pivots.get(node)
+        below = {n for n in postorder((node.body,)) if n in found}
+        same_type = pivot is None or pivot.dtype is node.dtype
+        if below - {pivot} or not node.axes >= set(kernel.grid) or not same_type:
+            return None
+        pieces[node] = pivot
+    if any(axis in index_.axes for store in kernel.stores for index_ in store.indices):
+        return None
+    return pieces
+
+
+# -- the partial kernel ----------------------------------------------------------------------------
+
+
+def _partial(kernel: Kernel, pieces: dict[Reduce, Reduce | None], cut: _Cut) -> Kernel:
+    """Return the kernel that stores each reduction over its part, the part axis first."""
+    exprs: dict[Reduce, Reduce] = {}
+    for node, pivot in pieces.items():  # a maximum stands before the sums that refer to it
+        exprs[node] = _within_part(node, pivot, cut, exprs)
+    stores = []
+    for (node, expr), name in zip(exprs.items(), _names(kernel, exprs), strict=True):
+        own = tuple(a for a in kernel.axes if a in node.axes)
+        shape = tuple(a.extent for a in (cut.part, *own))
+        buffer = Buffer(name, shape, contiguous_strides(shape), node.dtype)
+        stores.append(Store(buffer, tuple(index(a) for a in (cut.part, *own)), expr))
+    used = _used(stores)
+    grid = (cut.part, *(a for a in kernel.grid if a in used))
+    inside = tuple(cut.within if a is cut.whole else a for a in kernel.inside)
+    return Kernel(
+        f"{kernel.name}_part",
+        grid,
+        tuple(a for a in inside if a in used),
+        tuple(stores),
+        kernel.origin,
+    )
+
+
+def _names(kernel: Kernel, reductions: Iterable[Reduce]) -> list[str]:
+    """Return a name of its own for the parts of each reduction: its label's, or the kernel's."""
+    labels, first = dict(kernel.labels), kernel.stores[0].buffer.name
+    found: list[str] = []
+    for node in reductions:
+        name = f"{labels.get(node, first)}_{node.monoid}_part"
+        same = sum(other.startswith(name) for other in found)
+        found.append(f"{name}_{same + 1}" if same else name)
+    return found
+
+
+def _within_part(
+    node: Reduce, pivot: Reduce | None, cut: _Cut, exprs: dict[Reduce, Reduce]
+) -> Reduce:
+    """Return a reduction over one part, which refers to the maximum over that part alone."""
+    body = node.body
+    mapping = {cut.whole: cut.value}
+    if pivot is None:
+        body = body.substitute(mapping)
+    else:
+        body = around_reductions(body, lambda n: n is pivot, lambda e: e.substitute(mapping))
+        (body,) = rewrite((body,), lambda n: exprs[pivot] if n is pivot else n)
+    over = tuple(cut.within if a is cut.whole else a for a in node.over)
+    return Reduce(node.monoid, over, body)
+
+
+# -- the final kernel ------------------------------------------------------------------------------
+
+
+def _final(
+    kernel: Kernel, pieces: dict[Reduce, Reduce | None], partial: Kernel, cut: _Cut
+) -> Kernel:
+    """Return the kernel that sums over parts and computes what the whole kernel stores."""
+    part = Axis(cut.part.name, cut.part.extent)
+    read = {
+        node: Load(store.buffer, (index(part), *store.indices[1:]))
+        for node, store in zip(pieces, partial.stores, strict=True)
+    }
+    total: dict[Expr, Expr] = {}
+    for node, pivot in pieces.items():
+        body: Expr = read[node]
+        if pivot is not None:
+            body = _corrected(node, pivot, read, total[pivot])
+        total[node] = Reduce(node.monoid, (part,), body)
+    roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
+    exprs = _with_totals(roots, total)
+    stores = tuple(
+        Store(s.buffer, s.indices, e) for s, e in zip(kernel.stores, exprs, strict=False)
+    )
+    used = _used(stores)
+    inside = {a for n in _reductions(stores) for a in n.over}
+    inside |= {a for a in kernel.inside if not all(a in _written(s) for s in stores)}
+    names = zip(exprs[len(stores) :], (name for _, name in kernel.labels), strict=True)
+    return replace(
+        kernel,
+        grid=tuple(a for a in kernel.axes if a in used and a not in inside),
+        inside=tuple(a for a in (part, *kernel.inside) if a in used and a in inside),
+        stores=stores,
+        labels=tuple((e, name) for e, name in names if cut.whole not in e.axes),
+    )
+
+
+def _corrected(node: Reduce, pivot: Reduce, read: dict[Reduce, Load], maximum: Expr) -> Expr:
+    """Return a part's sum as it would be beside the maximum of all parts.
+
+    A part without a score above -inf counts nothing, unless the whole row has none: that is NaN.
+    """
+    top = read[pivot]
+    lowest = Const(-math.inf, top.dtype)
+    nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
+    power = scaled(Op("sub", (top, maximum)), scale_of(node, pivot))
+    return Select(nothing, Const(0, node.dtype), Op("mul", (read[node], Op("exp", (power,)))))
+
+
+def _with_totals(roots: tuple[Expr, ...], total: dict[Expr, Expr]) -> tuple[Expr, ...]:
+    """Return expressions with the outermost reductions over the looped axis replaced."""
+    outside = Rewriter(lambda node: node)
+    outside.new.update(total)  # what is known is not looked into
+    return outside(roots)
+
+
+def _reductions(stores: Iterable[Store]) -> list[Reduce]:
+    return [n for n in postorder(s.expr for s in stores) if isinstance(n, Reduce)]
+
+
+def _written(store: Store) -> frozenset[Axis]:
+    return frozenset(a for position in store.indices for a in position.axes)
+
+
+def _used(stores: Iterable[Store]) -> set[Axis]:
+    """Return every axis that some stores, and what they compute, mention."""
+    stores = list(stores)
+    found = {a for s in stores for a in _written(s)}
+    for node in postorder(s.expr for s in stores):
+        if isinstance(node, Reduce):
+            found.update(node.over)
+        elif isinstance(node, Load | IndexValue):
+            found.update(node.axes)
+    return found
