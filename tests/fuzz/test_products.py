@@ -110,6 +110,12 @@ def test_models_compute_the_same_by_kernels_for_cpus(kind: str) -> None:
         check_seed(seed, kind, "fusec")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_compute_the_same_with_tiles_copied_by_descriptors(kind: str) -> None:
+    for seed in range(20, 23):
+        check_recipe(replace(KINDS[kind].draw(seed), dtype="bfloat16"), "triton_tiles")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", range(int(FIRST or 100), int(LAST or 400), BATCH))
