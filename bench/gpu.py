@@ -2,9 +2,9 @@
 
 In order, within the minutes given: the tests marked `gpu`; what the device reaches at copies and
 products; two cheap rows that show whether anything is wrong; matrix products with epilogues;
-attention; a head with its loss; memory-bound chains; blocks; products again, beside Inductor's
-`max-autotune`; the ceilings again. The JSON is complete after each measurement, so a run that is
-cut short loses one. GPU time is from CUDA graphs over rotating inputs (`gpu_timing`).
+attention; decoding; a head with its loss; memory-bound chains; blocks; products again, beside
+Inductor's `max-autotune`; the ceilings again. The JSON is complete after each measurement, so a run
+that is cut short loses one. GPU time is from CUDA graphs over rotating inputs (`gpu_timing`).
 
 Of each peer: `median_us`; `host_us`, what one call costs the host; `peak_mib`, memory above what
 was in use before the call; `of_floor`, the time that the bytes alone, or the operations alone,
@@ -12,7 +12,7 @@ would take over the time taken. Of a row: `bare_us`, its matrix products alone i
 `fusec` lets the race decide, `fusec-fused` and `fusec-library` force a side; `best/fusec` compares
 with the fastest peer that is not fusec.
 
-Not measured yet: decoding, Liger's kernels.
+Not measured yet: Liger's kernels.
 
 `--dry-run` needs no GPU: each row runs tiny on the CPU, eager and fusec, and its kernels are built
 for sm_90 at full size; nothing is timed.

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from bench.workload import Workload
-from bench.workloads import attention, blocks, losses, norms, pointwise, products, softmax
+from bench.workloads import (
+    attention,
+    blocks,
+    decoding,
+    losses,
+    norms,
+    pointwise,
+    products,
+    softmax,
+)
 
 
 def cpu() -> list[Workload]:
@@ -13,7 +22,8 @@ def cpu() -> list[Workload]:
 
 
 ORDER = (
-    "first", "products", "attention", "linear + loss", "memory-bound", "blocks", "products, tuned",
+    "first", "products", "attention", "decoding", "linear + loss", "memory-bound", "blocks",
+    "products, tuned",
 )  # fmt: skip
 FIRST = ("residual+rmsnorm 8192x4096", "bias+gelu+residual 8192x4096")
 """Cheap rows whose result is known within a few percent: if they are wrong, so is the rest."""
@@ -21,7 +31,7 @@ FIRST = ("residual+rmsnorm 8192x4096", "bias+gelu+residual 8192x4096")
 
 def gpu() -> list[Workload]:
     """What `bench.gpu` measures, cheapest and most telling first: time may run out."""
-    groups = (products, attention, losses, pointwise, norms, softmax, blocks)
+    groups = (products, attention, decoding, losses, pointwise, norms, softmax, blocks)
     found = [workload for group in groups for workload in group.gpu()]
     return sorted(found, key=_rank)
 
