@@ -128,6 +128,7 @@ class _Printer:
         self.index = IndexText(self.names.of, frozenset(program.lanes))
         self.buffers = {b.base: self.names.of(b) for b in program.buffers}
         self.narrow = narrow_values(program)
+        self.longer = _longer_towards_the_end(program)
         self.needs: dict[str, None] = {}
         self.lines: list[str] = []
         self.chains: list[str] = []
@@ -162,7 +163,7 @@ class _Printer:
             return self._grouped_grid()
         if is_direct(self.program.grid):
             ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
-            return [f"{self.names.of(a)} = tl.program_id({ids[a]})" for a in used]
+            return [self._grid_axis(a, f"tl.program_id({ids[a]})") for a in used]
         lines = ["pid = tl.program_id(0)"] if used else []
         inner = index(1)
         for axis in reversed(self.program.grid):
@@ -170,9 +171,18 @@ class _Printer:
                 text = "pid" if inner is index(1) else f"pid // {self.index.factor(inner)}"
                 if axis is not self.program.grid[0]:
                     text += f" % {self.index.factor(axis.extent)}"
-                lines.append(f"{self.names.of(axis)} = {text}")
+                lines.append(self._grid_axis(axis, text))
             inner = inner * axis.extent
         return lines
+
+    def _grid_axis(self, axis: Axis, number: str) -> str:
+        """Assign a grid axis: its points in reverse order where the last ones take longest.
+
+        So the programs that run when others are done already are short ones.
+        """
+        if axis in self.longer:
+            number = f"{self.index.factor(axis.extent - 1)} - {number}"
+        return f"{self.names.of(axis)} = {number}"
 
     def _grouped_grid(self) -> list[str]:
         """Number the tiles so that ``group`` rows of them share the columns they read."""
@@ -449,6 +459,19 @@ class _Printer:
 
 
 # -- facts ---------------------------------------------------------------------------------------
+
+
+def _longer_towards_the_end(program: Program) -> set[Axis]:
+    """Return the grid axes along which loops grow, as over the keys of a causal attention."""
+    found = set()
+    for loop in program.body:
+        if isinstance(loop, For):
+            for axis in program.grid:
+                steps = [s.coefficient(axis) for s in loop.stops if axis in s.axes]
+                growing = [s for s in steps if s is not None and s.is_constant and s.const > 0]
+                if growing and axis not in loop.start.axes:
+                    found.add(axis)
+    return found
 
 
 def _is_product(statement: Statement) -> bool:

@@ -110,3 +110,10 @@ def test_values_of_queries_that_begin_later_than_keys_or_earlier(keys: int, shif
         return weights @ v / (weights.sum(-1, keepdim=True) + 1)
 
     check(attention, q, k, v, backend="triton_fused")
+
+
+def test_the_longest_rows_of_a_causal_attention_run_first():
+    (one,) = staged(causal, *tensors(*[(8, 16, 1024, 64)] * 3))
+    assert one.compiled is not None
+    (source,) = one.compiled.sources.values()
+    assert "i2o = 7 - tl.program_id(0)" in source
