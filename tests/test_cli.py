@@ -240,9 +240,8 @@ def test_explain_names_eager_kernels_with_the_reason(capsys, models) -> None:
 
 
 def test_explain_as_text_shows_what_the_json_form_has(capsys, models) -> None:
-    code, out, err = run(
-        capsys, "explain", f"{models}:classifier", "--input", "i64[8,16]<100", "--target", "sm_90"
-    )
+    inputs = ("--input", "i64[8,16]<100", "--target", "sm_90", "--race", "library")
+    code, out, err = run(capsys, "explain", f"{models}:classifier", *inputs)
     assert code == 0
     for word in ("graph inference", "launches", "bytes", "floor", "kernels", "eager kernels"):
         assert word in out

@@ -83,7 +83,7 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
     """Return the reductions over an axis with the maxima they refer to; None if one needs more.
 
     A reduction has a partial form of its own if it needs no other one over the axis but its
-    maximum, and if it varies along all of the grid: what does not would be stored many times.
+    maximum.
     """
     roots = [store.expr for store in kernel.stores]
     found = [n for n in postorder(roots) if isinstance(n, Reduce) and axis in n.over]
@@ -93,11 +93,9 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
         pivot = pivots.get(node)
         below = {n for n in postorder((node.body,)) if n in found}
         same_type = pivot is None or pivot.dtype is node.dtype
-        if below - {pivot} or not node.axes >= set(kernel.grid) or not same_type:
+        if below - {pivot} or not same_type:
             return None
         pieces[node] = pivot
-    if any(axis in index_.axes for store in kernel.stores for index_ in store.indices):
-        return None
     return pieces
 
 

@@ -16,6 +16,7 @@ from fusec.ir.index import IntoIndex, Size, index
 from fusec.ir.interp import run_graph, run_schedule
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.verify import verify_schedule
+from fusec.passes.cost import price
 from fusec.passes.split_loop import split_loop, split_loops
 from fusec.passes.unify import unify
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
@@ -183,7 +184,7 @@ def test_what_a_mask_hides_counts_nothing_and_a_row_without_keys_is_as_it_was(
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
-def test_a_kernel_that_also_stores_the_scores_stays_whole() -> None:
+def test_a_kernel_that_also_stores_the_scores_stays_whole_and_is_priced_so() -> None:
     whole, _ = attention(2048)
     lines = [n for n in whole.nodes if isinstance(n, Def)]
     scores = buffer("scores", 4, 2048)
@@ -191,4 +192,8 @@ def test_a_kernel_that_also_stores_the_scores_stays_whole() -> None:
     g, n, c = axes("g n c", 4, 2048, 16)
     stored = Def(scores, (g, n), total(SUM, c, Op("mul", (load(q, g, c), load(k, n, c)))))
     both = graph(whole.inputs, (stored, *lines), scores, *(line.buffer for line in lines))
-    assert not is_split(_as_kernel(both)[1])
+    schedule = _as_kernel(both)[1]
+    (kernel,) = schedule.steps
+    assert isinstance(kernel, Kernel) and not is_split(schedule)
+    found = price(kernel, MACHINE).spread
+    assert found is not None and found.axis is None

@@ -190,7 +190,7 @@ def spread(kernel: Kernel, limits: Limits) -> Spread | None:
     few = has_few_rows(roles)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * limits.units
-    if axis is None or axis.limit is not None or count >= enough:
+    if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return Spread(count, full)
     terms = axis.extent.hint()
     least = LEAST_KEYS if work.inner else LEAST_TERMS
@@ -200,6 +200,14 @@ def spread(kernel: Kernel, limits: Limits) -> Spread | None:
     step = tiling.lanes[axis]
     share = -(-terms // (parts * step)) * step
     return Spread(count, full, axis, share, -(-terms // share))
+
+
+def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
+    """Return True if parts of an axis can be summed apart: nothing is stored along it."""
+    if axis.limit is not None or any(axis in i.axes for s in kernel.stores for i in s.indices):
+        return False
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and axis in n.over]
+    return all(n.axes >= set(kernel.grid) for n in sums)
 
 
 def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) -> bool:
