@@ -405,6 +405,24 @@ def test_checkpointing_draws_the_same_numbers_again(selective):
     torch.testing.assert_close(w.grad, x.detach().t() @ expected, atol=1e-4, rtol=1e-4)
 
 
+def test_gradients_are_those_of_the_function_with_its_draws_held():
+    def block(x, w):
+        h = F.dropout(torch.sin(x @ w), 0.3, True) * torch.rand_like(x)
+        weights = F.dropout(torch.softmax(h @ h.t(), -1), 0.2, True)
+        return (weights @ h + torch.randn_like(h)).square().sum()
+
+    x, w = (torch.randn(24, 24, dtype=torch.float64).requires_grad_() for _ in range(2))
+    step, direction = compiled(block), torch.randn(24, 24, dtype=torch.float64)
+
+    def value(x):
+        with seeded(8):
+            return step(x.requires_grad_(), w)
+
+    value(x).backward()
+    up, down = (value(x.detach() + e * direction).item() for e in (1e-5, -1e-5))
+    assert math.isclose((x.grad * direction).sum().item(), (up - down) / 2e-5, rel_tol=1e-6)
+
+
 def test_dynamic_shapes_draw_by_position():
     step = compiled(lambda x: F.dropout(x, 0.25, True) * torch.rand_like(x), dynamic=True)
     for rows in (5, 8, 13):
