@@ -1,7 +1,8 @@
 """What runs as an eager kernel for now, and why: the reasons that ``fusec explain`` shows.
 
 Products of matrices, convolutions, attention, sorting and scans have no lowering yet, nor have the
-random draws that ``draws.py`` leaves alone; each is one ``Extern``. Everything that no table names is as well.
+random draws that ``draws.py`` leaves alone; each is one ``Extern``. So is everything that no table
+names.
 """
 
 from __future__ import annotations
