@@ -20,7 +20,7 @@ from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Number, Value, broadcast, make_axes, positions
 from fusec.ir.expr import Buffer, Load, index_exprs, loads
-from fusec.ir.graph import Argument, NodeConstant, SizeValue, View
+from fusec.ir.graph import Argument, InputObject, NodeConstant, SizeValue, View
 from fusec.ir.index import Index, index
 
 
@@ -99,8 +99,10 @@ class Arguments:
                 raise Unsupported("a symbolic float or condition")
             case Opaque() if value.node.op == "get_attr":
                 return NodeConstant(user.name, path)
+            case Opaque() if value.node.op == "placeholder":
+                return InputObject(value.node.name)
             case Opaque():
-                raise Unsupported("an input that is neither tensor nor size")
+                raise Unsupported("a value that is neither tensor nor size")
             case _:
                 return value  # type: ignore[no-any-return]
 

@@ -42,7 +42,7 @@ from fusec.frontend.registry import LOWERINGS
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, Def, Extern, Graph
+from fusec.ir.graph import Argument, Def, Extern, Graph, InputObject
 from fusec.ir.index import Size, index
 
 # Importing these modules fills the table of lowerings.
@@ -78,7 +78,7 @@ class _Capture:
         self.lines = Lines()
         self.env: dict[fx.Node, Any] = {}
         self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
-        self.inputs: list[Buffer | Size | None] = []
+        self.inputs: list[Buffer | Size | InputObject | None] = []
         self.outputs: tuple[Argument, ...] = ()
         self.device = main_device(gm)
         self.arguments = Arguments(self.lines, self.env, self.device, self._run_eagerly)
@@ -101,7 +101,7 @@ class _Capture:
 
     # -- leaves -----------------------------------------------------------------------------------
 
-    def _placeholder(self, node: fx.Node) -> Buffer | Size | None:
+    def _placeholder(self, node: fx.Node) -> Buffer | Size | InputObject | None:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             size = self.lines.sizes.index(value)
@@ -110,8 +110,9 @@ class _Capture:
             is_symbol = len(atoms) == 1 and size is index(atoms[0])
             return atoms[0] if is_symbol and isinstance(atoms[0], Size) else None
         if not isinstance(value, torch.Tensor):
-            self.env[node] = value if isinstance(value, int | float | str) else Opaque(node)
-            return None
+            known = isinstance(value, int | float | str)
+            self.env[node] = value if known else Opaque(node)
+            return InputObject(node.name) if node.users and not known else None
         kind = self.lines.sizes.tensor(value)
         buffer = self.lines.buffer(node.name, kind)
         self.env[node] = whole(buffer)

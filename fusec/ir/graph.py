@@ -83,8 +83,16 @@ class NodeConstant:
     path: tuple[str | int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class InputObject:
+    """An input that is neither tensor nor size, a process group say: passed on as it is."""
+
+    name: str
+
+
 Argument: TypeAlias = (
-    "View | SizeValue | NodeConstant | int | float | bool | str | tuple[Argument, ...] | None"
+    "View | SizeValue | NodeConstant | InputObject | int | float | bool | str "
+    "| tuple[Argument, ...] | None"
 )
 
 
@@ -119,12 +127,13 @@ class Graph:
     """Definitions and externs in execution order.
 
     Attributes:
-        inputs: tensors, symbolic sizes, or None for arguments nobody reads, in call order.
-        outputs: what the call returns: views of buffers, sizes, constants or None.
+        inputs: tensors, symbolic sizes, objects that externs take, or None for arguments nobody
+            reads, in call order.
+        outputs: what the call returns: views of buffers, sizes, constants, objects or None.
     """
 
     name: str
-    inputs: tuple[Buffer | Size | None, ...]
+    inputs: tuple[Buffer | Size | InputObject | None, ...]
     nodes: tuple[Def | Extern, ...]
     outputs: tuple[Argument, ...]
 

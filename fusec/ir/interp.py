@@ -68,7 +68,7 @@ ExternCall: TypeAlias = Callable[[Extern, tuple[Any, ...], dict[str, Any]], Sequ
 """Runs an extern: ``call(node, args, kwargs)`` returns one array (or None) for each of its outputs.
 
 Views arrive as strided arrays over the storage, so that a kernel that writes its arguments does;
-sizes as ints, ``NodeConstant`` as it is, all else as itself.
+sizes as ints, all else as itself.
 """
 
 

@@ -27,6 +27,7 @@ from fusec.ir.graph import (
     Def,
     Extern,
     Graph,
+    InputObject,
     Kernel,
     NodeConstant,
     Schedule,
@@ -148,6 +149,8 @@ def print_argument(arg: Argument) -> str:
             return repr(arg.index)
         case NodeConstant():
             return f"<{'.'.join(map(str, arg.path))} of {arg.node}>"
+        case InputObject():
+            return arg.name
         case tuple():
             return f"[{', '.join(map(print_argument, arg))}]"
         case _:
@@ -175,6 +178,8 @@ def print_graph(graph: Graph) -> str:
                 inputs.append(f"{item.name}: {print_type(item)}")
             case Size():
                 inputs.append(f"{item.name}: size")
+            case InputObject():
+                inputs.append(f"{item.name}: object")
             case None:
                 inputs.append("_")
     lines = [f"graph {graph.name}({', '.join(inputs)})"]
