@@ -27,6 +27,8 @@ from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fusec.frontend.contractions import talks_to_ranks
+
 aten = torch.ops.aten
 
 EXPANSION_RATIO = 6
@@ -139,6 +141,7 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     while waiting:
         for user in waiting.pop().users:
             pointwise = user.op == "call_function" and user.target not in PRODUCTS
+            pointwise = pointwise and not talks_to_ranks(user.target)  # said once, never again
             if pointwise and user not in found and _numel(user) >= least:
                 found.add(user)
                 waiting.append(user)

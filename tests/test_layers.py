@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "pipeline": COMPILER | {"frontend"},
     "race": WHOLE,
     "compiler": WHOLE | {"race"},
-    "partition": LOW,
+    "partition": LOW | {"trace", "ir", "frontend"},
     "backend": WHOLE | {"compiler", "partition"},
     "report": WHOLE | {"compiler", "backend"},
     "cli": WHOLE | {"compiler", "report", ""},

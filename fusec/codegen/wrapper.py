@@ -31,6 +31,7 @@ from fusec.ir.graph import (
     Chunked,
     Extern,
     Graph,
+    InputObject,
     Kernel,
     NodeConstant,
     Schedule,
@@ -50,12 +51,16 @@ _KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.con
 """Eager kernels whose results never share memory with their arguments."""
 
 
+_COLLECTIVE, _WAIT = "_c10d_functional.", "_c10d_functional.wait_tensor"
+"""What another rank sends is in a collective's result once it was waited for, and not before."""
+
+
 @dataclass(slots=True)
 class _Names:
     taken: set[str] = field(default_factory=lambda: set(_RESERVED))
     of: dict[object, str] = field(default_factory=dict)
 
-    def __call__(self, item: Buffer | Size) -> str:
+    def __call__(self, item: Buffer | Size | InputObject) -> str:
         known = self.of.get(item)
         if known is None:
             base = "".join(c if c.isalnum() or c == "_" else "_" for c in item.name)
@@ -180,12 +185,13 @@ class _Wrapper:
             return
         if not extern.many and len(made) == 1:
             assert made[0] is not None
-            self.lines.append(f"{self.names(made[0])} = {self._restride(made[0], call)}")
+            value = call if _is_pending(extern) else self._restride(made[0], call)
+            self.lines.append(f"{self.names(made[0])} = {value}")
             return
         targets = [self.names(b) if b in self.last_use and b is not None else "_" for b in made]
         comma = "," if len(targets) == 1 else ""
         self.lines.append(f"{', '.join(targets)}{comma} = {call}")
-        for buffer in used:
+        for buffer in () if _is_pending(extern) else used:
             name = self.names(buffer)
             self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
@@ -268,6 +274,8 @@ class _Wrapper:
                 return self._view(arg)
             case SizeValue():
                 return print_size(arg.index, self.names)
+            case InputObject():
+                return self.names(arg)
             case NodeConstant():
                 return f"constant({arg.node!r}, {arg.path!r})"
             case tuple():
@@ -291,6 +299,11 @@ def _same_strides(view: View, buffer: Buffer) -> bool:
         a is b or (extent.is_constant and extent.const == 1)
         for extent, a, b in zip(view.shape, view.strides, buffer.strides, strict=True)
     )
+
+
+def _is_pending(extern: Extern) -> bool:
+    """Return True if the results may not be read yet, not even for a copy with other strides."""
+    return extern.target.startswith(_COLLECTIVE) and not extern.target.startswith(_WAIT)
 
 
 def callee(extern: Extern) -> str:

@@ -67,7 +67,14 @@ _TABLE = (
 
 _REASON_OF: dict[str, str] = {name: reason for reason, names in _TABLE for name in names.split()}
 
-_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_dtensor", "symm_mem", "c10d")
+_COLLECTIVES = (
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "c10d",
+    "_dtensor",
+    "symm_mem",
+)
 
 _IMPURE_HIGHER_ORDER = frozenset(
     (
@@ -84,9 +91,9 @@ _IMPURE_HIGHER_ORDER = frozenset(
 
 def reason_for(target: Any) -> str:
     """Return why the calls of ``target`` are not lowered, in a few words."""
-    namespace = getattr(target, "namespace", "")
-    if namespace in _COLLECTIVES:
+    if talks_to_ranks(target):
         return _COLLECTIVE
+    namespace = getattr(target, "namespace", "")
     packet = op_name(target).partition(".")[0]
     if namespace == "aten":
         if packet in _REASON_OF:
@@ -101,6 +108,11 @@ def reason_for(target: Any) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"the higher-order operation {target.name()}"
     return f"the custom operation {op_name(target)}"
+
+
+def talks_to_ranks(target: Any) -> bool:
+    """Return True if each call sends to other ranks, receives from them, or waits for that."""
+    return getattr(target, "namespace", "") in _COLLECTIVES
 
 
 def draws_random_numbers(target: Any) -> bool:
@@ -126,7 +138,7 @@ def is_impure(node: fx.Node) -> bool:
         return (
             target._schema.is_mutable
             or draws_random_numbers(target)
-            or target.namespace in _COLLECTIVES
+            or talks_to_ranks(target)
             or not target._schema.returns
             or node.is_impure()
         )
