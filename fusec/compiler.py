@@ -41,6 +41,7 @@ from fusec.race import DeviceJudge
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
+from fusec.runtime.ranks import find_ranks
 from fusec.trace import Trace
 
 logger = logging.getLogger("fusec.compile")
@@ -182,7 +183,7 @@ def _device_judge(gm: fx.GraphModule, target: Target, options: Options, cut: Cut
 
     salt = f"{fingerprint()} {torch.cuda.get_device_name(device)} {target.name} {allows_tf32()}"
     cache = open_cache(options) if options.cache else None
-    return DeviceJudge(cut, target, options, device, prepare, salt, cache)
+    return DeviceJudge(cut, target, options, device, prepare, salt, cache, find_ranks())
 
 
 def _dump(trace: Trace, directory: Path) -> None:

@@ -5,7 +5,8 @@ kernels around them, and one kernel in each configuration that its schedule offe
 ``runtime/autotune.py`` times them as wholes and checks what each computes; the verdict is kept in
 the cache under the group's structure, the device and all versions.
 
-Where the time of a graph's races is spent, or nothing could be timed, the cost model decides.
+Where the time of a graph's races is spent, or nothing could be timed, the cost model decides. The
+ranks of a process group agree on each verdict (``runtime/ranks.py``), on that none was found, too.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
 from fusec.passes.schedule.plan import Plan
 from fusec.pipeline import Compiled, generate, offered_plans
-from fusec.runtime.autotune import Way, race
+from fusec.runtime.autotune import NO_TIME, Way, race
 from fusec.runtime.cache import Cache
-from fusec.runtime.verdicts import Verdict, load_verdict, store_verdict
+from fusec.runtime.ranks import Ranks
+from fusec.runtime.verdicts import Lap, Verdict, load_verdict, store_verdict
 
 logger = logging.getLogger("fusec.race")
 
@@ -52,6 +54,7 @@ class DeviceJudge:
         prepare: builds and loads what was generated.
         salt: names the device and all versions that times depend on.
         cache: where verdicts are kept; None for nowhere.
+        ranks: with whom verdicts are shared; None for nobody.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class DeviceJudge:
         prepare: Prepare,
         salt: str,
         cache: Cache | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.cut = cut
         self.target = target
@@ -71,21 +75,33 @@ class DeviceJudge:
         self.prepare = prepare
         self.salt = salt
         self.cache = cache
+        self.ranks = ranks
         self.by_model = judge_by_model(cut, target.machine)
         self.left_s = options.race_budget_s
 
     def __call__(self, group: Group) -> Choice:
-        """Return the way that won, from the cache or by a race."""
+        """Return the way that won: on another rank, from the cache, or by a race."""
         key = f"{self.salt} descriptors={self.options.descriptors}\n{group.signature}"
-        verdict = load_verdict(self.cache, key) if self.cache is not None else None
+        verdict = self.ranks.published(key) if self.ranks is not None else None
         if verdict is None:
-            if self.left_s <= 0:
-                return self.by_model(group)
-            verdict = self.race(group)
-            measured = any(lap.us is not None for lap in verdict.laps)
-            if self.cache is not None and (measured or not verdict.exhausted):
-                store_verdict(self.cache, key, verdict)
+            verdict = self.own_verdict(group, key)
+            if self.ranks is not None:
+                verdict = self.ranks.agree(key, verdict)
         return self.choice(group, verdict)
+
+    def own_verdict(self, group: Group, key: str) -> Verdict:
+        """Return the verdict that the cache has under a key, or a race's; one without laps if the
+        time of races is spent."""
+        verdict = load_verdict(self.cache, key) if self.cache is not None else None
+        if verdict is not None:
+            return verdict
+        if self.left_s <= 0:
+            return Verdict(LIBRARY, (Lap(LIBRARY, dropped=NO_TIME),), exhausted=True)
+        verdict = self.race(group)
+        measured = any(lap.us is not None for lap in verdict.laps)
+        if self.cache is not None and (measured or not verdict.exhausted):
+            store_verdict(self.cache, key, verdict)
+        return verdict
 
     def choice(self, group: Group, verdict: Verdict) -> Choice:
         """Return a verdict as the choice of a way."""
@@ -142,8 +158,9 @@ class DeviceJudge:
 def random_inputs(group: Group, device: torch.device) -> list[Any]:
     """Return arguments for a group: normal numbers, integers 0 (in range of any gather), sizes."""
     return [
-        item.hint if isinstance(item, Size) else None if item is None else _random(item, device)
+        item.hint if isinstance(item, Size) else _random(item, device)
         for item in group.graph.inputs
+        if isinstance(item, Size | Buffer)
     ]
 
 
