@@ -38,7 +38,7 @@ from fusec.frontend.arguments import Arguments, Opaque
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.meaning import MEANINGS, Products
 from fusec.frontend.origin import extern_name, op_name, origin_of
-from fusec.frontend.registry import LOWERINGS
+from fusec.frontend.registry import find_lowering
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.ir.expr import Buffer
@@ -155,7 +155,7 @@ class _Capture:
             return self.env[source][position]  # type: ignore[index]
         results = tuple(self._result_types(value))
         reason = self._obstacle(node, results)
-        rule = LOWERINGS.get(node.target)
+        rule = find_lowering(node.target)
         if reason is not None or rule is None:
             return self._extern(node, value, reason or contractions.reason_for(node.target))
         mark = len(self.lines.nodes)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from fusec.frontend.foreach import foreach_decompositions
+
 _ALSO = (
     "native_layer_norm",
     "_softmax",
@@ -85,6 +87,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     packets = [getattr(torch.ops.aten, name) for name in _ALSO]
     targets = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     table.update(get_decompositions(targets))
+    table.update(foreach_decompositions())
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
     for name in _WHOLE:

@@ -36,7 +36,7 @@ from fusec.frontend.call import (
     read_exact,
 )
 from fusec.frontend.comparisons import truth
-from fusec.frontend.registry import lowers
+from fusec.frontend.registry import lowers, lowers_named
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F32, F64, DType, compute_type
@@ -267,6 +267,12 @@ def clamp_max(call: Call, x: Value, high: Scalar) -> Value:
 @lowers(aten.addcmul.default)
 def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
     return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
+
+
+@lowers_named("prims.fma.default")
+def multiply_add(call: Call, a: Scalar, b: Scalar, c: Scalar) -> Value:
+    """What Dynamo makes of ``addcmul_``: a * b + c, which compilers contract to one rounding."""
+    return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)
 
 
 @lowers(aten.addcdiv.default)

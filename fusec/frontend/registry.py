@@ -22,6 +22,25 @@ Lowering = Callable[..., Any]
 _Rule = TypeVar("_Rule", bound=Lowering)
 
 LOWERINGS: dict[Any, Lowering] = {}
+BY_NAME: dict[str, Lowering] = {}
+"""Lowerings of operations that torch registers only when it needs them, by their printed names."""
+
+
+def find_lowering(target: Any) -> Lowering | None:
+    """Return the lowering of an FX node's target, if there is one."""
+    return LOWERINGS.get(target) or BY_NAME.get(str(target))
+
+
+def lowers_named(name: str) -> Callable[[_Rule], _Rule]:
+    """Register the decorated function as the lowering of an operation known by its name."""
+
+    def register(rule: _Rule) -> _Rule:
+        if name in BY_NAME:
+            raise InternalError(f"two lowerings of {name}", stage="frontend")
+        BY_NAME[name] = rule
+        return rule
+
+    return register
 
 
 def lowers(*targets: Any) -> Callable[[_Rule], _Rule]:
