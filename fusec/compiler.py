@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from fusec.codegen import triton
+from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported
 from fusec.frontend.key import graph_key
@@ -254,7 +255,8 @@ def _triton_source(name: str, source: str, program: Program) -> Any:
         program.warps,
         program.stages,
         tuple(triton_kernel.TileDescriptor(*fields) for fields in descriptors),
-        triton.print_kernel(triton.by_pointers(program)) if descriptors else "",
+        triton.print_unpromised(program),
+        print_blocks(program) if program.table else None,
     )
 
 

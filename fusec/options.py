@@ -83,7 +83,8 @@ class Options:
         default=0, metadata=_about("GPU kernels that are compiled at a time; 0: one for each core")
     )
     cudagraphs: bool = field(
-        default=False, metadata=_about("record each graph's launches as one CUDA graph")
+        default=False,
+        metadata=_about("record each graph's launches as one CUDA graph", changes_code=True),
     )
     autotune: bool = field(
         default=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,21 +17,24 @@ from torch import fx
 
 from fusec.codegen import cpp, wrapper
 from fusec.codegen.lower import lower
+from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target
 from fusec.frontend.capture import capture, main_device
 from fusec.ir import text
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Graph, Kernel, Schedule, all_kernels
+from fusec.ir.graph import Bundle, Graph, Kernel, Schedule, all_launches
 from fusec.ir.program import Program, print_program
 from fusec.ir.structure import structure
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.ir.verify_program import verify_program
 from fusec.options import Options
+from fusec.passes.bundle import bundle
 from fusec.passes.chunk import chunk, with_loops
 from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
 from fusec.passes.dead_code import dead_code
 from fusec.passes.fuse import Decision, fuse, separate
+from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
 from fusec.passes.library_bias import library_bias
 from fusec.passes.recompute import recompute_wide
@@ -97,7 +100,13 @@ def optimise(
             graph, cut, None if options.race == "fused" else judge
         )
     schedule, inner = with_loops(schedule, regions, cut)
-    return schedule, (*chunked, *inner, *decisions), configurations
+    schedule = in_place(schedule)
+    bundled: tuple[Decision, ...] = ()
+    if options.fusion and not options.cudagraphs:  # a recording launches at no cost to the host
+        schedule, bundled = bundle(schedule, target.machine)
+    if options.verify:
+        verify_schedule(schedule)
+    return schedule, (*chunked, *inner, *decisions, *bundled), configurations
 
 
 def cut_into_kernels(
@@ -143,12 +152,14 @@ def generate(
     code: dict[str, str] = {}
     sources: dict[str, str] = {}
     first: dict[str, str] = {}
-    for step in all_kernels(schedule):
-        flat = coalesce(target.algebra(step))
+    for step in all_launches(schedule):
+        flat = step.template if isinstance(step, Bundle) else coalesce(target.algebra(step))
         offered = offered_plans(flat, target, options)
         wanted = configurations.get(step.stores[0].buffer, 0)
         plan = offered[min(wanted, len(offered) - 1)]
-        program = lower(flat, plan, notation(step))
+        program = lower(replace(flat, name=step.name), plan, notation(step))
+        if isinstance(step, Bundle):
+            program = replace(program, table=True)
         if options.verify:
             verify_program(program)
         plans[step.name], programs[step.name] = plan, program
@@ -170,9 +181,10 @@ def offered_plans(flat: Kernel, target: Target, options: Options) -> tuple[Plan,
     return tuple(plan for plan in offered if plan.descriptors is wanted) or offered
 
 
-def notation(kernel: Kernel) -> tuple[str, ...]:
+def notation(step: Kernel | Bundle) -> tuple[str, ...]:
     """Return a kernel in index notation, as the comment on top of its source."""
-    return tuple(text.print_kernel(kernel).splitlines())
+    printed = text.print_template(step) if isinstance(step, Bundle) else text.print_kernel(step)
+    return tuple(printed.splitlines())
 
 
 def compile_to_source(
@@ -210,6 +222,7 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "name": name,
             "buffers": len(program.buffers),
             "sizes": len(program.sizes),
+            "blocks": print_blocks(program) if program.table else None,
             "where": program.source[-1] if program.source else "compiled graph",
         }
         for name, program in compiled.distinct.items()

@@ -188,7 +188,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         if Options(**{field.name: another(field)}).key() != Options().key()
     }
     assert changing == {
-        *("autotune", "chunk_bytes", "descriptors", "fusion"),
+        *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fusion"),
         *("race", "race_budget_s", "target"),
     }
 

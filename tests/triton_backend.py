@@ -26,7 +26,7 @@ from fusec.errors import Unsupported
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
-from fusec.runtime import executable
+from fusec.runtime import executable, table
 from fusec.runtime.triton_kernel import describe
 from fusec.trace import Trace
 from tests.codegen.kernels import triton_source
@@ -54,6 +54,21 @@ class InterpretedKernel:
         sizes = {name: arg for name, arg in named.items() if isinstance(arg, int)}
         tiles = describe(kernel, named, sizes)
         interpret(kernel.source, kernel.name, eval(self.grid, dict(sizes)), (*args, *tiles))
+
+
+class InterpretedTable:
+    """Stands in for a loaded kernel of a table: called with the rows' tensors and sizes."""
+
+    def __init__(self, program: Program) -> None:
+        self.kernel = triton_source(program)
+
+    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+        places = table.find_places(sizes, str(self.kernel.blocks))
+        addresses = table.addresses(rows)
+        kept = table.are_multiples(addresses, 16)
+        source = self.kernel.source if kept else self.kernel.pointer_source
+        arrays = [torch.tensor(addresses), places.sizes, places.places]
+        interpret(source, self.kernel.name, (places.count, 1, 1), arrays)
 
 
 def gpu_pipeline(gm: fx.GraphModule, name: str, **chosen: str) -> Compiled:
@@ -96,7 +111,10 @@ def _compile_one(
     except Unsupported:
         call: Callable[[list[Any]], Any] = lambda args: graph(*args)  # noqa: E731
     else:
-        kernels = {k: InterpretedKernel(p) for k, p in compiled.programs.items()}
+        kernels = {
+            name: InterpretedTable(program) if program.table else InterpretedKernel(program)
+            for name, program in compiled.programs.items()
+        }
         call = executable.bind(compiled.wrapper, kernels, graph, torch.device("cpu"))
 
     def boxed(args: list[Any]) -> Any:

@@ -151,13 +151,10 @@ class _Printer:
             self.emit(f"// {_comment(line)}")
         self.emit(f'extern "C" void {program.name}({", ".join(self.parameters())}) {{')
         self.depth += 1
-        if program.grid:
-            self.emit(self.pragma())
-        for axis in program.grid:
-            i = self.name(axis, axis.name)
-            self.emit(f"for (long long {i} = 0; {i} < {self.scalar_index(axis.extent)}; ++{i})")
-        self.emit("{")
-        self.depth += 1
+        if program.table:
+            self.open_places()
+        else:
+            self.open_grid()
         self.block(program.body)
         for line in self.frees:
             self.emit(line)
@@ -167,14 +164,50 @@ class _Printer:
         self.emit("}")
         return "\n".join(self.lines) + "\n"
 
+    def open_grid(self) -> None:
+        if self.program.grid:
+            self.emit(self.pragma())
+        for axis in self.program.grid:
+            i = self.name(axis, axis.name)
+            self.emit(f"for (long long {i} = 0; {i} < {self.scalar_index(axis.extent)}; ++{i})")
+        self.emit("{")
+        self.depth += 1
+
+    def open_places(self) -> None:
+        """Open the loop over all blocks of all rows of a table (``codegen/table.py``)."""
+        program = self.program
+        self.emit(f"#pragma omp parallel for schedule(static) if (work >= {PARALLEL_WORK})")
+        self.emit("for (long long place = 0; place < count; ++place) {")
+        self.depth += 1
+        self.emit("const long long row = places[2 * place];")
+        for position, parameter in enumerate(self.pointers()):
+            address = f"addresses[row * {len(program.buffers)} + {position}]"
+            self.emit(f"{parameter} = ({parameter.partition('*')[0]}*){address};")
+        for position, size in enumerate(program.sizes):
+            value = f"sizes[row * {len(program.sizes)} + {position}]"
+            self.emit(f"const long long {self.names[size]} = {value};")
+        rest = "places[2 * place + 1]"
+        for axis in reversed(program.grid):
+            i, extent = self.name(axis, axis.name), self.scalar_index(axis.extent)
+            part = rest if axis is program.grid[0] else f"{rest} % ({extent})"
+            self.emit(f"const long long {i} = {part};")
+            rest = f"{rest} / ({extent})"
+
     def parameters(self) -> list[str]:
+        if self.program.table:
+            arrays = ["void *const *addresses", "const int *sizes", "const int *places"]
+            return [*arrays, "long long count", "long long work", "int *status"]
+        sizes = [f"const long long {self.names[s]}" for s in self.program.sizes]
+        return [*self.pointers(), *sizes, "int *status"]
+
+    def pointers(self) -> list[str]:
+        """Return the declarations of the program's buffers."""
         written = set(self.program.writes)
         found = []
         for buffer in self.program.buffers:
             qualifier = "" if buffer in written else "const "
             found.append(f"{qualifier}m_{buffer.dtype} *__restrict {self.names[buffer]}")
-        found.extend(f"const long long {self.names[s]}" for s in self.program.sizes)
-        return [*found, "int *status"]
+        return found
 
     def pragma(self) -> str:
         text = "#pragma omp parallel for"

@@ -37,6 +37,7 @@ from fusec.codegen.descriptors import Copy
 from fusec.codegen.elementwise import Chain, find_chains, readers
 from fusec.codegen.orient import has_dots
 from fusec.codegen.triton_arguments import (
+    TABLE,
     argument_names,
     divisible_by_16,
     grid_exprs,
@@ -89,7 +90,9 @@ _TYPES = {
 }
 
 
-def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> str:
+def print_kernel(
+    program: Program, *, cheap: frozenset[Var] | None = None, aligned: bool = True
+) -> str:
     """Return the source of a module with one Triton kernel, ``program.name``.
 
     Values are computed at their first use (see ``sink.py``).
@@ -97,10 +100,20 @@ def print_kernel(program: Program, *, cheap: frozenset[Var] | None = None) -> st
     Args:
         cheap: values that may be computed with 16-bit accuracy (see ``triton_ops.py``); by default
             those that only ever reach memory rounded to 16 bits (see ``precision.py``).
+        aligned: of a program with a table, that its addresses are multiples of 16 bytes.
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
-    return _Printer(form(program, cheap)).module()
+    return _Printer(form(program, cheap), aligned).module()
+
+
+def print_unpromised(program: Program, *, cheap: frozenset[Var] | None = None) -> str:
+    """Return the kernel as it asks nothing of addresses, where that is another source, else ""."""
+    if program.table:
+        return print_kernel(program, cheap=cheap, aligned=False)
+    if print_descriptors(program):
+        return print_kernel(by_pointers(program), cheap=cheap)
+    return ""
 
 
 def _comment(text: str) -> str:
@@ -114,15 +127,16 @@ def _comment(text: str) -> str:
 class _Printer:
     """One print: the names, the lines so far, and what they need."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, aligned: bool) -> None:
         program = form.program
         self.program = program
+        self.aligned = aligned
         self.dimension = form.dimension
         self.rank = 1 + max(form.dimension.values(), default=-1)
         self.cheap = form.cheap
         self.copies = form.copies
         self.names = name_arguments(program, form.descriptors)
-        self.arguments = self.names.all()
+        self.arguments = tuple(TABLE) if program.table else self.names.all()
         for axis in (*program.grid, *program.lanes):
             self.names.add(axis)
         self.index = IndexText(self.names.of, frozenset(program.lanes))
@@ -159,15 +173,39 @@ class _Printer:
 
     def _grid(self) -> list[str]:
         used = [a for a in self.program.grid if a in self.index.used]
+        if self.program.table:
+            return [*self._row(), *self._flat_grid(used)]
         if self.program.group:
             return self._grouped_grid()
         if is_direct(self.program.grid):
             ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
             return [self._grid_axis(a, f"tl.program_id({ids[a]})") for a in used]
-        lines = ["pid = tl.program_id(0)"] if used else []
+        return [*(["pid = tl.program_id(0)"] if used else []), *self._flat_grid(used)]
+
+    def _row(self) -> list[str]:
+        """Read what a program of one kernel would be given (``codegen/table.py``)."""
+        lines = ["place = tl.program_id(0)", "row = tl.load(places + 2 * place)"]
+        if self.program.grid:
+            lines.append("pid = tl.load(places + 2 * place + 1)")
+        for position, buffer in enumerate(self.program.buffers):
+            name, kind = self.names.of(buffer), _TYPES[buffer.dtype.name]
+            at = f"addresses + row * {len(self.program.buffers)} + {position}"
+            lines.append(f"{name} = tl.load({at}).to(tl.pointer_type(tl.{kind}))")
+            if self.aligned:
+                lines.append(f"{name} = tl.multiple_of({name}, 16)")
+        for position, size in enumerate(self.program.sizes):
+            name, count = self.names.of(size), len(self.program.sizes)
+            lines.append(f"{name} = tl.load(sizes + row * {count} + {position})")
+            if size.hint % 16 == 0:
+                lines.append(f"{name} = tl.multiple_of({name}, 16)")
+        return lines
+
+    def _flat_grid(self, used: list[Axis]) -> list[str]:
+        """Take the grid's axes, of which some are used, out of one number."""
+        lines = []
         inner = index(1)
         for axis in reversed(self.program.grid):
-            if axis in self.index.used:
+            if axis in used:
                 text = "pid" if inner is index(1) else f"pid // {self.index.factor(inner)}"
                 if axis is not self.program.grid[0]:
                     text += f" % {self.index.factor(axis.extent)}"
@@ -502,5 +540,6 @@ __all__ = [
     "print_descriptors",
     "print_grid",
     "print_kernel",
+    "print_unpromised",
     "signature",
 ]

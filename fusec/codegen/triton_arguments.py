@@ -41,10 +41,19 @@ _RESERVED = {
     "pid",
     "first",
     "size",
+    "addresses",
+    "sizes",
+    "places",
+    "place",
+    "row",
     LIBDEVICE,
     *FUNCTIONS,
     *keyword.kwlist,
 }
+TABLE = {"addresses": "*i64", "sizes": "*i32", "places": "*i32"}
+"""The parameters of a program that runs for each row of a table (``codegen/table.py``)."""
+COUNT = "_count"
+"""What a launch calls the number of its places."""
 _GRID_YZ_LIMIT = 65535
 Named: TypeAlias = Buffer | Size | Axis | Var | Descriptor
 DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]
@@ -58,6 +67,8 @@ def argument_names(program: Program) -> tuple[str, ...]:
 
 def signature(program: Program) -> dict[str, str]:
     """Return the Triton type of each parameter, in order: "*bf16", "i32", "tensordesc<...>"."""
+    if program.table:
+        return dict(TABLE)
     boxes = find_descriptors(program)
     names = name_arguments(program, boxes)
     return {
@@ -101,6 +112,8 @@ def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None)
         aligned: says of a buffer's name whether its address is one, in bytes; it is if not named.
             Sizes are taken at their hint.
     """
+    if program.table:
+        return tuple(range(len(TABLE)))
     aligned = aligned or {}
     facts = [aligned.get(b.name, True) for b in program.buffers]
     facts += [s.hint % 16 == 0 for s in program.sizes]
@@ -118,6 +131,8 @@ def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
 
 def print_grid(program: Program) -> tuple[str, str, str]:
     """Return the launch grid as Python expressions over the names of the size arguments."""
+    if program.table:
+        return COUNT, "1", "1"
     names = name_arguments(program)
     x, y, z = (print_size(extent, names.of) for extent in grid_exprs(program))
     return x, y, z

@@ -28,6 +28,7 @@ from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
+    Bundle,
     Chunked,
     Extern,
     Graph,
@@ -84,6 +85,7 @@ class _Wrapper:
         self.code = code
         loops = {s.name for s in schedule.steps if isinstance(s, Chunked)}
         self.names = _Names(taken=_RESERVED | set(programs) | loops | (_LOOP if loops else set()))
+        self.inputs = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
         self.lines: list[str] = []
         self.last_use = self._last_uses()
         self.reusable = self._reusable()
@@ -96,6 +98,8 @@ class _Wrapper:
             return [v.buffer for v in extern_views(step)]
         if isinstance(step, Chunked):
             return [v.buffer for v in step.views]
+        if isinstance(step, Bundle):
+            return [buffer for buffers, _ in step.rows for buffer in buffers]
         program = self.programs[step.name]
         return list(program.buffers)
 
@@ -111,13 +115,15 @@ class _Wrapper:
     def _reusable(self) -> set[Buffer]:
         """Buffers that kernels make and nobody else can keep a view of."""
         made = {
-            s.buffer.base for k in self.schedule.steps if isinstance(k, Kernel) for s in k.stores
+            s.buffer.base
+            for k in self.schedule.steps
+            if isinstance(k, Kernel | Bundle)
+            for s in k.stores
         }
         for step in self.schedule.steps:
             if isinstance(step, Extern) and not step.target.startswith(_KEEPS_NOTHING):
                 made.difference_update(v.buffer for v in extern_views(step))
-        made.difference_update(b for b in self.schedule.graph.inputs if isinstance(b, Buffer))
-        return made
+        return made - self.inputs
 
     # -- lines -------------------------------------------------------------------------------------
 
@@ -127,6 +133,8 @@ class _Wrapper:
         for position, step in enumerate(self.schedule.steps):
             if isinstance(step, Kernel):
                 self._kernel(step)
+            elif isinstance(step, Bundle):
+                self._bundle(step)
             elif isinstance(step, Extern):
                 self._extern(step)
             else:
@@ -150,14 +158,27 @@ class _Wrapper:
 
     def _kernel(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
-        made: set[Buffer] = set()
-        for store in kernel.stores:
-            buffer = store.buffer.base
-            if buffer not in made:
-                made.add(buffer)
-                self._allocate(buffer)
+        self._allocate_stored(kernel)
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
         self.lines.append(f"{self.code[kernel.name]}({', '.join(args)})")
+
+    def _bundle(self, bundle: Bundle) -> None:
+        """Print one launch for all rows: their tensors, then their sizes."""
+        program = self.programs[bundle.name]
+        self._allocate_stored(bundle)
+        buffers = [bundle.buffers.index(b) for b in program.buffers]
+        sizes = [bundle.sizes.index(s) for s in program.sizes]
+        self.lines.append(f"{self.code[bundle.name]}((")
+        for row, _ in bundle.rows:
+            self.lines.append(f"    ({', '.join(self.names(row[k]) for k in buffers)},),")
+        values = tuple(tuple(row[k] for k in sizes) for _, row in bundle.rows)
+        self.lines.append(f"), {values!r})")
+
+    def _allocate_stored(self, step: Kernel | Bundle) -> None:
+        """Print the allocation of each buffer that a launch makes; it may write inputs in place."""
+        for buffer in dict.fromkeys(s.buffer.base for s in step.stores):
+            if buffer not in self.inputs:
+                self._allocate(buffer)
 
     def _allocate(self, buffer: Buffer) -> None:
         for dead in self.free:
@@ -256,7 +277,7 @@ class _Wrapper:
             for b in self.free
         )
         for step in self.schedule.steps[position + 1 :]:
-            if not isinstance(step, Kernel):
+            if not isinstance(step, Kernel | Bundle):
                 continue
             for buffer in dict.fromkeys(s.buffer.base for s in step.stores):
                 same = buffer.shape == dead.shape and buffer.strides == dead.strides

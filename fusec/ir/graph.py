@@ -275,16 +275,56 @@ class Chunked:
         return -(-self.rows.hint() // self.chunk)
 
 
-Step: TypeAlias = Kernel | Extern | Chunked
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """Kernels that are alike and independent of each other, run by one launch.
+
+    Attributes:
+        kernels: the members.
+        template: what they have in common, flat: over buffers and axes of its own, whose extents
+            are ``sizes``.
+        buffers: the template's.
+        rows: of each member, the buffers that stand for ``buffers`` and the values of ``sizes``.
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    template: Kernel
+    buffers: tuple[Buffer, ...]
+    sizes: tuple[Size, ...]
+    rows: tuple[tuple[tuple[Buffer, ...], tuple[int, ...]], ...]
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """What the members store."""
+        return tuple(store for kernel in self.kernels for store in kernel.stores)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the members come from."""
+        ops = (op for kernel in self.kernels for op in kernel.origin.ops)
+        source = (line for kernel in self.kernels for line in kernel.origin.source)
+        return Origin(tuple(dict.fromkeys(ops)), tuple(dict.fromkeys(source)))
+
+
+Step: TypeAlias = Kernel | Extern | Chunked | Bundle
 """What a schedule runs: one after the other."""
 
 
 def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
-    """Return the kernels of a schedule, those inside loops over rows included."""
+    """Return the kernels of a schedule, those in bundles and in loops over rows included."""
     found: list[Kernel] = []
+    for launch in all_launches(schedule):
+        found.extend(launch.kernels if isinstance(launch, Bundle) else (launch,))
+    return tuple(found)
+
+
+def all_launches(schedule: Schedule) -> tuple[Kernel | Bundle, ...]:
+    """Return what a schedule launches of its own, what is inside loops over rows included."""
+    found: list[Kernel | Bundle] = []
     for step in schedule.steps:
         if isinstance(step, Chunked):
-            found.extend(all_kernels(step.body))
-        elif isinstance(step, Kernel):
+            found.extend(all_launches(step.body))
+        elif isinstance(step, Kernel | Bundle):
             found.append(step)
     return tuple(found)

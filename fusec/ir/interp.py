@@ -22,6 +22,7 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
+    Bundle,
     Chunked,
     Def,
     Extern,
@@ -166,6 +167,9 @@ def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None) -> None:
                 _run_chunked(step, env, extern)
             case Kernel():
                 run_kernel(step, env.storage, env.sizes)
+            case Bundle():
+                for kernel in step.kernels:
+                    run_kernel(kernel, env.storage, env.sizes)
 
 
 def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None) -> None:

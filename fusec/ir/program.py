@@ -112,6 +112,8 @@ class Program:
         tf32: for a GPU, ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: for a GPU, operands of products are copied by tensor descriptors where they
             can be.
+        table: it runs for each row of a table, which has the addresses of its buffers and its
+            sizes: one launch for many alike kernels.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
 
@@ -130,6 +132,7 @@ class Program:
     work: Index | None = None
     descriptors: bool = False
     tf32: bool = False
+    table: bool = False
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -51,7 +51,7 @@ class _Structure:
             grid,
             lanes,
             [
-                f"{program.warps},{program.stages},{program.group},{program.descriptors},{program.tf32}",
+                f"{program.warps},{program.stages},{program.group},{program.descriptors},{program.tf32},{program.table}",
                 work,
             ],
         ]

@@ -23,6 +23,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import (
     Argument,
+    Bundle,
     Chunked,
     Def,
     Extern,
@@ -215,6 +216,25 @@ def print_step(step: Step) -> str:
             return print_extern(step)
         case Chunked():
             return print_chunked(step)
+        case Bundle():
+            return print_bundle(step)
+
+
+def print_template(bundle: Bundle) -> str:
+    """Return what the members of a bundle have in common."""
+    head, *lines = print_kernel(bundle.template).splitlines()
+    head = f"bundle {bundle.name} of {len(bundle.kernels)} kernels    {head.partition('    ')[2]}"
+    return "\n".join([head, *lines])
+
+
+def print_bundle(bundle: Bundle) -> str:
+    """Return what the members have in common, then a line for each of them."""
+    lines = [print_template(bundle)]
+    for kernel, (buffers, sizes) in zip(bundle.kernels, bundle.rows, strict=True):
+        pairs = [f"{s.name}={n}" for s, n in zip(bundle.sizes, sizes, strict=True)]
+        names = ", ".join((*(b.name for b in buffers), *pairs))
+        lines.append(f"  {kernel.name}({names})")
+    return "\n".join(lines)
 
 
 def print_chunked(loop: Chunked) -> str:

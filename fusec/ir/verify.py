@@ -40,6 +40,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import (
     Argument,
+    Bundle,
     Chunked,
     Def,
     Extern,
@@ -331,6 +332,7 @@ def verify_schedule(schedule: Schedule) -> None:
         InvalidIR: naming the store or extern at fault.
     """
     defined = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
+    written = set(defined)
     for step in schedule.steps:
         if isinstance(step, Extern):
             _verify_extern(step, defined)
@@ -338,12 +340,17 @@ def verify_schedule(schedule: Schedule) -> None:
         if isinstance(step, Chunked):
             _verify_chunked(step, defined)
             continue
-        verify_kernel(step)
+        for kernel in step.kernels if isinstance(step, Bundle) else (step,):
+            verify_kernel(kernel)
+        line = f"kernel {step.name}"
         for load in loads(store.expr for store in step.stores):
             known = load.buffer.base in defined
-            check(known, f"kernel {step.name}", f"{load.buffer} is not defined yet")
+            check(known, line, f"{load.buffer} is not defined yet")
         for store in step.stores:
-            _define(store.buffer, defined, f"kernel {step.name}")
+            if store.buffer.base in written:  # in place, once
+                written.remove(store.buffer.base)
+                defined.remove(store.buffer.base)
+            _define(store.buffer, defined, line)
     _verify_outputs(schedule.graph, defined)
 
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import networkx as nx
 
 from fusec.ir.expr import Buffer, loads
-from fusec.ir.graph import Def, Extern, Graph, argument_views, extern_views
+from fusec.ir.graph import (
+    Bundle,
+    Chunked,
+    Def,
+    Extern,
+    Graph,
+    Kernel,
+    Step,
+    argument_views,
+    extern_views,
+)
+
+Dag: TypeAlias = "nx.DiGraph[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +174,90 @@ class Order:
         self.dag.add_node(merged)
         self.dag.add_edges_from((p, merged) for p in predecessors)
         self.dag.add_edges_from((merged, s) for s in successors)
+
+
+# -- steps of a schedule ---------------------------------------------------------------------------
+
+
+def step_reads(step: Step) -> tuple[Buffer, ...]:
+    """Return the distinct buffers that a step reads, in order."""
+    match step:
+        case Extern():
+            found = [view.buffer for view in extern_views(step)]
+        case Chunked():
+            found = [view.buffer for view in step.views]
+        case Bundle():
+            found = [b for kernel in step.kernels for b in step_reads(kernel)]
+        case Kernel():
+            found = [load.buffer for load in loads(s.expr for s in step.stores)]
+    return tuple(dict.fromkeys(b.base for b in found))
+
+
+def step_writes(step: Step) -> tuple[Buffer, ...]:
+    """Return the distinct buffers that a step writes; of an eager kernel those that it makes."""
+    match step:
+        case Extern():
+            found = [b for b in step.outputs if b is not None]
+        case Chunked():
+            found = list(step.made)
+        case Bundle():
+            found = [b for kernel in step.kernels for b in step_writes(kernel)]
+        case Kernel():
+            found = [store.buffer for store in step.stores]
+    return tuple(dict.fromkeys(b.base for b in found))
+
+
+def step_dependencies(steps: Sequence[Step]) -> Dag:
+    """Return the DAG of steps that are in an order of execution, by position.
+
+    An edge a -> b means that b must run after a: as of ``dependencies``, and because a kernel may
+    write an input in place.
+    """
+    dag: Dag = nx.DiGraph()
+    writer: dict[Buffer, int] = {}
+    readers: dict[Buffer, list[int]] = {}
+    last_impure: int | None = None
+    for position, step in enumerate(steps):
+        dag.add_node(position)
+        sources, made = step_reads(step), step_writes(step)
+        impure = isinstance(step, Extern) and step.impure
+        dag.add_edges_from((writer[b], position) for b in (*sources, *made) if b in writer)
+        for buffer in (*sources, *made) if impure else made:
+            dag.add_edges_from((r, position) for r in readers.pop(buffer, ()))
+            writer[buffer] = position
+        for buffer in sources:
+            readers.setdefault(buffer, []).append(position)
+        if impure:
+            if last_impure is not None:
+                dag.add_edge(last_impure, position)
+            last_impure = position
+    return dag
+
+
+def sorted_steps(dag: Dag) -> list[int]:
+    """Return the nodes of a DAG in an order that is topological and close to their numbers."""
+    return list(nx.lexicographical_topological_sort(dag))
+
+
+def chain_lengths(dag: Dag) -> dict[int, int]:
+    """Return for each node, by number, how many nodes the longest chain before it has."""
+    length: dict[int, int] = {}
+    for node in nx.topological_sort(dag):
+        length[node] = max((length[p] + 1 for p in dag.predecessors(node)), default=0)
+    return dict(sorted(length.items()))
+
+
+def joined(dag: Dag, place: Mapping[int, int]) -> Dag:
+    """Return a DAG with ``place[node]`` where each node was; nodes of one place have no path."""
+    found: Dag = nx.DiGraph()
+    found.add_nodes_from(place[node] for node in dag.nodes)
+    found.add_edges_from((place[a], place[b]) for a, b in dag.edges)
+    return found
+
+
+def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int] | None:
+    """Return ``0 .. count`` sorted so that edges point forward; None if they make a circle."""
+    dag: Dag = nx.DiGraph()
+    dag.add_nodes_from(range(count))
+    dag.add_edges_from(edges)
+    return sorted_steps(dag) if nx.is_directed_acyclic_graph(dag) else None

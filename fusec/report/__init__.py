@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.ir import text
-from fusec.ir.graph import all_kernels
+from fusec.ir.graph import all_launches
 from fusec.options import Options
 from fusec.report.explanation import Explanation, report_graph
 from fusec.report.observe import observe
@@ -100,14 +100,14 @@ def kernels(
         KernelText(
             step.name,
             staged.name,
-            text.print_kernel(step),
+            text.print_step(step),
             staged.compiled.sources[step.name],
             staged.target.language,
             staged,
         )
         for staged in _stage(fn, inputs, train, target, dynamic, race)
         if staged.compiled is not None
-        for step in all_kernels(staged.compiled.schedule)
+        for step in all_launches(staged.compiled.schedule)
     ]
 
 

@@ -4,7 +4,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "graphs": [{
         "name": "forward",
-        "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line]}],
+        "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members"}],
         "externs": [{"op", "reason"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor",
@@ -25,12 +25,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.ir.graph import Chunked, Extern, Kernel, Schedule, Step, all_kernels
+from fusec.ir.graph import (
+    Bundle,
+    Chunked,
+    Extern,
+    Kernel,
+    Schedule,
+    Step,
+    all_kernels,
+    all_launches,
+)
 from fusec.passes.cost import numel
 from fusec.passes.fuse import Decision
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
-from fusec.report.traffic import bytes_floor, bytes_moved, chunked_bytes, kernel_bytes
+from fusec.report.traffic import bytes_floor, bytes_moved, chunked_bytes, step_bytes
 
 SCHEMA = 1
 SHOWN_DECISIONS = 12
@@ -39,12 +48,17 @@ SHOWN_DECISIONS = 12
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One kernel: the buffers it writes, the bytes it moves, the user's lines it computes."""
+    """One launch: the buffers it writes, the bytes it moves, the user's lines it computes.
+
+    Attributes:
+        members: how many alike kernels it runs.
+    """
 
     name: str
     outputs: tuple[str, ...]
     bytes: int
     source: tuple[str, ...]
+    members: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +138,7 @@ def report_graph(staged: Staged) -> GraphReport:
     if staged.compiled is None:
         return _report_eager(staged)
     schedule = staged.compiled.schedule
-    kernels = tuple(map(_report_kernel, all_kernels(schedule)))
+    kernels = tuple(map(_report_kernel, all_launches(schedule)))
     externs = tuple(
         ExternReport(step.target.removeprefix("aten."), step.reason) for step in _externs(schedule)
     )
@@ -196,9 +210,11 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(kernel: Kernel) -> KernelReport:
-    outputs = dict.fromkeys(store.buffer.base.name for store in kernel.stores)
-    return KernelReport(kernel.name, tuple(outputs), kernel_bytes(kernel), kernel.origin.source)
+def _report_kernel(launch: Kernel | Bundle) -> KernelReport:
+    outputs = dict.fromkeys(store.buffer.base.name for store in launch.stores)
+    members = len(launch.kernels) if isinstance(launch, Bundle) else 1
+    source = launch.origin.source
+    return KernelReport(launch.name, tuple(outputs), step_bytes(launch), source, members)
 
 
 def _report_eager(staged: Staged) -> GraphReport:
@@ -281,11 +297,16 @@ def _indent(lines: Sequence[str], columns: int = 2) -> list[str]:
 
 
 def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
-    rows = [(k.name, format_bytes(k.bytes), _shorten(", ".join(k.outputs))) for k in kernels]
+    rows = [(k.name, format_bytes(k.bytes), _written(k)) for k in kernels]
     lines: list[str] = []
     for kernel, line in zip(kernels, format_table(rows, right=(1,)), strict=True):
         lines += [line, *_indent(kernel.source, 6)]
     return lines
+
+
+def _written(kernel: KernelReport) -> str:
+    alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
+    return alike + _shorten(", ".join(kernel.outputs))
 
 
 def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:

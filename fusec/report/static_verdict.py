@@ -32,13 +32,13 @@ from typing import Any
 
 from fusec.errors import BuildError, UsageError
 from fusec.ir.expr import Dot, Reduce
-from fusec.ir.graph import all_kernels
+from fusec.ir.graph import all_launches
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update
 from fusec.report.explanation import format_bytes, format_table, report_graph
 from fusec.report.stages import Staged, assemble
 from fusec.report.static_rules import CheckedKernel, Finding, find_faults
-from fusec.report.traffic import kernel_bytes
+from fusec.report.traffic import step_bytes
 from fusec.report.widths import Access, match_accesses, statements
 from fusec.runtime.static_checks import PROCESSORS, StaticReport, inspect_kernel
 
@@ -154,13 +154,13 @@ def _checked_kernels(staged: Staged) -> list[CheckedKernel]:
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
         facts = dict(zip(names, pool.map(lambda n: _inspected(staged, n), names), strict=True))
     found = []
-    for step in all_kernels(compiled.schedule):
+    for step in all_launches(compiled.schedule):
         code = compiled.code[step.name]
         program, (static, problem) = compiled.programs[code], facts[code]
         accesses: tuple[Access, ...] = ()
         if static is not None:
             accesses = match_accesses(program, compiled.sources[code], static.accesses)
-        moved = kernel_bytes(step)
+        moved = step_bytes(step)
         found.append(
             CheckedKernel(
                 graph=staged.name,

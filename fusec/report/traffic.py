@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
+    Bundle,
     Chunked,
     Extern,
     Kernel,
@@ -75,6 +76,8 @@ def step_bytes(step: Step) -> int:
             return extern_bytes(step)
         case Chunked():
             return chunked_bytes(step)
+        case Bundle():
+            return sum(map(kernel_bytes, step.kernels))
 
 
 def chunked_bytes(loop: Chunked) -> int:
@@ -100,7 +103,8 @@ def bytes_floor(schedule: Schedule) -> int:
     """Return the least bytes for the same externs; see the module's docstring."""
     read: dict[Buffer, int] = {}
     written: dict[Buffer, int] = {}
-    outside = {view.buffer.base for view in argument_views(schedule.graph.outputs)}
+    inputs = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
+    outside = inputs | {view.buffer.base for view in argument_views(schedule.graph.outputs)}
     total = 0
     for step in schedule.steps:
         if isinstance(step, Extern):
@@ -111,9 +115,10 @@ def bytes_floor(schedule: Schedule) -> int:
             total += _chunked_floor(step)
             outside.update(view.buffer.base for view in step.views)
             continue
-        for buffer, (r, w) in kernel_traffic(step).items():
-            read[buffer.base] = max(read.get(buffer.base, 0), r)
-            written[buffer.base] = max(written.get(buffer.base, 0), w)
-    made = {buffer for buffer, size in written.items() if size}
+        for kernel in step.kernels if isinstance(step, Bundle) else (step,):
+            for buffer, (r, w) in kernel_traffic(kernel).items():
+                read[buffer.base] = max(read.get(buffer.base, 0), r)
+                written[buffer.base] = max(written.get(buffer.base, 0), w)
+    made = {buffer for buffer, size in written.items() if size} - inputs
     total += sum(size for buffer, size in read.items() if buffer not in made)
     return total + sum(size for buffer, size in written.items() if buffer in outside)

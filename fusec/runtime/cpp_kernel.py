@@ -16,6 +16,7 @@ from typing import Any
 
 from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange
 from fusec.options import Options
+from fusec.runtime import table
 
 logger = logging.getLogger("fusec.build")
 
@@ -126,25 +127,66 @@ class CppKernel:
         status = ctypes.c_int(0)
         self._call(*[a if type(a) is int else a.data_ptr() for a in args], ctypes.byref(status))
         if status.value:
-            raise self._error(status.value)
+            raise self.error(status.value)
 
-    def _error(self, status: int) -> Exception:
+    def error(self, status: int) -> Exception:
         """Return the error for what a kernel reported, by the codes of ``codegen.cpp``."""
         if status == DIVIDED_BY_ZERO:
             return RuntimeError("ZeroDivisionError")
         return IndexOutOfRange(f"index out of range in {self.name} ({self.where})")
 
 
-def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel]:
+class CppTableKernel:
+    """A function that runs for each row of a table: called with the rows' tensors and sizes.
+
+    Raises:
+        As ``CppKernel`` does.
+    """
+
+    __slots__ = ("_call", "_kernel", "_places", "blocks")
+
+    def __init__(self, kernel: CppKernel, call: Callable[..., Any], blocks: str) -> None:
+        self._kernel = kernel
+        self._call = call
+        self._places: dict[table.Sizes, table.Places] = {}
+        self.blocks = blocks
+        pointer, size = ctypes.c_void_p, ctypes.c_longlong
+        call.argtypes = [pointer, pointer, pointer, size, size, pointer]  # type: ignore[attr-defined]
+        call.restype = None  # type: ignore[attr-defined]
+
+    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+        found = self._places.get(sizes)
+        if found is None:
+            found = self._places[sizes] = table.find_places(sizes, self.blocks)
+        addresses = table.addresses(rows)
+        status = ctypes.c_int(0)
+        self._call(
+            (ctypes.c_void_p * len(addresses))(*addresses),
+            found.sizes.data_ptr(),
+            found.places.data_ptr(),
+            found.count,
+            found.work,
+            ctypes.byref(status),
+        )
+        if status.value:
+            raise self._kernel.error(status.value)
+
+
+def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel | CppTableKernel]:
     """Return the kernels of a shared library by name.
 
     Args:
-        kernels: for each its ``name``, ``buffers`` and ``sizes`` (counts), ``where`` it is from.
+        kernels: for each its ``name``, ``buffers`` and ``sizes`` (counts), ``where`` it is from,
+            and of one that runs for rows of a table the ``blocks`` of a row, else None.
     """
     handle = ctypes.CDLL(str(library))
-    loaded: dict[str, CppKernel] = {}
+    loaded: dict[str, CppKernel | CppTableKernel] = {}
     for row in kernels:
         kernel = CppKernel(handle, row["name"], row["where"])
-        kernel.declare(row["buffers"], row["sizes"])
-        loaded[row["name"]] = kernel
+        if row["blocks"] is None:
+            kernel.declare(row["buffers"], row["sizes"])
+            loaded[row["name"]] = kernel
+        else:
+            call = getattr(handle, row["name"])
+            loaded[row["name"]] = CppTableKernel(kernel, call, row["blocks"])
     return loaded

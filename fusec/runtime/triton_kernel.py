@@ -47,6 +47,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.errors import BuildError, EnvironmentProblem, UsageError
+from fusec.runtime import table
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 """Targets that a test covers; others of the same families may work."""
@@ -58,6 +59,8 @@ _MULTIPLE = 16
 _KEPT = 256
 """Addresses and sizes for which a kernel keeps its descriptors."""
 _DESCRIPTOR = "tensordesc<"
+_KEPT_TABLES = 16
+"""Tables of addresses that a kernel keeps on the device."""
 _ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -88,7 +91,9 @@ class TritonSource:
         divisible: positions of arguments that are multiples of 16 (addresses in bytes).
         grid: the launch grid, three Python expressions over the sizes' names: ("M", "1", "1").
         descriptors: the last parameters, which a launch makes.
-        pointer_source: the module without descriptors, where there are some.
+        pointer_source: the module without descriptors, where there are some; that without a promise
+            about the addresses in a table, where there is one.
+        blocks: of a kernel that runs for each row of a table, how many blocks a row has.
     """
 
     name: str
@@ -100,6 +105,7 @@ class TritonSource:
     num_stages: int = 1
     descriptors: tuple[TileDescriptor, ...] = ()
     pointer_source: str = ""
+    blocks: str | None = None
 
     def by_pointers(self) -> TritonSource:
         """Return the same kernel without descriptors, which asks nothing of addresses."""
@@ -288,16 +294,17 @@ def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict
     return {"triton.json": json.dumps(rows, sort_keys=True).encode(), **codes}
 
 
-def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel]:
+def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | TritonTable]:
     """Load packed kernels on a device and return them by name; nothing is compiled."""
-    loaded = {}
+    loaded: dict[str, TritonKernel | TritonTable] = {}
     for row in json.loads(blobs["triton.json"]):
         binary = Binary(blobs[f"{row['name']}.bin"], row.pop("metadata"))
         row["signature"] = tuple(map(tuple, row["signature"]))
         row["divisible"], row["grid"] = tuple(row["divisible"]), tuple(row["grid"])
         row["descriptors"] = tuple(_unpack_descriptor(**one) for one in row["descriptors"])
         kernel = TritonSource(**row)
-        loaded[kernel.name] = TritonKernel(kernel, binary, device)
+        made = TritonKernel(kernel, binary, device)
+        loaded[kernel.name] = made if kernel.blocks is None else TritonTable(made)
     return loaded
 
 
@@ -461,6 +468,51 @@ class TritonKernel:
         variant(*args)
 
 
+class TritonTable:
+    """A kernel that runs for each row of a table: called with the rows' tensors and sizes.
+
+    The arrays of a launch are made on the host and copied to the device when addresses or sizes are
+    new; those of the last launches are kept, for parameters and states stay where they are.
+
+    Args:
+        kernel: takes addresses, sizes, places, and how many these are.
+    """
+
+    __slots__ = ("_kept", "_other", "_places", "kernel")
+
+    def __init__(self, kernel: TritonKernel) -> None:
+        self.kernel = kernel
+        self._kept: dict[tuple[int, ...], Any] = {}
+        self._places: dict[table.Sizes, tuple[Any, Any, int]] = {}
+        self._other: TritonKernel | None = None
+
+    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+        found = self._places.get(sizes)
+        if found is None:
+            made = table.find_places(sizes, self.kernel.kernel.blocks or "1")
+            device = torch.device("cuda", self.kernel.device)
+            arrays = made.sizes.to(device), made.places.to(device)
+            found = self._places[sizes] = (*arrays, made.count)
+        key = table.addresses(rows)
+        addresses = self._kept.get(key)
+        if addresses is None:
+            if len(self._kept) >= _KEPT_TABLES:
+                self._kept.pop(next(iter(self._kept)))
+            addresses = torch.tensor(key, dtype=torch.int64, device=f"cuda:{self.kernel.device}")
+            self._kept[key] = addresses
+        kernel = self.kernel if table.are_multiples(key, _MULTIPLE) else self._unaligned()
+        kernel(addresses, *found)
+
+    def _unaligned(self) -> TritonKernel:
+        """Return the kernel for addresses that are not all multiples of 16."""
+        if self._other is None:
+            made = self.kernel
+            kernel = replace(made.kernel, source=made.kernel.pointer_source, pointer_source="")
+            asm = compile_kernel(kernel, device_target(made.device))
+            self._other = TritonKernel(kernel, asm.binary, made.device)
+        return self._other
+
+
 def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
     """Return the source of ``launch``: straight-line code, as it runs at every call.
 
@@ -472,9 +524,10 @@ def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
     names = [name for name, kind in kernel.signature if not kind.startswith(_DESCRIPTOR)]
     pointers = [name for name, kind in kernel.signature if kind.startswith("*")]
     sizes = names[len(pointers) :]
+    counts = [] if kernel.blocks is None else [kernel.grid[0]]
     values = {name: f"_{name}" if name in pointers else name for name in names}
     passed = list(values.values())
-    parameters = ", ".join(names)
+    parameters = ", ".join((*names, *counts))
     conditions = [f"{size} > {MAX_SIZE}" for size in sizes]
     if kernel.divisible:
         facts = " | ".join(passed[position] for position in kernel.divisible)

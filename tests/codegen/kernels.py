@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusec.codegen.table import print_blocks
 from fusec.codegen.triton import (
-    by_pointers,
     divisible_by_16,
     print_descriptors,
     print_grid,
     print_kernel,
+    print_unpromised,
     signature,
 )
 from fusec.ir.expr import Var
@@ -34,7 +35,8 @@ def triton_source(
         program.warps if warps is None else warps,
         program.stages,
         descriptors,
-        print_kernel(by_pointers(program), cheap=cheap) if descriptors else "",
+        print_unpromised(program, cheap=cheap),
+        print_blocks(program) if program.table else None,
     )
 
 

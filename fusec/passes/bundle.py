@@ -1,0 +1,236 @@
+"""One launch for kernels that are alike and independent: the parameters of an optimizer's step.
+
+Spec: ``schedule -> schedule``; the same kernels, some of them together in a ``Bundle``. After
+``coalesce`` a pointwise kernel over contiguous tensors has one axis of n elements, whatever their
+shapes, so that the updates of all parameters differ in n and in their buffers alone.
+
+Two kernels are alike if they become the same *template*: their buffers replaced by placeholders, in
+the order of their appearance, their axes by axes whose extents are sizes. Nodes are interned, so
+the same template is the same objects. Kernels are independent if the longest chain of steps before
+them is as long: then no path joins them, and joining all those of one length closes no cycle.
+
+Worked example: ``p[i, j] = p[i, j] - g[i, j]`` over 3x4 and ``q[i] = q[i] - h[i]`` over 17 become
+the template ``p[i] = p[i] - g[i]    i:n`` with the rows ``(p, g, 12)`` and ``(q, h, 17)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder, substitute_all
+from fusec.ir.graph import Bundle, Kernel, Schedule, Step, Store, kernel_sizes
+from fusec.ir.index import Axis, Index, Size, index, substitute
+from fusec.ir.rewrite import rewrite
+from fusec.passes.coalesce import coalesce
+from fusec.passes.cost import Machine
+from fusec.passes.dag import Dag, chain_lengths, joined, sorted_steps, step_dependencies
+from fusec.passes.fuse import Decision
+
+LEAST = 3
+"""Members of a bundle at least: its table costs the host about as much as another launch."""
+MOST_ELEMENTS = 2**31 - 2**20
+"""Points of a member at most, so that its size is a 32-bit argument of any target."""
+MULTIPLE = 16
+"""Extents that are multiples of this promise wide accesses; members agree in whether they are."""
+
+Kind: TypeAlias = tuple[object, ...]
+
+
+def bundle(schedule: Schedule, machine: Machine) -> tuple[Schedule, tuple[Decision, ...]]:
+    """Return the schedule with alike, independent kernels in bundles, and what was decided."""
+    steps = schedule.steps
+    dag = step_dependencies(steps)
+    groups: dict[Kind, list[int]] = {}
+    for position, length in chain_lengths(dag).items():
+        step = steps[position]
+        if isinstance(step, Kernel) and (kind := _rough_kind(step)) is not None:
+            groups.setdefault((length, *kind), []).append(position)
+    made: dict[int, Bundle] = {}
+    count = itertools.count()
+    for group in groups.values():
+        if len(group) >= LEAST:
+            for positions, found in _bundles(steps, group):
+                made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
+    if not made:
+        return schedule, ()
+    decisions = tuple(_decision(one, machine) for one in dict.fromkeys(made.values()))
+    return replace(schedule, steps=_joined(steps, dag, made)), decisions
+
+
+def _decision(made: Bundle, machine: Machine) -> Decision:
+    first, *others = (k.stores[0].buffer.name for k in made.kernels)
+    saved = machine.launch_us * len(others)
+    reason = f"{len(made.kernels)} kernels alike in one launch"
+    return Decision(first, "+".join(others), True, reason, saved)
+
+
+def _rough_kind(kernel: Kernel) -> Kind | None:
+    """Return what alike kernels have in common at first sight; None if a kernel is in no bundle."""
+    if kernel.inside or kernel_sizes_of(kernel):
+        return None
+    return tuple(store.buffer.dtype for store in kernel.stores)
+
+
+def kernel_sizes_of(kernel: Kernel) -> tuple[Size, ...]:
+    """Return the symbolic extents of a kernel that is not flat yet."""
+    extents = [a.extent for a in kernel.axes]
+    extents += [e for s in kernel.stores for e in (*s.buffer.shape, *s.buffer.strides)]
+    atoms = (atom for e in extents for monomial, _ in e.terms for atom in monomial)
+    return tuple(dict.fromkeys(a for a in atoms if isinstance(a, Size)))
+
+
+def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int], Bundle]]:
+    """Return the bundles among some kernels, each with the positions of its members."""
+    flat: dict[int, Kernel] = {}
+    for position in group:
+        step = steps[position]
+        assert isinstance(step, Kernel)
+        flat[position] = coalesce(step)
+    classes: dict[tuple[bool, ...], list[int]] = {}
+    for position, kernel in flat.items():
+        if _is_simple(kernel):
+            whole = tuple(a.extent.const % MULTIPLE == 0 for a in kernel.grid)
+            classes.setdefault(whole, []).append(position)
+    found = []
+    for members in classes.values():
+        if len(members) >= LEAST:
+            found += _of_one_class(steps, {p: flat[p] for p in members})
+    return found
+
+
+def _is_simple(kernel: Kernel) -> bool:
+    """Return True if a flat kernel's accesses vary with its axes by constant, known steps."""
+    points = 1
+    for axis in kernel.axes:
+        if axis.limit is not None or not axis.extent.is_constant:
+            return False
+        points *= axis.extent.const
+    places = [s.indices[0] for s in kernel.stores]
+    for node in postorder(s.expr for s in kernel.stores):
+        if isinstance(node, IndexValue):
+            return False  # where a value depends on its place, extents are in the arithmetic
+        if isinstance(node, Load):
+            if node.guard is not None or any(True for _ in index_exprs(node.indices[0])):
+                return False
+            places.append(node.indices[0])
+    return points <= MOST_ELEMENTS and all(_is_affine(p, kernel.axes) for p in places)
+
+
+def _is_affine(place: Index, axes: tuple[Axis, ...]) -> bool:
+    for axis in axes:
+        step = place.coefficient(axis)
+        if step is None or not step.is_constant or step.const < 0:
+            return False
+        place = place - step * index(axis)
+    return place.is_constant
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A kernel seen as a row of a template."""
+
+    template: Kernel
+    key: tuple[object, ...]
+    placeholders: tuple[Buffer, ...]
+    buffers: tuple[Buffer, ...]
+
+
+def _of_one_class(
+    steps: tuple[Step, ...], flat: dict[int, Kernel]
+) -> list[tuple[list[int], Bundle]]:
+    rank = len(next(iter(flat.values())).grid)
+    most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
+    sizes = tuple(Size(f"n{n}" if n else "n", hint) for n, hint in enumerate(most))
+    axes = tuple(Axis(f"i{n}" if n else "i", index(size)) for n, size in enumerate(sizes))
+    known: dict[tuple[object, ...], Buffer] = {}
+    alike: dict[tuple[object, ...], list[tuple[int, _Member]]] = {}
+    for position, kernel in flat.items():
+        member = _member(kernel, axes, known)
+        if member is not None:
+            alike.setdefault(member.key, []).append((position, member))
+    found = []
+    for rows in alike.values():
+        if len(rows) >= LEAST:
+            positions = [position for position, _ in rows]
+            found.append((positions, _bundle(steps, flat, rows, sizes)))
+    return found
+
+
+def _bundle(
+    steps: tuple[Step, ...],
+    flat: dict[int, Kernel],
+    rows: list[tuple[int, _Member]],
+    sizes: tuple[Size, ...],
+) -> Bundle:
+    kernels = tuple(k for p, _ in rows if isinstance(k := steps[p], Kernel))
+    first = rows[0][1]
+    used = kernel_sizes(first.template)
+    extents = {
+        p: dict(zip(sizes, (a.extent.const for a in flat[p].grid), strict=True)) for p in flat
+    }
+    table = tuple((m.buffers, tuple(extents[p][s] for s in used)) for p, m in rows)
+    return Bundle("", kernels, first.template, first.placeholders, used, table)
+
+
+def _member(
+    kernel: Kernel, axes: tuple[Axis, ...], known: dict[tuple[object, ...], Buffer]
+) -> _Member | None:
+    """Return a flat kernel as a row; None if it reads one buffer in two ways.
+
+    Args:
+        known: placeholders by position, type and offset; changed.
+    """
+    mapping = {old: index(new) for old, new in zip(kernel.grid, axes, strict=True)}
+    labels = tuple(e for e, _ in kernel.labels)
+    exprs = substitute_all((*(s.expr for s in kernel.stores), *labels), mapping)
+    places = tuple(substitute(s.indices[0], mapping) for s in kernel.stores)
+    count = len(kernel.stores)
+    accesses = [(n.buffer, n.indices[0]) for n in postorder(exprs[:count]) if isinstance(n, Load)]
+    accesses += [(s.buffer, at) for s, at in zip(kernel.stores, places, strict=True)]
+    where: dict[Buffer, Index] = {}
+    for buffer, at in accesses:
+        if where.setdefault(buffer.base, at) is not at:
+            return None
+    stands = {b: _placeholder(b, n, at, axes, known) for n, (b, at) in enumerate(where.items())}
+
+    def replaced(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer.base in stands:
+            return Load(stands[node.buffer.base].flat(), node.indices, None)
+        return node
+
+    exprs = rewrite(exprs, replaced)
+    stores = tuple(
+        Store(stands[s.buffer.base].flat(), (at,), e)
+        for s, at, e in zip(kernel.stores, places, exprs, strict=False)
+    )
+    names = (name for _, name in kernel.labels)
+    named = tuple(zip(exprs[count:], names, strict=True))
+    template = replace(kernel, grid=axes, stores=stores, labels=named)
+    key = tuple((s.buffer, s.indices, s.expr) for s in stores)
+    return _Member(template, key, tuple(stands.values()), tuple(where))
+
+
+def _placeholder(
+    buffer: Buffer,
+    number: int,
+    offset: Index,
+    axes: tuple[Axis, ...],
+    known: dict[tuple[object, ...], Buffer],
+) -> Buffer:
+    """Return what stands for a member's buffer: as long as its offsets reach."""
+    key = (number, buffer.dtype, offset)
+    if key not in known:
+        last = substitute(offset, {axis: axis.extent - 1 for axis in axes})
+        known[key] = Buffer(buffer.name, (last + 1,), (index(1),), buffer.dtype)
+    return known[key]
+
+
+def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, Bundle]) -> tuple[Step, ...]:
+    """Return the steps with each bundle in the place of its members, sorted again."""
+    first: dict[Bundle, int] = {}
+    for position, one in sorted(made.items(), key=lambda item: item[0]):
+        first.setdefault(one, position)
+    place = {p: first[made[p]] if p in made else p for p in range(len(steps))}
+    return tuple(made.get(p, steps[p]) for p in sorted_steps(joined(dag, place)))

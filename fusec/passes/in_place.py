@@ -1,0 +1,166 @@
+"""Write results that are copied into an input at the end straight into its memory.
+
+Spec: ``schedule -> schedule``. AOTAutograd ends a graph that changes its inputs with
+``copy_(x, new)``. Where one pointwise kernel makes ``new``, it stores to ``x`` instead, and the
+copy goes: an optimizer then reads and writes each tensor once. Legal if
+
+1. ``new`` and ``x`` agree in shape and type, and nothing but kernels reads ``new``;
+2. the kernel reads ``x`` only at the element that it writes, before it writes;
+3. everything else that reads the old ``x`` can run before the kernel: those are new edges, and
+   steps are sorted anew.
+
+What is not legal stays a copy, at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.disjoint import has_distinct_elements
+from fusec.ir.expr import Buffer, Expr, Load, loads
+from fusec.ir.graph import (
+    Extern,
+    Kernel,
+    Schedule,
+    Step,
+    Store,
+    View,
+    argument_views,
+)
+from fusec.ir.index import index
+from fusec.ir.rewrite import Rewriter
+from fusec.passes.dag import below, in_order, sorted_steps, step_dependencies, step_reads
+
+COPY = "aten.copy_.default"
+
+
+def in_place(schedule: Schedule) -> Schedule:
+    """Return the schedule with copies into inputs made stores of the kernels they copy from."""
+    inputs = {b for b in schedule.graph.inputs if isinstance(b, Buffer)}
+    copies = [s for s in schedule.steps if (c := _copied(s)) is not None and c[0] in inputs]
+    if not copies:
+        return schedule
+    return _InPlace(schedule, copies).run()
+
+
+def _copied(step: Step) -> tuple[Buffer, Buffer] | None:
+    """Return (target, source) of a copy of one whole tensor over another."""
+    if not isinstance(step, Extern) or step.target != COPY or len(step.args) < 2:
+        return None
+    target, source = step.args[:2]
+    if not (isinstance(target, View) and isinstance(source, View)):
+        return None
+    if not (_is_whole(target) and _is_whole(source)):
+        return None
+    x, new = target.buffer, source.buffer
+    return (x, new) if x.shape == new.shape and x.dtype is new.dtype else None
+
+
+def _is_whole(view: View) -> bool:
+    buffer = view.buffer
+    same = view.shape == buffer.shape and view.strides == buffer.strides
+    return same and view.offset is index(0)
+
+
+class _InPlace:
+    def __init__(self, schedule: Schedule, copies: list[Step]) -> None:
+        self.schedule = schedule
+        copied = set(copies)
+        self.steps = [s for s in schedule.steps if s not in copied]
+        self.copies = copies
+        self.dag = step_dependencies(self.steps)
+        self.maker = {
+            store.buffer: k
+            for k, step in enumerate(self.steps)
+            if isinstance(step, Kernel)
+            for store in step.stores
+        }
+        self.readers: dict[Buffer, set[int]] = {}
+        self.held = {v.buffer for v in argument_views(schedule.graph.outputs)}
+        for k, step in enumerate(self.steps):
+            for buffer in step_reads(step):
+                self.readers.setdefault(buffer, set()).add(k)
+                if not isinstance(step, Kernel):
+                    self.held.add(buffer)
+        self.sources: dict[Buffer, int] = {}
+        for copy in copies:
+            for buffer in dict.fromkeys(step_reads(copy)):
+                self.sources[buffer] = self.sources.get(buffer, 0) + 1
+        self.taken: dict[Buffer, Buffer] = {}  # new -> x
+
+    def run(self) -> Schedule:
+        left = [copy for copy in self.copies if not self.take(copy)]
+        if len(left) == len(self.copies):
+            return self.schedule
+        rewriter = Rewriter(self._renamed)
+        steps = [self._rewritten(step, rewriter) for step in self.steps]
+        order = sorted_steps(self.dag)
+        return replace(self.schedule, steps=(*(steps[k] for k in order), *left))
+
+    def take(self, copy: Step) -> bool:
+        """Note that a copy can go, and the order it asks for; False if it cannot."""
+        pair = _copied(copy)
+        assert pair is not None
+        x, new = pair
+        position = self.maker.get(new)
+        # Each copy reads its target and its source: more readers than one see another's write.
+        if position is None or new in self.held or self.sources[x] > 1 or self.sources[new] > 1:
+            return False
+        kernel = self.steps[position]
+        assert isinstance(kernel, Kernel)
+        if self._is_aliased(x) or not has_distinct_elements(x) or not self._fits(kernel, x, new):
+            return False
+        others = self.readers.get(x, set()) - {position}
+        if others and not others.isdisjoint(below(self.dag, {position})):
+            return False
+        self.dag.add_edges_from((other, position) for other in others)
+        self.taken[new] = x
+        return True
+
+    def _is_aliased(self, x: Buffer) -> bool:
+        """Return True if an eager kernel takes the tensor: it may write it or keep a view."""
+        return any(isinstance(self.steps[k], Extern) for k in self.readers.get(x, ()))
+
+    def _fits(self, kernel: Kernel, x: Buffer, new: Buffer) -> bool:
+        """Return True if a kernel may write ``x`` where it writes ``new``."""
+        if kernel.inside:
+            return False
+        (store,) = (s for s in kernel.stores if s.buffer is new)
+        read = [n for n in loads(s.expr for s in kernel.stores) if n.buffer is x]
+        if any(n.indices != store.indices or n.guard is not None for n in read):
+            return False
+        return _store_order(kernel, {**self.taken, new: x}) is not None
+
+    def _renamed(self, node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer in self.taken:
+            return Load(self.taken[node.buffer], node.indices, node.guard)
+        return node
+
+    def _rewritten(self, step: Step, rewriter: Rewriter) -> Step:
+        if not isinstance(step, Kernel):
+            return step
+        order = _store_order(step, self.taken)
+        assert order is not None
+        exprs = rewriter(tuple(s.expr for s in order))
+        stores = tuple(
+            Store(self.taken.get(s.buffer, s.buffer), s.indices, e)
+            for s, e in zip(order, exprs, strict=True)
+        )
+        labels = rewriter(tuple(e for e, _ in step.labels))
+        names = (name for _, name in step.labels)
+        return replace(step, stores=stores, labels=tuple(zip(labels, names, strict=True)))
+
+
+def _store_order(kernel: Kernel, taken: dict[Buffer, Buffer]) -> tuple[Store, ...] | None:
+    """Return the stores, each that reads an input before the one that writes it; None if none."""
+    writer = {taken[s.buffer]: k for k, s in enumerate(kernel.stores) if s.buffer in taken}
+    if not writer:
+        return kernel.stores
+    edges = [
+        (k, writer[load.buffer])
+        for k, store in enumerate(kernel.stores)
+        for load in loads((store.expr,))
+        if writer.get(load.buffer, k) != k
+    ]
+    order = in_order(len(kernel.stores), edges)
+    return None if order is None else tuple(kernel.stores[k] for k in order)
