@@ -11,10 +11,11 @@ STAMP := $(VENV)/.installed
 # Each test worker computes on one thread, so that JOBS workers do not fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: help demo test test-all bench lint format clean
+.PHONY: help demo examples test test-all bench lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
+	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
@@ -30,6 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo_gpt2.py
+
+examples: $(STAMP)
+	$(BIN)/python examples/train_gpt.py --plot build/train_gpt.png
+	$(BIN)/python examples/hf_trainer.py
+	$(BIN)/python examples/ddp.py
 
 test: $(STAMP)
 	$(PYTEST)

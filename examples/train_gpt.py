@@ -158,6 +158,7 @@ def write_plot(path: Path, runs: dict[str, tuple[list[float], list[float]]]) -> 
         axes.plot(losses, style, label=name)
     axes.set(xlabel="step", ylabel="loss (nats a byte)", title="A small GPT, from the same seed")
     axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
