@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+_PLAIN = (bool, int, float, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+
 
 def graph_key(gm: fx.GraphModule, *salt: str) -> str:
     """Return a hexadecimal digest of a graph and of ``salt`` (versions, options, target)."""
@@ -38,7 +40,9 @@ def _value(value: Any) -> str:
         )
     if isinstance(value, tuple | list):
         return "(" + ", ".join(map(_value, value)) + ")"
-    return repr(_number(value))
+    if value is None or isinstance(value, _PLAIN):
+        return repr(_number(value))
+    return type(value).__qualname__  # an object that eager kernels take; its text has its address
 
 
 def _number(value: Any) -> Any:

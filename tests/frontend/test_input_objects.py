@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.codegen.targets import find_target
 from fusec.frontend.capture import capture
+from fusec.frontend.key import graph_key
 from fusec.ir.graph import InputObject
 from fusec.ir.text import print_graph
 from fusec.options import Options
@@ -18,7 +17,14 @@ from fusec.runtime import executable
 from fusec.trace import Trace
 
 
-def scale(x: torch.Tensor, by: SimpleNamespace) -> torch.Tensor:
+class Factor:
+    """Stands for a process group: its ``repr`` has its address."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+def scale(x: torch.Tensor, by: Factor) -> torch.Tensor:
     """Stands for an operation that takes an object."""
     return x * by.factor
 
@@ -33,7 +39,7 @@ def graph_with_an_object() -> fx.GraphModule:
     with FakeTensorMode():
         for node in (x, scaled, y):
             node.meta["val"] = torch.empty(4, 3)
-    given.meta["val"] = unread.meta["val"] = SimpleNamespace(factor=2.0)
+    given.meta["val"] = unread.meta["val"] = Factor(2.0)
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
@@ -50,7 +56,12 @@ def test_an_object_reaches_the_eager_kernel_and_leaves_as_it_is():
     made = compile_to_source(gm, "g", find_target("cpu"), Options(verify=True), Trace("g"))
     kernels = {name: lambda source, out: torch.exp(source, out=out) for name in made.programs}
     call = executable.bind(made.wrapper, kernels, gm, device)
-    given, x = SimpleNamespace(factor=3.0), torch.randn(4, 3)
+    given, x = Factor(3.0), torch.randn(4, 3)
     y, same = call([x, given, None])
     assert same is given
     assert torch.allclose(y, (3 * x).exp())
+
+
+def test_graphs_that_differ_in_their_objects_share_an_entry_of_the_cache():
+    first, second = graph_with_an_object(), graph_with_an_object()
+    assert graph_key(first) == graph_key(second)
