@@ -9,6 +9,7 @@ from bench.workloads import (
     decoding,
     losses,
     norms,
+    optimizers,
     pointwise,
     products,
     softmax,
@@ -17,13 +18,13 @@ from bench.workloads import (
 
 def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
-    groups = (pointwise, norms, softmax, losses, blocks)
+    groups = (pointwise, norms, softmax, losses, blocks, optimizers)
     return [workload for group in groups for workload in group.cpu()]
 
 
 ORDER = (
-    "first", "products", "attention", "decoding", "linear + loss", "memory-bound", "blocks",
-    "products, tuned",
+    "first", "products", "attention", "decoding", "linear + loss", "memory-bound", "optimizers",
+    "blocks", "products, tuned",
 )  # fmt: skip
 FIRST = ("residual+rmsnorm 8192x4096", "bias+gelu+residual 8192x4096")
 """Cheap rows whose result is known within a few percent: if they are wrong, so is the rest."""
@@ -31,7 +32,7 @@ FIRST = ("residual+rmsnorm 8192x4096", "bias+gelu+residual 8192x4096")
 
 def gpu() -> list[Workload]:
     """What `bench.gpu` measures, cheapest and most telling first: time may run out."""
-    groups = (products, attention, decoding, losses, pointwise, norms, softmax, blocks)
+    groups = (products, attention, decoding, losses, pointwise, norms, softmax, blocks, optimizers)
     found = [workload for group in groups for workload in group.gpu()]
     return sorted(found, key=_rank)
 
