@@ -69,6 +69,7 @@ H200_MACHINE = Machine(
     tile=128,
     products_per_us=3.95e8,
     chunk_rows=2048,
+    part_share=0.01,
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -79,6 +80,7 @@ A100_MACHINE = Machine(
     tile=128,
     products_per_us=1.4e8,
     chunk_rows=2048,
+    part_share=0.01,
 )
 
 

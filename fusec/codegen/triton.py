@@ -307,8 +307,19 @@ class _Printer:
         bounds = stop if start == "0" else f"{start}, {stop}"
         name = self.names.of(loop.axis)
         self.index.loops.add(loop.axis)
-        self.lines.append(f"{'    ' * depth}for {name} in range({bounds}):")
+        call = f"range({bounds})"
+        if self._loads_ahead(loop):
+            call = f"tl.range({bounds}, num_stages={self.program.stages})"
+        self.lines.append(f"{'    ' * depth}for {name} in {call}:")
         self._block(loop.body, depth + 1)
+
+    def _loads_ahead(self, loop: For) -> bool:
+        """Return True for an innermost loop whose loads Triton pipelines only if it is told so.
+
+        It does so by itself, by the kernel's number of stages, where a loop has products.
+        """
+        inner = any(isinstance(s, For) for s in loop.body)
+        return self.program.stages > 1 and self.readers is None and not inner
 
     def _would_unroll(self, loop: For) -> bool:
         """Return True for a loop of products whose length ptxas would see, and print it that often.

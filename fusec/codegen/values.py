@@ -104,7 +104,12 @@ class Values:
         return self.scopes[-1]
 
     def _home(self, node: Expr) -> Scope:
-        """Return the outermost open scope in which all loops the node depends on are bound."""
+        """Return the outermost open scope in which all loops the node depends on are bound.
+
+        Where the plan says so, a tile's is the innermost one.
+        """
+        if self.plan.reloads and any(a in self.lanes for a in node.axes):
+            return self.here
         needed = self.layout.loops_of(node.axes)
         first = max((at for at, nodes in self.running.values() if node in nodes), default=0)
         for scope in self.scopes[first:]:

@@ -43,7 +43,9 @@ class Machine:
             for them, so that they stay the library's.
         launch_us: from one kernel to the next, host and device.
         units: grid points that keep the machine busy.
-        parts: partial results of a split reduction.
+        parts: partial results of a split reduction, where their bytes allow it.
+        part_share: bytes that these may move, as a share of what is summed; where so many parts as
+            above take more, there is one for each of ``units``.
         tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
         slow_f32: how much longer products in f32 take than in 16 bits.
         chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
@@ -59,6 +61,7 @@ class Machine:
     products_per_us: float = 0.0
     chunk_rows: int = 256
     slow_f32: int = 8
+    part_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from fusec.passes.unify import Rejection, unify
 
 SHARED_BYTES = 1 << 12
 """Two readers of a smaller buffer gain nothing by sharing it."""
-SMALL_BYTES = 1 << 23
+SMALL_BYTES = 1 << 24
 """Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
 MAX_ALIKE = 8
 """Definitions in a kernel of reductions that have nothing in common but their shape."""

@@ -83,6 +83,42 @@ def test_long_columns_get_more_parts_so_that_chains_of_sums_stay_short() -> None
     assert reduced(first).over[0].extent is index(MAX_ROWS_PER_PART)
 
 
+GPU = replace(SIXTEEN, part_share=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "why"),
+    [
+        (16 * 199, 16, "they would be more than a percent of what is read"),
+        (32 * 200, 32, "one percent: two for each unit"),
+        (64 * 199, 63, "more only where chains would be long, one percent at most"),
+    ],
+)
+def test_partial_sums_take_one_percent_or_are_one_for_each_unit(
+    rows: int, parts: int, why: str
+) -> None:
+    """Rows of one f32 tensor: a part costs 8 bytes a column, a row has 4."""
+    machine = replace(GPU, units=16, parts=32)
+    first = partial(split_reduction(column_sums(rows, 8), machine))
+    assert first.axes[0].extent.hint() == parts, why
+
+
+def test_sums_of_one_shape_have_the_same_parts_and_count_together() -> None:
+    """Alone, the sum of x could have 64 parts; beside that of x*z, both have as many as units."""
+    rows = 32 * 250
+    x, z = buffer("x", rows, 8), buffer("z", rows, 1)
+    u, w = buffer("u", 8), buffer("w", 8)
+    lines = []
+    for target, factor in ((u, False), (w, True)):
+        m, c = axes("m c", rows, 8)
+        body = load(x, m, c)
+        body = Op("mul", (body, load(z, m, 0))) if factor else body
+        lines.append(Def(target, (c,), Reduce(SUM, (m,), body)))
+    after = split_reduction(graph((x, z), tuple(lines), u, w), replace(GPU, units=16, parts=32))
+    parts = [n for n in after.nodes if isinstance(n, Def) and n.buffer.name.endswith("_part")]
+    assert [n.axes[0].extent.hint() for n in parts] == [16, 16]
+
+
 def test_batch_and_time_are_spread_over_one_axis_of_parts() -> None:
     x, w = buffer("x", 3, 200, 40), buffer("w", 40)
     b, t, c = axes("b t c", 3, 200, 40)

@@ -45,8 +45,9 @@ def accepts_gpu(kernel: Kernel, limits: Limits = COMMON) -> bool:
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, arrays=False) is None:
         return False
-    resident = fast is None or rowwise.is_resident(fast)
-    return resident or not columns_beside_rows(kernel, fast)
+    if fast is None or not columns_beside_rows(kernel, fast):
+        return True
+    return rowwise.sums_fit(kernel, fast)
 
 
 def columns_beside_rows(kernel: Kernel, row: Axis | None) -> bool:

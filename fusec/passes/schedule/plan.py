@@ -74,13 +74,15 @@ class Plan:
         bindings: one for each axis, in nesting order: grid first, then loops, outermost first.
         warps: warps of a program instance (a GPU's tunable).
         peel: full tiles run without masks, the ragged rest in a second loop; else all are masked.
-        stages: iterations of a loop around a Dot that load ahead (a GPU's tunable).
+        stages: iterations of a loop that are under way at once, loads ahead (a GPU's tunable).
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: operands of products are copied by tensor descriptors where they can be.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         settles: tiles that lie wholly inside a mask run in a loop of their own, without it.
+        reloads: what a loop does not change is loaded again in each iteration, from a cache: tiles
+            would take registers that the loop needs.
         scratch: arrays in memory private to an instance may be used (a CPU's cache).
     """
 
@@ -95,6 +97,7 @@ class Plan:
     descriptors: bool = False
     settles: bool = False
     tf32: bool = False
+    reloads: bool = False
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""
@@ -112,6 +115,8 @@ def print_plan(name: str, plan: Plan) -> str:
                 text = b.place.value + (f"*{b.tile}" if b.tile > 1 else "")
                 text += f" by {b.chunk}" if b.chunk else ""
         parts.append(f"{b.axis.name}={text}")
-    tunables = f"warps={plan.warps}" + (f" stages={plan.stages}" if plan.dots else "")
+    tunables = f"warps={plan.warps}" + (
+        f" stages={plan.stages}" if plan.dots or plan.stages > 1 else ""
+    )
     tunables += " descriptors" if plan.descriptors else ""
     return f"plan {name}    {'  '.join(parts)}    {tunables}"

@@ -3,7 +3,8 @@
 Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row without spills at 16
 warps; ``warps = row / 1024`` of the row padded to a power of two (32 elements a thread); rows of at
 most 256 elements share a program of 1024. Other inside axes (rows of a partial sum, images of a
-batch) are loops around the row, which then has ``row / 256`` warps.
+batch) are loops around the row, which then has ``row / 256`` warps; rows shorter than 4096 beside
+column sums share an iteration, and the loop loads the next rows ahead.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Reduce, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.expr import Load, Reduce, postorder
+from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.schedule.access import fastest_axis, limiting_axes
 from fusec.passes.schedule.nest import nest_order
@@ -21,12 +22,25 @@ from fusec.passes.schedule.pointwise import GPU, power_of_two
 
 RESIDENT = 32768
 """Elements of a row that stay in registers."""
+RESIDENT_TILES = 65536
+"""Elements of column sums, and of the rows beside them, that registers hold (sm_90, 2026-11).
+
+Two sums beside two rows of 8192 take all of 128 registers a thread, one beside two of 16384 as
+well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than what
+else there is: to read both rows again. Longer rows spill more than they move.
+"""
 LOOP_TILE = 4096
 """Elements of a tile of a row that is looped."""
 LOOP_ROW = 256
 """Elements of a part of a row from which a loop over parts keeps a warp busy."""
 MANY_SUMS = 3
 """Column sums beside a row that take half of a thread's elements."""
+LOOP_ELEMENTS = 4096
+"""Elements of an iteration over rows beside column sums: 8 KB of each 16-bit tensor."""
+RELOADED = 16384
+"""Elements of an iteration beside which weights of all rows have no registers."""
+AHEAD_BYTES = 1 << 16
+"""Shared memory of a program for rows that are loaded ahead."""
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -45,7 +59,9 @@ def plan(kernel: Kernel) -> Plan:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     width = power_of_two(extent)
     parts = _parts(kernel, nest, row)
-    loops = [Binding(a, Place.LOOP) for a in nest if a is not row and a not in parts]
+    outer = [a for a in nest if a is not row and a not in parts]
+    sums = _column_sums(kernel, row)
+    loops = [Binding(a, Place.LOOP) for a in outer]
     if not is_resident(row):
         grid = [Binding(a, Place.GRID) for a in kernel.grid]
         tile = min(LOOP_TILE, max(width, 16))
@@ -56,14 +72,27 @@ def plan(kernel: Kernel) -> Plan:
     lanes.append(Binding(row, Place.LANES, max(width, 2)))
     for part in lanes[:-1]:
         width *= part.tile
+    if loops and sums:
+        height = min(max(1, LOOP_ELEMENTS // width), power_of_two(outer[-1].extent.hint()))
+        loops[-1] = Binding(outer[-1], Place.LOOP, height)
+        width *= height
     rows = 1 if loops or width >= 512 else _rows_per_program(kernel, width)
     grid = [Binding(a, Place.GRID) for a in kernel.grid]
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
     # A loop around the row carries column sums beside the row's tiles: fewer elements a thread.
-    share = 128 if _column_sums(kernel, row) >= MANY_SUMS else 256
+    share = 128 if sums >= MANY_SUMS else 256
     warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
-    return Plan((*grid, *loops, *lanes), warps, **GPU)
+    stages = _stages(kernel, outer[-1], row, width) if loops and sums else 1
+    reloads = bool(loops) and width >= RELOADED
+    return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads, **GPU)
+
+
+def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int) -> int:
+    """Return how many iterations over rows are under way: as many as shared memory holds, of 4."""
+    loads = {n for n in kernel_nodes(kernel) if isinstance(n, Load) and {loop, row} <= n.axes}
+    size = elements * sum(n.dtype.itemsize for n in loads)
+    return max(1, min(4, 1 + AHEAD_BYTES // size)) if size else 1
 
 
 def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis) -> tuple[Axis, ...]:
@@ -96,6 +125,18 @@ def is_resident(row: Axis) -> bool:
     """Return True if a whole row stays in registers."""
     fits = row.extent.is_constant and power_of_two(row.extent.const) <= RESIDENT
     return fits and row.limit is None
+
+
+def sums_fit(kernel: Kernel, row: Axis) -> bool:
+    """Return True if the column sums of a kernel over rows stay in registers beside a row."""
+    loaded = {n.buffer for n in kernel_nodes(kernel) if isinstance(n, Load) and _is_tile(n, row)}
+    tiles = _column_sums(kernel, row) + len(loaded)
+    return is_resident(row) and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
+
+
+def _is_tile(load: Load, row: Axis) -> bool:
+    """Return True for what has an element of its own for each point of a row, and more rows."""
+    return row in load.axes and len(load.axes) > 1
 
 
 def _warps(elements: int) -> int:

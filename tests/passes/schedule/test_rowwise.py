@@ -86,12 +86,29 @@ def test_residence_is_decided_by_the_padded_row() -> None:
     assert not is_resident(Axis("c", index(64), limit=index(Size("N", 40))))
 
 
-@pytest.mark.parametrize(("width", "warps"), [(64, 1), (768, 4), (2048, 8), (8192, 16)])
-def test_rows_that_carry_column_sums_have_fewer_elements_a_thread(width: int, warps: int) -> None:
-    found = plan(rows_and_columns(8, 32, width))
-    lanes = max(64, 1 << (width - 1).bit_length())
-    assert bindings(found) == f"p=grid  i=loop  k=lanes({lanes})"
-    assert found.warps == warps
+@pytest.mark.parametrize(
+    ("width", "height", "stages"),
+    [(64, 64, 4), (768, 4, 4), (2048, 2, 4), (4096, 1, 4), (8192, 1, 3), (16384, 1, 2)],
+)
+def test_rows_beside_column_sums_share_an_iteration_and_are_loaded_ahead(
+    width: int, height: int, stages: int
+) -> None:
+    found = plan(rows_and_columns(8, 64, width))
+    loop = "loop" if height == 1 else f"loop*{height}"
+    lanes = 1 << (width - 1).bit_length()
+    assert bindings(found) == f"p=grid  i={loop}  k=lanes({lanes})"
+    assert (found.warps, found.stages) == (16, stages)
+
+
+def test_few_rows_a_part_are_one_iteration_of_few_warps() -> None:
+    found = plan(rows_and_columns(64, 8, 64))
+    assert bindings(found) == "p=grid  i=loop*8  k=lanes(64)"
+    assert found.warps == 2
+
+
+def test_weights_of_the_longest_rows_are_loaded_again_for_each_row() -> None:
+    assert plan(rows_and_columns(8, 32, 16384)).reloads
+    assert not plan(rows_and_columns(8, 32, 8192)).reloads
 
 
 def test_a_ragged_last_part_changes_the_bounds_not_the_plan() -> None:

@@ -1,0 +1,60 @@
+"""Gradients whose column sums are split: values at odd widths, and the same bits each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tests.triton_backend  # noqa: F401  registers triton_interpreter
+from tests.support import check, compile_with, values
+
+SHAPES = [(300, 65), (67, 1000), (23, 4097), (512, 64)]
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, w.shape, w, b)
+
+
+def rms_norm(x, w, b):
+    return F.rms_norm(x, w.shape, w) * 0.5
+
+
+def bias_gelu(x, w, b):
+    return F.gelu(x + b) * w
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("fn", [layer_norm, rms_norm, bias_gelu])
+def test_gradients_of_rows_and_columns_match_eager(fn, shape, dtype):
+    vectors = [values(shape[1], dtype=dtype, seed=n) for n in (1, 2)]
+    check(fn, values(*shape, dtype=dtype), *vectors, train=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_by_the_kernels_of_a_gpu_match_eager(shape):
+    vectors = [values(shape[1], seed=n) for n in (1, 2)]
+    check(layer_norm, values(*shape), *vectors, train=True, backend="triton_interpreter")
+
+
+def gradients(run, x, w, b, dy):
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    run(*leaves).backward(dy)
+    return [t.grad for t in leaves]
+
+
+def test_column_sums_are_the_same_bits_each_time_and_with_any_number_of_threads():
+    x, dy = values(3000, 257), values(3000, 257, seed=3)
+    w, b = values(257, seed=1), values(257, seed=2)
+    run = compile_with(layer_norm, "fusec")
+    threads = torch.get_num_threads()
+    first = gradients(run, x, w, b, dy)
+    again = gradients(run, x, w, b, dy)
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        other = gradients(run, x, w, b, dy)
+    finally:
+        torch.set_num_threads(threads)
+    for one, two, three in zip(first, again, other, strict=True):
+        assert torch.equal(one, two) and torch.equal(one, three)
