@@ -98,6 +98,24 @@ def test_collectives_keep_their_order_around_a_loop_over_rows():
     assert kept(made.schedule) == said(seen.graph)
 
 
+def test_inputs_that_are_written_in_place_leave_collectives_in_order_and_what_they_send_intact():
+    def fn(
+        x: torch.Tensor, w: torch.Tensor, sent: torch.Tensor, own: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        name = dist.group.WORLD.group_name
+        under_way = torch.ops._c10d_functional.all_gather_into_tensor(sent, 1, name)
+        sent.mul_(2)  # not before the gather is done
+        own.mul_(0.9).add_(sum_over_ranks(own.exp()))
+        return *mixed(x, w), torch.ops._c10d_functional.wait_tensor(under_way).sin()
+
+    (seen,) = observe(fn, (values(32, 16), values(16, 24), values(9), values(9)))
+    made = compile_to_source(seen.graph, "g", find_target("cpu"), Options(), Trace("g"))
+    assert kept(made.schedule) == said(seen.graph)
+    writes = made.wrapper.index("aten.copy_.default(")
+    assert made.wrapper.count("aten.copy_.default(") == 1, "own is written by its kernel"
+    assert writes > made.wrapper.index(f"extern_{said(seen.graph)[-1]}(")
+
+
 class Summed(torch.autograd.Function):
     """A sum over ranks whose gradient is one."""
 
