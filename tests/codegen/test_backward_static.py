@@ -54,6 +54,12 @@ def test_no_backward_of_a_norm_has_a_fault(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fn", [layer_norm, rms_norm])
+def test_rows_of_32768_in_f32_are_a_loop_where_two_would_have_to_stay_in_registers(fn) -> None:
+    assert not reports(fn, 32768, 2 if fn is layer_norm else 1, torch.float32).faults
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", (64, 1000, 4097, 32768, 65536, 262144))
 @pytest.mark.parametrize("fn", [lambda x: x.softmax(-1), lambda x: x.log_softmax(-1)])
 def test_no_backward_of_a_softmax_has_a_fault(fn, width: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Load, Reduce, postorder
+from fusec.ir.expr import Buffer, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.schedule.access import fastest_axis, limiting_axes
@@ -22,6 +22,8 @@ from fusec.passes.schedule.pointwise import GPU, power_of_two
 
 RESIDENT = 32768
 """Elements of a row that stay in registers."""
+RESIDENT_BYTES = 4
+"""Bytes an element, of all its tensors, up to which the longest of these rows do not spill."""
 RESIDENT_TILES = 65536
 """Elements of column sums, and of the rows beside them, that registers hold (sm_90, 2026-11).
 
@@ -62,7 +64,7 @@ def plan(kernel: Kernel) -> Plan:
     outer = [a for a in nest if a is not row and a not in parts]
     sums = _column_sums(kernel, row)
     loops = [Binding(a, Place.LOOP) for a in outer]
-    if not is_resident(row):
+    if not _row_fits(kernel, row):
         grid = [Binding(a, Place.GRID) for a in kernel.grid]
         tile = min(LOOP_TILE, max(width, 16))
         warps = max(1, min(16, tile // 256))
@@ -129,9 +131,23 @@ def is_resident(row: Axis) -> bool:
 
 def sums_fit(kernel: Kernel, row: Axis) -> bool:
     """Return True if the column sums of a kernel over rows stay in registers beside a row."""
-    loaded = {n.buffer for n in kernel_nodes(kernel) if isinstance(n, Load) and _is_tile(n, row)}
-    tiles = _column_sums(kernel, row) + len(loaded)
-    return is_resident(row) and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
+    tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
+    fits = _row_fits(kernel, row)
+    return fits and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
+
+
+def _row_fits(kernel: Kernel, row: Axis) -> bool:
+    """Return True if a whole row of all tensors that are read along it stays in registers."""
+    if not is_resident(row):
+        return False
+    size = sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
+    short = power_of_two(row.extent.const) < RESIDENT
+    return short or size <= RESIDENT_BYTES
+
+
+def _row_tiles(kernel: Kernel, row: Axis) -> set[Buffer]:
+    """Return the tensors that are read along a row, and differ from row to row."""
+    return {n.buffer for n in kernel_nodes(kernel) if isinstance(n, Load) and _is_tile(n, row)}
 
 
 def _is_tile(load: Load, row: Axis) -> bool:
