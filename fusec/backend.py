@@ -72,8 +72,16 @@ def compile_with(
         fw_compiler=partial(compile_one, name="forward"),
         bw_compiler=partial(compile_one, name="backward"),
         inference_compiler=partial(_compile_inference, compile_one, stateless),
-        partition_fn=partial(_partition, stateless, chunk_bytes=options.chunk_bytes, scores=scores),
-        decompositions=decompositions(eager_draws=options.fallback_random),
+        partition_fn=partial(
+            _partition,
+            stateless,
+            chunk_bytes=options.chunk_bytes,
+            scores=scores,
+            memory_budget=options.memory_budget,
+        ),
+        decompositions=decompositions(
+            eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
+        ),
         keep_inference_input_mutations=True,
     )(gm, list(example_inputs))
     return compiled

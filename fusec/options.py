@@ -40,12 +40,14 @@ class About:
         changes_code: part of `Options.key()`, because generated code depends on it.
         also_read: further environment variables, read when fusec's own is unset.
         choices: the values that a text may have; empty: any.
+        most: the largest value of a number that is no whole one.
     """
 
     help: str
     changes_code: bool = False
     also_read: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    most: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,21 @@ class Options:
         metadata=_about(
             "products of this many bytes that are reduced again run in chunks of rows; 0: never",
             changes_code=True,
+        ),
+    )
+    precision: str = field(
+        default="best",
+        metadata=_about(
+            "16-bit values between fused operations: best keeps them in f32, eager rounds as eager",
+            changes_code=True,
+            choices=("best", "eager"),
+        ),
+    )
+    memory_budget: float = field(
+        default=1.0,
+        metadata=_about(
+            "share of what training saves by default that it may save; less computes more again",
+            most=1.0,
         ),
     )
     verify: bool = field(default=False, metadata=_about("run the IR verifiers after each pass"))
@@ -231,8 +248,10 @@ def _checked(option: Field[Any], value: object, where: str) -> Any:
                 raise UsageError(f"{where}: {value} is negative; give 0 or more.")
             return value
         case "float", int() | float() if not isinstance(value, bool):
-            if not 0 <= value < math.inf:
-                raise UsageError(f"{where}: {value} is no duration; give 0 or more.")
+            most = _declared(option).most
+            if not 0 <= value <= most or value == math.inf:
+                known = "no duration; give 0 or more" if most == math.inf else "not in [0, 1]"
+                raise UsageError(f"{where}: {value} is {known}.")
             return value if isinstance(value, float) else float(value)
         case "str", str():
             choices = _declared(option).choices

@@ -1,6 +1,15 @@
-"""What the forward saves for the backward, where the cheapest cut would save too much.
+"""What the forward saves for the backward: AOTAutograd's min-cut, told what fusec computes free.
 
-AOTAutograd's min-cut saves the results of matrix products, because it takes every product to be
+**Operands of products.** By default the cut refuses to compute again what the backward must write
+to memory, so it saves what a library product of the backward reads: a norm's rows, an activation,
+the weights of a softmax. But a fused backward has the parts of each in its registers: the kernel of
+GELU's gradient reads GELU's input, that of a norm reads x and its statistics. They give the operand
+as one output more, without another kernel. So that refusal is switched off, and the cut saves
+products and row statistics. Its other ones stay: no product, no small reduction and no chain from a
+far layer is computed again. Two things it must save: an input's copy in 16 bits (autocast's
+weights), for no kernel of a backward reads the f32 weight; and what was drawn from a generator.
+
+**Expansions.** The cut saves the results of matrix products, because it takes every product to be
 expensive. An *expansion* is a product far larger than the rows it is made of, which a reduction
 over its columns consumes again: the logits of a loss, rows x vocabulary. To save one is to keep it
 in memory whole, and then no pass can run it in chunks of rows (``passes/chunk.py``). So:
@@ -19,11 +28,14 @@ gradients may need the scale that a loss scaler puts into the scalar.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -39,6 +51,8 @@ one product more beside three."""
 PRODUCTS = (aten.mm.default,)
 """Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
 
+LEAST_BUDGET = 1e-6
+"""A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
 SCORES_BYTES = 1 << 20
 """Scores of less are as well saved."""
 SHORT_ROW = 256
@@ -70,6 +84,7 @@ def partition(
     num_fwd_outputs: int,
     chunk_bytes: int = 0,
     scores: bool = False,
+    memory_budget: float = 1.0,
     **settings: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph into forward and backward; what is no expansion, as AOTAutograd does.
@@ -78,6 +93,7 @@ def partition(
         chunk_bytes: products of this size or more may be expansions; 0: none is.
         scores: the backward computes an attention's scores again, for kernels that never store
             them (``passes/recompute.py``).
+        memory_budget: share of what is saved by default that may be saved, beside the inputs.
     """
     if scores:
         _recompute_scores(joint.graph)
@@ -90,12 +106,96 @@ def partition(
             _add_outputs(joint.graph, num_fwd_outputs, extra)
         elif early is None and size >= WORTH_A_PRODUCT * chunk_bytes:
             recompute(large - _tangent_users(joint.graph))
-    forward, backward = min_cut_rematerialization_partition(
-        joint, inputs, num_fwd_outputs=num_fwd_outputs + len(extra), **settings
-    )
+    _save_what_is_not_free(joint.graph)
+    _hide_attention(joint.graph)
+    with _cut(memory_budget):
+        forward, backward = min_cut_rematerialization_partition(
+            joint, inputs, num_fwd_outputs=num_fwd_outputs + len(extra), **settings
+        )
+    _show_attention(forward)
+    _show_attention(backward)
     if extra:
         _drop_outputs(forward, num_fwd_outputs, len(extra))
     return forward, backward
+
+
+# -- what the cut may do ---------------------------------------------------------------------------
+
+
+def _cut(memory_budget: float) -> AbstractContextManager[Any]:
+    """Return the settings of AOTAutograd's min-cut under which it runs; see the module."""
+    budget = min(memory_budget, config.activation_memory_budget)
+    patched: AbstractContextManager[Any] = config.patch(
+        ban_recompute_materialized_backward=False,
+        activation_memory_budget=max(budget, LEAST_BUDGET),
+    )
+    return patched
+
+
+def _save_what_is_not_free(joint: fx.Graph) -> None:
+    """Tag what the backward must not make again, where checkpointing has not tagged it."""
+    for node in joint.nodes:
+        untagged = node.op == "call_function" and "recompute" not in node.meta
+        if untagged and (_is_converted_input(node) or _is_random(node)):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _is_converted_input(node: fx.Node) -> bool:
+    """Return True for a matrix that is a copy of an input in 16 bits, as autocast's weights are."""
+    source = node.args[0] if node.target is aten._to_copy.default else None
+    if not isinstance(source, fx.Node) or source.op != "placeholder" or _is_tangent(source):
+        return False
+    value = _value(node)
+    if value is None or value.dim() < 2:
+        return False
+    return value.dtype in (torch.float16, torch.bfloat16)
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _hide_attention(joint: fx.Graph) -> None:
+    """Have the partitioner take checkpointed attention without dropout for what it is: no draw.
+
+    Each of these operations is tagged as random, whatever its probability. To compute one again the
+    partitioner would store the generator's state, in calls that hide the operation from fusec.
+    """
+    for node in joint.nodes:
+        tagged = node.meta.get("recompute") in _AGAIN
+        if tagged and _is_random(node) and _argument(node, "dropout_p") == 0:
+            node.target = _without_tags(node.target)
+
+
+def _show_attention(graph: fx.GraphModule) -> None:
+    hidden = [n for n in graph.graph.nodes if hasattr(n.target, "shown")]
+    for node in hidden:
+        node.target = node.target.shown
+    if hidden:
+        graph.recompile()
+
+
+_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+@functools.cache
+def _without_tags(operation: Any) -> Callable[..., Any]:
+    """Return a function that does the same; ``shown`` is the operation."""
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return operation(*args, **kwargs)
+
+    plain.shown = operation  # type: ignore[attr-defined]
+    return plain
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """Return an argument of an operation by its name, or its default; None if it has none such."""
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get(name, given)
+    return None
 
 
 # -- expansions ------------------------------------------------------------------------------------

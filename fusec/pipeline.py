@@ -33,6 +33,7 @@ from fusec.passes.chunk import chunk, with_loops
 from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
 from fusec.passes.dead_code import dead_code
+from fusec.passes.eager_rounding import round_as_eager
 from fusec.passes.fuse import Decision, fuse, separate
 from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
@@ -199,6 +200,8 @@ def compile_to_source(
     trace.keep("fx", gm, lambda: gm.print_readable(print_output=False))
     with trace.timed("capture"):
         graph = capture(gm, name)
+    if options.precision == "eager":
+        graph = round_as_eager(graph)
     trace.keep("graph", graph, lambda: text.print_graph(graph))
     if options.verify:
         verify_graph(graph)

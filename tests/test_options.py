@@ -145,6 +145,8 @@ def test_an_unknown_option_names_the_nearest_and_all(name: str, meant: str) -> N
         ("race_budget_s", True, "True (bool) is not accepted; give a number."),
         ("race_budget_s", -1.0, "-1.0 is no duration"),
         ("race_budget_s", float("inf"), "inf is no duration"),
+        ("memory_budget", 1.5, "1.5 is not in [0, 1]"),
+        ("precision", "exact", "'exact'. Valid: best, eager"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name: str, value: object, seen: str) -> None:
@@ -179,7 +181,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
     other = {
         "bool": lambda v: not v,
         "int": lambda v: v + 1,
-        "float": lambda v: v + 1,
+        "float": lambda v: v / 2,
         "str | None": lambda v: "sm_90",
     }
     changing = {
@@ -189,7 +191,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
     }
     assert changing == {
         *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fusion"),
-        *("race", "race_budget_s", "target"),
+        *("precision", "race", "race_budget_s", "target"),
     }
 
 

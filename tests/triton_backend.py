@@ -96,6 +96,16 @@ def triton_fused(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) ->
 
 
 @register_backend
+def triton_eager_rounding(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+) -> Callable[..., Any]:
+    """The first one, rounding every 16-bit intermediate."""
+    options = Options.from_compile(None, {"precision": "eager"})
+    compile_one = functools.partial(_compile_one, precision="eager")
+    return compile_with(gm, example_inputs, compile_one, options)
+
+
+@register_backend
 def triton_tiles(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The same, with tiles of operands copied by tensor descriptors where they can be."""
     options = Options.from_compile(None, {"race": "fused", "descriptors": "always"})

@@ -153,6 +153,8 @@ class _Capture:
         if node.target is operator.getitem:
             source, position = node.args
             return self.env[source][position]  # type: ignore[index]
+        if "val" not in node.meta and node.users:
+            raise Unsupported(f"{op_name(node.target)}: results that were not traced")
         results = tuple(self._result_types(value))
         reason = self._obstacle(node, results)
         rule = find_lowering(node.target)

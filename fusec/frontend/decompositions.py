@@ -59,21 +59,36 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def decompositions(*, eager_draws: bool = False) -> dict[Any, Callable[..., Any]]:
+def decompositions(
+    *, eager_draws: bool = False, eager_sums: bool = False
+) -> dict[Any, Callable[..., Any]]:
     """Return the decomposition table for AOTAutograd; a new dict of cached contents.
 
     Args:
+        eager_sums: biased products of 16-bit matrices stay whole, for they are rounded once.
         eager_draws: random numbers follow eager's stream, by PyTorch's own rules.
     """
     table = dict(_table())
     for packet in _DRAWS:
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
+    if eager_sums:
+        for target in _BIASED:
+            table[target] = _whole_in_16_bits(table[target])
     if eager_draws:
         table.update(get_decompositions(_DRAWS))
     return table
 
 
+def _whole_in_16_bits(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def narrow(bias: Any, *args: Any, **kwargs: Any) -> Any:
+        half = bias.dtype in (torch.float16, torch.bfloat16)
+        return NotImplemented if half else rule(bias, *args, **kwargs)
+
+    return narrow
+
+
+_BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
 _DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests import triton_backend
 from tests.support import compile_with
@@ -28,6 +29,74 @@ def test_kernels_round_where_eager_is_seen_to_round(function: Function) -> None:
     x, y = torch.randn(2, 64, 64)
     compiled = torch.compile(function, backend="fusec", options={"strict": True})
     torch.testing.assert_close(compiled(x, y), function(x, y), rtol=0, atol=0)
+
+
+def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    h = (x * 1.1 + y) * y - x / (y.abs() + 1)
+    return (h.abs() * 0.3 + x).relu().sqrt() * h + x
+
+
+CHAINS: dict[str, Function] = {
+    "arithmetic": chain,
+    "indices": lambda x, y: (torch.cat((x * y, x + y), 1)[:, ::3].mT * 3 + 1).relu() * 0.37,
+    "activations": lambda x, y: F.silu(x * 1.1) * y + F.gelu(y + x, approximate="tanh"),
+    "a biased product": lambda x, y: F.relu(F.linear(x * 0.7, y, x[0])) * 1.7,
+    "a row's sum": lambda x, y: (x * y).sum(-1, keepdim=True) * 1.1 + x.amax(0) * y,
+    "a norm": lambda x, y: F.layer_norm(x * y, (64,), y[0], x[0]) * 1.1 + x,
+    "casts": lambda x, y: ((x * y).float() * 1.1).to(x.dtype) * y,
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_eager_precision_rounds_every_intermediate(name: str, dtype: torch.dtype) -> None:
+    fn = CHAINS[name]
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 64, 64).to(dtype)
+    options = {"strict": True, "verify": True, "precision": "eager"}
+    found = torch.compile(fn, backend="fusec", options=options)(x, y)
+    expected = fn(x, y)
+    if name in ("a row's sum", "a norm"):  # sums of f32 in another order, rounded
+        assert (found != expected).float().mean() < 0.02
+        torch.testing.assert_close(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_best_precision_is_closer_than_eager(dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 64, 64).to(dtype)
+    exact = chain(x.double(), y.double())
+    found = torch.compile(chain, backend="fusec", options={"strict": True})(x, y)
+    error = [(v.double() - exact).abs().mean() for v in (found, chain(x, y))]
+    assert error[0] < 0.7 * error[1]
+
+
+def test_eager_precision_holds_in_gradients() -> None:
+    inputs = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    results = []
+    for compiled in (False, True):
+        x, y = (v.clone().requires_grad_() for v in inputs)
+        torch._dynamo.reset()
+        options = {"strict": True, "precision": "eager"}
+        fn = torch.compile(product, backend="fusec", options=options) if compiled else product
+        fn(x, y).backward(inputs[0])
+        results.append((x.grad, y.grad))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * y + x) * y * 0.3
+
+
+def test_gpu_kernels_round_as_eager_too() -> None:
+    x, y = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch._dynamo.reset()
+    found = torch.compile(chain, backend=triton_backend.triton_eager_rounding)(x, y)
+    torch.testing.assert_close(found, chain(x, y), rtol=0, atol=0)
 
 
 EQUALITIES: dict[str, tuple[Callable[..., Any], bool]] = {

@@ -1,0 +1,35 @@
+"""Round every 16-bit value between two operations, as eager's kernels do: ``precision="eager"``.
+
+Spec: ``Graph -> Graph``; each ``f32(x)`` of a 16-bit x becomes ``round_bf16(f32(x))``, a mark that
+``simplify`` keeps when x is substituted by what it is computed from. Run once, after capture; loads
+from memory lose their marks again in kernels.
+
+    y[i] = bf16(f32(a[i]) * f32(b[i]));  z[i] = bf16(f32(y[i]) + f32(c[i]))
+
+fuses to ``bf16(round_bf16(f32(a[i]) * f32(b[i])) + f32(c[i]))``.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Cast, Expr, Op
+from fusec.ir.graph import Def, Graph
+from fusec.ir.rewrite import rewrite
+from fusec.ir.scalar import ROUND
+
+
+def round_as_eager(graph: Graph) -> Graph:
+    """Return the graph with every reading of a 16-bit value marked as rounded."""
+    nodes = tuple(_rounded(n) if isinstance(n, Def) else n for n in graph.nodes)
+    return Graph(graph.name, graph.inputs, nodes, graph.outputs)
+
+
+def _rounded(line: Def) -> Def:
+    (expr,) = rewrite((line.expr,), _mark)
+    return line if expr is line.expr else Def(line.buffer, line.axes, expr, line.origin)
+
+
+def _mark(node: Expr) -> Expr:
+    if isinstance(node, Cast) and node.dtype is F32 and node.arg.dtype in ROUND:
+        return Op(ROUND[node.arg.dtype], (node,))
+    return node
