@@ -15,9 +15,10 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Rows = Sequence[tuple[Any, ...]]
 """Tensors of each row."""
@@ -47,6 +48,8 @@ def find_places(sizes: Sizes, blocks: str) -> Places:
     Args:
         blocks: how many a row has: a Python expression over its sizes s0, s1...
     """
+    import torch  # local: the command line loads this module and does without torch
+
     counted = compile(blocks, "<fusec blocks>", "eval")
     counts = [eval(counted, {f"s{k}": n for k, n in enumerate(row)}) for row in sizes]
     repeats = torch.tensor(counts)
