@@ -42,7 +42,13 @@ def build(programs: list[Program]) -> Library:
     folder = Path(tempfile.mkdtemp(prefix="fusec-test-"))
     (folder / "kernels.so").write_bytes(library)
     rows = [
-        {"name": p.name, "buffers": len(p.buffers), "sizes": len(p.sizes), "where": "test.py:1"}
+        {
+            "name": p.name,
+            "buffers": len(p.buffers),
+            "sizes": len(p.sizes),
+            "where": "test.py:1",
+            "blocks": None,
+        }
         for p in programs
     ]
     return cpp_kernel.load(folder / "kernels.so", rows)
