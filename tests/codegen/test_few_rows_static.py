@@ -66,3 +66,12 @@ def test_few_rows_load_16_bytes_and_keep_every_multiprocessor_busy(name: str) ->
     assert found.spill_bytes == 0
     assert bool(found.mma or found.wgmma) is multiplies
     assert bool(found.copies) is multiplies
+
+
+def test_tiles_without_tensor_cores_are_not_loaded_ahead() -> None:
+    fn, shapes, _ = CASES["a query of one head each"]
+    compiled = staged(fn, *shapes).compiled
+    assert compiled is not None
+    first = compiled.schedule.steps[0].name
+    assert compiled.plans[first].stages == 1
+    assert "num_stages" not in compiled.sources[first]
