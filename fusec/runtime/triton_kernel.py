@@ -502,6 +502,8 @@ class TritonTable:
             self._kept[key] = addresses
         kernel = self.kernel if table.are_multiples(key, _MULTIPLE) else self._unaligned()
         kernel(addresses, *found)
+        # Dropped while a stream other than that of the copy reads it, its memory would be reused.
+        addresses.record_stream(torch.cuda.current_stream(self.kernel.device))
 
     def _unaligned(self) -> TritonKernel:
         """Return the kernel for addresses that are not all multiples of 16."""

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -27,6 +28,7 @@ from fusec.runtime.triton_kernel import (
     TileDescriptor,
     TritonKernel,
     TritonSource,
+    TritonTable,
     build,
     compile_kernel,
     load_function,
@@ -381,3 +383,26 @@ def test_interpreter_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(EnvironmentProblem, match="TRITON_INTERPRET"):
         load_function(SCALE, "scale")
+
+
+def test_a_table_of_addresses_outlives_each_stream_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest of 17 tables is dropped; its memory must wait for all that were given it."""
+    read: list[tuple[int, str]] = []
+    kept: list[tuple[int, str]] = []
+    streams = ["a", "b", *["a"] * 17]
+
+    class Launcher(SimpleNamespace):
+        def __call__(self, addresses: torch.Tensor, *_: object) -> None:
+            read.append((id(addresses), streams[len(read)]))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[len(kept)])
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, s: kept.append((id(t), s)))
+    launches = TritonTable(Launcher(device=0))  # type: ignore[arg-type]
+    launches._places[((4,),)] = (None, None, 1)
+    with FakeTensorMode():
+        for number in (0, *range(18)):
+            tensor = SimpleNamespace(data_ptr=lambda number=number: 16 * number)
+            launches(((tensor,),), ((4,),))
+    assert kept == read and [stream for _, stream in kept] == streams
