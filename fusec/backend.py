@@ -47,7 +47,7 @@ def fusec(
     if writes_shared_memory(gm):
         logger.info("a graph runs as eager kernels: it writes to memory that elements share")
         return gm.forward
-    recorder = cuda_graphs.Recorder() if chosen.cudagraphs else None
+    recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(_compile_graph, options=chosen, recorder=recorder)
     return compile_with(gm, example_inputs, compile_one, chosen, scores=_on_gpu(example_inputs))
 

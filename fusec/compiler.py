@@ -44,6 +44,7 @@ from fusec.runtime.cache import cpu_features, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
 from fusec.trace import Trace
+from fusec.verification import Verification
 
 logger = logging.getLogger("fusec.compile")
 
@@ -120,7 +121,11 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
                 cache.store(key, blobs)
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
-        return executable.bind(blobs["wrapper.py"].decode(), kernels, gm, device)
+        source = blobs["wrapper.py"].decode()
+        if not options.verify:
+            return executable.bind(source, kernels, gm, device)
+        verification = Verification(gm, name, strict=options.strict)
+        return verification.around(executable.bind(source, kernels, gm, device, verification.watch))
 
 
 def allows_tf32() -> bool:

@@ -1,12 +1,13 @@
 """The error catalogue: every exception that fusec raises on purpose.
 
-Five families, told apart by who can do something about them:
+Six families, told apart by who can do something about them:
 
     Unsupported                      nobody has to: the operation runs as an eager kernel
     UsageError                       the caller: a bad option, mode, target, input spec or stage
     ModelError                       the caller: the model fails by itself, without fusec
     BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
     InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
+    WrongKernel                      fusec: a kernel's results are off, found by the option verify
 
 A message says what was seen, where, and what to do next. Each class carries the exit code that the
 command line ends with; 0 is success and 1 a failed check, neither of which is an exception.
@@ -183,6 +184,31 @@ class InternalError(StageError):
     def __init__(self, seen: object, *, stage: str = "") -> None:
         described = seen if isinstance(seen, str) else f"unexpected {type(seen).__name__}: {seen}"
         super().__init__(described, stage=stage)
+
+
+class WrongKernel(FusecError):
+    """A kernel computes something else than eager; ``fusec/verification.py`` finds it.
+
+    Args:
+        kernel, graph: by name.
+        value: the name of what is off in the graph, and the ATen operation that makes it.
+        seen: the errors and where they are largest.
+        source: the user's lines that made the value.
+    """
+
+    def __init__(
+        self, kernel: str, graph: str, value: str, op: str, seen: str, source: Sequence[str]
+    ) -> None:
+        super().__init__(kernel, graph, value, op, seen, tuple(source))
+
+    def __str__(self) -> str:
+        kernel, graph, value, op, seen, source = self.args
+        lines = "".join(f"\n  {line}" for line in source)
+        return (
+            f"kernel {kernel} of graph {graph!r} is off in {value} ({op}): {seen}{lines}\n"
+            "This is a defect of fusec; please report it with the kernel, which "
+            'options={"dump_dir": "DIR"} writes.'
+        )
 
 
 def nearest(seen: str, valid: Iterable[str]) -> str | None:

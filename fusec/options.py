@@ -150,7 +150,13 @@ class Options:
             most=1.0,
         ),
     )
-    verify: bool = field(default=False, metadata=_about("run the IR verifiers after each pass"))
+    verify: bool = field(
+        default=False,
+        metadata=_about(
+            "check the IR after each pass, and each kernel beside eager when it runs",
+            changes_code=True,
+        ),
+    )
     dump_dir: str | None = field(
         default=None, metadata=_about("write every stage of every compile under this directory")
     )

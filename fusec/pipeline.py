@@ -19,7 +19,7 @@ from fusec.codegen import cpp, wrapper
 from fusec.codegen.lower import lower
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target
-from fusec.frontend.capture import capture, main_device
+from fusec.frontend.capture import Held, capture_with_values, main_device
 from fusec.ir import text
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, Graph, Kernel, Schedule, all_launches
@@ -141,11 +141,13 @@ def generate(
     target: Target,
     options: Options,
     configurations: Mapping[Buffer, int] | None = None,
+    held: Held | None = None,
 ) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
 
     Args:
         configurations: by a kernel's first output, which of the schedule's plans it runs by.
+        held: which nodes' values buffers hold; read where the options ask to verify.
     """
     configurations = configurations or {}
     plans: dict[str, Plan] = {}
@@ -169,7 +171,8 @@ def generate(
             sources[step.name] = target.print_kernel(program)
         else:
             sources[step.name] = sources[code[step.name]]
-    text_of_call = wrapper.print_wrapper(schedule, programs, code)
+    watched = held if options.verify else None
+    text_of_call = wrapper.print_wrapper(schedule, programs, code, watched)
     return Compiled(schedule, decisions, plans, programs, code, sources, text_of_call)
 
 
@@ -199,7 +202,7 @@ def compile_to_source(
     """Take an FX graph through all stages up to source text; arguments as of ``optimise``."""
     trace.keep("fx", gm, lambda: gm.print_readable(print_output=False))
     with trace.timed("capture"):
-        graph = capture(gm, name)
+        graph, held = capture_with_values(gm, name)
     if options.precision == "eager":
         graph = round_as_eager(graph)
     trace.keep("graph", graph, lambda: text.print_graph(graph))
@@ -209,7 +212,7 @@ def compile_to_source(
         schedule, decisions, configurations = optimise(graph, target, options, trace, make_judge)
     trace.keep("kernels", schedule, lambda: text.print_schedule(schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, decisions, target, options, configurations)
+        compiled = generate(schedule, decisions, target, options, configurations, held)
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))

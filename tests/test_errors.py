@@ -17,6 +17,7 @@ from fusec.errors import (
     StageError,
     Unsupported,
     UsageError,
+    WrongKernel,
     nearest,
 )
 
@@ -28,6 +29,7 @@ ONE_OF_EACH = [
     BuildError(["g++", "-c", "a b.cpp"], "error: expected ';'", 2),
     InvalidIR("buffer x is defined twice", stage="simplify"),
     InternalError(object(), stage="lower"),
+    WrongKernel("k0", "forward", "add", "add.Tensor", "max error 1", ("model.py:1 in forward",)),
 ]
 
 
@@ -57,6 +59,7 @@ def test_exit_codes_tell_usage_environment_and_compile_errors_apart() -> None:
         "BuildError": 3,
         "InvalidIR": 3,
         "InternalError": 3,
+        "WrongKernel": 3,
     }
 
 

@@ -29,6 +29,7 @@ from fusec.pipeline import Compiled, compile_to_source
 from fusec.runtime import executable, table
 from fusec.runtime.triton_kernel import describe
 from fusec.trace import Trace
+from fusec.verification import Verification
 from tests.codegen.kernels import triton_source
 from tests.triton_interpreter import interpret
 
@@ -125,7 +126,12 @@ def _compile_one(
             name: InterpretedTable(program) if program.table else InterpretedKernel(program)
             for name, program in compiled.programs.items()
         }
-        call = executable.bind(compiled.wrapper, kernels, graph, torch.device("cpu"))
+        verification = Verification(graph, name, strict=True)
+        call = verification.around(
+            executable.bind(
+                compiled.wrapper, kernels, graph, torch.device("cpu"), verification.watch
+            )
+        )
 
     def boxed(args: list[Any]) -> Any:
         return call(args)

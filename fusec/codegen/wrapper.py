@@ -15,13 +15,17 @@ Worked example::
         y = empty((8, 64), (64, 1), f32)
         k0(mm, b, y)
         return (y,)
+
+Where a program is verified (``fusec/verification.py``), each launch is followed by a line that says
+which values it stored: ``watch("k0", (("add", None),), (y,))``.
 """
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
@@ -45,7 +49,10 @@ from fusec.ir.graph import (
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.program import Program
 
-_BOUND = {"args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float"}
+Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
+_BOUND = {
+    "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float", "watch",
+}  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "min", "range"}
 _KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution")
@@ -78,8 +85,13 @@ class _Names:
 
 class _Wrapper:
     def __init__(
-        self, schedule: Schedule, programs: dict[str, Program], code: dict[str, str]
+        self,
+        schedule: Schedule,
+        programs: dict[str, Program],
+        code: dict[str, str],
+        watched: Watched | None = None,
     ) -> None:
+        self.watched = watched
         self.schedule = schedule
         self.programs = programs
         self.code = code
@@ -139,6 +151,8 @@ class _Wrapper:
                 self._extern(step)
             else:
                 self._chunked(step)
+            if self.watched is not None:
+                self._watch(step, self.watched)
             self._release(position, step)
         outputs = ", ".join(self._argument(o) for o in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
@@ -256,6 +270,22 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
+    def _watch(self, step: Step, watched: Watched) -> None:
+        """Print which values a step has stored; an eager kernel's have no kernel's name."""
+        if isinstance(step, Extern):
+            pending = _is_pending(step) or step.target == "get_attr"
+            made = () if pending else tuple(b for b in step.outputs if b in self.last_use)
+        elif isinstance(step, Chunked):
+            made = step.made
+        else:
+            made = tuple(dict.fromkeys(s.buffer.base for s in step.stores))
+        known = [b for b in made if b is not None and b in watched]
+        if known:
+            name = None if isinstance(step, Extern) else step.name
+            values = ", ".join(repr(watched[b]) for b in known)
+            tensors = ", ".join(self.names(b) for b in known)
+            self.lines.append(f"watch({name!r}, ({values},), ({tensors},))")
+
     def _restride(self, buffer: Buffer, value: str) -> str:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
 
@@ -366,11 +396,17 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
             raise InternalError(atom, stage="codegen.wrapper")
 
 
-def print_wrapper(schedule: Schedule, programs: dict[str, Program], code: dict[str, str]) -> str:
+def print_wrapper(
+    schedule: Schedule,
+    programs: dict[str, Program],
+    code: dict[str, str],
+    watched: Watched | None = None,
+) -> str:
     """Return the source of ``call(args)`` for a scheduled graph.
 
     Args:
         programs: by kernel name.
         code: kernel name -> name of the kernel whose code it runs.
+        watched: which node's value a buffer holds; given, each step is followed by a ``watch``.
     """
-    return _Wrapper(schedule, programs, code).print()
+    return _Wrapper(schedule, programs, code, watched).print()

@@ -15,8 +15,8 @@ Worked example: ``permute`` of a weight, ``mm``, ``add`` become::
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -60,6 +60,12 @@ _RULES = (
 )
 
 
+Held: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
+"""Which node's value a buffer holds, by the node's name, and which of its results.
+
+For an input that is the ``copy_`` which writes it at the graph's end."""
+
+
 def capture(gm: fx.GraphModule, name: str) -> Graph:
     """Return the graph of ``gm`` in index notation.
 
@@ -67,7 +73,13 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
         Unsupported: if the graph as a whole cannot be captured, such as for data-dependent shapes;
             the caller runs it eagerly.
     """
-    return _Capture(gm).run(name)
+    return capture_with_values(gm, name)[0]
+
+
+def capture_with_values(gm: fx.GraphModule, name: str) -> tuple[Graph, Held]:
+    """Return what ``capture`` does, and whose values its buffers hold."""
+    walk = _Capture(gm)
+    return walk.run(name), walk.held
 
 
 class _Capture:
@@ -80,6 +92,7 @@ class _Capture:
         self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
         self.inputs: list[Buffer | Size | InputObject | None] = []
         self.outputs: tuple[Argument, ...] = ()
+        self.held: dict[Buffer, tuple[str, int | None]] = {}
         self.device = main_device(gm)
         self.arguments = Arguments(self.lines, self.env, self.device, self._run_eagerly)
 
@@ -181,18 +194,19 @@ class _Capture:
         kwargs = {k: self.arguments.for_lowering(a) for k, a in node.kwargs.items()}
         made = rule(call, *args, **kwargs)
         if not any(kind.overlaps for kind in results):
-            self._own(made, node.meta["val"])
+            self._own(made, node.meta["val"], (node.name, None))
         return made
 
-    def _own(self, made: Any, traced: Any) -> None:
+    def _own(self, made: Any, traced: Any, held: tuple[str, int | None]) -> None:
         """Remember which traced tensor each buffer just made holds."""
         if isinstance(made, tuple):
-            for item, part in zip(made, traced, strict=True):
-                self._own(item, part)
+            for position, (item, part) in enumerate(zip(made, traced, strict=True)):
+                self._own(item, part, (held[0], position))
             return
         buffer = made.buffer
         if buffer is not None and is_whole(made):
             self.arguments.owners.setdefault(buffer, traced)
+            self.held.setdefault(buffer, held)
 
     def _run_eagerly(self, node: fx.Node) -> Any:
         return self._extern(node, node.meta["val"], "a number on another device")
@@ -249,10 +263,15 @@ class _Capture:
             outputs: tuple[Buffer | None, ...] = ()
             result: Any = self.env[node.args[0]]  # type: ignore[index]
             many = False
+            if result.buffer is not None and is_whole(result):
+                self.held[result.buffer] = node.name, None
         else:
             many = isinstance(value, tuple | list)
             values = list(value) if many else [value]
             outputs = tuple(self._output(node, v, k, len(values)) for k, v in enumerate(values))
+            for position, buffer in enumerate(outputs):
+                if buffer is not None:
+                    self.held[buffer] = node.name, position if many else None
             wrapped = tuple(None if b is None else whole(b) for b in outputs)
             result = wrapped if many else wrapped[0]
             if value is None:

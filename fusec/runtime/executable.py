@@ -45,6 +45,7 @@ def bind(
     kernels: Mapping[str, Callable[..., None]],
     gm: fx.GraphModule,
     device: torch.device,
+    watch: Callable[..., None] | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return the ``call`` of a printed wrapper.
 
@@ -52,6 +53,7 @@ def bind(
         source: text printed by ``codegen.wrapper``.
         kernels: launchers by kernel name.
         gm: the FX graph, which holds eager callables and constants by node name.
+        watch: what a verified wrapper calls after each launch.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
 
@@ -76,6 +78,7 @@ def bind(
         "window": window,
         "restride": restride,
         "constant": constant,
+        "watch": watch,
         "aten": torch.ops.aten,
         **DTYPES,
         **kernels,

@@ -177,6 +177,7 @@ def peak_bytes(call) -> int:
 @pytest.mark.parametrize("reduction", ("mean", "none"))
 def test_no_more_than_a_chunk_is_in_memory(reduction, monkeypatch):
     rows, wide = 512, 2048
+    monkeypatch.setenv("FUSEC_VERIFY", "0")  # it would keep what is compared
     monkeypatch.setattr(chunk, "CHUNK_BYTES", 32 * wide * 4)
     x, w = values(rows, C).requires_grad_(), values(wide, C, seed=2).requires_grad_()
     t = values(rows, dtype=torch.int64, low=0, high=wide)

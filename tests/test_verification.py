@@ -1,0 +1,161 @@
+"""Kernels beside eager while a program runs: sound ones pass, a planted fault is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fusec import compiler
+from fusec.codegen import targets
+from fusec.errors import WrongKernel
+from fusec.passes import chunk
+from tests.support import seeded, values
+
+LOGGER = "fusec.verify"
+
+
+class Block(nn.Module):
+    """Kernels of rows and of columns, dropout, buffers that are written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(48), nn.Linear(48, 96)
+        self.batch, self.drop = nn.BatchNorm1d(96), nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.drop(F.gelu(self.up(self.norm(x)), approximate="tanh"))
+        return self.batch(h).square().sum()
+
+
+def train(verify: bool) -> list[torch.Tensor]:
+    """Return the losses, parameters and buffers of two steps of training."""
+    torch._dynamo.reset()
+    with seeded():
+        model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    options = {"verify": verify, "strict": True}
+    call = torch.compile(model, backend="fusec", options=options)
+    step = torch.compile(optimizer.step, backend="fusec", options=options)
+    losses = []
+    with seeded():
+        for number in range(2):
+            losses.append(call(values(40, 48, seed=number)))
+            losses[-1].backward()
+            step()
+            optimizer.zero_grad()
+    return [*losses, *model.parameters(), *model.buffers()]
+
+
+def launches_that_agree(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """Return the names of the launches that were compared, none of which may be off or left out."""
+    said = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert all(text.endswith("agrees") for text in said), [t for t in said if "agrees" not in t]
+    return {text.split()[3] for text in said}
+
+
+def test_sound_kernels_and_bundles_agree_and_results_stay_the_same(caplog):
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        watched = train(verify=True)
+    assert {"k0", "k1", "b0"} <= launches_that_agree(caplog)
+    for a, b in zip(watched, train(verify=False), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_results_of_a_loop_over_rows_are_compared(caplog, monkeypatch):
+    machine = dataclasses.replace(targets.CPU_MACHINE, chunk_rows=1)
+    monkeypatch.setattr(targets, "CPU_MACHINE", machine)
+    monkeypatch.setattr(chunk, "CHUNK_BYTES", 16 * 200 * 4)  # 16 of the 40 rows
+    torch._dynamo.reset()
+    options = {"verify": True, "strict": True, "chunk_bytes": 2000, "cache": False}
+    call = torch.compile(
+        lambda x, w, t: F.cross_entropy(x @ w, t), backend="fusec", options=options
+    )
+    x, w = values(40, 16).requires_grad_(), values(16, 200).requires_grad_()
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        call(x, w, values(40, dtype=torch.int64, low=0, high=200)).backward()
+    assert "rows_0" in launches_that_agree(caplog)
+
+
+def adds_a_hundredth(launch: Callable[..., None]) -> Callable[..., None]:
+    """Return a launcher that is off by 0.01 in what it writes."""
+
+    def wrong(*args: object) -> None:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        before = [tensor.clone() for tensor in tensors]
+        launch(*args)
+        for tensor, old in zip(tensors, before, strict=True):
+            if tensor.is_floating_point() and not torch.equal(tensor, old):
+                tensor += 0.01
+
+    return wrong
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the first kernel of each graph wrong, whatever comes from the cache."""
+    load = compiler._load
+
+    def planted(*args: object) -> dict[str, Callable[..., None]]:
+        kernels = dict(load(*args))
+        return {n: adds_a_hundredth(k) if n == "k0" else k for n, k in kernels.items()}
+
+    monkeypatch.setattr(compiler, "_load", planted)
+    yield
+
+
+def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    h = torch.tanh(x)
+    return (h @ w).relu() * 0.5
+
+
+def compiled(**options: object) -> Callable[..., torch.Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(scaled, backend="fusec", options={"verify": True, **options})
+
+
+def test_a_wrong_kernel_is_named_with_its_line_and_its_readers_are_not(faulty):
+    x, w = values(8, 16), values(16, 4)
+    call = compiled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = call(x, w)
+        assert torch.equal(call(x, w), result)
+    (text,) = [str(warning.message) for warning in caught if "fusec" in str(warning.message)]
+    for part in (
+        "kernel k0 of graph 'inference' is off in tanh (tanh.default): max error 0.01",
+        "; at (",
+        "h = torch.tanh(x)",
+    ):
+        assert part in text
+    assert torch.allclose(result, ((torch.tanh(x) + 0.01) @ w).relu() * 0.5, atol=1e-6)
+
+
+def test_a_wrong_kernel_is_an_error_under_strict(faulty):
+    with pytest.raises(WrongKernel, match="k0"):
+        compiled(strict=True)(values(8, 16), values(16, 4))
+
+
+def test_what_an_operation_of_the_users_wrote_in_place_is_read_by_what_is_compared(caplog):
+    @torch.library.custom_op("fusec_test::double_in_place", mutates_args=("x",))
+    def double_in_place(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        double_in_place(y)
+        return y.cos()
+
+    torch._dynamo.reset()
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        x = values(40)
+        options = {"verify": True, "strict": True}
+        got = torch.compile(f, backend="fusec", options=options)(x)
+    assert torch.allclose(got, (2 * x.sin()).cos())
+    assert launches_that_agree(caplog) == {"k0", "k1"}
