@@ -7,7 +7,8 @@ on the shapes and the target, never on the number of threads.
 
 Partial sums are written and read again. On a GPU they may take one percent of what is summed, where
 that leaves two programs for each multiprocessor; else there is one for each. Sums of one shape in a
-graph have the same number of parts, so that they unify, and count together.
+graph have the same number of parts, so that they unify, and count together. A sum of squares about
+a mean is put together of parts about their own means (``squares.py``): it waits for no mean.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fusec.ir.monoid import MONOIDS
 from fusec.ir.rewrite import rewrite
 from fusec.passes.cost import Machine, count, numel
 from fusec.passes.dag import reads
+from fusec.passes.squares import Part, count_rows, find_squares, joined
 from fusec.passes.weighted_sums import softmax_weighted
 
 MIN_ELEMENTS = 1 << 14
@@ -60,12 +62,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     lines = [n for n in graph.nodes if isinstance(n, Def) and n.buffer not in whole]
     found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
     parts = _count_parts(graph, found, machine)
-    nodes: list[Def | Extern] = []
-    for node in graph.nodes:
-        if isinstance(node, Def) and node in found:
-            nodes.extend(_split_def(node, found[node], parts[node]))
-        else:
-            nodes.append(node)
+    nodes = _Splitter(found, parts).split(graph.nodes)
     if len(nodes) == len(graph.nodes):
         return graph
     return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs)
@@ -118,27 +115,76 @@ def _sources(line: Def, made: dict[Buffer, Def]) -> set[Buffer]:
     return {b for b in seen if b not in made}
 
 
-def _split_def(line: Def, reduction: Reduce, parts: int) -> tuple[Def, ...]:
-    split = _cut(reduction, parts)
-    if split is None:
-        return (line,)
-    own = tuple(Axis(a.name, a.extent) for a in line.axes)
-    shape = tuple(a.extent for a in (split.part, *own))
-    part = Buffer(f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype)
-    renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
-    body = reduction.body.substitute({**renamed, **split.value})
-    partial = Def(
-        part, (split.part, *own), Reduce(reduction.monoid, split.inner, body), line.origin
-    )
-    last = Axis(split.part.name, split.part.extent)
-    read = Load(part, tuple(index(a) for a in (last, *line.axes)))
-    final = Reduce(reduction.monoid, (last,), read)
+class _Splitter:
+    """Splits lines one after another.
 
-    def replace(node: Expr) -> Expr:
-        return final if node is reduction else node
+    Args:
+        found: line -> its reduction.
+        parts: line -> how many parts that is cut into.
+    """
 
-    (expr,) = rewrite((line.expr,), replace)
-    return partial, Def(line.buffer, line.axes, expr, line.origin)
+    def __init__(self, found: dict[Def, Reduce], parts: dict[Def, int]) -> None:
+        self.cuts = {
+            line: cut for line, n in found.items() if (cut := _cut(n, parts[line])) is not None
+        }
+        self.found = found
+        self.squares = {
+            line: one
+            for line, one in find_squares({line: found[line] for line in self.cuts}).items()
+            if parts[line] == parts[one.total]
+        }
+        self.totals = {one.total for one in self.squares.values()}
+        self.partial: dict[Def, Buffer] = {}
+
+    def split(self, nodes: tuple[Def | Extern, ...]) -> list[Def | Extern]:
+        """Return the nodes, two in the place of each line that is cut."""
+        new: list[Def | Extern] = []
+        for node in nodes:
+            if isinstance(node, Def) and node in self.cuts:
+                new += self._two(node)
+            else:
+                new.append(node)
+        return new
+
+    def _two(self, line: Def) -> tuple[Def, Def]:
+        cut, reduction = self.cuts[line], self.found[line]
+        own = tuple(Axis(a.name, a.extent) for a in line.axes)
+        shape = tuple(a.extent for a in (cut.part, *own))
+        part = Buffer(f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype)
+        self.partial[line] = part
+        renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
+        sums = self._part(line, {**renamed, **cut.value})
+        partial = Def(part, (cut.part, *own), sums, line.origin)
+        last = Axis(cut.part.name, cut.part.extent)
+        final = Reduce(reduction.monoid, (last,), self._term(line, last))
+
+        def replace(node: Expr) -> Expr:
+            return final if node is reduction else node
+
+        (expr,) = rewrite((line.expr,), replace)
+        return partial, Def(line.buffer, line.axes, expr, line.origin)
+
+    def _part(self, line: Def, into: dict[Axis, Index]) -> Expr:
+        """Return what a part of a line's reduction is, over the axes of the partial line."""
+        reduction, inner = self.found[line], self.cuts[line].inner
+        one = self.squares.get(line)
+        if one is not None:
+            return Part.of(one.value.substitute(into), inner).squares()
+        body = reduction.body.substitute(into)
+        if line in self.totals:
+            return Part.of(body, inner).total()
+        return Reduce(reduction.monoid, inner, body)
+
+    def _term(self, line: Def, last: Axis) -> Expr:
+        """Return what a part adds to the whole, over the line's axes and that of parts."""
+        found = Load(self.partial[line], tuple(index(a) for a in (last, *line.axes)))
+        one = self.squares.get(line)
+        if one is None:
+            return found
+        total = Load(self.partial[one.total], (index(last), *one.place))
+        rows = count_rows(self.cuts[line].inner, found.dtype)
+        rows = rows.substitute({self.cuts[line].part: index(last)})
+        return joined(found, total, rows, one.centre)
 
 
 def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:

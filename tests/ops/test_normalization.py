@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import tests.triton_backend  # noqa: F401  registers triton_interpreter
 from tests.support import FLOATS, check, values, with_layout
 
 MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
@@ -121,6 +122,35 @@ def test_variants_of_batch_norm_match_eager(module):
     norm = module()
     shape = (4, 7, 2, 3, 2) if isinstance(norm, nn.BatchNorm3d) else (9, 7)
     check(norm, values(*shape) * 3 + 1, train=True)
+
+
+def far_from_zero(rows):
+    """Return columns with other means than 0, and with outliers where a part of them begins."""
+    x = values(rows, 8)
+    x[:, 1] += 1000
+    x[:, 2] = 7.25
+    x[0, 3] = 1e4
+    x[rows // 2 :, 4] -= 300
+    x[-1, 5] = 1e4
+    return x
+
+
+def test_statistics_of_long_columns_match_eager_whatever_their_means():
+    def statistics(x):
+        images = x.view(len(x), 2, 4)
+        return (*torch.var_mean(x, 0), F.batch_norm(images, None, None, training=True), x.std())
+
+    check(statistics, far_from_zero(4099))
+
+
+def test_statistics_of_long_columns_match_eager_on_a_gpu():
+    check(lambda x: torch.var_mean(x, 0), far_from_zero(2051), backend="triton_interpreter")
+
+
+def test_statistics_of_infinite_values_match_eager():
+    x = values(4096, 8)
+    x[0, 0], x[9, 1], x[0, 2] = torch.inf, -torch.inf, torch.nan
+    check(lambda x: (x.mean(0), x.var(0)), x)
 
 
 def test_residual_stream_through_two_norms_matches_eager():

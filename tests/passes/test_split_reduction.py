@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 
 from fusec.codegen.targets import CPU_MACHINE
-from fusec.ir.expr import Op, Reduce, postorder
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Cast, IndexValue, Op, Reduce, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import IntoIndex, Size, index
+from fusec.ir.interp import run_graph
 from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.passes.dag import reads
 from fusec.passes.split_reduction import MAX_ROWS_PER_PART, split_reduction
-from tests.fuzz.graphs import Example
+from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import small_limits, small_target
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import BOUNDED, check_same, names, numbers, random_graphs
@@ -179,6 +182,61 @@ def test_parts_of_an_extent_known_at_launch_cover_it(rows: int) -> None:
     after = split_reduction(before, SIXTEEN)
     assert partial(after).axes[0].extent is index(16)
     check_same(before, after, (rows, numbers(rows, 40)))
+
+
+def variance(rows: IntoIndex, columns: int) -> Graph:
+    """Return ``mean[c]`` and ``v[0, c] = sum(m: (x[m, c] - mean[c])^2) / rows``."""
+    x, mean, v = buffer("x", rows, columns), buffer("mean", columns), buffer("v", 1, columns)
+    (m, c), (n, o, d) = axes("m c", rows, columns), axes("n o d", rows, 1, columns)
+    count = Cast(IndexValue(index(rows)), F32)
+    away = Op("sub", (load(x, n, d), load(mean, d)))
+    total_ = Op("div", (total(SUM, m, load(x, m, c)), count))
+    squares = Op("div", (total(SUM, n, Op("mul", (away, away))), count))
+    sizes = (rows,) if isinstance(rows, Size) else ()
+    return graph((*sizes, x), (Def(mean, (c,), total_), Def(v, (o, d), squares)), mean, v)
+
+
+def partial_reads(after: Graph) -> dict[str, set[str]]:
+    """Return what the lines of a graph read, by name."""
+    lines = [n for n in after.nodes if isinstance(n, Def)]
+    return {n.buffer.name: {b.name for b in reads(n)} for n in lines}
+
+
+def test_parts_of_a_sum_of_squares_about_a_mean_do_not_wait_for_it() -> None:
+    before = variance(512, 40)
+    after = split_reduction(before, SIXTEEN)
+    assert partial_reads(after) == {
+        "mean_part": {"x"},
+        "mean": {"mean_part"},
+        "v_part": {"x"},
+        "v": {"v_part", "mean_part", "mean"},
+    }
+    check_same(before, after, (numbers(512, 40),))  # exact: parts have a power of two of rows
+
+
+@pytest.mark.parametrize("rows", [509, Size("N", 512)])
+@pytest.mark.parametrize("launched", [512, 17, 5, 1])
+def test_ragged_and_empty_parts_add_their_share_of_squares(rows: IntoIndex, launched: int) -> None:
+    values = numbers(509 if rows == 509 else launched, 40) * 3 + 100
+    before = variance(rows, 40)
+    after = split_reduction(before, SIXTEEN)
+    assert "v_part" in names(after)
+    inputs = (values,) if rows == 509 else (launched, values)
+    for a, b in zip(
+        run_graph(before, inputs, copy_extern), run_graph(after, inputs, copy_extern), strict=True
+    ):
+        np.testing.assert_allclose(b, a, rtol=1e-6)
+
+
+def test_squares_about_a_mean_of_other_values_are_summed_as_they_are() -> None:
+    """The values are not summed beside them: there is no part's mean to refer to."""
+    x, v = buffer("x", 512, 40), buffer("v", 40)
+    mean = buffer("mean", 40)
+    m, c = axes("m c", 512, 40)
+    away = Op("sub", (load(x, m, c), load(mean, c)))
+    squares = total(SUM, m, Op("mul", (away, away)))
+    after = split_reduction(graph((x, mean), (Def(v, (c,), squares),), v), SIXTEEN)
+    assert partial_reads(after) == {"v_part": {"x", "mean"}, "v": {"v_part"}}
 
 
 @BOUNDED

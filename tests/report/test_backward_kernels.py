@@ -148,3 +148,21 @@ def test_softmaxes_of_any_width_are_at_the_floor(name: str, width: int) -> None:
     rows = max(8, ELEMENTS // width)
     report = backward(fn, *tensors(rows, width), *others(rows, width))
     assert len(report.kernels) == 1 and over(report) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [
+        ("sm_90", (2**13, 4096)),
+        ("sm_90", (64, 64, 8192)),
+        ("sm_90", (64, 64, 64, 128)),
+        ("cpu", (2**13, 4096)),
+    ],
+)
+def test_statistics_of_a_batch_are_one_reading_of_it(target: str, shape: tuple[int, ...]) -> None:
+    """Sums of squares do not wait for the mean: x is read for both, and to be normalised."""
+    (x,) = tensors(*shape)
+    x = x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
+    model = Scaled(shape[1], lambda w, b, x: F.batch_norm(x, None, None, w, b, training=True))
+    report = fusec.explain(model, x, train=True, target=target).graphs[0]
+    assert len(report.kernels) == 3 and 0.5 <= over(report) <= 0.57

@@ -1,0 +1,171 @@
+"""Sums of squares about a mean, in parts that do not wait for the mean.
+
+``v = sum(i: (f[i] - g)^2)``, where g comes from ``s = sum(i: f[i])``, reads f again after s. Parts
+of it refer to their own means instead, and are put together when g is known (Chan, Golub and
+LeVeque, "Algorithms for computing the sample variance", 1983)::
+
+    v = sum(p: q[p] + n[p] * (s[p] / n[p] - g)^2),  q[p] = sum(i: (f[p, i] - s[p] / n[p])^2)
+
+This is exact for any g. One sweep over a part finds both of its sums, about one of its values, k::
+
+    s[p] = sum(i: f - k) + n*k,  q[p] = sum(i: (f - k)^2) - sum(i: f - k)^2 / n
+
+The difference loses digits by the square of k's distance from the part's mean, in its standard
+deviations. So k is the median of the first, the middle and the last value, usually nearer than one
+deviation, and farther than a few only if both of two are outliers, on the same side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.ir.dtype import I64, DType
+from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select, cast, in_range
+from fusec.ir.graph import Def
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.monoid import SUM
+from fusec.ir.rewrite import with_guard
+
+
+@dataclass(frozen=True, slots=True)
+class Squares:
+    """A sum of squares: of ``value - centre``, beside the line that sums ``value``.
+
+    Attributes:
+        total: this line.
+        place: where its buffer has the sum of the same values.
+    """
+
+    value: Expr
+    centre: Expr
+    total: Def
+    place: tuple[Index, ...]
+
+
+def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
+    """Return the sums of squares among reductions by line, of those whose values another sums."""
+    squares: dict[Def, Squares] = {}
+    for line, reduction in found.items():
+        difference = _squared(reduction)
+        if difference is None:
+            continue
+        value, centre = difference.args
+        for other, total in found.items():
+            place = _place_of_sum(other, total, value, reduction.over, line.axes)
+            if place is not None and other is not line:
+                squares[line] = Squares(value, centre, other, place)
+                break
+    return squares
+
+
+def _squared(reduction: Reduce) -> Op | None:
+    """Return the difference ``f - g`` whose squares are summed, g the same for all of them."""
+    body = reduction.body
+    if reduction.monoid is not SUM or not reduction.dtype.is_float:
+        return None
+    if not (isinstance(body, Op) and body.name == "mul" and body.args[0] is body.args[1]):
+        return None
+    inner = body.args[0]
+    if not (isinstance(inner, Op) and inner.name == "sub"):
+        return None
+    return inner if inner.args[1].axes.isdisjoint(reduction.over) else None
+
+
+def _place_of_sum(
+    line: Def, total: Reduce, value: Expr, over: tuple[Axis, ...], axes: tuple[Axis, ...]
+) -> tuple[Index, ...] | None:
+    """Return the indices, over some axes, at which a line has the sum of a value over others."""
+    kept = [a for a in line.axes if a in total.axes]
+    wanted = [a for a in axes if a in value.axes]
+    if total.monoid is not SUM or total.dtype is not value.dtype:
+        return None
+    if _extents(total.over) != _extents(over) or _extents(kept) != _extents(wanted):
+        return None
+    theirs, ours = (*total.over, *kept), (*over, *wanted)
+    same = dict(zip(theirs, map(index, ours), strict=True))
+    if total.body.substitute(same) is not value:
+        return None
+    return tuple(same.get(a, index(0)) for a in line.axes)
+
+
+def _extents(axes: Sequence[Axis]) -> list[Index]:
+    return [a.extent for a in axes]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Values of a part.
+
+    Attributes:
+        value: f over ``inner``.
+        shift: k, one of its values.
+        inner: axes of the part that are summed.
+    """
+
+    value: Expr
+    shift: Expr
+    inner: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, value: Expr, inner: tuple[Axis, ...]) -> Part:
+        """Return a part; k is 0 where it would be infinite, or where the part is empty."""
+        zero = Const(0.0, value.dtype)
+        first = _value_at(value, {a: index(0) for a in inner}, inner, zero)
+        middle = _value_at(value, {a: a.extent // 2 for a in inner}, inner, first)
+        last = _value_at(value, {a: a.extent - 1 for a in inner}, inner, first)
+        low, high = (Op(name, (first, middle)) for name in ("minimum", "maximum"))
+        shift = Op("maximum", (low, Op("minimum", (high, last))))
+        finite = Op("eq", (Op("sub", (shift, shift)), zero))
+        return cls(value, Select(finite, shift, zero), inner)
+
+    def total(self) -> Expr:
+        """Return ``s``, the sum of the values."""
+        whole = Op("mul", (count_rows(self.inner, self.value.dtype), self.shift))
+        return Op("add", (self._shifted(1), whole))
+
+    def squares(self) -> Expr:
+        """Return ``q``, the sum of squares about the part's mean."""
+        once, twice = self._shifted(1), self._shifted(2)
+        rows = at_least_one(count_rows(self.inner, self.value.dtype))
+        rest = Op("sub", (twice, Op("div", (Op("mul", (once, once)), rows))))
+        return Op("maximum", (rest, Const(0.0, rest.dtype)))
+
+    def _shifted(self, power: int) -> Reduce:
+        difference = Op("sub", (self.value, self.shift))
+        body = difference if power == 1 else Op("mul", (difference, difference))
+        return Reduce(SUM, self.inner, body)
+
+
+def _value_at(value: Expr, place: dict[Axis, Index], inner: tuple[Axis, ...], other: Expr) -> Expr:
+    """Return a value of a part, or another one where a short part has none there."""
+    found = value.substitute(place)
+    for axis in inner:
+        guard = None if axis.limit is None else in_range(place[axis], None, axis.limit)
+        if guard is not None:
+            found = Select(guard, with_guard(found, guard), other)
+    return found
+
+
+def joined(squares: Expr, total: Expr, rows: Expr, centre: Expr) -> Expr:
+    """Return ``q + n * (s / n - g)^2``: what a part adds to the sum of squares about g."""
+    away = Op("sub", (Op("div", (total, at_least_one(rows))), centre))
+    return Op("add", (squares, Op("mul", (rows, Op("mul", (away, away))))))
+
+
+def count_rows(inner: tuple[Axis, ...], dtype: DType) -> Expr:
+    """Return how many points a part has, ``n``; 0 for parts past the end."""
+    whole: Index = product(a.extent for a in inner if a.limit is None)
+    if all(a.limit is None for a in inner) and whole.is_constant:
+        return Const(float(whole.const), dtype)
+    rows: Expr = IndexValue(whole)
+    for axis in inner:
+        if axis.limit is not None:
+            left = Op("minimum", (IndexValue(axis.extent), IndexValue(axis.limit)))
+            rows = Op("mul", (rows, Op("maximum", (left, Const(0, I64)))))
+    return cast(rows, dtype)
+
+
+def at_least_one(rows: Expr) -> Expr:
+    """Return a number to divide by."""
+    return rows if isinstance(rows, Const) else Op("maximum", (rows, Const(1.0, rows.dtype)))
