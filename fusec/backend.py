@@ -19,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from fusec.compiler import RECENT, compile_graph, run_eagerly
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.draws import replace_draws
+from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import partition
@@ -66,6 +67,7 @@ def compile_with(
         scores: the target's kernels compute an attention's scores again (``partition.py``), unless
             the options leave products to the library.
     """
+    unite_sizes(gm)
     stateless = not options.fallback_random
     scores = scores and options.race != "library" and options.fusion
     compiled: Callable[..., Any] = aot_autograd(

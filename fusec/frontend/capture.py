@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fusec.errors import Unsupported
+from fusec.errors import InvalidIR, Unsupported
 from fusec.frontend import (
     activations,
     attention,
@@ -44,6 +44,7 @@ from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Def, Extern, Graph, InputObject
 from fusec.ir.index import Size, index
+from fusec.ir.verify import verify_expr
 
 # Importing these modules fills the table of lowerings.
 _RULES = (
@@ -117,11 +118,8 @@ class _Capture:
     def _placeholder(self, node: fx.Node) -> Buffer | Size | InputObject | None:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            size = self.lines.sizes.index(value)
-            self.env[node] = size
-            atoms = [atom for monomial, _ in size.terms for atom in monomial]
-            is_symbol = len(atoms) == 1 and size is index(atoms[0])
-            return atoms[0] if is_symbol and isinstance(atoms[0], Size) else None
+            self.env[node] = self.lines.sizes.index(value)
+            return self.lines.sizes.symbol(value)
         if not isinstance(value, torch.Tensor):
             known = isinstance(value, int | float | str)
             self.env[node] = value if known else Opaque(node)
@@ -293,18 +291,24 @@ class _Capture:
         return result
 
     def _meaning(self, node: fx.Node, outputs: tuple[Buffer | None, ...]) -> tuple[Def, ...]:
-        """Return the definitions that a call stands for, if a rule knows them."""
+        """Return the definitions that a call stands for, if a rule knows them.
+
+        None where an operand's sizes are not known to be those that the call asks for: the eager
+        kernel looks at them when it runs.
+        """
         rule = MEANINGS.get(node.target)
         if rule is None or self._obstacle(node, self.types[node]) is not None:
             return ()
         operands = [self.env[a] if isinstance(a, fx.Node) else a for a in node.args]
         kwargs = {k: self.env[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items()}
+        call = Products(self.lines, node.name, outputs, origin_of(node))
         try:
-            return rule(
-                Products(self.lines, node.name, outputs, origin_of(node)), *operands, **kwargs
-            )
-        except Unsupported:
+            meaning = rule(call, *operands, **kwargs)
+            for line in meaning:
+                verify_expr(line.expr, frozenset(line.axes), line.buffer.name)
+        except (Unsupported, InvalidIR):
             return ()
+        return meaning
 
     def _output(self, node: fx.Node, value: Any, position: int, count: int) -> Buffer | None:
         if isinstance(value, tuple | list):

@@ -8,23 +8,50 @@ not, so identical blocks share one entry.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
+
+from fusec.frontend.size_facts import facts_of
 
 _PLAIN = (bool, int, float, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def graph_key(gm: fx.GraphModule, *salt: str) -> str:
     """Return a hexadecimal digest of a graph and of ``salt`` (versions, options, target)."""
-    text: list[str] = list(salt)
+    text: list[str] = [*salt, _facts(gm)]
     for node in gm.graph.nodes:
         text.append(f"{node.op} {node.name} {_target(node)} {node.args!r} {node.kwargs!r}")
         text.append(_value(node.meta.get("val")))
         if "nn_module_stack" not in node.meta and node.op == "output":
             text.append("output")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _facts(gm: fx.GraphModule) -> str:
+    """Return what is known of the symbols in a graph: equal indices are made of it."""
+    symbols: set[Any] = set()
+    environment = None
+    for node in gm.graph.nodes:
+        for number in _numbers(node.meta.get("val")):
+            if isinstance(number, torch.SymInt) and hasattr(number.node, "expr"):
+                symbols |= number.node.expr.free_symbols
+                environment = number.node.shape_env
+    return facts_of(symbols, environment) if environment is not None else ""
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """Yield the sizes of a traced value."""
+    if isinstance(value, torch.Tensor):
+        yield from value.shape
+        yield from value.stride() if value.layout is torch.strided else ()
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _numbers(item)
+    else:
+        yield value
 
 
 def _target(node: fx.Node) -> str:

@@ -1,9 +1,12 @@
-"""Torch's types and symbolic sizes as the IR's: nothing of sympy goes further than this file.
+"""Torch's types and symbolic sizes as the IR's. Beside ``size_facts.py``, nobody sees sympy.
 
 A ``SymInt`` holds a sympy expression over symbols of a ShapeEnv. ``Sizes`` turns it into an
 ``Index`` over ``Size`` atoms without evaluating any condition on it, since that would add a guard.
-Sizes are at least 1 here, so ``Max(1, e)`` in a stride, where torch allows for an extent e of 0, is
-``e``. In a size it is what the user wrote, and has to be provable.
+Equal sizes become equal indices: where the trace has proven that n divides a symbol s, s is written
+as n times ``Quotient(s, n)``.
+
+``Max(1, e)`` in a stride, where torch allows for an extent e of 0, is ``e``: nothing lies in memory
+there. In a size it is what the user wrote, and has to be provable.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from fusec.errors import Unsupported
+from fusec.frontend.size_facts import SizeFacts
 from fusec.ir.dtype import DTYPES, F64, DType
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, op
-from fusec.ir.index import Index, Size, index, is_nonnegative
+from fusec.ir.index import Index, Quotient, Size, index, is_nonnegative
 from fusec.ir.scalar import SCALAR_OPS
 
 _TORCH_NAMES = {
@@ -97,6 +101,7 @@ class Sizes:
 
     def __init__(self) -> None:
         self._converted: dict[tuple[Any, bool], Index] = {}
+        self._facts: SizeFacts | None = None
         self.used: dict[str, Size] = {}
 
     def index(self, value: int | torch.SymInt, *, stride: bool = False) -> Index:
@@ -129,6 +134,7 @@ class Sizes:
         )
 
     def _convert(self, expr: Any, env: Any, stride: bool = False) -> Index:
+        stride = stride and not isinstance(expr, sympy.Symbol)
         known = self._converted.get((expr, stride))
         if known is None:
             known = self._converted[expr, stride] = self._convert_new(expr, env, stride)
@@ -138,10 +144,12 @@ class Sizes:
         if isinstance(expr, sympy.Integer):
             return index(int(expr))
         if isinstance(expr, sympy.Symbol):
-            return index(self._symbol(expr, env))
+            return self._symbol(expr, env)
         if isinstance(expr, sympy.Mul):
             return self._product(expr, env, stride)
         name = type(expr).__name__
+        if name == "FloorDiv" and (simpler := self._divided_twice(expr, env)) is not None:
+            return self._convert(simpler, env)
         rule = _extent_of if stride and name == "Max" else _RULES.get(name)
         if rule is None:
             raise Unsupported(f"a size with {name}")
@@ -182,17 +190,51 @@ class Sizes:
                 total = total * self._convert(factor, env, stride)
         return total if divisor == 1 else total // divisor
 
-    def _symbol(self, symbol: Any, env: Any) -> Size:
+    def _divided_twice(self, expr: Any, env: Any) -> Any:
+        """Return b for ``a // (a//b)`` where b divides a, else None."""
+        dividend, divisor = expr.args
+        nested = type(divisor).__name__ == "FloorDiv" and divisor.args[0] == dividend
+        exact = nested and self._facts_of(env).divides(*divisor.args)
+        return divisor.args[1] if exact else None
+
+    def symbol(self, value: torch.SymInt) -> Size | None:
+        """Return the size that an integer is if it is a symbol by itself, else None.
+
+        Raises:
+            Unsupported: if it depends on data.
+        """
+        node = value.node
+        plain = isinstance(getattr(node, "expr", None), sympy.Symbol)
+        return self._size(node.expr, node.shape_env) if plain else None
+
+    def _size(self, symbol: Any, env: Any) -> Size:
         name = str(symbol)
         size = self.used.get(name)
         if size is None:
-            hints = getattr(env, "backed_var_to_val", None)
-            if hints is None:
-                hints = env.var_to_val
-            if symbol not in hints:
+            facts = self._facts_of(env)
+            hint = facts.hint(symbol)
+            if hint is None:
                 raise Unsupported("a data-dependent shape")
-            size = self.used[name] = Size(name, int(hints[symbol]))
+            size = self.used[name] = Size(name, hint, facts.least(symbol))
         return size
+
+    def _symbol(self, symbol: Any, env: Any) -> Index:
+        """Return a symbol in its normal form: what it equals, or a product with its divisor."""
+        size = self._size(symbol, env)
+        self._converted[symbol, False] = index(size)  # while what divides it is converted
+        facts = self._facts_of(env)
+        value, divisor = facts.value(symbol), facts.divisor(symbol)
+        if value is not None:
+            return self._convert(value, env)
+        if divisor is None:
+            return index(size)
+        factor = self._convert(divisor, env)
+        return factor * Quotient(index(size), factor)
+
+    def _facts_of(self, env: Any) -> SizeFacts:
+        if self._facts is None:
+            self._facts = SizeFacts(env)
+        return self._facts
 
 
 def _add(args: list[Index]) -> Index:

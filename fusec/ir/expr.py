@@ -32,6 +32,7 @@ from fusec.ir.index import (
     Index,
     IntoIndex,
     Mod,
+    Quotient,
     Runtime,
     index,
     is_nonnegative,
@@ -447,7 +448,7 @@ def substitute_plain(value: Index, mapping: Mapping[Axis, Index]) -> Index:
             match atom:
                 case Axis():
                     term = term * (mapping.get(atom) or index(atom))
-                case FloorDiv():
+                case FloorDiv() if atom.axes:
                     term = term * (
                         substitute_plain(atom.dividend, mapping)
                         // substitute_plain(atom.divisor, mapping)
@@ -472,7 +473,7 @@ def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
             match atom:
                 case Runtime():
                     term = term * index(Runtime(new[atom.expr], atom.extent))
-                case FloorDiv():
+                case FloorDiv() if not isinstance(atom, Quotient):
                     term = term * (
                         _replace_runtime(atom.dividend, new) // _replace_runtime(atom.divisor, new)
                     )

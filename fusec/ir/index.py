@@ -8,8 +8,7 @@ Grammar of the printed form::
 
 An ``Index`` is a sum of integer multiples of products of atoms, plus a constant. The form is
 canonical: equal sums are the same object. Division and remainder are simplified by bounds,
-``(a*n + b)//n -> a`` and ``(a*n + b)%n -> b`` where ``0 <= b < n``. All sizes are at least 1: a
-graph with a zero-size tensor never reaches this IR with symbols.
+``(a*n + b)//n -> a`` and ``(a*n + b)%n -> b`` where ``0 <= b < n``.
 
 Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` and ``m%8`` is ``t``.
 """
@@ -17,106 +16,35 @@ Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` an
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, Union
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeGuard
 
+from fusec.ir.atoms import Atom, Axis, FloorDiv, IntoIndex, Mod, Monomial, Quotient, Runtime, Size
 from fusec.ir.intern import Node
 
-_serial = itertools.count()
-
-
-class Axis:
-    """An iteration axis: ``0 <= axis < extent``, and ``< limit`` where a ragged split set one.
-
-    Compared by identity: two axes of the same name never clash.
-    """
-
-    __slots__ = ("__weakref__", "as_index", "extent", "limit", "name", "serial")
-
-    def __init__(self, name: str, extent: Index, limit: Index | None = None) -> None:
-        self.name = name
-        self.extent = extent
-        self.limit = limit
-        self.serial = next(_serial)
-        self.as_index: Index | None = None  # made and kept by `index`
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        return frozenset((self,))
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class Size(Node):
-    """A symbolic extent, known at launch: at least 1. ``hint`` is the size seen while tracing."""
-
-    __slots__ = ("hint", "name")
-
-    def __init__(self, name: str, hint: int) -> None:
-        self.name = name
-        self.hint = hint
-
-    @property
-    def serial(self) -> str:
-        return self.name
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        return frozenset()
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class _Division(Node):
-    __slots__ = ("axes", "dividend", "divisor", "serial")
-    axes: frozenset[Axis]
-
-    def __init__(self, dividend: Index, divisor: Index) -> None:
-        self.dividend = dividend
-        self.divisor = divisor
-        self.axes = dividend.axes | divisor.axes
-        self.serial = next(_serial)
-
-
-class FloorDiv(_Division):
-    """``dividend // divisor``, rounded down; both are ``Index``."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"({self.dividend})//({self.divisor})"
-
-
-class Mod(_Division):
-    """``dividend % divisor``, with the sign of the divisor; both are ``Index``."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"({self.dividend})%({self.divisor})"
-
-
-class Runtime(Node):
-    """An index that is read from memory (a gather): the value of ``expr``, in ``[0, extent)``."""
-
-    __slots__ = ("axes", "expr", "extent", "serial")
-
-    def __init__(self, expr: Any, extent: Index) -> None:
-        self.expr = expr
-        self.extent = extent
-        self.axes = expr.axes
-        self.serial = next(_serial)
-
-    def __repr__(self) -> str:
-        return f"[{self.expr}]"
-
-
-Atom: TypeAlias = Axis | Size | FloorDiv | Mod | Runtime
-Monomial: TypeAlias = tuple[Atom, ...]
-IntoIndex: TypeAlias = Union["Index", Axis, Size, FloorDiv, Mod, Runtime, int]
+__all__ = [
+    "Atom",
+    "Axis",
+    "FloorDiv",
+    "Index",
+    "IntoIndex",
+    "Mod",
+    "Monomial",
+    "Quotient",
+    "Runtime",
+    "Size",
+    "contiguous_strides",
+    "floordiv",
+    "index",
+    "is_in_range",
+    "is_nonnegative",
+    "least",
+    "mod",
+    "most",
+    "most_atom",
+    "product",
+    "substitute",
+]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -307,7 +235,7 @@ def floordiv(a: Index, b: Index) -> Index:
         return index(-1)
     if len(a.terms) == 1 and not a.const:
         (inner, *others), c = a.terms[0]
-        if c == 1 and not others and isinstance(inner, FloorDiv) and _is_positive(b):
+        if c == 1 and not others and _is_floor(inner) and _is_positive(b):
             return floordiv(inner.dividend, inner.divisor * b)
     return index(FloorDiv(a, b))
 
@@ -328,32 +256,42 @@ def mod(a: Index, b: Index) -> Index:
 
 
 def _divide_terms(a: Index, b: Index) -> tuple[Index | None, Index]:
-    """Split a into ``q*b + r`` term by term, for a single-term or constant b."""
+    """Split a into ``q*b + r`` term by term, by the term of b with the most factors."""
     if b.is_constant:
         n = b.const
         if n == 0:
             return None, a
         divisible = tuple((m, c // n) for m, c in a.terms if c % n == 0)
-        rest = tuple((m, c) for m, c in a.terms if c % n)
-        return Index(divisible, a.const // n), Index(rest, a.const % n)
-    if len(b.terms) != 1 or b.const:
-        return (index(1), index(0)) if a is b else (None, a)
-    divisor, n = b.terms[0]
-    quotient: list[tuple[Monomial, int]] = []
-    rest_terms: list[tuple[Monomial, int]] = []
-    for monomial, c in a.terms:
-        left = list(monomial)
-        fits = c % n == 0
-        for atom in divisor:
-            if atom in left:
-                left.remove(atom)
-            else:
-                fits = False
-        if fits:
-            quotient.append((tuple(left), c // n))
-        else:
-            rest_terms.append((monomial, c))
-    return _sum(quotient, 0), _sum(rest_terms, a.const)
+        indivisible = tuple((m, c) for m, c in a.terms if c % n)
+        return Index(divisible, a.const // n), Index(indivisible, a.const % n)
+    divisor, n = max(b.terms, key=lambda term: len(term[0]))
+    is_sum = len(b.terms) > 1 or b.const
+    rest, total = a, index(0)
+    for _ in range(_LONGEST_DIVISION if is_sum else 1):
+        parts = [
+            (left, c // n)
+            for m, c in rest.terms
+            if c % n == 0 and (left := _left(m, divisor)) is not None
+        ]
+        if not parts:
+            break
+        quotient = _sum(parts, 0)
+        total, rest = total + quotient, rest - quotient * b
+    return total, rest
+
+
+_LONGEST_DIVISION = 4
+"""Steps of a division by a sum, such as ``(s*n - s + i) // (n - 1)``: s, and then i is left."""
+
+
+def _left(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """Return the product over another one, None if it is no multiple."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
 
 
 def is_in_range(value: Index, extent: Index) -> bool:
@@ -363,17 +301,34 @@ def is_in_range(value: Index, extent: Index) -> bool:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_nonnegative(value: Index) -> bool:
-    """Return True if ``value >= 0`` is provable: axes in their domains, sizes at least 1.
+    """Return True if ``value >= 0`` is provable: axes in their domains, sizes at their least.
 
     First with every division bounded by itself, then with those that their divisors multiply
-    bounded by what they divide: ``x - (n - 1) <= n*(x//n) <= x``.
+    bounded by what they divide: ``x - (n - 1) <= n*(x//n) <= x``. Last, by what a division alone
+    asks of its dividend: ``x//n <= v`` is ``x < n*(v + 1)``, and ``x//n >= v`` is ``x >= n*v``.
     """
     low = _least(value)
     if low is not None and _holds(low):
         return True
     relaxed = _relax_divisions(value)
     low = _least(relaxed) if relaxed is not value else None
-    return low is not None and _holds(low)
+    if low is not None and _holds(low):
+        return True
+    return any(is_nonnegative(undivided) for undivided in _without_divisions(value))
+
+
+def _without_divisions(value: Index) -> Iterator[Index]:
+    """Yield, for each division that is a term by itself, what is >= 0 if and only if value is."""
+    for monomial, coefficient in value.terms:
+        atom = monomial[0]
+        if len(monomial) > 1 or abs(coefficient) != 1 or not _is_floor(atom):
+            continue
+        if _is_positive(atom.divisor):
+            rest = value - index(atom) * coefficient
+            if coefficient > 0:
+                yield rest * atom.divisor + atom.dividend
+            else:
+                yield (rest + 1) * atom.divisor - 1 - atom.dividend
 
 
 def _holds(low: Index) -> bool:
@@ -417,8 +372,13 @@ def _without(monomial: Monomial, atom: Atom) -> Monomial:
     return monomial[:position] + monomial[position + 1 :]
 
 
+def _is_floor(atom: Atom) -> TypeGuard[FloorDiv]:
+    """Return True for a division that rounds; a ``Quotient`` is an atom like a size."""
+    return isinstance(atom, FloorDiv) and not isinstance(atom, Quotient)
+
+
 def _is_division(atom: Atom) -> bool:
-    return isinstance(atom, FloorDiv | Mod | Runtime)
+    return _is_floor(atom) or isinstance(atom, Mod | Runtime)
 
 
 def _is_varying(atom: Atom) -> bool:
@@ -449,7 +409,7 @@ def _most_product(atoms: list[Atom]) -> Index | None:
 
 def _least_product(atoms: list[Atom]) -> Index | None:
     atom = atoms[0]
-    if len(atoms) == 1 and isinstance(atom, FloorDiv):
+    if len(atoms) == 1 and _is_floor(atom):
         return _divide_bound(_least(atom.dividend), atom.divisor)
     return index(0) if _all_nonnegative(atoms) else None
 
@@ -457,6 +417,8 @@ def _least_product(atoms: list[Atom]) -> Index | None:
 def most_atom(atom: Atom) -> Index | None:
     """Return the greatest value of a division or gather, free of axes; None where unknown."""
     match atom:
+        case Quotient():
+            return index(atom)
         case FloorDiv():
             return _divide_bound(_most(atom.dividend), atom.divisor)
         case Mod():
@@ -483,7 +445,7 @@ def _relax_divisions(value: Index) -> Index:
         term = Index(((monomial, coefficient),), 0)
         for atom in monomial:
             others = _without(monomial, atom)
-            if not isinstance(atom, FloorDiv) or not _is_positive(atom.divisor):
+            if not _is_floor(atom) or not _is_positive(atom.divisor):
                 continue
             factor, left = _divide_terms(_sum([(others, coefficient)], 0), atom.divisor)
             if factor is not None and left is index(0) and _all_nonnegative(others):
@@ -540,9 +502,11 @@ def _constant_least(atom: Atom) -> int | None:
         case Axis() | Runtime():
             return 0
         case Size():
-            return 1
+            return atom.least if atom.least is not None and atom.least >= 0 else None
         case Mod():
             return 0 if _is_positive(atom.divisor) else None
+        case Quotient():
+            return 1 if _is_positive(atom.dividend) else 0
         case FloorDiv():
             low = _least(atom.dividend)
             expanded = None if low is None else _shift_atoms(low)
@@ -572,7 +536,7 @@ def _substitute_atom(atom: Atom, mapping: Mapping[Axis, Index]) -> Index:
     match atom:
         case Axis():
             return mapping.get(atom) or index(atom)
-        case FloorDiv():
+        case FloorDiv() if atom.axes:
             return floordiv(substitute(atom.dividend, mapping), substitute(atom.divisor, mapping))
         case Mod():
             return mod(substitute(atom.dividend, mapping), substitute(atom.divisor, mapping))

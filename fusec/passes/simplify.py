@@ -32,6 +32,7 @@ from fusec.ir.index import (
     FloorDiv,
     Index,
     Mod,
+    Quotient,
     index,
     is_in_range,
     is_nonnegative,
@@ -296,7 +297,8 @@ def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
 
 def has_division(value: Index) -> bool:
     """Return True if an index divides anywhere."""
-    return any(isinstance(atom, FloorDiv | Mod) for m, _ in value.terms for atom in m)
+    atoms = (atom for monomial, _ in value.terms for atom in monomial)
+    return any(isinstance(a, FloorDiv | Mod) and not isinstance(a, Quotient) for a in atoms)
 
 
 def repeated(node: Reduce) -> Expr:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, ModularIndexing
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from fusec.errors import Unsupported
 from fusec.frontend.decompositions import decompositions
@@ -26,6 +28,12 @@ S, T = (sympy.Symbol(name, integer=True, positive=True) for name in ("s0", "s1")
 class Environment:
     def __init__(self) -> None:
         self.backed_var_to_val = {S: 12, T: 5}
+        self.var_to_range = {S: ValueRanges(2, 99), T: ValueRanges(2, 99)}
+        self.guards: list[Any] = []
+        self.divisible: set[Any] = set()
+
+    def replace(self, expr: Any) -> Any:
+        return expr
 
 
 def converted(expr: Any, *, stride: bool = False) -> str:
@@ -62,6 +70,34 @@ def test_a_stride_allows_for_an_empty_extent_and_a_size_is_what_it_says() -> Non
 def test_what_an_index_cannot_say_is_unsupported(expr: Any) -> None:
     with pytest.raises(Unsupported):
         converted(expr)
+
+
+@dataclass(frozen=True)
+class Guard:
+    expr: Any
+
+
+@pytest.mark.parametrize(
+    ("divisible", "guards", "expr", "text"),
+    [
+        ({Mod(S, 4)}, [], S, "4*(s0)//(4)"),
+        ({Mod(S, 4)}, [], FloorDiv(S, 4), "(s0)//(4)"),
+        ({Mod(S, 4)}, [], S - FloorDiv(S, 2), "2*(s0)//(4)"),
+        ({Mod(S, 4), Mod(S, 6)}, [], FloorDiv(S, 2), "6*(s0)//(12)"),
+        ({Mod(S, T)}, [], S * 2, "2*(s0)//(s1)*s1"),
+        (set(), [sympy.Eq(S, T * FloorDiv(S, T))], FloorDiv(S, T), "(s0)//(s1)"),
+        (set(), [sympy.Eq(S * T, 2 * T * FloorDiv(S, 2))], S, "2*(s0)//(2)"),
+        (set(), [sympy.Eq(FloorDiv(S, T), 3)], S, "s0"),
+        ({Mod(S * T, 8)}, [], FloorDiv(S * T, FloorDiv(S * T, 8)), "8"),
+        ({Mod(S, FloorDiv(S, 2))}, [sympy.Eq(FloorDiv(S, FloorDiv(S, 2)), 2)], S, "2*(s0)//(2)"),
+    ],
+)  # fmt: skip
+def test_a_size_is_written_as_a_product_where_the_trace_knows_a_divisor(
+    divisible: set[Any], guards: list[Any], expr: Any, text: str
+) -> None:
+    environment = Environment()
+    environment.divisible, environment.guards = divisible, list(map(Guard, guards))
+    assert repr(Sizes()._convert(expr, environment)) == text
 
 
 def test_a_size_remembers_its_hint() -> None:

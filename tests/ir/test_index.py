@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fusec.ir.index import (
@@ -14,6 +14,7 @@ from fusec.ir.index import (
     FloorDiv,
     Index,
     Mod,
+    Quotient,
     Size,
     contiguous_strides,
     floordiv,
@@ -29,13 +30,16 @@ from fusec.ir.index import (
 from fusec.ir.interp import Env
 from fusec.ir.interp_expr import eval_scalar
 
-N, M, C, T = Size("N", 5), Size("M", 3), Size("C", 40), Size("T", 6)
+N, M, C, T = Size("N", 5), Size("M", 3), Size("C", 40), Size("T", 6, 2)
+K = Size("K", 8)
+QUARTER = Quotient(index(K), index(4))
+"""A size of which 4 is a divisor, ``4*QUARTER`` in every index."""
 A = Axis("a", index(6))
 B = Axis("b", index(N))
 D = Axis("d", index(N) * M)
 E = Axis("e", index(4), limit=index(N) * M - index(D))
 AXES = (A, B, D, E)
-ATOMS = (*AXES, N, M)
+ATOMS = (*AXES, N, M, QUARTER)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Point:
 @st.composite
 def points(draw: st.DrawFn) -> Point:
     sizes = {N: draw(st.integers(1, 5)), M: draw(st.integers(1, 4))}
+    sizes[K] = 4 * draw(st.integers(1, 3))
     env = Env(sizes=sizes)
     for axis in AXES:
         last = eval_scalar(axis.extent, env) - 1
@@ -61,7 +66,8 @@ def points(draw: st.DrawFn) -> Point:
 
 
 # A tree is an atom, a constant or (operator, left, right): what an Index is built from.
-DIVISORS = st.sampled_from((1, 2, 3, 4, 8, N, M, index(N) * M, index(N) * 2))
+SUMS = (index(N) + 1, index(N) * M + M, index(M) - N)
+DIVISORS = st.sampled_from((1, 2, 3, 4, 8, N, M, QUARTER, index(N) * M, index(N) * 2, *SUMS))
 LEAVES = st.sampled_from(ATOMS) | st.integers(-3, 9)
 TREES = st.recursive(
     LEAVES,
@@ -114,13 +120,25 @@ def compute(tree: object, point: Point) -> int:
             return point.value(index(tree))
 
 
+def divides(tree: object, point: Point) -> bool:
+    """Return True if no divisor is 0 at a point."""
+    match tree:
+        case (operator, left, right):
+            zero = operator in ("//", "%") and point.value(build(right)) == 0
+            return not zero and divides(left, point) and divides(right, point)
+        case _:
+            return True
+
+
 @given(TREES, points())
 def test_arithmetic_agrees_with_integers(tree: object, point: Point) -> None:
+    assume(divides(tree, point))
     assert point.value(build(tree)) == compute(tree, point)
 
 
 @given(TREES, TREES, points())
 def test_substitution_is_composition(tree: object, other: object, point: Point) -> None:
+    assume(divides(tree, point) and divides(other, point))
     replaced = substitute(build(tree), {A: build(other)})
     held = dict(point.env.points)
     held[A] = point.value(build(other))
@@ -130,6 +148,7 @@ def test_substitution_is_composition(tree: object, other: object, point: Point) 
 @settings(max_examples=300)
 @given(TREES, points())
 def test_claims_of_the_prover_hold(tree: object, point: Point) -> None:
+    assume(divides(tree, point))
     value = build(tree)
     seen = point.value(value)
     low, high = least(value), most(value)
@@ -228,6 +247,9 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
     full, lane = Axis("u", index(C) // 16), Axis("v", index(16))
     feature = Axis("f", index(C))
     peeled = Axis("w", (index(C) + 15) // 16, limit=index(C) // 16)
+    shifted = Axis("y", index(N) * (index(T) - 1))
+    heads, quarter = Axis("p", index(QUARTER) * 4), index(QUARTER)
+    pairs, pair = Axis("j", index(N) * T // 8), Axis("l", index(8))
     chunk = Axis("g", ((index(C) + 15) // 16 + 2) // 3)
     piece = Axis("z", index(3), limit=index(C) // 16 - index(chunk) * 3)
     halves = Axis("h", index(C) // 2 * 2)
@@ -256,6 +278,14 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
         ),
         "peeled tiles in chunks": (index(chunk) * 48 + index(piece) * 16 + lane, index(C)),
         "half of what may be empty": (index(halves) // (index(C) // 2), index(2)),
+        "head of a size in quarters": (index(heads) // quarter, index(4)),
+        "feature of a size in quarters": (index(heads) % quarter, quarter),
+        "row of tokens but the last": (index(shifted) // (index(T) - 1), index(N)),
+        "token but the last": (
+            index(shifted) // (index(T) - 1) * T + index(shifted) % (index(T) - 1),
+            index(N) * T,
+        ),
+        "row of pieces of eight": ((index(pairs) * 8 + pair) // T, index(N)),
         "ten axes": (sum((index(x) for x in ten), index(0)), index(11)),
         "interleaved heads": (index(Axis("q", rank)) % 3 * N + index(Axis("p", rank)) // 3, rank),
         "last element": (index(N) * T * C - 1, index(N) * T * C),
@@ -274,6 +304,15 @@ def test_polynomials_that_are_negative_somewhere_are_not_proved() -> None:
     assert is_nonnegative(index(N) * M - index(N) - index(M) + 1)
     assert not is_nonnegative(index(N) - M)
     assert not is_in_range(index(A) + 1, index(6))
+
+
+def test_sizes_of_either_sign_and_of_zero_are_not_taken_for_extents() -> None:
+    any_integer, empty, pair = Size("I", 3, None), Size("Z", 3, 0), Size("P", 3, 2)
+    assert not is_nonnegative(index(any_integer))
+    assert not is_nonnegative(index(A) + any_integer)
+    assert is_nonnegative(index(empty)) and not is_nonnegative(index(empty) - 1)
+    assert is_nonnegative(index(pair) - 2) and not is_nonnegative(index(pair) - 3)
+    assert Size("P", 3, 2) is pair and Size("P", 3) is not pair
 
 
 def test_contiguous_strides_are_row_major() -> None:

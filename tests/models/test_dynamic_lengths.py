@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from bench.workload import backend_of
 from tests.models.zoo import LANGUAGE_MODELS, VOCABULARY, Loss, mlp
 from tests.support import assert_agree, compile_with, values
 
 LENGTHS = (13, 7, 24, 33)
 
 
-def tokens(length):
-    return values(2, length, dtype=torch.int64, low=1, high=VOCABULARY, seed=length)
+def tokens(length, batch=None):
+    batch = 2 + length % 3 if batch is None else batch
+    return values(batch, length, dtype=torch.int64, low=1, high=VOCABULARY, seed=length)
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
@@ -60,6 +62,36 @@ def test_a_second_length_makes_an_automatic_model_dynamic_and_a_third_costs_noth
             x = values(rows, 33, seed=rows)
             assert torch.allclose(compiled(x), model(x), atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 2
+
+
+def mark_both(ids):
+    torch._dynamo.mark_dynamic(ids, 0)
+    torch._dynamo.mark_dynamic(ids, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ("dynamic", "automatic", "marked"))
+@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+@pytest.mark.parametrize("name", ("gpt2", "llama"))
+def test_one_compilation_serves_twenty_lengths_in_five_batches(name, train, way):
+    torch._dynamo.reset()
+    counters.clear()
+    model = LANGUAGE_MODELS[name](layers=1)
+    model = Loss(model, shift=True).train() if train else model
+    options = {"strict": True, "verify": True}
+    dynamic = True if way == "dynamic" else None
+    compiled = torch.compile(
+        model, backend=backend_of("fusec"), dynamic=dynamic, fullgraph=True, options=options
+    )
+    for batch in (2, 3, 5, 8, 16):
+        for length in range(5, 65, 3):
+            ids = tokens(length, batch)
+            if way == "marked":
+                mark_both(ids)
+            with torch.set_grad_enabled(train):
+                assert torch.allclose(compiled(ids), model(ids), atol=1e-4)
+    # Two sizes become dynamic one after the other, each when it is seen to change.
+    assert counters["stats"]["unique_graphs"] == (3 if way == "automatic" else 1)
 
 
 def test_batches_of_one_and_none_are_served():

@@ -1,0 +1,113 @@
+"""What a ShapeEnv has proven of its symbols: what divides them, their bounds, values seen.
+
+Guards of the trace, which Dynamo checks before a call, say ``s0 % 4 == 0`` or
+``s0 == s1*(s0//s1)``. Nothing here evaluates a condition, which would add a guard.
+
+Assumes: torch's expressions are sympy's, over the integer symbols of one ShapeEnv.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch.utils._sympy.functions import FloorDiv
+
+UNSEEN = 1024
+"""The hint of a size of which no value was seen while tracing (``mark_unbacked``)."""
+
+
+class SizeFacts:
+    """The facts of one ShapeEnv, as they are when this is made."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._equal = [tuple(map(env.replace, g.expr.args)) for g in env.guards if _is_equality(g)]
+        self._pairs = set(_exact_divisions(env, self._equal))
+
+    def value(self, symbol: sympy.Symbol) -> sympy.Expr | None:
+        """Return an expression of other symbols that a symbol equals, None if none is known.
+
+        ShapeEnv replaces symbols itself, but by no expression that divides.
+        """
+        found = [b if a == symbol else a for a, b in self._equal if symbol in (a, b)]
+        known = (e for e in found if symbol not in e.free_symbols and _only_divides(e))
+        return min(known, key=str, default=None)
+
+    def divisor(self, symbol: sympy.Symbol) -> sympy.Expr | None:
+        """Return what divides a symbol without remainder, the most that is known; None if nothing.
+
+        That is the common multiple of numbers, or an expression of other symbols.
+        """
+        known = [b for a, b in self._pairs if a == symbol and symbol not in b.free_symbols]
+        symbolic = sorted((b for b in known if b.free_symbols), key=str)
+        if symbolic:
+            return symbolic[0]
+        common = math.lcm(*map(int, known))
+        return None if common == 1 else sympy.Integer(common)
+
+    def divides(self, dividend: sympy.Expr, divisor: sympy.Expr) -> bool:
+        """Return True if the quotient of two expressions is known to be exact."""
+        return (dividend, divisor) in self._pairs
+
+    def least(self, symbol: sympy.Symbol) -> int | None:
+        """Return a lower bound of a symbol's values, None if there is none."""
+        bounds = self._env.var_to_range.get(symbol)
+        low = None if bounds is None else bounds.lower
+        return int(low) if isinstance(low, int | sympy.Integer) else None
+
+    def hint(self, symbol: sympy.Symbol) -> int | None:
+        """Return the value that the trace saw; None for a size that depends on data."""
+        values = getattr(self._env, "backed_var_to_val", None)
+        value = (self._env.var_to_val if values is None else values).get(symbol)
+        return None if value is None else int(value)
+
+
+def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
+    """Return what code that is made for some symbols depends on, as a text that compares."""
+    facts = SizeFacts(env)
+    return "; ".join(
+        f"{symbol} >= {facts.least(symbol)} is {facts.value(symbol)} by {facts.divisor(symbol)}"
+        for symbol in sorted(symbols, key=str)
+    )
+
+
+def _only_divides(expr: sympy.Expr) -> bool:
+    return all(isinstance(part, FloorDiv) for part in expr.atoms(sympy.core.function.Application))
+
+
+def _is_equality(guard: Any) -> bool:
+    return isinstance(guard.expr, sympy.Eq)
+
+
+def _exact_divisions(
+    env: Any, equal: Sequence[tuple[sympy.Expr, ...]]
+) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
+    """Yield dividend and divisor of each division that leaves no remainder."""
+    quotients: dict[sympy.Expr, sympy.Expr] = {}
+    for left, right in equal:
+        if isinstance(left, FloorDiv) and right.is_Integer:
+            quotients[left] = right
+        yield from _exact_in(left - right)
+    for remainder in env.divisible:
+        replaced = env.replace(remainder)
+        if type(replaced).__name__ not in ("Mod", "PythonMod"):
+            continue
+        dividend, divisor = replaced.args
+        yield dividend, divisor
+        quotient = quotients.get(FloorDiv(dividend, divisor))
+        if quotient is not None:
+            yield from _exact_in(dividend - divisor * quotient)
+
+
+def _exact_in(difference: sympy.Expr) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
+    """Yield (a, b) for each ``k*(a - b*(a//b))`` that a difference, which is 0, amounts to."""
+    for division in difference.atoms(FloorDiv):
+        quotient = sympy.Dummy()
+        expanded = sympy.expand(difference.xreplace({division: quotient}))
+        factor, rest = expanded.coeff(quotient, 1), expanded.coeff(quotient, 0)
+        dividend, divisor = division.args
+        if factor != 0 and sympy.expand(rest * divisor + factor * dividend) == 0:
+            yield dividend, divisor

@@ -1,0 +1,130 @@
+"""What indices are made of: axes, symbolic sizes, divisions, and values read from memory.
+
+Axes compare by identity; the others are interned. ``index.py`` makes sums of their products, and
+owns the grammar.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from fusec.ir.intern import Node
+
+if TYPE_CHECKING:
+    from fusec.ir.index import Index
+
+_serial = itertools.count()
+
+
+class Axis:
+    """An iteration axis: ``0 <= axis < extent``, and ``< limit`` where a ragged split set one.
+
+    Compared by identity: two axes of the same name never clash.
+    """
+
+    __slots__ = ("__weakref__", "as_index", "extent", "limit", "name", "serial")
+
+    def __init__(self, name: str, extent: Index, limit: Index | None = None) -> None:
+        self.name = name
+        self.extent = extent
+        self.limit = limit
+        self.serial = next(_serial)
+        self.as_index: Index | None = None  # made and kept by `index`
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset((self,))
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Size(Node):
+    """A symbolic integer, known at launch.
+
+    Attributes:
+        hint: the value seen while tracing.
+        least: no value is less; None where any may be, as of an integer argument.
+    """
+
+    __slots__ = ("hint", "least", "name")
+
+    def __init__(self, name: str, hint: int, least: int | None = 1) -> None:
+        self.name = name
+        self.hint = hint
+        self.least = least
+
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        return fields if len(fields) == 3 else (*fields, 1)
+
+    @property
+    def serial(self) -> str:
+        return self.name
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class _Division(Node):
+    __slots__ = ("axes", "dividend", "divisor", "serial")
+    axes: frozenset[Axis]
+
+    def __init__(self, dividend: Index, divisor: Index) -> None:
+        self.dividend = dividend
+        self.divisor = divisor
+        self.axes = dividend.axes | divisor.axes
+        self.serial = next(_serial)
+
+
+class FloorDiv(_Division):
+    """``dividend // divisor``, rounded down; both are ``Index``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"({self.dividend})//({self.divisor})"
+
+
+class Quotient(FloorDiv):
+    """A size that is known to be divided without remainder, one of the atoms of a normal form.
+
+    Where n divides a size s, s is written ``n * Quotient(s, n)`` wherever it stands (``Sizes`` of
+    the frontend does so), so that equal sizes are equal sums.
+    """
+
+    __slots__ = ()
+
+
+class Mod(_Division):
+    """``dividend % divisor``, with the sign of the divisor; both are ``Index``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"({self.dividend})%({self.divisor})"
+
+
+class Runtime(Node):
+    """An index that is read from memory (a gather): the value of ``expr``, in ``[0, extent)``."""
+
+    __slots__ = ("axes", "expr", "extent", "serial")
+
+    def __init__(self, expr: Any, extent: Index) -> None:
+        self.expr = expr
+        self.extent = extent
+        self.axes = expr.axes
+        self.serial = next(_serial)
+
+    def __repr__(self) -> str:
+        return f"[{self.expr}]"
+
+
+Atom: TypeAlias = Axis | Size | FloorDiv | Mod | Runtime
+Monomial: TypeAlias = tuple[Atom, ...]
+IntoIndex: TypeAlias = Union["Index", Axis, Size, FloorDiv, Mod, Runtime, int]
