@@ -45,6 +45,7 @@ from fusec.passes.share import share
 from fusec.passes.simplify import simplify
 from fusec.passes.split_loop import split_loops
 from fusec.passes.split_reduction import split_reduction
+from fusec.passes.store_parts import store_parts
 from fusec.trace import Trace
 
 
@@ -129,6 +130,7 @@ def cut_into_kernels(
         return separate(graph), ()
     schedule, decisions = fuse(graph, target.machine, target.accepts)
     schedule = library_bias(schedule)
+    schedule = store_parts(schedule)
     schedule = split_loops(schedule, target.split)
     if options.verify:
         verify_schedule(schedule)

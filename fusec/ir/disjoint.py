@@ -26,6 +26,7 @@ from fusec.ir.index import (
     is_nonnegative,
     most_atom,
     product,
+    substitute,
 )
 
 
@@ -51,6 +52,19 @@ def has_distinct_elements(buffer: Buffer) -> bool:
     axes = tuple(Axis(f"d{i}", extent) for i, extent in enumerate(buffer.shape))
     known = determined_axes((buffer.offset(tuple(map(index, axes))),))
     return all(axis in known or axis.extent is index(1) for axis in axes)
+
+
+def are_apart(one: tuple[Index, ...], other: tuple[Index, ...]) -> bool:
+    """Return True if no point of one tuple of indices is provably one of the other's.
+
+    Along some position all of one tuple's values are below all of the other's.
+    """
+    axes = {axis for value in other for axis in value.axes}
+    renamed = {axis: index(Axis(axis.name, axis.extent, axis.limit)) for axis in axes}
+    for a, b in zip(one, (substitute(value, renamed) for value in other), strict=True):
+        if is_nonnegative(b - a - 1) or is_nonnegative(a - b - 1):
+            return True
+    return False
 
 
 def _is_known(atom: Atom, known: set[Atom]) -> bool:

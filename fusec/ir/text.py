@@ -196,7 +196,7 @@ def print_graph(graph: Graph) -> str:
 
 def print_kernel(kernel: Kernel) -> str:
     """Return a kernel: its axes, then its stores, shared sub-expressions on lines of their own."""
-    outputs = ", ".join(s.buffer.name for s in kernel.stores)
+    outputs = ", ".join(dict.fromkeys(s.buffer.name for s in kernel.stores))
     head = f"kernel {kernel.name} -> {outputs}    grid {print_axes(kernel.grid)}"
     head += f"    inside {print_axes(kernel.inside)}"
     roots = {f"{s.buffer.name}[{', '.join(map(repr, s.indices))}]": s.expr for s in kernel.stores}

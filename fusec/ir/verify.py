@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from fusec.errors import InvalidIR
-from fusec.ir.disjoint import determined_axes, has_distinct_elements
+from fusec.ir.disjoint import are_apart, determined_axes, has_distinct_elements
 from fusec.ir.dtype import BOOL, I32, I64, DType, compute_type
 from fusec.ir.expr import (
     Buffer,
@@ -293,8 +293,10 @@ def verify_kernel(kernel: Kernel) -> None:
     _verify_reductions(kernel, head)
     for store in kernel.stores:
         _verify_store(store, kernel)
-    bases = [store.buffer.base for store in kernel.stores]
-    check(len(set(bases)) == len(bases), head, "a buffer is stored twice")
+    bases = {store.buffer.base for store in kernel.stores}
+    for one, other in itertools.combinations(kernel.stores, 2):
+        apart = one.buffer.base is not other.buffer.base or are_apart(one.indices, other.indices)
+        check(apart, head, f"an element of {one.buffer} may be stored twice")
     places = {(store.buffer, store.indices) for store in kernel.stores}
     for load in loads(store.expr for store in kernel.stores):
         same = load.buffer.base not in bases or (load.buffer, load.indices) in places
@@ -340,17 +342,17 @@ def verify_schedule(schedule: Schedule) -> None:
         if isinstance(step, Chunked):
             _verify_chunked(step, defined)
             continue
-        for kernel in step.kernels if isinstance(step, Bundle) else (step,):
-            verify_kernel(kernel)
         line = f"kernel {step.name}"
         for load in loads(store.expr for store in step.stores):
             known = load.buffer.base in defined
             check(known, line, f"{load.buffer} is not defined yet")
-        for store in step.stores:
-            if store.buffer.base in written:  # in place, once
-                written.remove(store.buffer.base)
-                defined.remove(store.buffer.base)
-            _define(store.buffer, defined, line)
+        for kernel in step.kernels if isinstance(step, Bundle) else (step,):
+            verify_kernel(kernel)
+            for buffer in dict.fromkeys(store.buffer.base for store in kernel.stores):
+                if buffer in written:  # in place, once
+                    written.remove(buffer)
+                    defined.remove(buffer)
+                _define(buffer, defined, line)
     _verify_outputs(schedule.graph, defined)
 
 

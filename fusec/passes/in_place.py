@@ -123,9 +123,9 @@ class _InPlace:
 
     def _fits(self, kernel: Kernel, x: Buffer, new: Buffer) -> bool:
         """Return True if a kernel may write ``x`` where it writes ``new``."""
-        if kernel.inside:
+        store, *others = (s for s in kernel.stores if s.buffer is new)
+        if kernel.inside or others:
             return False
-        (store,) = (s for s in kernel.stores if s.buffer is new)
         read = [n for n in loads(s.expr for s in kernel.stores) if n.buffer is x]
         if any(n.indices != store.indices or n.guard is not None for n in read):
             return False

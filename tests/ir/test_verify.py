@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fusec.errors import InvalidIR
-from fusec.ir.disjoint import determined_axes, has_distinct_elements
+from fusec.ir.disjoint import are_apart, determined_axes, has_distinct_elements
 from fusec.ir.dtype import BF16, DTYPES, F16, F32, F64, I8, I32
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, Var
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store, View
@@ -248,7 +248,10 @@ def illegal_kernels() -> dict[str, tuple[Kernel, str]]:
             kernel(put(Y, f32(1), index(Runtime(position(A), index(4))))),
             "different points of a may write",
         ),
-        "two stores of one buffer": (kernel(put(Y, f32(1), A), put(Y, f32(2), A)), "stored twice"),
+        "two stores of one buffer": (
+            kernel(put(Y, f32(1), A), put(Y, f32(2), A)),
+            "may be stored twice",
+        ),
         "a read at another index": (
             kernel(put(Y, load(Y, index(3) - A), A)),
             "y is written, and read at another index",
@@ -300,6 +303,14 @@ def test_digits_of_mixed_radix_numbers_are_determined() -> None:
     assert determined_axes((index(t) // 8 * 100 + index(t) % 8,)) == {t}
     assert determined_axes((index(m) + t, index(t))) == {m, t}
     assert determined_axes((index(m) * t,)) == frozenset()
+
+
+def test_stores_are_apart_where_all_of_one_are_below_all_of_the_other():
+    (half,), (row,) = axes("half", N), axes("row", 4)
+    assert are_apart((index(row), index(half)), (index(row), index(half) + N))
+    assert are_apart((index(row), index(half) + N), (index(row), index(half)))
+    assert not are_apart((index(row), index(half)), (index(row), index(half) + N - 1))
+    assert not are_apart((index(row), index(half)), (index(row) + 1, index(half)))
 
 
 def test_ragged_tiles_are_digits() -> None:

@@ -58,3 +58,18 @@ def test_column_sums_are_the_same_bits_each_time_and_with_any_number_of_threads(
         torch.set_num_threads(threads)
     for one, two, three in zip(first, again, other, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three)
+
+
+def gated(x, images):
+    """Gates of halves and thirds: their gradients are stored behind each other."""
+    left, right = x.chunk(2, -1)
+    a, b, c = images.chunk(3, 1)
+    return left * F.gelu(right), a * F.silu(b) * torch.tanh(c), F.glu(x * 2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("fusec", False), ("fusec", True), ("triton_interpreter", False)]
+)
+def test_gradients_of_parts_match_eager(backend, dynamic):
+    inputs = values(40, 66), values(2, 6, 8, 33)
+    check(gated, *inputs, train=True, dynamic=dynamic, backend=backend)

@@ -108,6 +108,11 @@ def fixed(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=BF16)
 
 
+def gated(gate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return left * gate(right)
+
+
 ROWS = {
     "softmax": (lambda x: x.softmax(-1), lambda r, c: ()),
     "log_softmax": (lambda x: x.log_softmax(-1), lambda r, c: ()),
@@ -127,6 +132,8 @@ ROWS = {
     "cosine": (F.cosine_similarity, lambda r, c: tuple(tensors(r, c))),
     "gelu": (F.gelu, lambda r, c: ()),
     "swiglu": (lambda x, g: F.silu(g) * x, lambda r, c: tuple(tensors(r, c))),
+    "geglu": (lambda x: gated(F.gelu, x), lambda r, c: ()),
+    "swiglu of halves": (lambda x: gated(F.silu, x), lambda r, c: ()),
     "group norm": (lambda x: F.group_norm(x.reshape(-1, 64, 512), 8), lambda r, c: ()),
 }
 """Name -> function of x and others, these others for rows and columns."""
