@@ -26,6 +26,7 @@ from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported
 from fusec.frontend.key import graph_key
+from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
@@ -121,11 +122,42 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
                 cache.store(key, blobs)
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
-        source = blobs["wrapper.py"].decode()
+        source, parts = blobs["wrapper.py"].decode(), _compile_parts(gm, name, options)
         if not options.verify:
-            return executable.bind(source, kernels, gm, device)
+            return executable.bind(source, kernels, gm, device, parts)
         verification = Verification(gm, name, strict=options.strict)
-        return verification.around(executable.bind(source, kernels, gm, device, verification.watch))
+        return verification.around(
+            executable.bind(source, kernels, gm, device, parts, verification.watch)
+        )
+
+
+def _compile_parts(
+    gm: fx.GraphModule, name: str, options: Options
+) -> Mapping[str, Callable[..., Any]]:
+    """Return what runs in the place of a graph's parts, by attribute: their compiled form."""
+
+    def callable_of(attribute: str, part: fx.GraphModule) -> Callable[..., Any]:
+        call = compile_graph(part, f"{name}.{attribute}", options)
+        strides = traced_strides(part)
+        (returned,) = part.graph.output_node().args
+        single = isinstance(returned, fx.Node)
+
+        def run(*args: Any) -> Any:
+            if strides is not None:  # a loop hands over slices, or what another iteration made
+                args = tuple(
+                    arg if expected is None else executable.restride(arg, expected)
+                    for arg, expected in zip(args, strides, strict=True)
+                )
+            result = call(list(args))
+            return result[0] if single and isinstance(result, tuple) else result
+
+        return run
+
+    return {
+        attribute: callable_of(attribute, part)
+        for attribute, part in find_parts(gm).items()
+        if traced_strides(part) is not None or not runs_again(gm, attribute)
+    }
 
 
 def allows_tf32() -> bool:

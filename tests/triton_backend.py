@@ -129,7 +129,7 @@ def _compile_one(
         verification = Verification(graph, name, strict=True)
         call = verification.around(
             executable.bind(
-                compiled.wrapper, kernels, graph, torch.device("cpu"), verification.watch
+                compiled.wrapper, kernels, graph, torch.device("cpu"), watch=verification.watch
             )
         )
 

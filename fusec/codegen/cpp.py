@@ -156,8 +156,6 @@ class _Printer:
         else:
             self.open_grid()
         self.block(program.body)
-        for line in self.frees:
-            self.emit(line)
         self.depth -= 1
         self.emit("}")
         self.depth -= 1
@@ -222,8 +220,13 @@ class _Printer:
         return text
 
     def block(self, body: tuple[Statement, ...]) -> None:
+        """Print statements, and what frees the arrays that they allocate."""
+        around, self.frees = self.frees, []
         for statement in body:
             self.statement(statement)
+        for line in self.frees:
+            self.emit(line)
+        self.frees = around
 
     def statement(self, statement: Statement) -> None:
         match statement:

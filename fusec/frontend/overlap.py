@@ -58,7 +58,10 @@ def _tensor(node: Any) -> torch.Tensor | None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor that a transform of torch.func wraps: it shares none
+        return id(tensor)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -54,7 +54,9 @@ class EagerCost:
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what is dispatched while it is active."""
+    """Adds up what is dispatched while it is active, but not inside higher-order operations."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,6 +73,8 @@ class _Counter(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return _any_number(args[0])
         result = func(*args, **(kwargs or {}))
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return result
         _check_types(func, args)
         if _computes(func):
             traffic = _traffic(func, args, kwargs or {}, result)

@@ -20,12 +20,14 @@ import torch
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
 from fusec.errors import FusecError, ModelError
+from fusec.frontend.parts import find_parts
 from fusec.options import Options
-from fusec.report.eager import EagerCost, count_eager
+from fusec.report.eager import EagerCost, count_eager, node_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Observed:
     """One graph that a call compiles to.
 
     Attributes:
-        name: "forward", "backward" or "inference"; the second of a kind is "forward_1".
+        name: "forward", "backward" or "inference"; the second of a kind is "forward_1", a branch
+            or body of a higher-order operation "forward.true_graph_0".
         graph: functional ATen, as the compiler gets it.
         eager: what the same part of the model costs eager execution.
     """
@@ -58,12 +61,22 @@ class _Observer:
 
         def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
             cost = backward if name == "backward" else forward
-            count = sum(o.name.partition("_")[0] == name for o in self.observed)
+            whole = [o.name for o in self.observed if "." not in o.name]
+            count = sum(label.partition("_")[0] == name for label in whole)
             label = f"{name}_{count}" if count else name
             self.observed.append(Observed(label, graph, cost))
+            self.keep_parts(label, graph)
             return self.boxed(graph)
 
         return compile_with(gm, inputs, keep, self.options, scores=self.scores)
+
+    def keep_parts(self, label: str, graph: fx.GraphModule) -> None:
+        """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
+        for attribute, part in find_parts(graph).items():
+            moved = [bytes_ for _, bytes_ in node_costs(part)]
+            name = f"{label}.{attribute}"
+            self.observed.append(Observed(name, part, EagerCost(len(moved), sum(moved))))
+            self.keep_parts(name, part)
 
     def fake(self, value: Any) -> Any:
         """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
@@ -82,7 +95,8 @@ class _Observer:
 
 def new_fake_mode() -> FakeTensorMode:
     """Return a mode under which tensors have no memory, and real ones may be used beside them."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    # Loops on tensors ask for an environment of symbols, though sizes are static here.
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
 
 
 def observe(

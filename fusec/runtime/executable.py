@@ -45,6 +45,7 @@ def bind(
     kernels: Mapping[str, Callable[..., None]],
     gm: fx.GraphModule,
     device: torch.device,
+    parts: Mapping[str, Callable[..., Any]] | None = None,
     watch: Callable[..., None] | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return the ``call`` of a printed wrapper.
@@ -53,6 +54,7 @@ def bind(
         source: text printed by ``codegen.wrapper``.
         kernels: launchers by kernel name.
         gm: the FX graph, which holds eager callables and constants by node name.
+        parts: what is called in the place of the graph's attributes of these names.
         watch: what a verified wrapper calls after each launch.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
@@ -64,6 +66,8 @@ def bind(
         value: Any = node
         for step in path:
             value = getattr(value, step) if isinstance(step, str) and value is node else value[step]
+        if isinstance(value, fx.Node) and value.op == "get_attr" and value.target in (parts or {}):
+            return parts[value.target]  # type: ignore[index]
         return _constant_value(value, gm)
 
     def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -85,10 +89,35 @@ def bind(
     }
     for node in nodes.values():
         if node.op == "call_function":
-            namespace[f"extern_{node.name}"] = node.target
+            namespace[f"extern_{node.name}"] = _callee(node)
     exec(compile(source, "<fusec wrapper>", "exec"), namespace)
     call: Callable[[list[Any]], Any] = namespace["call"]
     return call
+
+
+def _callee(node: fx.Node) -> Any:
+    """Return what a node calls; operations that tell tuples from lists get what was traced.
+
+    A wrapper prints lists, which operators of torch take in the place of tuples.
+    """
+    target: Any = node.target
+    sequences = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple)]
+    if isinstance(target, torch._ops.OpOverload) or not sequences:
+        return target
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _like(node.kwargs[name], value) for name, value in kwargs.items()}
+        return target(*map(_like, node.args, args), **named)
+
+    return call
+
+
+def _like(traced: Any, value: Any) -> Any:
+    """Return a sequence, and those in it, of the kind that was traced."""
+    if not isinstance(traced, tuple | list) or not isinstance(value, tuple | list):
+        return value
+    items = map(_like, traced, value)
+    return tuple(items) if isinstance(traced, tuple) else list(items)
 
 
 def _constant_value(value: Any, gm: fx.GraphModule) -> Any:

@@ -15,11 +15,11 @@ from fusec.codegen import cpp
 from fusec.codegen.lower import lower
 from fusec.errors import InvalidIR
 from fusec.ir.dtype import F32, I64
-from fusec.ir.expr import Buffer, Load
+from fusec.ir.expr import Buffer, Load, Var
 from fusec.ir.graph import Kernel, Schedule, Store
-from fusec.ir.index import Runtime, index
+from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp import run_graph
-from fusec.ir.program import Program
+from fusec.ir.program import For, Let, Program, Put, Scratch
 from fusec.options import Options
 from fusec.passes.coalesce import flatten
 from fusec.passes.schedule.plan import Binding, Place, Plan
@@ -111,6 +111,26 @@ def test_gather_out_of_range_raises_and_touches_no_memory() -> None:
         arrays = {"table": table, "ids": ids, "out": out}
         library[program.name](*(arrays[b.name] for b in program.buffers))
         assert torch.equal(out, table.view(5, 3)[ids, 1])
+
+
+def test_an_array_that_a_loop_declares_is_freed_in_it() -> None:
+    n = Size("n", 5)
+    x, y, kept = (Buffer(k, (3 * index(n),), (index(1),), F32) for k in ("x", "y", "kept"))
+    row, j, t, u = axes("row j t u", 1, 3, n, n)
+    read, again = (Var(k, F32, frozenset(), at) for at, k in enumerate(("v_x", "v_kept")))
+
+    def each(axis: Axis, *body: Let | Put) -> For:
+        return For(axis, index(0), (index(n),), body)
+
+    place = n * index(j)
+    fill = Let(read, Load(x.flat(), (place + t,))), Put(kept.flat(), index(t), read, None)
+    empty = Let(again, Load(kept.flat(), (index(u),))), Put(y.flat(), place + u, again, None)
+    body = Scratch(kept, 3 * index(n)), each(t, *fill), each(u, *empty)
+    loop = For(j, index(0), (index(3),), body)
+    program = Program("nested", (x,), (y,), (n,), (row,), (), (loop,))
+    a, b = torch.arange(15.0), torch.zeros(15)
+    build([program])["nested"](a, b, 5)
+    assert torch.equal(a, b)
 
 
 HOSTILE = (

@@ -1,0 +1,242 @@
+"""Control flow, operations of the user's own, transforms: as eager runs them, and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.testing._internal.two_tensor import TwoTensor
+
+import fusec
+from fusec.compiler import RECENT
+from tests.support import check, compile_with, externs, values
+
+Function: TypeAlias = Callable[..., Any]
+
+
+def branches(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    chosen = torch.cond(
+        x.sum() > 0, lambda x, y: (x.sin() * y).exp(), lambda x, y: x.cos() - y, (x, y)
+    )
+    return chosen * 2
+
+
+def loop(i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def body(i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return i + 1, torch.cond(x.sum() > 0, lambda x: x.sin() - 1, lambda x: x + 0.5, (x,))
+
+    i, x = while_loop(lambda i, x: i < 5, body, (i, x))
+    return x + 1, i
+
+
+def recurrence(carry: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    last, each = scan(lambda c, row: (c * 0.5 + row.sin(), c + row), carry, rows)
+    return last.exp(), each
+
+
+def cumulated(x: torch.Tensor) -> torch.Tensor:
+    return associative_scan(lambda a, b: a + b, x.sin(), 0, combine_mode="generic") * 2
+
+
+def mapped(rows: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return map_rows(lambda row, y: (row + y).sin(), rows.t(), y) * 2
+
+
+@torch.compiler.nested_compile_region
+def region(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).sin() * 2
+
+
+def regions(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return region(region(x, w), w) + 1
+
+
+X, Y, W = values(4, 4), values(4, 4, seed=1), values(4, 4, seed=2)
+CONTROL: dict[str, tuple[Function, tuple[torch.Tensor, ...], bool, str]] = {
+    "cond": (branches, (X, Y), True, "cond"),
+    "while_loop": (loop, (torch.tensor(0), X), False, "while_loop"),
+    "scan": (recurrence, (X[0], X), True, "scan"),
+    "map": (mapped, (X, Y[0]), True, "map_impl"),
+    "nested_compile_region": (regions, (X, W), True, "invoke_subgraph"),
+}
+"""Function, inputs, whether it has a backward, the operation that is left to torch."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "map" else ()) for n in CONTROL]
+)
+def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
+    fn, inputs, train, operation = CONTROL[name]
+    check(fn, *inputs, train=train)
+    assert not [trace.problem for trace in RECENT if trace.problem]
+    parts = {trace.name for trace in RECENT if "." in trace.name}
+    assert parts, "branches and bodies are compiled"
+    reasons = dict(externs(fn, *inputs, train=train))
+    assert reasons[operation] == f"the higher-order operation {operation}"
+    explained = fusec.explain(fn, *inputs, train=train)
+    named = {graph.name: graph for graph in explained.graphs if "." in graph.name}
+    assert parts == set(named) and any(graph.kernels for graph in named.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTROL)
+def test_control_flow_matches_eager_with_symbolic_sizes(name):
+    fn, inputs, train, _ = CONTROL[name]
+    check(fn, *inputs, train=train, dynamic=True)
+
+
+@pytest.mark.slow
+def test_an_associative_scan_is_ordinary_operations():
+    check(cumulated, X)
+    assert externs(cumulated, X) == []
+
+
+def test_flex_attention_with_a_modified_score_and_a_block_mask_matches_eager():
+    q, k, v = (values(1, 2, 128, 16, seed=seed) for seed in range(3))
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def nearer(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
+            return score + (j - i) * 0.1
+
+        return flex_attention(q * 2, k, v, score_mod=nearer, block_mask=mask) + 1
+
+    # Not `check`: in eager mode the operation warns, and has no inputs in f64 beside a mask.
+    torch._dynamo.reset()
+    expected = attend(q, k, v)
+    assert torch.allclose(compile_with(attend)(q, k, v), expected, atol=1e-5)
+    assert ("flex_attention", "the higher-order operation flex_attention") in externs(
+        attend, q, k, v
+    )
+
+
+# -- operations of the user's own ------------------------------------------------------------------
+
+
+@torch.library.custom_op("fusec_test::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+sine.register_fake(torch.empty_like)
+sine.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+@torch.library.custom_op("fusec_test::accumulate", mutates_args=("total",))
+def accumulate(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    total.add_(x)
+    return total.sum()
+
+
+accumulate.register_fake(lambda total, x: total.new_empty(()))
+
+
+def test_a_custom_operation_with_a_gradient_matches_eager():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return sine(x * 2).exp()
+
+    check(fn, X, train=True)
+    reason = "the custom operation fusec_test.sine.default"
+    assert ("fusec_test.sine.default", reason) in externs(fn, X, train=True)
+
+
+def test_custom_operations_write_inputs_intermediates_and_views_as_in_eager():
+    def fn(total: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = accumulate(total, x * 2)
+        own = total * 3
+        accumulate(own, x)
+        accumulate(own[1:], x[1:])
+        return own + first, own.t()
+
+    check(fn, Y, X)
+
+
+@pytest.fixture
+def stride_readers() -> Iterator[list[Function]]:
+    """Operations that return the strides of their argument, by what they require of them."""
+    library = torch.library.Library("fusec_test_strides", "FRAGMENT")
+    tags = {"plain": (), "exact": (torch.Tag.needs_exact_strides,)}
+    tags["ordered"] = (torch.Tag.needs_fixed_stride_order,)
+    for name, chosen in tags.items():
+        library.define(f"{name}(Tensor x) -> Tensor", tags=chosen)
+        library.impl(name, lambda x: torch.tensor(x.stride()), "CPU")
+        torch.library.register_fake(
+            f"fusec_test_strides::{name}",
+            lambda x: torch.empty(x.dim(), dtype=torch.int64),
+            lib=library,
+        )
+    yield [getattr(torch.ops.fusec_test_strides, name).default for name in tags]
+    library._destroy()
+
+
+def test_custom_operations_see_the_strides_of_eager(stride_readers):
+    def fn(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        tensors = (
+            (x * 2).t(),
+            (x + 1).t() * 3,
+            torch.nn.functional.pad(x, (0, 3))[:, :4],
+            (x[0] * 2).expand(4, 4),
+            torch.cat([x, y], 1).permute(1, 0),
+            x[:, ::2] * 1,
+            x.view(2, 2, 4).transpose(0, 2).contiguous() + 1,
+            (x.view(1, 4, 2, 2) + 1).to(memory_format=torch.channels_last).sin(),
+        )
+        return [read(tensor) for tensor in tensors for read in stride_readers]
+
+    torch._dynamo.reset()
+    found = compile_with(fn)(X, Y)
+    assert [t.tolist() for t in found] == [t.tolist() for t in fn(X, Y)]
+
+
+# -- transforms and subclasses ---------------------------------------------------------------------
+
+
+def tangents(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.func.jvp(lambda x: x.sin().exp().sum(-1), (x,), (y,))
+
+
+TRANSFORMS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
+    "hessian": (torch.func.hessian(lambda x: (x.sin() ** 2).sum()), (X[0],)),
+    "jacrev": (torch.func.jacrev(lambda x: x.sin().cumsum(0)), (X[0],)),
+    "jvp": (tangents, (X, Y)),
+    "vjp": (lambda x, y: torch.func.vjp(lambda x: x.sin() * x, x)[1](y)[0] * 2, (X, Y)),
+    "vmap": (torch.vmap(lambda x, y: torch.softmax(x @ y, -1), in_dims=(0, None)), (X, Y)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "hessian" else pytest.mark.slow) for n in TRANSFORMS]
+)
+def test_transforms_inside_a_compiled_function_match_eager(name):
+    fn, inputs = TRANSFORMS[name]
+    check(lambda *args: fn(*args), *inputs)
+
+
+def test_a_subclass_of_two_tensors_is_compiled_through():
+    def fn(pair: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (pair * 2).sin() @ w
+
+    torch._dynamo.reset()
+    pair = TwoTensor(X.clone(), Y.clone())
+    found, expected = compile_with(fn)(pair, W), fn(pair, W)
+    for a, b in ((found.a, expected.a), (found.b, expected.b)):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_function_that_is_left_out_breaks_the_graph_and_nothing_else():
+    @torch.compiler.disable
+    def sine_outside(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    check(lambda x: sine_outside(x * 2) + 1, X, train=True, fullgraph=False)
