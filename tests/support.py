@@ -84,12 +84,12 @@ def check(
         tol: replaces the tolerance of each dtype, for functions that cancel by construction.
     """
     torch._dynamo.reset()
-    eager = _run(_fresh(fn), inputs, train=train)
-    reference = _run(_fresh(fn, torch.float64), inputs, train=train, dtype=torch.float64)
+    eager = run(_fresh(fn), inputs, train=train)
+    reference = run(_fresh(fn, torch.float64), inputs, train=train, dtype=torch.float64)
     module = _fresh(fn)
     compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
-    first = _run(compiled, inputs, train=train, state=module)
-    again = _run(compiled, inputs, train=train, state=_reset(module, fn))
+    first = run(compiled, inputs, train=train, state=module)
+    again = run(compiled, inputs, train=train, state=_reset(module, fn))
     compare(eager, first, reference, tol=tol)
     compare(eager, again, reference, tol=tol)
 
@@ -219,7 +219,7 @@ def _reset(module: Callable, fn: Callable) -> Callable:
     return module
 
 
-def _run(
+def run(
     call: Callable,
     inputs: tuple[Any, ...],
     *,
