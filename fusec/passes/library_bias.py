@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, loads
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, index_exprs, loads
 from fusec.ir.graph import (
     Chunked,
     Extern,
     Kernel,
     Schedule,
     Step,
+    Store,
     View,
     argument_views,
     extern_views,
@@ -59,8 +60,7 @@ def _numbered(steps: list[Step]) -> tuple[Step, ...]:
     return tuple(replace(s, name=f"k{next(count)}") if isinstance(s, Kernel) else s for s in steps)
 
 
-def _addmm(product: Extern, bias: Buffer, kernel: Kernel) -> Extern:
-    vector = View(bias, bias.shape, bias.strides, index(0))
+def _addmm(product: Extern, vector: View, kernel: Kernel) -> Extern:
     return Extern(
         product.node,
         "aten.addmm.default",
@@ -90,7 +90,7 @@ def _readers(schedule: Schedule) -> dict[Buffer, int]:
     return count
 
 
-def _lone_bias(kernel: Kernel) -> tuple[Buffer, Buffer] | None:
+def _lone_bias(kernel: Kernel) -> tuple[Buffer, View] | None:
     """Return (matrix, vector) if the kernel is ``out[m, n] = matrix[m, n] + vector[n]``."""
     if len(kernel.stores) != 1 or kernel.inside:
         return None
@@ -103,13 +103,28 @@ def _lone_bias(kernel: Kernel) -> tuple[Buffer, Buffer] | None:
         if not isinstance(matrix, Load) or not isinstance(vector, Load):
             continue
         same = matrix.indices == store.indices and matrix.buffer.shape == store.buffer.shape
-        if not same or vector.indices != store.indices[1:] or matrix.guard or vector.guard:
+        window = _along_columns(vector, store)
+        if not same or window is None or matrix.guard or vector.guard:
             continue
         types = {matrix.buffer.dtype, vector.buffer.dtype, store.buffer.dtype}
         dense = store.buffer.strides == contiguous_strides(store.buffer.shape)
         if len(types) == 1 and dense:
-            return matrix.buffer, vector.buffer
+            return matrix.buffer, window
     return None
+
+
+def _along_columns(vector: Load, store: Store) -> View | None:
+    """Return the part of a buffer that is read along the columns, if it is read there alone."""
+    column = store.indices[1]
+    offset = vector.buffer.offset(vector.indices)
+    axis = next(iter(column.axes), None)
+    step = None if axis is None or column is not index(axis) else offset.coefficient(axis)
+    if step is None or step is index(0):
+        return None
+    start = offset - step * column
+    if start.axes or any(True for _ in index_exprs(start)):
+        return None
+    return View(vector.buffer, store.buffer.shape[1:], (step,), start)
 
 
 def _uncast(expr: Expr) -> Expr:

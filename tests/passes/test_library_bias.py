@@ -10,6 +10,7 @@ import pytest
 from fusec.ir.dtype import BF16, DType
 from fusec.ir.expr import Buffer, Cast, Expr, Op
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
+from fusec.ir.index import index
 from fusec.passes.fuse import separate
 from fusec.passes.library_bias import library_bias
 from tests.ir.graphs import axes, buffer, f32, graph, load, whole
@@ -72,6 +73,17 @@ def test_half_types_that_are_added_in_f32_are_a_bias_too() -> None:
     wide = tuple(Cast(a, f32(0).dtype) for a in product.biased().args)
     line = Cast(Op("add", wide), BF16)
     assert targets(library_bias(separate(product.graph(line)))) == ["aten.addmm.default"]
+
+
+def test_a_part_of_a_longer_bias_is_passed_as_that_part() -> None:
+    product = Product()
+    m, n = product.axes
+    packed = buffer("bias", 3 * N)
+    part = load(packed, index(n) + N)
+    before = product.graph(Op("add", (load(product.made, m, n), part)), bias=packed)
+    after = library_bias(separate(before))
+    assert targets(after) == ["aten.addmm.default"]
+    check_same(before, after, inputs(bias=3 * N), library)
 
 
 def activation(product: Product) -> Graph:
