@@ -50,6 +50,8 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule ``beta*bias + alpha*multiply(a, b)``, all in the operands' type."""
 
     def rule(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        if not (bias.is_floating_point() or bias.is_complex()):  # as eager converts them
+            beta, alpha = int(beta), int(alpha)
         product = multiply(a, b)
         product = product if alpha == 1 else product * alpha
         if beta == 0:  # a NaN in the bias is ignored then
@@ -57,6 +59,15 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
         return product + (bias if beta == 1 else bias * beta)
 
     return rule
+
+
+def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -> Any:
+    """Return -t * sigmoid(-t * x) times ``grad``; PyTorch's ``sigmoid(t * x) - 1`` cancels."""
+    slope = grad * -target * torch.sigmoid(-target * x)
+    return slope / x.numel() if reduction == _MEAN else slope
+
+
+_MEAN = 1  # at::Reduction
 
 
 def decompositions(
@@ -105,6 +116,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table.update(foreach_decompositions())
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
+    table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
     for name in _WHOLE:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():

@@ -26,6 +26,15 @@ def test_linear_layers_between_chains_match_eager(dtype, train):
     check(mlp, *scaled, train=train, tol=2e-2 if dtype == torch.bfloat16 else None)
 
 
+def test_factors_of_integer_products_become_integers():
+    c, a, b = (values(2, 3, 3, dtype=torch.int64, seed=k) for k in range(3))
+
+    def products(c, a, b):
+        return torch.baddbmm(c, a, b, beta=0.6, alpha=2.5), torch.addmm(c[0], a[0], b[0], alpha=1.5)
+
+    check(products, c, a, b)
+
+
 @MODES
 def test_every_kind_of_matrix_product_matches_eager(train):
     def products(a, b, c, v):

@@ -109,6 +109,11 @@ def test_elementwise_losses_match_eager(reduction):
     check(losses, values(7, 33), values(7, 33, seed=1), train=True)
 
 
+def test_gradient_of_soft_margin_does_not_cancel_where_the_margin_is_wide():
+    x = torch.tensor([14.0, -15.0, 16.25, 0.5])
+    check(lambda x: F.soft_margin_loss(x, x.detach().sign(), reduction="sum"), x, train=True)
+
+
 def test_losses_over_pairs_match_eager():
     def losses(x, y, z):
         sign, a, b = torch.ones(9), x[:, 0], y[:, 0]
