@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Op
+from fusec.ir.expr import Buffer, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Size, index
 from fusec.ir.monoid import MAX
@@ -15,9 +15,10 @@ from fusec.passes.schedule.vector_loops import (
     MIN_GRID,
     SUM_TILES,
     accepts_vector_loops,
+    lane_axis,
     plan_vector_loops,
 )
-from tests.ir.graphs import axes, graph, load
+from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
 
@@ -38,6 +39,22 @@ def test_rows_are_on_the_grid_and_their_lanes_in_a_loop() -> None:
 @pytest.mark.parametrize(("extent", "tile"), [(7, ""), (8, "*16"), (9, "*16")])
 def test_a_row_of_less_than_half_a_vector_has_no_lanes(extent: int, tile: str) -> None:
     assert found(pointwise(100, extent)) == f"m=grid  c=loop{tile}"
+
+
+def windows(outputs: int, places: int) -> Kernel:
+    """y[o] = max(k: x[2*o + k])."""
+    o, k = axes("o k", outputs, places)
+    x, y = buffer("x", 2 * outputs + places), buffer("y", outputs)
+    place = index(o) * 2 + index(k)
+    return kernel_of(graph((x,), (Def(y, (o,), Reduce(MAX, (k,), load(x, place))),), y))
+
+
+@pytest.mark.parametrize(("outputs", "lane"), [(56, "o"), (7, "k")])
+def test_outputs_of_short_windows_are_lanes_where_they_fill_vectors(
+    outputs: int, lane: str
+) -> None:
+    chosen = lane_axis(windows(outputs, 3), 16)
+    assert chosen is not None and chosen.name == lane
 
 
 def test_a_long_vector_is_cut_into_chunks_of_a_cache() -> None:
