@@ -37,14 +37,7 @@ _TABLE = (
         linear_backward matmul_backward""",
     ),
     (_CONVOLUTION, "convolution convolution_backward _convolution mkldnn_convolution"),
-    (
-        _POOLING,
-        """max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
-        max_pool3d_with_indices_backward avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
-        avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
-        _adaptive_avg_pool3d _adaptive_avg_pool3d_backward adaptive_max_pool2d
-        adaptive_max_pool2d_backward fractional_max_pool2d adaptive_avg_pool1d""",
-    ),
+    (_POOLING, "fractional_max_pool2d fractional_max_pool3d"),
     (
         _SORTING,
         """sort topk argsort kthvalue median nanmedian mode msort _unique2 searchsorted

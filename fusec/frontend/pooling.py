@@ -1,0 +1,413 @@
+"""Pooling: means and maxima over windows, and their gradients, which gather as well.
+
+The windows of an axis are affine, ``start = o * stride - padding`` with ``kernel`` places
+``dilation`` apart, or adaptive, from ``floor(o * n / outputs)`` to ``ceil((o + 1) * n / outputs)``.
+Either says which elements a window has (``place``), and in which windows an element lies
+(``window``): a gradient sums over those, so nothing is scattered.
+
+Worked example, ``avg_pool1d(x, 3, stride=2, padding=1)`` of 8 elements, padding counted::
+
+    y[o] = sum(k: x[2*o + k - 1] if 2*o + k >= 1) / 3.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from fusec.frontend.arithmetic import div, equal, less, select
+from fusec.frontend.call import Call, Indices
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import ONE, ZERO, Value
+from fusec.frontend.views import IntoSize
+from fusec.ir.dtype import I64, DType, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, in_range, op
+from fusec.ir.index import Axis, Index, contiguous_strides, index
+from fusec.ir.monoid import MAX, MIN, SUM, Monoid
+from fusec.ir.scalar import ROUND
+
+aten = torch.ops.aten
+_NOWHERE = MIN.identity(I64)
+
+Place: TypeAlias = "tuple[Index, Expr | None]"
+Body: TypeAlias = "Callable[[Indices, Expr | None], Expr]"
+"""What is reduced: of indices, and of the guard under which they are in range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Windows that start ``stride`` apart; ``count_pad`` counts the padding in means.
+
+    Attributes:
+        places: the most elements of a window.
+        around: the most windows that an element lies in.
+    """
+
+    extent: Index
+    outputs: Index
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int = 1
+    count_pad: bool = False
+
+    @property
+    def places(self) -> Index:
+        return index(self.kernel)
+
+    @property
+    def around(self) -> Index:
+        return index(self.kernel if self.dilation > 1 else -(-self.kernel // self.stride))
+
+    def place(self, window: Index, k: Index) -> Place:
+        """Return the position of the k-th element of a window, and whether it is one."""
+        at = window * self.stride - self.padding + k * self.dilation
+        return at, in_range(at, 0, self.extent)
+
+    def window(self, position: Index, k: Index) -> Place:
+        """Return the k-th window that an element may lie in, and whether it does."""
+        reach = position + self.padding
+        if self.dilation > 1:
+            first = reach - k * self.dilation
+            window = first // self.stride
+            inside: Expr | None = op("eq", IndexValue(first % self.stride), IndexValue(ZERO))
+        else:
+            window = reach // self.stride - k
+            inside = in_range(reach - window * self.stride, 0, self.kernel)
+        return window, both(in_range(window, 0, self.outputs), inside)
+
+    def size(self, window: Index) -> Expr:
+        """Return what a mean over the window divides by, an i64."""
+        start = IndexValue(window * self.stride - self.padding)
+        end = IndexValue(window * self.stride - self.padding + self.kernel)
+        if self.count_pad:
+            return op("sub", op("minimum", end, IndexValue(self.extent + self.padding)), start)
+        within = op("minimum", end, IndexValue(self.extent))
+        return op("sub", within, op("maximum", start, IndexValue(ZERO)))
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """As many windows as ``outputs``, of sizes that differ by one where they do not divide."""
+
+    extent: Index
+    outputs: Index
+
+    @property
+    def places(self) -> Index:
+        return self._most(self.extent, self.outputs)
+
+    @property
+    def around(self) -> Index:
+        return self._most(self.outputs, self.extent)
+
+    def _most(self, parts: Index, of: Index) -> Index:
+        """Return the most of ``parts`` that meet one of the others: one more if none divides."""
+        if (parts % of) is ZERO:
+            return parts // of
+        return (parts + of - 1) // of + 1
+
+    def _start(self, window: Index) -> Index:
+        return window * self.extent // self.outputs
+
+    def _end(self, window: Index) -> Index:
+        return ((window + 1) * self.extent + self.outputs - 1) // self.outputs
+
+    def place(self, window: Index, k: Index) -> Place:
+        at = self._start(window) + k
+        return at, both(in_range(at, None, self._end(window)), in_range(at, 0, self.extent))
+
+    def window(self, position: Index, k: Index) -> Place:
+        window = position * self.outputs // self.extent + k
+        inside = in_range(position, self._start(window), self._end(window))
+        return window, both(in_range(window, 0, self.outputs), inside)
+
+    def size(self, window: Index) -> Expr:
+        return IndexValue(self._end(window) - self._start(window))
+
+
+Windows: TypeAlias = "Affine | Adaptive"
+_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], Place]]"
+
+
+def over_places(windows: Sequence[Windows], at: Indices, monoid: Monoid, body: Body) -> Expr:
+    """Return the reduction of ``body`` over the elements of the window that ``at`` ends with."""
+    return _reduce([(w.places, w.place) for w in windows], at, monoid, body)
+
+
+def over_windows(windows: Sequence[Windows], at: Indices, body: Body) -> Expr:
+    """Return the sum of ``body`` over the windows in which the element at ``at`` lies."""
+    return _reduce([(w.around, w.window) for w in windows], at, SUM, body)
+
+
+def _reduce(ways: Sequence[_Way], at: Indices, monoid: Monoid, body: Body) -> Expr:
+    axes = [Axis(f"k{d}", extent) for d, (extent, _) in enumerate(ways)]
+    first = len(at) - len(ways)
+    where, guard = list(at), None
+    for d, ((extent, step), axis) in enumerate(zip(ways, axes, strict=True)):
+        where[first + d], inside = step(at[first + d], ZERO if extent is ONE else index(axis))
+        guard = both(guard, inside)
+    inner = body(tuple(where), guard)
+    over = tuple(axis for axis in axes if axis.extent is not ONE)
+    return Reduce(monoid, over, inner) if over else inner
+
+
+# -- means ----------------------------------------------------------------------------------------
+
+
+def mean(call: Call, x: Value, windows: Sequence[Windows], divisor: int | None = None) -> Value:
+    """Emit the mean over each window; ``divisor`` stands for what it would be."""
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        total = over_places(windows, at, SUM, lambda i, guard: cast(x.at(i, guard), kind))
+        return quotient(total, _divisor(windows, at, divisor, kind))
+
+    def quotient(total: Expr, count: Expr) -> Expr:
+        return div(total, count) if kind.is_float else op("truncdiv", total, count)
+
+    return call.define(body)
+
+
+def mean_gradient(
+    call: Call, grad: Value, windows: Sequence[Windows], divisor: int | None = None
+) -> Value:
+    """Emit what each element gets of the gradients of the means that it is part of."""
+    kind = compute_type(call.out.dtype)
+
+    def share(i: Indices, guard: Expr | None) -> Expr:
+        part = div(cast(grad.at(i, guard), kind), _divisor(windows, i, divisor, kind))
+        return part if guard is None else select(guard, part, Const(0.0, kind))
+
+    return call.define(lambda at: over_windows(windows, at, share))
+
+
+def _divisor(windows: Sequence[Windows], at: Indices, divisor: int | None, kind: DType) -> Expr:
+    """Return what a mean divides by: a constant, or the number of elements of the window."""
+    if divisor is not None:
+        return Const(divisor, kind)
+    sizes = [w.size(at[len(at) - len(windows) + d]) for d, w in enumerate(windows)]
+    total = sizes[0]
+    for size in sizes[1:]:
+        total = op("mul", total, size)
+    return cast(total, kind)
+
+
+def register_means(rank: int, pool: Any, backward: Any) -> None:
+    """Lower the mean over affine windows of the last ``rank`` axes, and its gradient."""
+
+    def forward_rule(
+        call: Call,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        numbers = (kernel, stride or kernel, padding, (1,))
+        windows = affine(rank, x.shape, call.out.shape, numbers, count_include_pad)
+        return mean(call, x, windows, divisor_override)
+
+    def backward_rule(
+        call: Call,
+        grad: Value,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
+        numbers = (kernel, stride or kernel, padding, (1,))
+        windows = affine(rank, x.shape, grad.shape, numbers, count_include_pad)
+        return mean_gradient(call, grad, windows, divisor_override)
+
+    lowers(pool)(forward_rule)
+    lowers(backward)(backward_rule)
+
+
+def register_adaptive_means(rank: int, pool: Any, backward: Any) -> None:
+    """Lower the mean over so many windows of the last ``rank`` axes, and its gradient."""
+
+    def forward_rule(call: Call, x: Value, outputs: Sequence[IntoSize]) -> Value:
+        return mean(call, x, adaptive(rank, x.shape, call.out.shape))
+
+    def backward_rule(call: Call, grad: Value, x: Value) -> Value:
+        return mean_gradient(call, grad, adaptive(rank, x.shape, grad.shape))
+
+    lowers(pool)(forward_rule)
+    lowers(backward)(backward_rule)
+
+
+def affine(
+    rank: int,
+    extents: Indices,
+    outputs: Indices,
+    numbers: tuple[Sequence[int], ...],
+    count_pad: bool = False,
+) -> list[Affine]:
+    """Return the windows of the last ``rank`` axes.
+
+    Args:
+        numbers: kernel, stride, padding and dilation; a list of one number is for all axes.
+    """
+    each = zip(*(tuple(n) * rank if len(n) == 1 else n for n in numbers), strict=True)
+    return [
+        Affine(extent, output, kernel, stride, padding, dilation, count_pad)
+        for extent, output, (kernel, stride, padding, dilation) in zip(
+            extents[-rank:], outputs[-rank:], each, strict=True
+        )
+    ]
+
+
+def adaptive(rank: int, extents: Indices, outputs: Indices) -> list[Windows]:
+    """Return as many windows of the last ``rank`` axes as there are outputs."""
+    return [_adaptive(*pair) for pair in zip(extents[-rank:], outputs[-rank:], strict=True)]
+
+
+def _adaptive(extent: Index, outputs: Index) -> Windows:
+    """Return equal windows where the outputs divide the extent: an element then lies in one."""
+    kernel = extent // outputs
+    if kernel.is_constant and (extent % outputs) is ZERO:
+        return Affine(extent, outputs, kernel.const, kernel.const, 0)
+    return Adaptive(extent, outputs)
+
+
+# -- maxima ---------------------------------------------------------------------------------------
+
+
+def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
+    """Emit the greatest element of each window, and its place among all that the axes have.
+
+    The place is the first one's; of NaNs, as eager's loop leaves it, the last one's.
+    """
+    kind = compute_type(call.out.dtype)
+    steps = contiguous_strides(tuple(w.extent for w in windows))
+
+    def element(i: Indices, guard: Expr | None) -> Expr:
+        value = _exactly(x, i, guard, kind)
+        lowest = Const(MAX.identity(kind), kind)
+        return value if guard is None else select(guard, value, lowest)
+
+    best = call.define(lambda at: over_places(windows, at, MAX, element), 0)
+
+    def place(at: Indices) -> Expr:
+        extremum = cast(best.at(at), kind)
+
+        def candidate(i: Indices, guard: Expr | None) -> Expr:
+            value = _exactly(x, i, guard, kind)
+            flat = IndexValue(_flat(i, steps))
+            key = select(equal(value, extremum), flat, Const(_NOWHERE, I64))
+            if kind.is_float:
+                key = select(op("isnan", value), op("not", flat), key)
+            return key if guard is None else select(guard, key, Const(_NOWHERE, I64))
+
+        key = over_places(windows, at, MIN, candidate)
+        return select(less(key, 0), op("not", key), key) if kind.is_float else key
+
+    return best, call.define(place, 1)
+
+
+def _exactly(x: Value, i: Indices, guard: Expr | None, kind: DType) -> Expr:
+    """Return an element rounded as it is stored, so that its maximum can be found again."""
+    value = cast(x.at(i, guard), kind)
+    return op(ROUND[x.dtype], value) if x.dtype in ROUND else value
+
+
+def _flat(i: Indices, steps: Indices) -> Index:
+    place = ZERO
+    for position, step in zip(i[len(i) - len(steps) :], steps, strict=True):
+        place = place + position * step
+    return place
+
+
+def maximum_gradient(call: Call, grad: Value, places: Value, windows: Sequence[Windows]) -> Value:
+    """Emit what flows to each element from the windows whose place it is."""
+    kind = compute_type(call.out.dtype)
+    steps = contiguous_strides(tuple(w.extent for w in windows))
+
+    def body(at: Indices) -> Expr:
+        own = IndexValue(_flat(at, steps))
+
+        def share(i: Indices, guard: Expr | None) -> Expr:
+            chosen = equal(cast(places.at(i, guard), I64), own)
+            chosen = chosen if guard is None else op("and", guard, chosen)
+            return select(chosen, cast(grad.at(i, guard), kind), Const(0, kind))
+
+        return over_windows(windows, at, share)
+
+    return call.define(body)
+
+
+def register_maxima(rank: int, pool: Any, backward: Any) -> None:
+    """Lower the maximum over affine windows of the last ``rank`` axes, and its gradient."""
+
+    def forward_rule(
+        call: Call,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
+        numbers = (kernel, stride or kernel, padding, dilation)
+        return maximum(call, x, affine(rank, x.shape, call.out.shape, numbers))
+
+    def backward_rule(
+        call: Call,
+        grad: Value,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        places: Value,
+    ) -> Value:
+        numbers = (kernel, stride or kernel, padding, dilation)
+        windows = affine(rank, x.shape, grad.shape, numbers)
+        return maximum_gradient(call, grad, places, windows)
+
+    lowers(pool)(forward_rule)
+    lowers(backward)(backward_rule)
+
+
+def register_adaptive_maxima(rank: int, pool: Any, backward: Any) -> None:
+    """Lower the maximum over so many windows of the last ``rank`` axes, and its gradient."""
+
+    def forward_rule(call: Call, x: Value, outputs: Sequence[IntoSize]) -> tuple[Value, Value]:
+        return maximum(call, x, adaptive(rank, x.shape, call.out.shape))
+
+    def backward_rule(call: Call, grad: Value, x: Value, places: Value) -> Value:
+        return maximum_gradient(call, grad, places, adaptive(rank, x.shape, grad.shape))
+
+    lowers(pool)(forward_rule)
+    lowers(backward)(backward_rule)
+
+
+register_means(2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default)
+register_means(3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default)
+register_maxima(
+    2, aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+)
+register_maxima(
+    3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default
+)
+for _rank, _name in ((2, "2d"), (3, "3d")):
+    register_adaptive_means(
+        _rank,
+        getattr(aten, f"_adaptive_avg_pool{_name}").default,
+        getattr(aten, f"_adaptive_avg_pool{_name}_backward").default,
+    )
+    register_adaptive_maxima(
+        _rank,
+        getattr(aten, f"adaptive_max_pool{_name}").default,
+        getattr(aten, f"adaptive_max_pool{_name}_backward").default,
+    )
