@@ -11,13 +11,14 @@ STAMP := $(VENV)/.installed
 # Each test worker computes on one thread, so that JOBS workers do not fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: help demo examples test test-all bench lint format clean
+.PHONY: help demo examples test test-all fuzz bench lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
 	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests"
+	@echo "make fuzz      2,000 random programs against eager and fp64; failures in build/fuzz"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    rewrite the sources as ruff formats them"
@@ -42,6 +43,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) --slow
+
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.cpu

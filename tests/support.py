@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,12 +74,14 @@ def check(
     dynamic: bool = False,
     backend: str = BACKEND,
     fullgraph: bool = True,
+    more: Sequence[tuple[Any, ...]] = (),
     tol: float | None = None,
 ) -> None:
     """Assert that the compiled function does what eager does; see the module docstring.
 
     Args:
         fn: a function or module; a module is copied for each run, so its buffers may change.
+        more: further inputs, of other sizes say, for the same compiled function.
         train: floating inputs require gradients, which are compared too.
         tol: replaces the tolerance of each dtype, for functions that cancel by construction.
     """
@@ -92,6 +94,11 @@ def check(
     again = run(compiled, inputs, train=train, state=_reset(module, fn))
     compare(eager, first, reference, tol=tol)
     compare(eager, again, reference, tol=tol)
+    for given in more:
+        eager = run(_fresh(fn), given, train=train)
+        reference = run(_fresh(fn, torch.float64), given, train=train, dtype=torch.float64)
+        found = run(compiled, given, train=train, state=_reset(module, fn))
+        compare(eager, found, reference, tol=tol)
 
 
 def compare(eager: Run, compiled: Run, reference: Run, tol: float | None = None) -> None:

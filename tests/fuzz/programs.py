@@ -1,198 +1,400 @@
-"""Random PyTorch functions over tensors: views, in-place updates, mixed dtypes, reductions.
+"""Random PyTorch programs: views, writes in place, mixed types, reductions, products, other sizes.
 
-``program(seed)`` returns a function of a few tensors and its inputs. Steps are drawn once, so that
-the function does the same in every call; each takes earlier values by number.
+A `Program` is text: inputs, lines of Python, and what is returned. ``draw(seed)`` adds one random
+line after another. A line is kept if eager accepts it, if its values are well conditioned (eager
+is near fp64), and if nothing that decides between two branches lies near the border, so that a
+difference of rounding is never a failure. What remains is compared by ``tests/support.py``.
+
+A program that fails is shrunk by leaving out and short-circuiting lines, and printed as a file that
+runs on its own; see ``python -m tests.fuzz``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._dynamo.exc import Unsupported
 
-from tests.support import values
+from tests.support import HALF, LAYOUTS, TOLERANCE, check, copy_inputs, values, with_layout
 
-Step = Callable[[list[torch.Tensor]], torch.Tensor]
-SHAPES = ((4, 6), (3, 8), (2, 3, 4), (5, 5), (1, 7), (6, 4), (17, 3), (33,), (2, 16))
-FLOATS = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16)
-
-
-class _Drawer:
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.shapes: list[tuple[int, ...]] = []
-        self.steps: list[Step] = []
-
-    def pick(self) -> int:
-        return len(self.shapes) - 1 - min(int(self.random.expovariate(0.5)), len(self.shapes) - 1)
-
-    def add(self, shape: tuple[int, ...], step: Step) -> None:
-        self.shapes.append(shape)
-        self.steps.append(step)
-
-    def draw(self) -> None:
-        kind = self.random.choice(
-            ("unary", "unary", "binary", "binary", "view", "view", "reduce", "reduce", "norm",
-             "inplace", "cast", "cat", "where")
-        )  # fmt: skip
-        getattr(self, kind)()
-
-    def unary(self) -> None:
-        k = self.pick()
-        fn = self.random.choice(
-            (
-                torch.tanh,
-                torch.sigmoid,
-                torch.relu,
-                torch.nn.functional.gelu,
-                torch.nn.functional.silu,
-                torch.neg,
-                lambda x: x * 0.5 + 1,
-                lambda x: torch.exp(-x.abs()),
-                lambda x: (x * x + 1).rsqrt(),
-                lambda x: x.clamp(-0.5, 0.75),
-            )
-        )
-        self.add(self.shapes[k], lambda v: fn(v[k]))
-
-    def binary(self) -> None:
-        k = self.pick()
-        shape = self.shapes[k]
-        fits = [j for j, s in enumerate(self.shapes) if _broadcasts(s, shape)]
-        j = self.random.choice(fits)
-        fn = self.random.choice(
-            (torch.add, torch.sub, torch.mul, torch.maximum, lambda a, b: a / (b.abs() + 1))
-        )
-        self.add(shape, lambda v: fn(v[k], v[j]))
-
-    def view(self) -> None:
-        k = self.pick()
-        shape = self.shapes[k]
-        dim = self.random.randrange(len(shape))
-        match self.random.choice(("t", "reshape", "slice", "flip", "roll", "pad", "expand", "sel")):
-            case "t":
-                order = list(range(len(shape)))
-                self.random.shuffle(order)
-                self.add(tuple(shape[i] for i in order), lambda v: v[k].permute(order))
-            case "reshape" if len(shape) > 1:
-                merged = (shape[0] * shape[1], *shape[2:])
-                self.add(merged, lambda v: v[k].reshape(merged))
-            case "reshape" if shape[0] % 2 == 0:
-                cut = (2, shape[0] // 2)
-                self.add(cut, lambda v: v[k].reshape(cut))
-            case "slice" if shape[dim] > 2:
-                new = tuple(n - 2 if i == dim else n for i, n in enumerate(shape))
-                self.add(new, lambda v: v[k].narrow(dim, 1, shape[dim] - 2))
-            case "flip":
-                self.add(shape, lambda v: v[k].flip(dim))
-            case "roll":
-                self.add(shape, lambda v: v[k].roll(1, dim))
-            case "pad":
-                self.add(
-                    (*shape[:-1], shape[-1] + 3),
-                    lambda v: torch.nn.functional.pad(v[k], (1, 2), value=0.5),
-                )
-            case "expand":
-                self.add((2, *shape), lambda v: v[k].expand(2, *shape))
-            case "sel" if len(shape) > 1:
-                new = shape[:dim] + shape[dim + 1 :]
-                self.add(new, lambda v: v[k].select(dim, shape[dim] // 2))
-
-    def reduce(self) -> None:
-        k = self.pick()
-        shape = self.shapes[k]
-        dim, keep = self.random.randrange(len(shape)), self.random.random() < 0.6
-        name = self.random.choice(("sum", "mean", "amax", "amin", "logsumexp", "var"))
-        if name == "var" and shape[dim] < 2:
-            name = "mean"
-        kept = (*shape[:dim], 1, *shape[dim + 1 :]) if keep else shape[:dim] + shape[dim + 1 :]
-        if kept:
-            self.add(kept, lambda v: getattr(torch, name)(v[k], dim=dim, keepdim=keep))
-
-    def norm(self) -> None:
-        k = self.pick()
-        width = self.shapes[k][-1]
-        if width == 1:
-            return
-        fn = self.random.choice(
-            (
-                lambda x: torch.softmax(x, -1),
-                lambda x: torch.log_softmax(x, 0),
-                lambda x: torch.nn.functional.layer_norm(x, (width,)),
-                lambda x: x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5).to(x),
-            )
-        )
-        self.add(self.shapes[k], lambda v: fn(v[k]))
-
-    def inplace(self) -> None:
-        k = self.pick()
-        shape = self.shapes[k]
-
-        def step(v: list[torch.Tensor]) -> torch.Tensor:
-            out = v[k].clone()
-            out.select(0, 0).mul_(2)
-            out.t_() if out.dim() == 2 else out.add_(1)
-            return out.add_(0.5)
-
-        self.add(shape[::-1] if len(shape) == 2 else shape, step)
-
-    def cast(self) -> None:
-        k = self.pick()
-        dtype = self.random.choice(FLOATS)
-        self.add(self.shapes[k], lambda v: v[k].to(dtype))
-
-    def cat(self) -> None:
-        k = self.pick()
-        shape = self.shapes[k]
-        j = self.random.choice([i for i, s in enumerate(self.shapes) if s[1:] == shape[1:]])
-        joined = (shape[0] + self.shapes[j][0], *shape[1:])
-        self.add(joined, lambda v: torch.cat((v[k], v[j])))
-
-    def where(self) -> None:
-        k = self.pick()
-        j = self.random.choice(
-            [i for i, s in enumerate(self.shapes) if _broadcasts(s, self.shapes[k])]
-        )
-        self.add(self.shapes[k], lambda v: torch.where(v[j] > 0, v[k], v[k] * 0.25))
+EXTENTS = {"a": (4, 7), "b": (6, 9), "c": (17, 12), "d": (1, 1), "e": (130, 67), "f": (2, 3)}
+"""Extents by letter, and their other values in programs of dynamic sizes."""
+MOST_ELEMENTS = 40_000
+MOST_DIMS = 5
+ERROR = 0.02
+"""Root-mean-square error of eager against fp64, relative, at which a line is ill conditioned."""
 
 
-def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    if len(small) > len(large):
-        return False
-    return all(a in (1, b) for a, b in zip(small[::-1], large[::-1], strict=False))
+@dataclass(frozen=True)
+class Input:
+    """A tensor by letters of its extents, type and layout (`with_layout`)."""
+
+    dims: str
+    dtype: str
+    layout: str = "contiguous"
 
 
-def program(seed: int, count: int = 6) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
-    """Return a random function and its inputs."""
-    drawer = _Drawer(seed)
-    inputs = []
-    for k in range(drawer.random.randint(1, 3)):
-        shape = drawer.random.choice(SHAPES)
-        dtype = drawer.random.choice((torch.float32, torch.float32, torch.bfloat16))
-        inputs.append(values(*shape, dtype=dtype, seed=seed + k))
-        drawer.shapes.append(shape)
-    while len(drawer.steps) < count:
-        if max(_numel(s) for s in drawer.shapes) > 4000:
+@dataclass(frozen=True)
+class Program:
+    """A function as text; ``a0, a1, ...`` are its inputs."""
+
+    seed: int
+    inputs: tuple[Input, ...]
+    lines: tuple[str, ...]
+    outputs: tuple[str, ...]
+    train: bool = False
+    dynamic: bool = False
+
+    def source(self) -> str:
+        """Return the function's definition."""
+        names = ", ".join(f"a{k}" for k in range(len(self.inputs)))
+        body = "".join(f"    {line}\n" for line in self.lines)
+        return f"def program({names}):\n{body}    return {', '.join(self.outputs)},\n"
+
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """Return the function itself."""
+        scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+        exec(compile(self.source(), f"<program {self.seed}>", "exec"), scope)
+        made: Callable[..., tuple[Any, ...]] = scope["program"]
+        return made
+
+    def tensors(self, other: bool = False) -> tuple[Tensor, ...]:
+        """Return the inputs, with the other sizes if asked."""
+        return tuple(tensor_of(one, self.seed + k, other) for k, one in enumerate(self.inputs))
+
+    def sizes(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Return the inputs of each call of a comparison."""
+        return (self.tensors(), self.tensors(other=True)) if self.dynamic else (self.tensors(),)
+
+    def tolerance(self) -> float | None:
+        """Return the tolerance of the loosest type that the program uses, None if it is f32."""
+        used = self.source() + " ".join(one.dtype for one in self.inputs)
+        loose = [TOLERANCE[t] for t in HALF if str(t).removeprefix("torch.") in used]
+        return max(loose, default=None)
+
+
+def tensor_of(one: Input, seed: int, other: bool = False) -> Tensor:
+    """Return the values of an input: the same for the same seed and sizes."""
+    shape = [EXTENTS[letter][other] for letter in one.dims]
+    return with_layout(values(*shape, dtype=getattr(torch, one.dtype), seed=seed), one.layout)
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+# {x} and {y} are earlier values, {d} and {e} dimensions of x, {n} a small number, {k} a constant.
+# Behind "|" stands what must not be near zero; lines that begin with "!" write in place.
+POINTWISE = (
+    "torch.tanh({x})", "torch.sigmoid({x})", "F.gelu({x})", "F.silu({x})", "-{x}", "torch.sin({x})",
+    "F.gelu({x}, approximate='tanh')", "{x} * {k} + 1", "torch.exp(-{x}.abs())", "{x} ** 2",
+    "({x} * {x} + 1).rsqrt()", "torch.log1p({x}.abs())", "F.softplus({x})", "torch.erf({x})",
+    "torch.relu({x}) | {x}", "{x}.clamp(-{k}, 0.75) | ({x} + {k}) * ({x} - 0.75)",
+    "F.leaky_relu({x}, 0.1) | {x}", "F.hardswish({x}) | ({x} + 3) * ({x} - 3)", "{x}.abs() | {x}",
+    "torch.sign({x}) | {x}", "{x}.floor() | {x} - {x}.round()", "torch.reciprocal({x}.abs() + 1)",
+    "torch.where({x} > 0, {x}, {x} * 0.25) | {x}", "torch.logical_not({x})",
+    "torch.nan_to_num({x})",
+)  # fmt: skip
+BINARY = (
+    "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / ({y}.abs() + 1)",
+    "torch.atan2({x}, {y}.abs() + 1)", "torch.maximum({x}, {y}) | {x} - {y}",
+    "torch.minimum({x}, {y}) | {x} - {y}", "torch.where({y} > 0, {x}, {k}) | {y}",
+    "{x} > {y} | {x} - {y}", "torch.lerp({x}, {y}, {k})", "torch.addcmul({x}, {x}, {y}, value={k})",
+    "{x}.masked_fill({y} > {k}, -1.0) | {y} - {k}",
+    "({x} > 0) & ({y} > 0) | torch.cat(({x}.flatten(), {y}.flatten()))",
+    "torch.remainder({x}, {y}.abs() + 2) | {x} - ({y}.abs() + 2) * ({x} / ({y}.abs() + 2)).round()",
+)  # fmt: skip
+VIEWS = (
+    "{x}.transpose({d}, {e})", "{x}.flatten({d}, min({d} + 1, {x}.dim() - 1))",
+    "{x}.unsqueeze({d})", "{x}.unflatten({d}, (2, -1))", "{x}.narrow({d}, 1, {x}.shape[{d}] - 2)",
+    "{x}.flip({d})", "{x}.select({d}, {x}.shape[{d}] // 2)", "{x}[..., ::2]", "{x}[..., {n}:]",
+    "{x}[{n}:-1]", "{x}.roll({n}, {d})", "{x}.expand(2, *{x}.shape)",
+    "{x}.repeat_interleave(2, {d})", "{x}.unfold({d}, 2, 1)", "{x}.movedim({d}, {e})",
+    "{x}.diagonal()", "torch.tril({x})", "F.pad({x}, ({n}, 2), value=0.5)", "F.pad({x}, (-1, {n}))",
+    "{x}.squeeze({d})", "{x}.repeat(2, *([1] * ({x}.dim() - 1)))", "torch.triu({x}, {n})",
+    "{x}.contiguous()", "{x}.clone()", "{x}.chunk(2, {d})[-1]", "{x}.T.reshape(-1)", "{x}.detach()",
+)  # fmt: skip
+JOINS = (
+    "torch.cat(({x}, {y}), {d})", "torch.stack(({x}, {x} * {k}), {d})",
+    "torch.cat(({x}, {x}.flip({d})), {d})", "{x} @ {y}.to({x}.dtype)",
+    "{x} @ {y}.to({x}.dtype).transpose(-1, -2)", "{x}.flatten() @ {y}.flatten()",
+    "torch.einsum('...ij,...kj->...ik', {x}, {y}.to({x}.dtype))",
+    "F.linear({x}, {x}.flatten(0, -2))", "{x} @ {x}.transpose(-1, -2) * 0.1",
+)  # fmt: skip
+REDUCTIONS = (
+    "{x}.sum({d})", "{x}.sum({d}, keepdim=True)", "{x}.mean({d}, keepdim=True)", "{x}.mean()",
+    "{x}.mean({d})", "{x}.var({d})", "{x}.std({d}, keepdim=True)", "torch.logsumexp({x}, {d})",
+    "{x}.amax({d}, keepdim=True) | gap({x}, {d})", "{x}.amin({d}) | gap({x}, {d})", "{x}.norm()",
+    "{x}.sum(({d}, {e}))", "{x}.mean(({d}, {e}), keepdim=True)", "{x}.prod({d}) * 0.1",
+    "{x}.argmax({d}) | gap({x}, {d})", "({x} > 0).any({d}) | {x}", "({x} > 0).sum({d}) | {x}",
+    "torch.var_mean({x}, {d})[0]", "{x}.cumsum({d})", "{x}.max({d})[0] | gap({x}, {d})",
+    "torch.linalg.vector_norm({x}, dim={d}, keepdim=True)", "{x}.float().sum()",
+)  # fmt: skip
+NORMS = (
+    "torch.softmax({x}, {d})", "torch.log_softmax({x}, {d})", "F.layer_norm({x}, {x}.shape[-1:])",
+    "F.layer_norm({x}, {x}.shape[-2:])", "F.normalize({x}, dim={d})",
+    "{x} - {x}.mean({d}, keepdim=True)",
+    "{x} * torch.rsqrt({x}.float().pow(2).mean(-1, keepdim=True) + 1e-5).to({x})",
+    "F.glu({x}, {d})",
+    "torch.softmax({x}.masked_fill(torch.ones_like({x}).bool().triu(1), float('-inf')), -1)",
+)  # fmt: skip
+CASTS = (
+    "{x}.float()", "{x}.bfloat16()", "{x}.half()", "{x}.double()",
+    "{x} * torch.ones((), dtype=torch.float64)",
+    "({x} * 4).to(torch.int32) | {x} * 4 - ({x} * 4).round()",
+    "{x}.to(torch.int64) | {x} - {x}.round()",
+)  # fmt: skip
+INDEXING = (
+    "{x}[torch.arange({x}.shape[0]) // 2]",
+    "{x}.index_select({d}, torch.arange({x}.shape[{d}]).flip(0))",
+    "{x}.gather({d}, torch.zeros_like({x}, dtype=torch.int64))", "{x}[:, None]",
+    "{x}[None, ..., 0]", "torch.arange({x}.shape[-1]) * {x}", "torch.ones_like({x}) * {k}",
+    "torch.zeros({x}.shape) + {y}",
+)  # fmt: skip
+IN_PLACE = (
+    "!{x}.mul_({k})", "!{x}.add_({y})", "!{x}.select({d}, 0).add_(1)", "!{x}[..., {n}:].mul_({k})",
+    "!{x}.copy_({y})", "!{x}[{n}:] = {k}", "!{x}.transpose({d}, {e}).add_({y})", "!{x}.zero_()",
+    "!{x}[..., 0] = {x}[..., -1]", "!{x}.narrow({d}, 0, 1).copy_({y})",
+    "!{x}.clamp_(-1, {k}) | ({x} + 1) * ({x} - {k})", "!{x}.fill_({k})", "!{x}.flatten().sub_(1)",
+    "!{x}.masked_fill_({y} > 0, {k}) | {y}", "!{x}.t_()", "!{x}.unsqueeze_(0)", "!{x}[::2] += {k}",
+    "!{x}.view(-1)[{n}:].exp_()", "!{x}.diagonal().fill_({k})",
+)  # fmt: skip
+KINDS = (
+    POINTWISE, POINTWISE, BINARY, BINARY, VIEWS, VIEWS, VIEWS, JOINS, REDUCTIONS, REDUCTIONS, NORMS,
+    CASTS, INDEXING, IN_PLACE, IN_PLACE,
+)  # fmt: skip
+
+
+def gap(x: Tensor, dim: int) -> Tensor:
+    """Return how far the two greatest, and the two smallest, values along a dimension are apart."""
+    ordered = x.sort(dim).values
+    n = x.shape[dim]
+    if n < 2:
+        return torch.ones(())
+    ends = ordered.narrow(dim, n - 1, 1) - ordered.narrow(dim, n - 2, 1)
+    return torch.stack((ends, ordered.narrow(dim, 1, 1) - ordered.narrow(dim, 0, 1)))
+
+
+# -- drawing ---------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """A line that cannot stay in the program."""
+
+
+def draw(seed: int) -> Program:
+    """Return the program of a seed: two to nine lines over one to three inputs."""
+    pick = random.Random(seed)
+    inputs = tuple(_input(pick) for _ in range(pick.randint(1, 3)))
+    floating = any(getattr(torch, one.dtype).is_floating_point for one in inputs)
+    train, dynamic = floating and pick.random() < 0.5, pick.random() < 0.3
+    program = Program(seed, inputs, (), tuple(f"a{k}" for k in range(len(inputs))), train, dynamic)
+    lines, names = 2 + pick.randrange(8), [f"a{k}" for k in range(len(inputs))]
+    for _ in range(12 * lines):
+        if len(program.lines) == lines:
             break
-        drawer.draw()
-    outputs = [len(drawer.shapes) - 1]
-    outputs += [
-        k for k in range(len(inputs), len(drawer.shapes) - 1) if drawer.random.random() < 0.2
-    ]
-
-    def run(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        held = list(args)
-        for step in drawer.steps:
-            held.append(step(held))
-        return tuple(held[k] for k in outputs)
-
-    return run, tuple(inputs)
+        line, border, made = _line(pick, names, len(program.lines))
+        candidate = replace(
+            program, lines=(*program.lines, line), outputs=(made, *_others(pick, names))
+        )
+        try:
+            _probe(candidate, border)
+        except Exception:  # whatever eager raises, too: that line is none of this program
+            continue
+        program = candidate
+        names += [made] * (made not in names)
+    return program
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
+def _input(pick: random.Random) -> Input:
+    dims = "".join(pick.choice("aabbcdef") for _ in range(pick.choice((1, 2, 2, 2, 3, 3, 4))))
+    dims = dims.replace("e", "b") if dims.count("e") > 1 or len(dims) > 3 else dims
+    dtype = pick.choice(
+        ("float32",) * 6 + ("bfloat16",) * 3 + ("float16", "float64", "int64", "bool")
+    )
+    return Input(dims, dtype, pick.choice(("contiguous",) * 6 + LAYOUTS))
+
+
+def _line(pick: random.Random, names: list[str], at: int) -> tuple[str, str, str]:
+    """Return a random line, what of it must not be near zero ("": nothing), and its result."""
+    template, _, border = pick.choice(pick.choice(KINDS)).partition(" | ")
+    recent = names[-1 - min(int(pick.expovariate(0.7)), len(names) - 1)]
+    x, y = recent, pick.choice(names)
+    filled = {
+        "x": x, "y": y, "d": pick.randrange(3), "e": pick.randrange(3), "n": pick.randint(1, 2),
+        "k": pick.choice((0.5, 1.5, 2, 3)),
+    }  # fmt: skip
+    text, border = template.format(**filled), border.format(**filled)
+    if text.startswith("!"):
+        return text[1:], border, x
+    return f"v{at} = {text}", border, f"v{at}"
+
+
+def _others(pick: random.Random, names: list[str]) -> Iterator[str]:
+    return (name for name in names if pick.random() < 0.15)
+
+
+def _probe(program: Program, border: str) -> None:
+    """Raise unless the last line belongs in the program; see the module."""
+    for given in program.sizes():
+        runs = [_run(program, given, border, dtype) for dtype in (None, torch.float64)]
+        for eager, exact in zip(*runs, strict=True):
+            _accept(eager, exact)
+
+
+def _run(
+    program: Program, given: Sequence[Tensor], border: str, dtype: torch.dtype | None
+) -> list[Tensor]:
+    """Run eagerly; return what lies behind the border, outputs and gradients."""
+    leaves = copy_inputs(tuple(given), dtype=dtype, train=program.train)
+    body = program
+    if border:
+        *before, last = program.lines
+        body = replace(program, lines=(*before, f"border = ({border})", last))
+        body = replace(body, outputs=("border", *program.outputs))
+    function = body.function()
+    function.__globals__["gap"] = gap
+    with torch.set_grad_enabled(program.train), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a variance of one value, say
+        found = list(function(*leaves))
+    if border and _is_near_zero(found.pop(0), given):
+        raise Refused("near a border")
+    if program.train:
+        roots = [t for t in found if t.requires_grad]
+        wanted = [t for t in leaves if t.requires_grad]
+        if not roots:
+            raise Refused("no gradient")
+        gradients = torch.autograd.grad(
+            roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True
+        )
+        found += [g for g in gradients if g is not None]
+    return [t.detach() for t in found]
+
+
+def _is_near_zero(border: Tensor, given: Sequence[Tensor]) -> bool:
+    if not border.is_floating_point() or not border.numel():
+        return False
+    kinds = [t.dtype for t in (border, *given) if t.is_floating_point() and t.dtype.itemsize < 8]
+    epsilon = max((torch.finfo(kind).eps for kind in kinds), default=1e-7)
+    distance = border.detach().abs()
+    near = (distance < 32 * epsilon * distance.max()) & (distance > 0)
+    return bool(near.any())
+
+
+def _accept(eager: Tensor, exact: Tensor) -> None:
+    """Raise if a value is large, many, not finite, or far from fp64."""
+    if eager.numel() > MOST_ELEMENTS or eager.dim() > MOST_DIMS or not eager.numel():
+        raise Refused("size")
+    a, r = eager.double(), exact.double()
+    if not bool(torch.isfinite(a).all()) or float(a.abs().max()) > 1e4:
+        raise Refused("magnitude")
+    if float((a - r).norm()) > ERROR * float(r.norm()) + 1e-30:
+        raise Refused("conditioning")
+
+
+# -- comparing and shrinking -----------------------------------------------------------------------
+
+
+def check_program(program: Program, backend: str | None = None) -> None:
+    """Assert that the compiled program does what eager does; see ``tests/support.py``."""
+    first, *more = program.sizes()
+    chosen = {"backend": backend} if backend else {}
+    check(
+        program.function(), *first, train=program.train, dynamic=program.dynamic, more=more,
+        tol=program.tolerance(), **chosen,
+    )  # fmt: skip
+
+
+def failure(program: Program, backend: str | None = None) -> Exception | None:
+    """Return what a comparison raises, None if nothing or if Dynamo cannot capture the program."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_program(program, backend)
+    except Unsupported:
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+def shrunk(program: Program, fails: Callable[[Program], bool], most: int = 80) -> Program:
+    """Return a program that fails and no simpler form of which does, after ``most`` trials."""
+    trials, progress = 0, True
+    while progress:
+        progress = False
+        for candidate in simpler(program):
+            if not _works_in_eager(candidate):
+                continue
+            trials += 1
+            if trials > most:
+                return program
+            if fails(candidate):
+                program, progress = candidate, True
+                break
+    return program
+
+
+def simpler(program: Program) -> Iterator[Program]:
+    """Yield programs with less in them, the shortest first."""
+    for at, name in enumerate(program.outputs):
+        if len(program.outputs) > 1:
+            kept = (*program.outputs[:at], *program.outputs[at + 1 :])
+            yield replace(program, outputs=kept)
+        elif match := re.match(rf"{name} = .*?\b([av]\d+)\b", _line_of(program, name)):
+            yield replace(program, outputs=(match[1],))
+    for at, line in reversed(tuple(enumerate(program.lines))):
+        rest = (*program.lines[:at], *program.lines[at + 1 :])
+        made = line.partition(" = ")[0]
+        for taken in dict.fromkeys(re.findall(r"\b[av]\d+\b", line.partition(" = ")[2])):
+            renamed = [re.sub(rf"\b{made}\b", taken, text) for text in (*rest, *program.outputs)]
+            lines, outputs = tuple(renamed[: len(rest)]), tuple(renamed[len(rest) :])
+            yield replace(program, lines=lines, outputs=outputs)
+        yield replace(program, lines=rest)
+    for flag in ("dynamic", "train"):
+        if getattr(program, flag):
+            yield replace(program, **{flag: False})
+    for at, one in enumerate(program.inputs):
+        for plain in (replace(one, layout="contiguous"), replace(one, dtype="float32")):
+            if plain != one:
+                inputs = (*program.inputs[:at], plain, *program.inputs[at + 1 :])
+                yield replace(program, inputs=inputs)
+
+
+def _line_of(program: Program, name: str) -> str:
+    return next((line for line in program.lines if line.startswith(f"{name} = ")), "")
+
+
+def _works_in_eager(program: Program) -> bool:
+    try:
+        _probe(program, "")
+    except Exception:
+        return False
+    return True
+
+
+def as_file(program: Program, error: Exception) -> str:
+    """Return a Python file that shows the failure again, run from the root of the repository."""
+    said = "\n".join(f"# {line}" for line in str(error).splitlines()[:12])
+    calls = [f"({', '.join(_input_text(program, k, other) for k in range(len(program.inputs)))},)"
+             for other in range(1 + program.dynamic)]  # fmt: skip
+    return (
+        f"# A program that fusec gets wrong (seed {program.seed}):\n{said}\n"
+        "import torch\nimport torch.nn.functional as F\n\n"
+        "from tests.support import check, values, with_layout\n\n\n"
+        f"{program.source()}\n\nfirst = {calls[0]}\nmore = [{', '.join(calls[1:])}]\n"
+        f"check(\n    program, *first, more=more, train={program.train},"
+        f" dynamic={program.dynamic},\n    tol={program.tolerance()},\n)\n"
+    )
+
+
+def _input_text(program: Program, k: int, other: int) -> str:
+    one = program.inputs[k]
+    shape = ", ".join(str(EXTENTS[letter][other]) for letter in one.dims)
+    drawn = f"values({shape}, dtype=torch.{one.dtype}, seed={program.seed + k})"
+    return f"with_layout({drawn}, {one.layout!r})" if one.layout != "contiguous" else drawn

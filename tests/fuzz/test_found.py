@@ -1,0 +1,26 @@
+"""Programs that fusec once got wrong, as random programs showed them, shrunk."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.programs import Input, Program, check_program
+
+FOUND = {
+    "private arrays of unknown length inside a loop": Program(
+        seed=133,
+        inputs=(Input("daac", "float64"),),
+        lines=(
+            "v0 = torch.var_mean(a0, 2)[0][:, None]",
+            "v1 = F.layer_norm(v0, v0.shape[-1:])",
+            "v2 = v1.prod(2) * 0.1",
+        ),
+        outputs=("v2",),
+        dynamic=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_program_that_was_wrong_is_right(name: str) -> None:
+    check_program(FOUND[name])

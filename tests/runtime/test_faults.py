@@ -1,0 +1,140 @@
+"""What users do to a process that compiles: threads, forks, hostile text, a machine that says no.
+
+Faults of the cache's directory and of entries are in ``test_cache.py``; out of memory while ways
+are timed is in ``test_autotune.py``.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import tests.triton_backend  # noqa: F401 (registers the backends)
+from tests.support import compile_with
+
+FORKED = """
+import os, signal, torch
+torch.set_num_threads(2)
+
+def f(x):
+    return torch.softmax(x * 2 + 1, -1)
+
+x = torch.randn(256, 512)
+compiled = torch.compile(f, backend="fusec", options={"strict": True})
+expected = compiled(x)
+child = os.fork()
+if not child:
+    signal.alarm(120)
+    torch.set_num_threads(1)  # as workers of a DataLoader do: OpenMP does not survive a fork
+    same = torch.equal(compiled(x), expected)
+    more = torch.compile(lambda x: torch.tanh(x) * 3, backend="fusec", options={"strict": True})
+    close = torch.allclose(more(x), torch.tanh(x) * 3)
+    os._exit(0 if same and close else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(compiled(x), expected)
+"""
+
+
+def test_a_process_forks_after_a_compile(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        env={**os.environ, "FUSEC_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_compile_at_once_and_each_gets_its_own_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    x = torch.linspace(-2, 2, 96).reshape(8, 12)
+    together = threading.Barrier(4)
+    found: dict[int, torch.Tensor] = {}
+
+    def work(k: int, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        together.wait()
+        found[k] = fn(x)
+
+    functions = [compile_with(_scaled_by(k % 2)) for k in range(4)]  # two of each: one key, twice
+    threads = [threading.Thread(target=work, args=(k, fn)) for k, fn in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k in range(4):
+        torch.testing.assert_close(found[k], torch.tanh(x) * (k % 2 + 1) + x)
+
+
+def _scaled_by(k: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * (k + 1) + x
+
+    return scaled
+
+
+# Each stands in a comment of the user's line, in a name, or both: none may become code.
+HOSTILE = (
+    '"""',
+    "'''",
+    "*/ #error a",
+    "ends in a backslash \\",
+    "??/",  # a trigraph: a backslash to old compilers
+    "{0} %s ${x} \\N{BULLET} \\x41",
+    "\u2028 line separator \u0085 next line \x0c form feed",
+    "\u202e reversed \u2066",
+)
+
+
+@pytest.mark.parametrize("backend", ["fusec", "triton_interpreter"])
+def test_text_of_the_model_cannot_become_code(
+    backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    name = f"model {''.join(HOSTILE)}.py"
+    shown = ["def model(x):\n", *(f"    x = torch.tanh(x) * 2  # {text}\n" for text in HOSTILE)]
+    shown.append("    return x\n")
+    monkeypatch.setitem(linecache.cache, name, (1, None, shown, name))
+    plain = "".join(line.partition("  #")[0].rstrip("\n") + "\n" for line in shown)
+    scope = {"torch": torch}
+    exec(compile(plain, name, "exec"), scope)  # numbers its lines as the text above does
+    model: Callable[[torch.Tensor], torch.Tensor] = scope["model"]
+    x = torch.linspace(-1, 1, 40).reshape(4, 10)
+    torch.testing.assert_close(compile_with(model, backend)(x), model(x))
+
+
+@pytest.mark.parametrize("backend", ["fusec", "triton_interpreter"])
+def test_names_of_the_model_cannot_become_code(
+    backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for k, text in enumerate(HOSTILE):
+                clean = text.replace(".", "")
+                self.register_parameter(
+                    f"int main {clean}", torch.nn.Parameter(torch.tensor(k + 1.0))
+                )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for parameter in self.parameters():
+                x = x * parameter
+            return x
+
+    model = Model()
+    x = torch.linspace(-1, 1, 40).reshape(4, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(compile_with(model, backend)(x), model(x))
