@@ -445,6 +445,7 @@ def test_a_failing_pass_shows_the_stages_before_it(capsys, models, monkeypatch) 
         ("bf16[8,128,768]", TensorSpec("bf16", (8, 128, 768))),
         ("i64[8, 128] < 50257", TensorSpec("i64", (8, 128), 50257)),
         ("f32[]", TensorSpec("f32", ())),
+        ("f32[2,3|4|5]", TensorSpec("f32", (2, 3), later=((2, 4), (2, 5)))),
         ("bool[0,3]", TensorSpec("bool", (0, 3))),
         ("3", 3),
         ("-0.5", -0.5),
@@ -457,7 +458,9 @@ def test_specs_are_parsed(text: str, spec: object) -> None:
     assert parsed == spec and type(parsed) is type(spec)
 
 
-@pytest.mark.parametrize("text", ["", "f32[", "f32[1.5]", "[3]", "i64[3]<0", "i64[3]<x", "f33[2]"])
+@pytest.mark.parametrize(
+    "text", ["", "f32[", "f32[1.5]", "[3]", "i64[3]<0", "i64[3]<x", "f33[2]", "f32[1|]"]
+)
 def test_what_is_no_spec_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_spec(text)

@@ -13,6 +13,7 @@ from fusec.errors import BuildError
 from fusec.report import numeric_verdict, static_verdict
 from fusec.report.stages import Staged, assemble
 from fusec.runtime.triton_kernel import CompiledAsm
+from tests.planted import plant
 
 MODELS = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -194,9 +195,9 @@ def compared(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, di
     code, out, err = run(capsys, *args, "--json")
     assert out, err
     document = json.loads(out)
-    assert set(document) == {"schema", "device", "results", "faults"}
+    assert set(document) == {"schema", "device", "compiled", "results", "faults"}
     assert document["schema"] == 1
-    fields = {"name", "dtype", "shape", "eager_error", "fusec_error", "problem"}
+    fields = {"name", "dtype", "shape", "eager_error", "fusec_error", "problem", "call"}
     assert all(set(result) == fields for result in document["results"])
     return code, document
 
@@ -246,6 +247,32 @@ def test_wrong_results_fail_the_check(capsys, models, monkeypatch) -> None:
     assert code == 1 and "faults: 1" in out
 
 
+def test_several_sizes_go_through_one_compile_and_are_compared_each(capsys, models) -> None:
+    pair = ("--input", "f32[5|8|3,4096]", "f32[5|8|3,4096]", "--dynamic", "--train")
+    code, document = compared(capsys, f"{models}:NormGelu", *pair)
+    assert code == 0, document
+    assert document["compiled"] == 1
+    outputs = [r for r in document["results"] if r["name"] == "output[0]"]
+    assert [(r["call"], r["shape"]) for r in outputs] == [
+        (0, [5, 4096]), (1, [8, 4096]), (2, [3, 4096]),
+    ]  # fmt: skip
+    code, out, _ = run(capsys, f"{models}:relu", "--input", "f32[5|8]")
+    assert code == 0 and "call 1: output" in out and "calls: 2, through 2 graphs" in out
+
+
+def test_a_kernel_that_is_off_fails_the_check_by_the_name_of_its_gradient(
+    capsys, models, monkeypatch
+) -> None:
+    plant(monkeypatch, "backward")
+    pair = ("--input", "f32[5|8,4096]", "f32[5|8,4096]", "--dynamic", "--train")
+    code, document = compared(capsys, f"{models}:NormGelu", *pair)
+    assert code == 1
+    assert "gradient of input 0" in document["faults"]
+    assert not [name for name in document["faults"] if name.startswith(("output", "buffer"))]
+    code, out, _ = run(capsys, f"{models}:NormGelu", *pair)
+    assert code == 1 and "call 1: gradient of input 0" in out and "max error 0.01" in out
+
+
 def test_a_model_that_fails_by_itself_shows_its_own_error(capsys, models) -> None:
     code, _, err = run(capsys, f"{models}:NormGelu", "--input", "f32[8,64]", "f32[8,64]")
     assert code == 3
@@ -255,6 +282,8 @@ def test_a_model_that_fails_by_itself_shows_its_own_error(capsys, models) -> Non
 # errors
 
 WRONG = {
+    "sizes": (["{m}:NormGelu", "--input", "f32[1|2]", "f32[1|2|3]"], "2 and 3 sizes"),
+    "axes": (["{m}:relu", "--input", "f32[1|2,1|2|3]"], "different numbers of sizes"),
     "target without static": (["{m}:relu", "--input", "f32[8]", "--target", "sm_90"], "--static"),
     "inputs": (["{m}:relu"], "(x)"),
     "cpu": (["--static", "{m}:relu", "--input", "f32[8]", "--target", "cpu"], "--target sm_80"),

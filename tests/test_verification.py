@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fusec import compiler
 from fusec.codegen import targets
 from fusec.errors import WrongKernel
 from fusec.passes import chunk
+from tests.planted import plant
 from tests.support import seeded, values
 
 LOGGER = "fusec.verify"
@@ -83,31 +83,9 @@ def test_results_of_a_loop_over_rows_are_compared(caplog, monkeypatch):
     assert "rows_0" in launches_that_agree(caplog)
 
 
-def adds_a_hundredth(launch: Callable[..., None]) -> Callable[..., None]:
-    """Return a launcher that is off by 0.01 in what it writes."""
-
-    def wrong(*args: object) -> None:
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        before = [tensor.clone() for tensor in tensors]
-        launch(*args)
-        for tensor, old in zip(tensors, before, strict=True):
-            if tensor.is_floating_point() and not torch.equal(tensor, old):
-                tensor += 0.01
-
-    return wrong
-
-
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the first kernel of each graph wrong, whatever comes from the cache."""
-    load = compiler._load
-
-    def planted(*args: object) -> dict[str, Callable[..., None]]:
-        kernels = dict(load(*args))
-        return {n: adds_a_hundredth(k) if n == "k0" else k for n, k in kernels.items()}
-
-    monkeypatch.setattr(compiler, "_load", planted)
-    yield
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "inference")
 
 
 def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """Check a model: its results beside eager's, or with --static its kernels from their machine code.
 
   fusec check model.py:Block --input bf16[8,128,768] --train
+  fusec check model.py:Block --input "bf16[8,128|77|200,768]" --dynamic
   fusec check --static model.py:Block --input bf16[8,128,768] --target sm_90
 
 Without --static the model runs on this machine, on random inputs: eagerly, in fp64 and compiled.
-With it nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a fault
+With several sizes of an axis it is called for each in turn; --dynamic compiles once for all.
+With --static nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a fault
 if it spills registers, moves less than 16 bytes at a time where it could, misses the tensor cores,
 or does not fit the processor. Exit code 1 if a result is wrong or a kernel has a fault.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 
-from fusec.cli.dump import add_model_arguments, stage_model
+from fusec.cli.dump import add_model_arguments, forced_options, stage_model
 from fusec.cli.inputs import parse_spec
 from fusec.cli.output import progress, show
 from fusec.errors import UsageError
@@ -59,7 +61,13 @@ def _check_results(arguments: argparse.Namespace) -> int:
     specs = [parse_spec(text) for text in arguments.input]
     device = this_device()
     progress(f"running {arguments.model} on {device}: eagerly, in fp64 and compiled")
-    fn, inputs = load_with_inputs(arguments.model, specs, arguments.train, device)
-    comparison = compare(fn, inputs, train=arguments.train, dynamic=arguments.dynamic)
+    fn, calls = load_with_inputs(arguments.model, specs, arguments.train, device)
+    comparison = compare(
+        fn,
+        *calls,
+        train=arguments.train,
+        dynamic=arguments.dynamic,
+        options=forced_options(arguments),
+    )
     show(comparison.to_json() if arguments.json else str(comparison))
     return FAULTS if comparison.faults else 0

@@ -98,6 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def forced_options(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the options of a compile that the command line gives."""
+    forced = {"race": arguments.race, "descriptors": arguments.descriptors}
+    return {name: value for name, value in forced.items() if value is not None}
+
+
 def stage_model(arguments: argparse.Namespace) -> list[Staged]:
     """Return every graph of the model that the command line names, compiled to source text."""
     # Local: these import torch, which `fusec --help` shall not wait for.
@@ -107,9 +113,7 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
 
     specs = [parse_spec(text) for text in arguments.input]
     choose_target(arguments.target)  # a wrong one is said before the model is loaded
-    forced = {"race": arguments.race, "descriptors": arguments.descriptors}
-    chosen = {name: value for name, value in forced.items() if value is not None}
-    options = Options.from_compile(None, chosen)
+    options = Options.from_compile(None, forced_options(arguments))
     progress(f"tracing {arguments.model}")
     model = load_model(arguments.model, len(specs))
     target = choose_target(arguments.target)  # after what the model's file sets in torch

@@ -2,18 +2,21 @@
 
 Grammar::
 
-    SPEC   ::= dtype '[' [extent (',' extent)*] ']' ['<' bound]     a tensor: bf16[8,128,768]
+    SPEC   ::= dtype '[' [sizes (',' sizes)*] ']' ['<' bound]       a tensor: bf16[8,128,768]
              | integer | float | 'true' | 'false' | 'none'          a number, or nothing
+    sizes  ::= extent ('|' extent)*                                 one for each call: f32[8,16|24]
     dtype  ::= 'f32' | 'bf16' | 'f16' | 'f64' | 'i64' | 'i32' | 'i16' | 'i8' | 'u8' | 'bool'
 
 A bound says what indices are less than: ``i64[8,128]<50257``. Tracing needs no values, so that it
-is checked and kept, no more.
+is checked and kept, no more. Several extents are for several calls of one model, in turn: the model
+is traced with the first.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from fusec.errors import UsageError
@@ -42,11 +45,16 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor argument: ``dtype`` as fusec spells it; indices less than ``bound``, if given."""
+    """A tensor argument: ``dtype`` as fusec spells it; indices less than ``bound``, if given.
+
+    Attributes:
+        later: the shapes that further calls have, if they have others.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     bound: int | None = None
+    later: tuple[tuple[int, ...], ...] = ()
 
     def make(self) -> torch.Tensor:
         """Return an uninitialised tensor of this type; under a fake mode it has no memory."""
@@ -70,6 +78,27 @@ class TensorSpec:
 
 
 Spec: TypeAlias = "TensorSpec | int | float | bool | None"
+
+
+def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
+    """Return the inputs of each call: as many as the specs give sizes for.
+
+    Raises:
+        UsageError: if two specs give several sizes, and not as many.
+    """
+    tensors = [spec for spec in specs if isinstance(spec, TensorSpec)]
+    counts = {1 + len(spec.later) for spec in tensors if spec.later} or {1}
+    if len(counts) > 1:
+        raise UsageError(
+            f"inputs have {' and '.join(map(str, sorted(counts)))} sizes: give as many for each."
+        )
+    return [[_of_call(spec, number) for spec in specs] for number in range(counts.pop())]
+
+
+def _of_call(spec: Spec, number: int) -> Spec:
+    if not isinstance(spec, TensorSpec) or not spec.later:
+        return spec
+    return replace(spec, shape=(spec.shape, *spec.later)[number], later=())
 
 
 def parse_spec(text: str) -> Spec:
@@ -99,8 +128,8 @@ def _tensor(text: str, match: re.Match[str]) -> TensorSpec:
         if near is not None:
             raise UsageError(f"input {text!r}: unknown dtype {dtype!r}. Did you mean {near!r}?")
         raise UsageError.unknown("dtype", dtype, DTYPES)
-    shape = match["shape"].split(",") if match["shape"] else []
-    if not all(extent.isascii() and extent.isdigit() for extent in shape):
+    axes = [axis.split("|") for axis in match["shape"].split(",")] if match["shape"] else []
+    if not all(extent.isascii() and extent.isdigit() for axis in axes for extent in axis):
         raise UsageError(
             f"input {text!r}: extents are integers, 0 or more. Write it as {EXAMPLES}."
         )
@@ -109,4 +138,11 @@ def _tensor(text: str, match: re.Match[str]) -> TensorSpec:
             f"input {text!r}: a bound is a positive integer, and for indices only, as in "
             "i64[8,128]<50257."
         )
-    return TensorSpec(dtype, tuple(map(int, shape)), None if bound is None else int(bound))
+    counts = {len(axis) for axis in axes if len(axis) > 1} or {1}
+    if len(counts) > 1:
+        raise UsageError(f"input {text!r}: axes have different numbers of sizes.")
+    first, *later = (
+        tuple(int(axis[number if len(axis) > 1 else 0]) for axis in axes)
+        for number in range(counts.pop())
+    )
+    return TensorSpec(dtype, first, None if bound is None else int(bound), tuple(later))

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusec.cli.inputs import Spec, TensorSpec
+from fusec.cli.inputs import Spec, TensorSpec, each_call
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.options import Options
@@ -134,8 +134,8 @@ def load_callable(
 
 def load_with_inputs(
     target: str, specs: Sequence[Spec], train: bool, device: torch.device
-) -> tuple[Callable[..., Any], list[Any]]:
-    """Return what a TARGET names, with memory, and random inputs of these types, on a device.
+) -> tuple[Callable[..., Any], list[list[Any]]]:
+    """Return what a TARGET names, with memory, and random inputs of each call, on a device.
 
     A module whose parameters all have another floating type than the inputs, and which does not
     run with them, is converted; progress says so.
@@ -143,15 +143,18 @@ def load_with_inputs(
     torch.manual_seed(0)
     fn = load_callable(target, len(specs), nullcontext())
     _check_arguments(fn, specs)
-    inputs = [s.random().to(device) if isinstance(s, TensorSpec) else s for s in specs]
+    calls = [
+        [s.random().to(device) if isinstance(s, TensorSpec) else s for s in call]
+        for call in each_call(specs)
+    ]
     if not isinstance(fn, nn.Module):
-        return fn, inputs
+        return fn, calls
     fn = fn.train(train).to(device)
-    dtype, own = _common_dtype(inputs), _common_dtype(fn.parameters())
-    if dtype is not None and own is not None and dtype is not own and not _runs(fn, inputs):
+    dtype, own = _common_dtype(calls[0]), _common_dtype(fn.parameters())
+    if dtype is not None and own is not None and dtype is not own and not _runs(fn, calls[0]):
         progress(f"the model's parameters were converted to {dtype}, the inputs' type")
         fn = fn.to(dtype)
-    return fn, inputs
+    return fn, calls
 
 
 def _runs(fn: nn.Module, inputs: Sequence[Any]) -> bool:

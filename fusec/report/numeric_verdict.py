@@ -7,11 +7,12 @@ docs/numerics.md (``runtime/agreement.py``).
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
-    {"schema": 1, "device": "cpu",
-     "results": [{"name", "dtype", "shape", "eager_error", "fusec_error", "problem"}],
+    {"schema": 1, "device": "cpu", "compiled": 1,
+     "results": [{"name", "dtype", "shape", "eager_error", "fusec_error", "problem", "call"}],
      "faults": [the name of each result with a problem]}
 
 Errors are the largest distance of an element from fp64's; null for results that are not floats.
+``call`` counts from 0, ``compiled`` the graphs that Dynamo made for all calls together.
 
 Worked example::
 
@@ -22,12 +23,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from fusec.backend import fusec
@@ -49,14 +51,20 @@ class Result:
     eager_error: float | None
     fusec_error: float | None
     problem: str
+    call: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What ``fusec check`` shows."""
+    """What ``fusec check`` shows.
+
+    Attributes:
+        compiled: how many graphs Dynamo made for all calls together.
+    """
 
     device: str
     results: tuple[Result, ...]
+    compiled: int = 1
 
     @property
     def faults(self) -> tuple[Result, ...]:
@@ -67,6 +75,7 @@ class Comparison:
         document = {
             "schema": SCHEMA,
             "device": self.device,
+            "compiled": self.compiled,
             "results": [asdict(result) for result in self.results],
             "faults": [result.name for result in self.faults],
         }
@@ -82,30 +91,43 @@ def this_device() -> torch.device:
 
 
 def compare(
-    fn: Callable[..., Any], inputs: Sequence[Any], *, train: bool = False, dynamic: bool = False
+    fn: Callable[..., Any],
+    *calls: Sequence[Any],
+    train: bool = False,
+    dynamic: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Run a module or function eagerly, in fp64 and compiled, and return how they compare.
 
-    The module is copied for each run, so that its weights and state stay as they are.
+    The module is copied for each way to run it, so that its weights and state stay as they are.
 
+    Args:
+        calls: the inputs of each call; they come one after the other, so that state is carried on.
+        options: of the compile, beside ``strict``.
     Raises:
         ModelError: if the model itself fails with these inputs.
         FusecError: what went wrong inside fusec.
     """
-    try:
-        eager = _run(_copy(fn), inputs, train)
-    except Exception as error:
-        raise ModelError.raised(error) from error
-    own = _copy(fn)
-    compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options={"strict": True})
-    ours = _run(own, inputs, train, compiled)
-    try:
-        exact = _run(_copy(fn, torch.float64), inputs, train, dtype=torch.float64)
-    except Exception:  # an operation that has no fp64: results are then compared with eager's
-        exact = {}
-    names = dict.fromkeys((*eager, *ours))
-    results = tuple(_result(n, eager.get(n), ours.get(n), exact.get(n)) for n in names)
-    return Comparison(str(this_device()), results)
+    theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
+    made = {"strict": True, **(options or {})}
+    compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
+    results: list[Result] = []
+    graphs = counters["stats"]["unique_graphs"]
+    for number, inputs in enumerate(calls):
+        try:
+            eager = _run(theirs, inputs, train)
+        except Exception as error:
+            raise ModelError.raised(error) from error
+        ours = _run(own, inputs, train, compiled)
+        try:
+            exact = _run(double, inputs, train, dtype=torch.float64)
+        except Exception:  # an operation that has no fp64: results are then compared with eager's
+            exact = {}
+        for name in dict.fromkeys((*eager, *ours)):
+            found = _result(name, eager.get(name), ours.get(name), exact.get(name))
+            results.append(replace(found, call=number))
+    graphs = counters["stats"]["unique_graphs"] - graphs
+    return Comparison(str(this_device()), tuple(results), graphs)
 
 
 # -- runs ----------------------------------------------------------------------------------------
@@ -203,9 +225,10 @@ def _distance(tensor: torch.Tensor, exact: torch.Tensor) -> float | None:
 
 def _lines(comparison: Comparison) -> list[str]:
     rows = [("", "type", "shape", "eager's error", "fusec's error", "")]
+    last = max((result.call for result in comparison.results), default=0)
     rows += [
         (
-            result.name,
+            f"call {result.call}: {result.name}" if last else result.name,
             result.dtype,
             "x".join(map(str, result.shape)),
             _number(result.eager_error),
@@ -215,11 +238,13 @@ def _lines(comparison: Comparison) -> list[str]:
         for result in comparison.results
     ]
     faults = len(comparison.faults)
+    graphs = f"{comparison.compiled} graph{'s' * (comparison.compiled != 1)}"
     return [
         f"device {comparison.device}; errors are the largest distances from fp64",
         "",
         *(f"  {line}" for line in format_table(rows, right=(3, 4))),
         "",
+        *([f"calls: {last + 1}, through {graphs} of Dynamo", ""] if last else []),
         f"faults: {faults or 'none'}",
     ]
 
