@@ -6,9 +6,9 @@
 
 Without --static the model runs on this machine, on random inputs: eagerly, in fp64 and compiled.
 With several sizes of an axis it is called for each in turn; --dynamic compiles once for all.
-With --static nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a fault
-if it spills registers, moves less than 16 bytes at a time where it could, misses the tensor cores,
-or does not fit the processor. Exit code 1 if a result is wrong or a kernel has a fault.
+With --static nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a
+fault if it spills registers, moves less than 16 bytes at a time where it could, misses the tensor
+cores, or does not fit the processor. Exit code 1 if a result is wrong or a kernel has a fault.
 """
 
 from __future__ import annotations
