@@ -83,7 +83,7 @@ def broken(static: StaticReport, **facts: object) -> CheckedKernel:
 
 
 BROKEN = {
-    "spills": broken(CLEAN, spill_bytes=4),
+    "spills": broken(CLEAN, spill_bytes=20),
     "narrow-access": kernel(accesses=(access("load", 1, 16), access("store", 2, 2))),
     "layout-conversion": broken(CLEAN, converted=(2048,)),
     "no-wgmma": broken(PRODUCT, wgmma=0, mma=128),
@@ -174,7 +174,7 @@ def test_shared_memory_of_sm_80_is_less() -> None:
 def test_what_was_seen_names_line_and_amount() -> None:
     said = seen(BROKEN["narrow-access"])["narrow-access"]
     assert "50%" in said and "2 bytes at a time in line 2: line 2" in said
-    assert seen(BROKEN["spills"])["spills"].startswith("4 bytes are spilled at 40 registers")
+    assert seen(BROKEN["spills"])["spills"].startswith("20 bytes are spilled at 40 registers")
     assert seen(BROKEN["issue-bound"])["issue-bound"] == "6.2 instructions a byte, over 5.5"
 
 

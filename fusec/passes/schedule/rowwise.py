@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Buffer, Load, Reduce, postorder
+from fusec.ir.expr import Buffer, Load, Reduce, loads, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.schedule.access import fastest_axis, limiting_axes
@@ -22,14 +22,19 @@ from fusec.passes.schedule.pointwise import GPU, power_of_two
 
 RESIDENT = 32768
 """Elements of a row that stay in registers."""
-RESIDENT_BYTES = 4
-"""Bytes an element, of all its tensors, up to which the longest of these rows do not spill."""
+RESIDENT_BYTES = 1 << 17
+"""Bytes of a row, of all that is summed, up to which it does not spill: 4 for each of 32768."""
 RESIDENT_TILES = 65536
 """Elements of column sums, and of the rows beside them, that registers hold (sm_90, 2026-11).
 
 Two sums beside two rows of 8192 take all of 128 registers a thread, one beside two of 16384 as
 well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than what
 else there is: to read both rows again. Longer rows spill more than they move.
+"""
+RESIDENT_BYTES_BESIDE = 3 << 15
+"""Bytes of a row beside column sums: three of 8192 in f32.
+
+Longer rows in f32 spill 350 to 670 bytes a thread, more than it costs to read them again.
 """
 LOOP_TILE = 4096
 """Elements of a tile of a row that is looped."""
@@ -74,7 +79,7 @@ def plan(kernel: Kernel) -> Plan:
     lanes.append(Binding(row, Place.LANES, max(width, 2)))
     for part in lanes[:-1]:
         width *= part.tile
-    if loops and sums:
+    if loops:
         height = min(max(1, LOOP_ELEMENTS // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], Place.LOOP, height)
         width *= height
@@ -132,17 +137,25 @@ def is_resident(row: Axis) -> bool:
 def sums_fit(kernel: Kernel, row: Axis) -> bool:
     """Return True if the column sums of a kernel over rows stay in registers beside a row."""
     tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
-    fits = _row_fits(kernel, row)
+    fits = _row_fits(kernel, row) and _row_bytes(kernel, row) <= RESIDENT_BYTES_BESIDE
     return fits and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
 
 
 def _row_fits(kernel: Kernel, row: Axis) -> bool:
-    """Return True if a whole row of all tensors that are read along it stays in registers."""
+    """Return True if a whole row of all that is summed along it stays in registers."""
     if not is_resident(row):
         return False
-    size = sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
-    short = power_of_two(row.extent.const) < RESIDENT
-    return short or size <= RESIDENT_BYTES
+    return _row_bytes(kernel, row) <= RESIDENT_BYTES
+
+
+def _row_bytes(kernel: Kernel, row: Axis) -> int:
+    """Return the bytes of a row of all that its reductions read: most is needed after them again.
+
+    Weights count as tensors of rows do: only a backward sums what they take part in.
+    """
+    summed = (n.body for n in kernel_nodes(kernel) if isinstance(n, Reduce) and row in n.over)
+    held = {n.buffer for n in loads(summed) if row in n.axes}
+    return power_of_two(row.extent.const) * sum(b.dtype.itemsize for b in held)
 
 
 def _row_tiles(kernel: Kernel, row: Axis) -> set[Buffer]:

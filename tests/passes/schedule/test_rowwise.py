@@ -71,8 +71,9 @@ def test_a_row_in_short_parts_is_lanes_as_a_whole() -> None:
     assert found.warps == 4
 
 
-def test_long_parts_of_a_row_are_a_loop() -> None:
-    assert bindings(plan(split_rows(64, 256, 1024))) == "m=grid  p=loop  c=lanes(1024)"
+def test_long_parts_of_a_row_are_a_loop_of_4096_elements_an_iteration() -> None:
+    assert bindings(plan(split_rows(64, 256, 1024))) == "m=grid  p=loop*4  c=lanes(1024)"
+    assert bindings(plan(split_rows(64, 256, 4096))) == "m=grid  p=loop  c=lanes(4096)"
 
 
 def test_a_row_of_unknown_length_is_a_loop_whatever_its_hint() -> None:
@@ -118,6 +119,6 @@ def test_a_ragged_last_part_changes_the_bounds_not_the_plan() -> None:
 
 def test_column_sums_beside_rows_that_must_be_looped_are_refused() -> None:
     """The sums of all columns would have to stay somewhere while the row's tiles go by."""
-    assert accepts_gpu(rows_and_columns(4, 8, 32768))
+    assert accepts_gpu(rows_and_columns(4, 8, 16384))
     assert not accepts_gpu(rows_and_columns(4, 8, 32769))
     assert accepts_gpu(rows(4, 40000))
