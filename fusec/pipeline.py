@@ -46,6 +46,7 @@ from fusec.passes.simplify import simplify
 from fusec.passes.split_loop import split_loops
 from fusec.passes.split_reduction import split_reduction
 from fusec.passes.store_parts import store_parts
+from fusec.passes.write_part import write_parts
 from fusec.trace import Trace
 
 
@@ -102,6 +103,7 @@ def optimise(
             graph, cut, None if options.race == "fused" else judge
         )
     schedule, inner = with_loops(schedule, regions, cut)
+    schedule = write_parts(schedule)
     schedule = in_place(schedule)
     bundled: tuple[Decision, ...] = ()
     if options.fusion and not options.cudagraphs:  # a recording launches at no cost to the host

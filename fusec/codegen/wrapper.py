@@ -100,6 +100,7 @@ class _Wrapper:
         self.inputs = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
         self.lines: list[str] = []
         self.last_use = self._last_uses()
+        self.last_write = self._last_writes()
         self.reusable = self._reusable()
         self.free: list[Buffer] = []
 
@@ -122,6 +123,16 @@ class _Wrapper:
                 last[buffer] = position
         for view in argument_views(self.schedule.graph.outputs):
             last[view.buffer] = len(self.schedule.steps)
+        return last
+
+    def _last_writes(self) -> dict[Buffer, int]:
+        """Return the last step that writes an input: whole, or a part of it."""
+        last: dict[Buffer, int] = {}
+        for position, step in enumerate(self.schedule.steps):
+            if isinstance(step, Kernel | Bundle):
+                last.update((s.buffer.base, position) for s in step.stores)
+            elif isinstance(step, Extern) and step.moved is not None:
+                last[extern_views(step)[0].buffer] = position
         return last
 
     def _reusable(self) -> set[Buffer]:
@@ -152,7 +163,7 @@ class _Wrapper:
             else:
                 self._chunked(step)
             if self.watched is not None:
-                self._watch(step, self.watched)
+                self._watch(position, step, self.watched)
             self._release(position, step)
         outputs = ", ".join(self._argument(o) for o in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
@@ -270,8 +281,11 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
-    def _watch(self, step: Step, watched: Watched) -> None:
-        """Print which values a step has stored; an eager kernel's have no kernel's name."""
+    def _watch(self, position: int, step: Step, watched: Watched) -> None:
+        """Print which values a step has stored; an eager kernel's have no kernel's name.
+
+        An input that is written in several places holds its value after the last.
+        """
         if isinstance(step, Extern):
             pending = _is_pending(step) or step.target == "get_attr"
             made = () if pending else tuple(b for b in step.outputs if b in self.last_use)
@@ -280,6 +294,7 @@ class _Wrapper:
         else:
             made = tuple(dict.fromkeys(s.buffer.base for s in step.stores))
         known = [b for b in made if b is not None and b in watched]
+        known = [b for b in known if self.last_write.get(b, position) == position]
         if known:
             name = None if isinstance(step, Extern) else step.name
             values = ", ".join(repr(watched[b]) for b in known)

@@ -42,6 +42,7 @@ from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.registry import find_lowering
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
+from fusec.frontend.written_parts import parts_of_inputs
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Def, Extern, Graph, InputObject
 from fusec.ir.index import Size, index
@@ -97,6 +98,7 @@ class _Capture:
         self.outputs: tuple[Argument, ...] = ()
         self.held: dict[Buffer, tuple[str, int | None]] = {}
         self.device = main_device(gm)
+        self.parts = parts_of_inputs(gm)
         self.arguments = Arguments(self.lines, self.env, self.device, self._run_eagerly)
 
     def run(self, name: str) -> Graph:
@@ -223,6 +225,8 @@ class _Capture:
         self.types[node] = results
         if not results:
             return contractions.reason_for(node.target)
+        if node in self.parts:
+            return "writes a part of an input"
         if node.target is torch.ops.aten.as_strided.default and self._starts_late(node.args[0]):
             return "a strided window into memory around the tensor"
         kinds = list(results)

@@ -108,6 +108,8 @@ class Extern:
         outputs: buffers it makes, None for results that are not tensors.
         impure: it writes its arguments or talks to other ranks; kept, in order.
         many: the call returns a sequence.
+        moved: of a call that changes a part of its first argument, how many elements of that it
+            reads and writes.
     """
 
     node: str
@@ -120,6 +122,7 @@ class Extern:
     impure: bool = False
     many: bool = False
     meaning: tuple[Def, ...] = ()
+    moved: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)

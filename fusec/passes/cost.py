@@ -107,7 +107,8 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
             # Two loads of one buffer overlap wholly unless together they cover more than one does.
             read[node.buffer] = min(total, max(previous, size) if previous else size)
     for store in kernel.stores:
-        written[store.buffer] = numel(store.buffer) * store.buffer.dtype.itemsize
+        points = min(numel(store.buffer), count(_index_axes(store.indices)))
+        written[store.buffer] = points * store.buffer.dtype.itemsize
     return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
 
 

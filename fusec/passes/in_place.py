@@ -37,26 +37,27 @@ COPY = "aten.copy_.default"
 def in_place(schedule: Schedule) -> Schedule:
     """Return the schedule with copies into inputs made stores of the kernels they copy from."""
     inputs = {b for b in schedule.graph.inputs if isinstance(b, Buffer)}
-    copies = [s for s in schedule.steps if (c := _copied(s)) is not None and c[0] in inputs]
+    copies = [s for s in schedule.steps if (c := whole_copy(s)) is not None and c[0] in inputs]
     if not copies:
         return schedule
     return _InPlace(schedule, copies).run()
 
 
-def _copied(step: Step) -> tuple[Buffer, Buffer] | None:
+def whole_copy(step: Step) -> tuple[Buffer, Buffer] | None:
     """Return (target, source) of a copy of one whole tensor over another."""
     if not isinstance(step, Extern) or step.target != COPY or len(step.args) < 2:
         return None
     target, source = step.args[:2]
     if not (isinstance(target, View) and isinstance(source, View)):
         return None
-    if not (_is_whole(target) and _is_whole(source)):
+    if not (is_whole(target) and is_whole(source)):
         return None
     x, new = target.buffer, source.buffer
     return (x, new) if x.shape == new.shape and x.dtype is new.dtype else None
 
 
-def _is_whole(view: View) -> bool:
+def is_whole(view: View) -> bool:
+    """Return True for all of a buffer, in its own layout."""
     buffer = view.buffer
     same = view.shape == buffer.shape and view.strides == buffer.strides
     return same and view.offset is index(0)
@@ -99,7 +100,7 @@ class _InPlace:
 
     def take(self, copy: Step) -> bool:
         """Note that a copy can go, and the order it asks for; False if it cannot."""
-        pair = _copied(copy)
+        pair = whole_copy(copy)
         assert pair is not None
         x, new = pair
         position = self.maker.get(new)

@@ -44,7 +44,11 @@ def extern_bytes(extern: Extern) -> int:
     if extern.target == "get_attr":
         return 0
     written = sum(numel(b) * b.dtype.itemsize for b in extern.outputs if b is not None)
-    reads = [_view_bytes(view) for view in dict.fromkeys(extern_views(extern))]
+    views = list(dict.fromkeys(extern_views(extern)))
+    if extern.moved is not None:
+        changed, *views = views
+        written += extern.moved.hint() * changed.buffer.dtype.itemsize
+    reads = [_view_bytes(view) for view in views]
     if extern.target.removeprefix("aten.").startswith(_GATHERS) and reads:
         reads[0] = min(reads[0], written)
     return written + sum(reads)

@@ -1,0 +1,57 @@
+"""Which calls replace a small part of an input: what a pass can do where the input lies.
+
+AOTAutograd makes ``x[:, p] = k`` a ``select_scatter`` of all of x, and copies the result into x at
+the end. As a definition it would be computed for every element. Where the part is far smaller it
+stays a call, which ``passes/write_part.py`` turns into a write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+_WINDOWS = {aten.slice_scatter.default, aten.select_scatter.default}
+_CALLS = {
+    aten.index_put.default, aten._unsafe_index_put.default, aten.index_copy.default,
+    aten.index_add.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
+}  # fmt: skip
+SMALL = 8
+"""A part is written by itself if the whole has at least so many times its elements."""
+
+
+def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
+    """Return the calls between an input and the ``copy_`` into it, if all of them replace parts.
+
+    Assumes: nodes carry ``meta["val"]``.
+    """
+    found: set[fx.Node] = set()
+    for copy in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target, node = copy.args[:2]
+        chain = []
+        while isinstance(node, fx.Node) and node.target in _WINDOWS | _CALLS and _is_small(node):
+            chain.append(node)
+            node = node.args[0]
+        if node is target and target.op == "placeholder":
+            found.update(chain)
+    return frozenset(found)
+
+
+def _is_small(call: fx.Node) -> bool:
+    """Return True if a window is small, or if the call is none: its extent is in the indices."""
+    if call.target in _CALLS:
+        return True
+    part = call.args[1]
+    known = isinstance(part, fx.Node) and isinstance(part.meta.get("val"), torch.Tensor)
+    return known and _count(part) * SMALL <= _count(call)
+
+
+def _count(node: Any) -> int:
+    """Return how many elements a traced tensor has, at the hints of sizes."""
+    total = 1
+    for extent in node.meta["val"].shape:
+        seen = extent.node.hint if isinstance(extent, torch.SymInt) else extent
+        total *= 1 if seen is None else int(seen)
+    return total
