@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 
-from fusec.compiler import RECENT, compile_graph, run_eagerly
+from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly
+from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
@@ -43,6 +45,8 @@ def fusec(
         options: fields of ``fusec.options.Options`` by name.
     Raises:
         UsageError: for an unknown mode or option; the message names the nearest one.
+        Exception: under ``strict``, what AOTAutograd does not trace (writes to the overlapping
+            windows of an ``unfold``, say); else such a graph runs as it is, with one warning.
     """
     chosen = Options.from_compile(mode, options)
     if writes_shared_memory(gm):
@@ -50,7 +54,15 @@ def fusec(
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(_compile_graph, options=chosen, recorder=recorder)
-    return compile_with(gm, example_inputs, compile_one, chosen, scores=_on_gpu(example_inputs))
+    try:
+        return compile_with(gm, example_inputs, compile_one, chosen, scores=_on_gpu(example_inputs))
+    except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
+        raise
+    except Exception as error:
+        if chosen.strict:
+            raise
+        explain_fallback("of Dynamo", error)
+        return gm.forward
 
 
 def compile_with(

@@ -71,11 +71,12 @@ def compile_graph(
         if options.strict and not isinstance(error, Unsupported):
             raise
         trace.problem = f"{type(error).__name__}: {error}"
-        _explain_fallback(name, error)
+        explain_fallback(name, error)
         return run_eagerly(gm)
 
 
-def _explain_fallback(name: str, error: Exception) -> None:
+def explain_fallback(name: str, error: Exception) -> None:
+    """Say why a graph runs as eager kernels: a warning, or a line of the log if it is known."""
     if isinstance(error, Unsupported):
         logger.info("graph %s runs as eager kernels: %s", name, error.reason)
         return

@@ -311,12 +311,17 @@ def check_program(program: Program, backend: str | None = None) -> None:
 
 
 def failure(program: Program, backend: str | None = None) -> Exception | None:
-    """Return what a comparison raises, None if nothing or if Dynamo cannot capture the program."""
+    """Return what a comparison raises; None if nothing, or if AOTAutograd alone raises, too."""
+    error = _raised(program, backend)
+    return None if error is None or _raised(program, "aot_eager") else error
+
+
+def _raised(program: Program, backend: str | None) -> Exception | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             check_program(program, backend)
-    except Unsupported:
+    except Unsupported:  # by Dynamo
         return None
     except Exception as error:
         return error

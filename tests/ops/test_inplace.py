@@ -317,3 +317,20 @@ def test_mutation_takes_dynamic_shapes(n):
         return x.sum(0)
 
     check(mutate, values(n, 5), values(n, 5, seed=1), dynamic=True)
+
+
+def test_a_graph_that_cannot_be_made_functional_runs_as_it_is():
+    def windows(x):
+        y = x.unfold(0, 2, 1)  # elements lie in two windows
+        y[::2] += 3
+        return y * 2
+
+    torch._dynamo.reset()
+    a, b = values(5, 4), values(5, 4)
+    with pytest.warns(UserWarning, match="runs as eager kernels.*internal overlap"):
+        found = torch.compile(windows, backend="fusec")(a)
+    assert torch.equal(found, windows(b))
+    assert torch.equal(a, b)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="internal overlap"):
+        compile_with(windows)(values(5, 4))
