@@ -39,7 +39,7 @@ from fusec.ir.expr import (
     Var,
     children,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
+from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 
 PARALLEL_WORK = 1 << 15
@@ -59,40 +59,12 @@ _HORIZONTAL = {
     "any": "f_hany",
     "all": "f_hall",
 }
-_SUPPORT = """
-FUSEC_INLINE long long fusec_least(long long a, long long b) { return a < b ? a : b; }
-FUSEC_INLINE long long fusec_floordiv(long long a, long long b) {
-  long long q = a / b;
-  return q - (a % b != 0 && (a < 0) != (b < 0));
-}
-FUSEC_INLINE long long fusec_mod(long long a, long long b) { return a - b * fusec_floordiv(a, b); }
-FUSEC_INLINE bool fusec_in_range(long long i, long long n) { return i >= 0 && i < n; }
-FUSEC_INLINE vm fusec_in_range(vi64 i, long long n) {
-  return f_ge(i, v_i64(0)) & f_lt(i, v_i64(n));
-}
-// Which lanes may be read: those wanted and in range; a wanted one out of range sets *status.
-FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
-  if (wanted && !ok) *status = 1;
-  return ok && wanted;
-}
-FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
-  if (f_hany(wanted & ~ok)) *status = 1;
-  return ok & wanted;
-}
-// A divisor; zero in any lane sets *status.
-FUSEC_INLINE bool fusec_some(bool x) { return x; }
-FUSEC_INLINE bool fusec_some(vm x) { return f_hany(x); }
-template <class T> FUSEC_INLINE T fusec_nonzero(T y, int *status) {
-  if (__builtin_expect(fusec_some(f_eq(y, T{})), 0)) *status = 2;
-  return y;
-}
-"""
 
 
 def prelude(width: int) -> str:
     """Return the text in front of the kernels of one translation unit, for ``width`` lanes."""
     text = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
-    return f"#define FUSEC_W {width}\n{text}{_SUPPORT}\n"
+    return f"#define FUSEC_W {width}\n{text}\n"
 
 
 def print_kernel(program: Program) -> str:
@@ -118,6 +90,9 @@ class _Printer:
         self.names: dict[Axis | Buffer | Size, str] = {}
         self.taken: set[str] = {"status"}
         self.frees: list[str] = []
+        self.of_sizes: dict[Atom, str] = {}
+        self.settled: list[str] = []
+        self.place = 0  # where `settled` goes: the line in front of all loops
         self.unrounded = _used_by_puts_alone(program.body)
         self.positions: dict[Expr, Index] = {}
         for buffer in program.buffers:
@@ -156,6 +131,7 @@ class _Printer:
         else:
             self.open_grid()
         self.block(program.body)
+        self.lines[self.place : self.place] = self.settled
         self.depth -= 1
         self.emit("}")
         self.depth -= 1
@@ -163,6 +139,7 @@ class _Printer:
         return "\n".join(self.lines) + "\n"
 
     def open_grid(self) -> None:
+        self.place = len(self.lines)
         if self.program.grid:
             self.emit(self.pragma())
         for axis in self.program.grid:
@@ -184,6 +161,7 @@ class _Printer:
         for position, size in enumerate(program.sizes):
             value = f"sizes[row * {len(program.sizes)} + {position}]"
             self.emit(f"const long long {self.names[size]} = {value};")
+        self.place = len(self.lines)
         rest = "places[2 * place + 1]"
         for axis in reversed(program.grid):
             i, extent = self.name(axis, axis.name), self.scalar_index(axis.extent)
@@ -479,16 +457,32 @@ class _Printer:
         match atom:
             case Axis() | Size():
                 return self.names[atom] if atom in self.names else self.name(atom, atom.name)
-            case FloorDiv():
+            case FloorDiv() | Mod():
+                known = self.of_sizes.get(atom)
+                if known is not None:
+                    return known
+                function = "floordiv" if isinstance(atom, FloorDiv) else "mod"
                 a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
-                return f"fusec_floordiv({a}, {b})"
-            case Mod():
-                a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
-                return f"fusec_mod({a}, {b})"
+                text = f"fusec_{function}({a}, {b})"
+                if not _is_of_sizes(atom):
+                    return text
+                return self.settle(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
             case Runtime():
                 return f"(long long){self.operand(atom.expr, False)}"
             case _:
                 raise InternalError(atom, stage="codegen.cpp")
+
+    def settle(self, atom: FloorDiv | Mod, text: str) -> str:
+        """Name a quotient of sizes, computed once in front of all loops; return the name.
+
+        Sums of products of such quotients would double in length with each division around them.
+        Where a divisor is 0, the quotient belongs to what is never reached.
+        """
+        name = f"q_{len(self.of_sizes)}"
+        self.of_sizes[atom] = name
+        indent = "  " * (2 if self.program.table else 1)
+        self.settled.append(f"{indent}const long long {name} = {text};")
+        return name
 
     def vector_index(self, value: Index, dtype: DType) -> str:
         """Return an index with lanes as a vector of i64 or i32."""
@@ -532,6 +526,11 @@ class _Printer:
                 return text if atom.expr.dtype is dtype else f"to_{kind}({text})"
             case _:
                 return f"v_{kind}({self.scalar_atom(atom)})"
+
+
+def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
+    """Return True if nothing but symbolic sizes is in a quotient or a remainder."""
+    return not atom.axes and not any(_gathers(part) for part in (atom.dividend, atom.divisor))
 
 
 def _gathers(offset: Index) -> list[Runtime]:

@@ -1276,3 +1276,32 @@ template <int which> FUSEC_INLINE vi32 f_random_run4(long long seed, long long f
   vi32 a = f_random_run2<which & 1>(seed, first);
   return fusec_every_second(a, f_random_run2<which & 1>(seed, first + 2 * FUSEC_W), which & 2);
 }
+
+// -- indices and errors ----------------------------------------------------------------------------
+
+FUSEC_INLINE long long fusec_least(long long a, long long b) { return a < b ? a : b; }
+FUSEC_INLINE long long fusec_floordiv(long long a, long long b) {
+  long long q = a / b;
+  return q - (a % b != 0 && (a < 0) != (b < 0));
+}
+FUSEC_INLINE long long fusec_mod(long long a, long long b) { return a - b * fusec_floordiv(a, b); }
+FUSEC_INLINE bool fusec_in_range(long long i, long long n) { return i >= 0 && i < n; }
+FUSEC_INLINE vm fusec_in_range(vi64 i, long long n) {
+  return f_ge(i, v_i64(0)) & f_lt(i, v_i64(n));
+}
+// Which lanes may be read: those wanted and in range; a wanted one out of range sets *status.
+FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
+  if (wanted && !ok) *status = 1;
+  return ok && wanted;
+}
+FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
+  if (f_hany(wanted & ~ok)) *status = 1;
+  return ok & wanted;
+}
+// A divisor; zero in any lane sets *status.
+FUSEC_INLINE bool fusec_some(bool x) { return x; }
+FUSEC_INLINE bool fusec_some(vm x) { return f_hany(x); }
+template <class T> FUSEC_INLINE T fusec_nonzero(T y, int *status) {
+  if (__builtin_expect(fusec_some(f_eq(y, T{})), 0)) *status = 2;
+  return y;
+}

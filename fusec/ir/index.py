@@ -220,6 +220,8 @@ _SMALL = tuple(Index((), value) for value in range(17))
 @functools.lru_cache(maxsize=1 << 14)
 def floordiv(a: Index, b: Index) -> Index:
     """Return ``a // b``, simplified where bounds prove it."""
+    if a is index(0):
+        return a
     quotient, remainder = _divide_terms(a, b)
     if quotient is not None:
         if is_in_range(remainder, b):
@@ -243,6 +245,8 @@ def floordiv(a: Index, b: Index) -> Index:
 @functools.lru_cache(maxsize=1 << 14)
 def mod(a: Index, b: Index) -> Index:
     """Return ``a % b``, simplified where bounds prove it."""
+    if a is index(0):
+        return a
     quotient, remainder = _divide_terms(a, b)
     if quotient is not None and (quotient.terms or quotient.const):
         return mod(remainder, b)

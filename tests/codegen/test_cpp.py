@@ -133,6 +133,24 @@ def test_an_array_that_a_loop_declares_is_freed_in_it() -> None:
     assert torch.equal(a, b)
 
 
+def test_quotients_of_sizes_are_computed_once_in_front_of_all_loops() -> None:
+    n, (i,) = index(Size("n", 24)), axes("i", 5)
+    step = n // 4 + (n // 4) % 3 * ((n // 4) // 5) + index(7) // (n // 8)
+    x, y = (Buffer(name, (index(120),), (index(1),), F32) for name in ("x", "y"))
+    kernel = Kernel(
+        "quotients", (i,), (), (Store(y, (index(i) * step,), load(x, index(i) * step)),)
+    )
+    program = lower(flatten(kernel), Plan((Binding(i, Place.GRID),)))
+    source = cpp.print_kernel(program)
+    body = source[source.index("for (") :]
+    assert source.count("fusec_floordiv(n_n, 4)") == 1 and "fusec_" not in body
+    a, b = torch.arange(120.0), torch.zeros(120)
+    library = build([program])
+    for size, stride in ((24, 8), (4, 1)):  # 4 // 8 is 0, by which nothing is divided
+        library["quotients"](a, b.zero_(), size)
+        assert b.nonzero().flatten().tolist() == [k * stride for k in range(1, 5)]
+
+
 HOSTILE = (
     "newline \n #error a",
     "carriage \r #error b",

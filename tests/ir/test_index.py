@@ -224,6 +224,12 @@ def test_division_by_zero_stays_written_out() -> None:
     assert isinstance(monomial[0], Mod)
 
 
+def test_zero_divided_by_anything_is_zero() -> None:
+    for divisor in (index(N) // 2, index(N) - 3):  # which may be 0: then nobody asks
+        assert floordiv(index(0), divisor) is index(0)
+        assert mod(index(0), divisor) is index(0)
+
+
 def test_coefficient_is_none_where_an_axis_is_not_linear() -> None:
     value = index(A) * N * 3 + index(A) * 2 + B
     assert value.coefficient(A) is index(N) * 3 + 2

@@ -8,6 +8,7 @@ largest gradient of the model. Otherwise the rule is that of ``tests/support.py`
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -40,13 +41,25 @@ def compare(eager: Run, compiled: Run, exact: Run) -> None:
         assert_agree(a, b, r, f"gradient of {name}", tol=tol)
 
 
+def with_static_images(call: Callable) -> Callable:
+    """Call with images whose batch alone varies: their size is the model's."""
+
+    def marked(*args: torch.Tensor) -> object:
+        for image in (arg for arg in args if arg.dim() == 4):
+            torch._dynamo.mark_static(image, [1, 2, 3])
+        return call(*args)
+
+    return marked
+
+
 def check(row: Architecture, *, train: bool, dynamic: bool) -> None:
     """Compare every size, in one compilation where the model is one graph."""
     torch._dynamo.reset()
     counters.clear()
     model = row.build()
     own = copy.deepcopy(model)
-    compiled = compile_with(own, dynamic=dynamic, fullgraph=row.graphs == 1)
+    call = compile_with(own, dynamic=dynamic, fullgraph=row.graphs == 1)
+    compiled = with_static_images(call) if dynamic else call
     for size in SIZES if dynamic else SIZES[:1]:
         args = row.arguments(size)
         eager = run(copy.deepcopy(model), args, train=train)
