@@ -75,7 +75,7 @@ class Program:
 
     def tolerance(self) -> float | None:
         """Return the tolerance of the loosest type that the program uses, None if it is f32."""
-        used = self.source() + " ".join(one.dtype for one in self.inputs)
+        used = self.source().replace(".half()", "float16") + "".join(i.dtype for i in self.inputs)
         loose = [TOLERANCE[t] for t in HALF if str(t).removeprefix("torch.") in used]
         return max(loose, default=None)
 
