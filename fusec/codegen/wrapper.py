@@ -34,6 +34,7 @@ from fusec.ir.graph import (
     Argument,
     Bundle,
     Chunked,
+    Comparison,
     Extern,
     Graph,
     InputObject,
@@ -225,6 +226,9 @@ class _Wrapper:
             self.lines.append(f"{self.names(made[0])} = constant({extern.node!r}, ())")
             return
         call = f"{callee(extern)}({', '.join(args)})"
+        if extern.sizes:
+            self._sized(extern, call)
+            return
         used = [b for b in made if b is not None and b in self.last_use]
         if not used:
             self.lines.append(call)
@@ -240,6 +244,21 @@ class _Wrapper:
         for buffer in () if _is_pending(extern) else used:
             name = self.names(buffer)
             self.lines.append(f"{name} = {self._restride(buffer, name)}")
+
+    def _sized(self, extern: Extern, call: str) -> None:
+        """Print a call whose results have sizes that are known only now."""
+        results = [f"{self.names(b)}" if b is not None else "_" for b in extern.outputs] or ["_"]
+        for bound in extern.sizes:
+            if bound.axis is None:
+                results[bound.result] = self.names(bound.size)
+        self.lines.append(f"{', '.join(results)}{',' if extern.many else ''} = {call}")
+        for bound in extern.sizes:
+            if bound.axis is not None:
+                name = self.names(bound.size)
+                self.lines.append(f"{name} = {results[bound.result]}.shape[{bound.axis}]")
+        for buffer, name in zip(extern.outputs, results, strict=False):
+            if buffer is not None:
+                self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
     def _chunked(self, loop: Chunked) -> None:
         """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
@@ -340,6 +359,9 @@ class _Wrapper:
                 return self._view(arg)
             case SizeValue():
                 return print_size(arg.index, self.names)
+            case Comparison():
+                sides = (print_size(side, self.names) for side in (arg.left, arg.right))
+                return f" {arg.sign} ".join(sides)
             case InputObject():
                 return self.names(arg)
             case NodeConstant():

@@ -44,9 +44,11 @@ from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.frontend.written_parts import parts_of_inputs
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, Def, Extern, Graph, InputObject
+from fusec.ir.graph import Argument, BoundSize, Def, Extern, Graph, InputObject
 from fusec.ir.index import Size, index
 from fusec.ir.verify import verify_expr
+
+aten = torch.ops.aten
 
 # Importing these modules fills the table of lowerings.
 _RULES = (
@@ -96,6 +98,7 @@ class _Capture:
         self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
         self.inputs: list[Buffer | Size | InputObject | None] = []
         self.outputs: tuple[Argument, ...] = ()
+        self.given: set[str] = set()
         self.held: dict[Buffer, tuple[str, int | None]] = {}
         self.device = main_device(gm)
         self.parts = parts_of_inputs(gm)
@@ -123,7 +126,9 @@ class _Capture:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             self.env[node] = self.lines.sizes.index(value)
-            return self.lines.sizes.symbol(value)
+            size = self.lines.sizes.symbol(value)
+            self.given.update(() if size is None else (size.name,))
+            return size
         if not isinstance(value, torch.Tensor):
             known = isinstance(value, int | float | str)
             self.env[node] = value if known else Opaque(node)
@@ -160,11 +165,15 @@ class _Capture:
     def _call(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
+            if node.meta.get("unbacked_bindings"):
+                return self._extern(node, value, contractions.reason_for(node.target))
             return self.lines.sizes.index(value)
         if isinstance(value, torch.SymFloat):
             return self._symbolic_float(node, value)
         if isinstance(value, torch.SymBool):
-            return Opaque(node, symbolic=True)
+            return self._condition(node, value)
+        if node.target is aten._assert_scalar.default and self._holds(node.args[0]):
+            return None
         if node.target is operator.getitem:
             source, position = node.args
             return self.env[source][position]  # type: ignore[index]
@@ -181,6 +190,16 @@ class _Capture:
         except Unsupported as problem:
             del self.lines.nodes[mark:]
             return self._extern(node, value, problem.reason)
+
+    def _holds(self, condition: Any) -> bool:
+        """Return True for a node of which the value is known to be true."""
+        return isinstance(condition, fx.Node) and self.env[condition] is True
+
+    def _condition(self, node: fx.Node, value: torch.SymBool) -> Any:
+        try:
+            return self.lines.sizes.condition(value)
+        except Unsupported:
+            return Opaque(node, symbolic=True)
 
     def _symbolic_float(self, node: fx.Node, value: torch.SymFloat) -> Any:
         try:
@@ -225,9 +244,11 @@ class _Capture:
         self.types[node] = results
         if not results:
             return contractions.reason_for(node.target)
+        if node.meta.get("unbacked_bindings"):
+            return "a result that depends on data"
         if node in self.parts:
             return "writes a part of an input"
-        if node.target is torch.ops.aten.as_strided.default and self._starts_late(node.args[0]):
+        if node.target is aten.as_strided.default and self._starts_late(node.args[0]):
             return "a strided window into memory around the tensor"
         kinds = list(results)
         for source in node.all_input_nodes:
@@ -263,7 +284,7 @@ class _Capture:
         kwargs = tuple(
             (k, self.arguments.for_extern(node, a, ("kwargs", k))) for k, a in node.kwargs.items()
         )
-        if node.target is torch.ops.aten.copy_.default:
+        if node.target is aten.copy_.default:
             outputs: tuple[Buffer | None, ...] = ()
             result: Any = self.env[node.args[0]]  # type: ignore[index]
             many = False
@@ -278,6 +299,8 @@ class _Capture:
                     self.held[buffer] = node.name, position if many else None
             wrapped = tuple(None if b is None else whole(b) for b in outputs)
             result = wrapped if many else wrapped[0]
+            if isinstance(value, torch.SymInt):
+                result = self.lines.sizes.index(value)
             if value is None:
                 outputs = ()
         self.lines.nodes.append(
@@ -292,6 +315,7 @@ class _Capture:
                 contractions.is_impure(node),
                 many,
                 self._meaning(node, outputs),
+                sizes=self._bound_sizes(values if outputs else [value]),
             )
         )
         return result
@@ -316,11 +340,23 @@ class _Capture:
             return ()
         return meaning
 
+    def _bound_sizes(self, values: list[Any]) -> tuple[BoundSize, ...]:
+        """Return the sizes that no input gives and that a call's results are the first to have."""
+        found: list[BoundSize] = []
+        for position, value in enumerate(values):
+            axes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+            for axis, number in axes:
+                size = None
+                if isinstance(number, torch.SymInt):
+                    size = self.lines.sizes.symbol(number)
+                if size is not None and size.name not in self.given:
+                    self.given.add(size.name)
+                    found.append(BoundSize(size, position, axis))
+        return tuple(found)
+
     def _output(self, node: fx.Node, value: Any, position: int, count: int) -> Buffer | None:
         if isinstance(value, tuple | list):
             raise Unsupported(f"nested results of {op_name(node.target)}")
-        if isinstance(value, torch.SymInt):
-            raise Unsupported("a data-dependent size")
         if not isinstance(value, torch.Tensor):
             return None
         name = node.name if count == 1 else f"{node.name}_{position}"
@@ -331,12 +367,10 @@ class _Capture:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_sizes(self) -> None:
-        """Every symbol must be an input itself or an extent or stride of one."""
-        bound: set[str] = set()
+        """Every symbol must be an input, an extent or stride of one, or given by a call."""
+        bound = set(self.given)
         for item in self.inputs:
             match item:
-                case Size():
-                    bound.add(item.name)
                 case Buffer():
                     for extent in (*item.shape, *item.strides):
                         for monomial, _ in extent.terms:
@@ -344,7 +378,7 @@ class _Capture:
                                 bound.update(a.name for a in monomial if isinstance(a, Size))
         missing = sorted(set(self.lines.sizes.used) - bound)
         if missing:
-            raise Unsupported(f"the size {missing[0]} is not given by any input")
+            raise Unsupported(f"the size {missing[0]} is not given by any input or call")
 
 
 def main_device(gm: fx.GraphModule) -> torch.device:

@@ -22,6 +22,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.size_facts import SizeFacts
 from fusec.ir.dtype import DTYPES, F64, DType
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, op
+from fusec.ir.graph import Comparison
 from fusec.ir.index import Index, Quotient, Size, index, is_nonnegative
 from fusec.ir.scalar import SCALAR_OPS
 
@@ -155,6 +156,20 @@ class Sizes:
             raise Unsupported(f"a size with {name}")
         return rule([self._convert(arg, env, stride) for arg in expr.args])
 
+    def condition(self, value: torch.SymBool) -> Comparison | bool:
+        """Return a condition on sizes, True or False where it is known.
+
+        Raises:
+            Unsupported: if it is not a comparison of two sizes.
+        """
+        expr = value.node.expr
+        if isinstance(expr, sympy.logic.boolalg.BooleanAtom):
+            return bool(expr)
+        if not isinstance(expr, sympy.Rel) or expr.rel_op not in _IMPLIED:
+            raise Unsupported("a symbolic condition")
+        left, right = (self._convert(side, value.node.shape_env) for side in expr.args)
+        return _IMPLIED[expr.rel_op](left, right) or Comparison(expr.rel_op, left, right)
+
     def number(self, value: torch.SymFloat) -> Expr:
         """Return a symbolic float, such as n/(n-1) of a variance, as an f64 expression.
 
@@ -198,11 +213,7 @@ class Sizes:
         return divisor.args[1] if exact else None
 
     def symbol(self, value: torch.SymInt) -> Size | None:
-        """Return the size that an integer is if it is a symbol by itself, else None.
-
-        Raises:
-            Unsupported: if it depends on data.
-        """
+        """Return the size that an integer is if it is a symbol by itself, else None."""
         node = value.node
         plain = isinstance(getattr(node, "expr", None), sympy.Symbol)
         return self._size(node.expr, node.shape_env) if plain else None
@@ -212,10 +223,9 @@ class Sizes:
         size = self.used.get(name)
         if size is None:
             facts = self._facts_of(env)
-            hint = facts.hint(symbol)
-            if hint is None:
-                raise Unsupported("a data-dependent shape")
-            size = self.used[name] = Size(name, hint, facts.least(symbol))
+            size = self.used[name] = Size(
+                name, facts.hint(symbol), facts.least(symbol), facts.most(symbol)
+            )
         return size
 
     def _symbol(self, symbol: Any, env: Any) -> Index:
@@ -280,6 +290,16 @@ def _best(args: list[Index], beats: Callable[[Index, Index], bool]) -> Index:
             return candidate
     raise Unsupported("a size with max or min")
 
+
+_IMPLIED: dict[str, Callable[[Index, Index], bool]] = {
+    "==": lambda a, b: a is b,
+    "!=": lambda a, b: is_nonnegative(a - b - 1) or is_nonnegative(b - a - 1),
+    "<=": lambda a, b: is_nonnegative(b - a),
+    "<": lambda a, b: is_nonnegative(b - a - 1),
+    ">=": lambda a, b: is_nonnegative(a - b),
+    ">": lambda a, b: is_nonnegative(a - b - 1),
+}
+"""Whether a comparison holds for all sizes."""
 
 _REAL_RULES = {
     "Add": "add",

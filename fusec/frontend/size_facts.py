@@ -55,23 +55,31 @@ class SizeFacts:
     def least(self, symbol: sympy.Symbol) -> int | None:
         """Return a lower bound of a symbol's values, None if there is none."""
         bounds = self._env.var_to_range.get(symbol)
-        low = None if bounds is None else bounds.lower
-        return int(low) if isinstance(low, int | sympy.Integer) else None
+        return None if bounds is None else _finite(bounds.lower)
 
-    def hint(self, symbol: sympy.Symbol) -> int | None:
-        """Return the value that the trace saw; None for a size that depends on data."""
+    def most(self, symbol: sympy.Symbol) -> int | None:
+        """Return an upper bound of a symbol's values, None if there is none."""
+        bounds = self._env.var_to_range.get(symbol)
+        return None if bounds is None else _finite(bounds.upper)
+
+    def hint(self, symbol: sympy.Symbol) -> int:
+        """Return the value that the trace saw, or a guess where it saw none."""
         values = getattr(self._env, "backed_var_to_val", None)
         value = (self._env.var_to_val if values is None else values).get(symbol)
-        return None if value is None else int(value)
+        return UNSEEN if value is None else int(value)
 
 
 def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
     """Return what code that is made for some symbols depends on, as a text that compares."""
     facts = SizeFacts(env)
-    return "; ".join(
-        f"{symbol} >= {facts.least(symbol)} is {facts.value(symbol)} by {facts.divisor(symbol)}"
-        for symbol in sorted(symbols, key=str)
-    )
+    known = (facts.least, facts.most, facts.value, facts.divisor)
+    return str([(s.name, *(str(fact(s)) for fact in known)) for s in sorted(symbols, key=str)])
+
+
+def _finite(bound: sympy.Expr) -> int | None:
+    """Return a bound as a number; one beyond 2**40 bounds nothing."""
+    number = int(bound) if isinstance(bound, int | sympy.Integer) else None
+    return number if number is not None and abs(number) < 1 << 40 else None
 
 
 def _only_divides(expr: sympy.Expr) -> bool:

@@ -46,18 +46,22 @@ class Size(Node):
     Attributes:
         hint: the value seen while tracing.
         least: no value is less; None where any may be, as of an integer argument.
+        most: no value is more; None where that is not known.
     """
 
-    __slots__ = ("hint", "least", "name")
+    __slots__ = ("hint", "least", "most", "name")
 
-    def __init__(self, name: str, hint: int, least: int | None = 1) -> None:
+    def __init__(
+        self, name: str, hint: int, least: int | None = 1, most: int | None = None
+    ) -> None:
         self.name = name
         self.hint = hint
         self.least = least
+        self.most = most
 
     @classmethod
     def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
-        return fields if len(fields) == 3 else (*fields, 1)
+        return (*fields, *(1, None)[len(fields) - 2 :])
 
     @property
     def serial(self) -> str:

@@ -76,6 +76,15 @@ class SizeValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """A condition on sizes among an extern's arguments; ``sign`` is Python's."""
+
+    sign: str
+    left: Index
+    right: Index
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConstant:
     """An argument that only the FX graph can give: position ``path`` among the node's arguments."""
 
@@ -91,9 +100,23 @@ class InputObject:
 
 
 Argument: TypeAlias = (
-    "View | SizeValue | NodeConstant | InputObject | int | float | bool | str "
+    "View | SizeValue | Comparison | NodeConstant | InputObject | int | float | bool | str "
     "| tuple[Argument, ...] | None"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSize:
+    """A size that depends on data, where a call gives it.
+
+    Attributes:
+        result: which of the call's results.
+        axis: of that, which extent; None if the result is the number itself.
+    """
+
+    size: Size
+    result: int
+    axis: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +133,7 @@ class Extern:
         many: the call returns a sequence.
         moved: of a call that changes a part of its first argument, how many elements of that it
             reads and writes.
+        sizes: those that are known once it has run.
     """
 
     node: str
@@ -123,6 +147,7 @@ class Extern:
     many: bool = False
     meaning: tuple[Def, ...] = ()
     moved: Index | None = None
+    sizes: tuple[BoundSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +164,13 @@ class Graph:
     inputs: tuple[Buffer | Size | InputObject | None, ...]
     nodes: tuple[Def | Extern, ...]
     outputs: tuple[Argument, ...]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The symbolic sizes: inputs, and those that externs give."""
+        given = [item for item in self.inputs if isinstance(item, Size)]
+        calls = (node for node in self.nodes if isinstance(node, Extern))
+        return (*given, *(bound.size for call in calls for bound in call.sizes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

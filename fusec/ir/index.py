@@ -342,7 +342,18 @@ def _holds(low: Index) -> bool:
     bounded = _bound_atoms(low, _is_division)
     if bounded is not None and _sizes_nonnegative(bounded):
         return True
-    return _sizes_nonnegative(_relax_divisions(low))
+    relaxed = _relax_divisions(low)
+    return _sizes_nonnegative(relaxed) or _sizes_nonnegative(_at_most(relaxed))
+
+
+def _at_most(low: Index) -> Index:
+    """Replace each size by its greatest value where it stands alone and is taken away."""
+    total = low
+    for monomial, coefficient in low.terms:
+        size = monomial[0]
+        if coefficient < 0 and len(monomial) == 1 and isinstance(size, Size) and size.most:
+            total = total + (size.most - index(size)) * coefficient
+    return total
 
 
 def _least(value: Index) -> Index | None:

@@ -13,6 +13,7 @@ the same kernel writes at another index.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from fusec.ir.graph import (
     Argument,
     Bundle,
     Chunked,
+    Comparison,
     Def,
     Extern,
     Graph,
@@ -71,6 +73,12 @@ ExternCall: TypeAlias = Callable[[Extern, tuple[Any, ...], dict[str, Any]], Sequ
 Views arrive as strided arrays over the storage, so that a kernel that writes its arguments does;
 sizes as ints, all else as itself.
 """
+
+
+_SIGNS = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge,
+}  # fmt: skip
 
 
 # -- arrays and storage --------------------------------------------------------------------------
@@ -121,6 +129,9 @@ def _resolve(argument: Argument, env: Env) -> Any:
             return _window(argument, env)
         case SizeValue():
             return eval_scalar(argument.index, env)
+        case Comparison():
+            left, right = (eval_scalar(side, env) for side in (argument.left, argument.right))
+            return _SIGNS[argument.sign](left, right)
         case tuple():
             return tuple(_resolve(item, env) for item in argument)
         case _:
@@ -231,6 +242,10 @@ def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
     args = tuple(_resolve(argument, env) for argument in node.args)
     kwargs = {name: _resolve(argument, env) for name, argument in node.kwargs}
     results = extern(node, args, kwargs)
+    for bound in node.sizes:
+        value = np.asarray(results[bound.result])
+        number = int(value) if bound.axis is None else value.shape[bound.axis]
+        env.sizes = {**env.sizes, bound.size: number}
     for buffer, values in zip(node.outputs, results, strict=True):
         if buffer is not None:
             to_storage(buffer, np.asarray(values), env)

@@ -25,6 +25,7 @@ from fusec.ir.graph import (
     Argument,
     Bundle,
     Chunked,
+    Comparison,
     Def,
     Extern,
     Graph,
@@ -148,6 +149,8 @@ def print_argument(arg: Argument) -> str:
             return f"{arg.buffer.name}[{shape} : {strides} + {arg.offset}]"
         case SizeValue():
             return repr(arg.index)
+        case Comparison():
+            return f"{arg.left} {arg.sign} {arg.right}"
         case NodeConstant():
             return f"<{'.'.join(map(str, arg.path))} of {arg.node}>"
         case InputObject():

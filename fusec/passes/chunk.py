@@ -171,7 +171,7 @@ def _take_out(graph: Graph, seed: Buffer, name: str, least_rows: int) -> tuple[G
     height = chunk_rows(rows, row_bytes, least_rows)
     members = {producer[seed]}
     share_of = _count(rows, height)
-    sizes = tuple(item for item in graph.inputs if isinstance(item, Size))
+    sizes = graph.sizes
     while True:
         body = RowBody(rows, share_of)
         for position in sorted(members):

@@ -31,7 +31,7 @@ from fusec.ir.graph import (
     View,
     argument_views,
 )
-from fusec.ir.index import Size, index
+from fusec.ir.index import index
 from fusec.ir.text import print_graph
 from fusec.passes.cost import Machine, price, price_call
 from fusec.passes.dag import reads, writes
@@ -267,6 +267,6 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
     nodes = tuple(n for n in graph.nodes if n in needed)
     if any(isinstance(n, Extern) and n.node not in calls for n in nodes):
         return None
-    sizes = tuple(item for item in graph.inputs if isinstance(item, Size))
+    sizes = graph.sizes
     outputs: tuple[Argument, ...] = tuple(View(b, b.shape, b.strides, index(0)) for b in results)
     return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernels)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import networkx as nx
 
-from fusec.ir.expr import Buffer, loads
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Reduce, loads, postorder
 from fusec.ir.graph import (
+    Argument,
     Bundle,
     Chunked,
+    Comparison,
     Def,
     Extern,
     Graph,
     Kernel,
+    SizeValue,
     Step,
+    View,
     argument_views,
     extern_views,
 )
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size
 
 Dag: TypeAlias = "nx.DiGraph[int]"
 
@@ -78,6 +83,7 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
     dag: nx.DiGraph[int] = nx.DiGraph()
     producer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
+    giver: dict[Size, int] = {}
     last_impure: int | None = None
     for position, node in enumerate(graph.nodes):
         dag.add_node(position)
@@ -85,6 +91,10 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
         for buffer in sources:
             if buffer in producer:
                 dag.add_edge(producer[buffer], position)
+        if giver:
+            dag.add_edges_from((giver[s], position) for s in sizes_of(node) if s in giver)
+        if isinstance(node, Extern):
+            giver.update((bound.size, position) for bound in node.sizes)
         if isinstance(node, Extern) and node.impure:
             # It may write any of its arguments: every earlier reader and writer comes first, and
             # every later one after (by registering this line as the producer).
@@ -99,6 +109,64 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
         for buffer in writes(node):
             producer[buffer] = position
     return dag
+
+
+def sizes_of(step: Def | Step) -> set[Size]:
+    """Return the symbolic sizes that a line or a step mentions."""
+    match step:
+        case Def():
+            found = _sizes_in_exprs((step.expr,)) | _sizes_in(axis.extent for axis in step.axes)
+        case Extern():
+            args = [*step.args, *(value for _, value in step.kwargs)]
+            found = _sizes_in(i for arg in args for i in _argument_indices(arg))
+        case Chunked():
+            found = _sizes_in(e for view in step.views for e in (*view.shape, view.offset))
+        case Bundle():
+            found = {s for kernel in step.kernels for s in sizes_of(kernel)}
+        case Kernel():
+            found = _sizes_in_exprs(store.expr for store in step.stores)
+            found |= _sizes_in(axis.extent for axis in step.axes)
+            found |= _sizes_in(i for store in step.stores for i in store.indices)
+    return found
+
+
+def _argument_indices(arg: Argument) -> Iterator[Index]:
+    match arg:
+        case View():
+            yield from (*arg.shape, *arg.strides, arg.offset)
+        case SizeValue():
+            yield arg.index
+        case Comparison():
+            yield from (arg.left, arg.right)
+        case tuple():
+            for item in arg:
+                yield from _argument_indices(item)
+
+
+def _sizes_in_exprs(roots: Iterable[Expr]) -> set[Size]:
+    found: set[Size] = set()
+    for node in postorder(roots):
+        match node:
+            case Load():
+                found |= _sizes_in(node.indices)
+            case IndexValue():
+                found |= _sizes_in((node.index,))
+            case Reduce():
+                found |= _sizes_in(axis.extent for axis in node.over)
+    return found
+
+
+def _sizes_in(values: Iterable[Index]) -> set[Size]:
+    found: set[Size] = set()
+    for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
+        match atom:
+            case Size():
+                found.add(atom)
+            case FloorDiv() | Mod():
+                found |= _sizes_in((atom.dividend, atom.divisor))
+            case Axis():
+                found |= _sizes_in((atom.extent,))
+    return found
 
 
 def below(dag: nx.DiGraph[int], members: set[int]) -> set[int]:
@@ -216,6 +284,7 @@ def step_dependencies(steps: Sequence[Step]) -> Dag:
     dag: Dag = nx.DiGraph()
     writer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
+    giver: dict[Size, int] = {}
     last_impure: int | None = None
     for position, step in enumerate(steps):
         dag.add_node(position)
@@ -227,6 +296,10 @@ def step_dependencies(steps: Sequence[Step]) -> Dag:
             writer[buffer] = position
         for buffer in sources:
             readers.setdefault(buffer, []).append(position)
+        if giver:
+            dag.add_edges_from((giver[s], position) for s in sizes_of(step) if s in giver)
+        if isinstance(step, Extern):
+            giver.update((bound.size, position) for bound in step.sizes)
         if impure:
             if last_impure is not None:
                 dag.add_edge(last_impure, position)

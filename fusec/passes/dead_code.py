@@ -18,7 +18,9 @@ def dead_code(graph: Graph) -> Graph:
             case Def() if node.buffer in live:
                 kept.append(node)
                 live.update(load.buffer for load in loads((node.expr,)))
-            case Extern() if node.impure or any(b in live for b in node.outputs if b is not None):
+            case Extern() if (
+                node.impure or node.sizes or any(b in live for b in node.outputs if b is not None)
+            ):
                 kept.append(node)
                 live.update(view.buffer for view in extern_views(node))
     if len(kept) == len(graph.nodes):

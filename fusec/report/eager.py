@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusec.errors import ModelError
+from fusec.frontend.size_facts import UNSEEN
 
 _FREE = {
     "_unsafe_view",
@@ -132,9 +133,16 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
         return int(tensor.numel()) * tensor.element_size()
     total = tensor.element_size()
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride != 0 or extent == 0:
-            total *= int(extent)
+        seen = _seen(extent)
+        if not (type(stride) is int and stride == 0) or seen == 0:
+            total *= seen
     return total
+
+
+def _seen(extent: Any) -> int:
+    """Return a size as it was traced, a guess for one that depends on data."""
+    symbolic = isinstance(extent, torch.SymInt)
+    return UNSEEN if symbolic and not extent.node.has_hint() else int(extent)
 
 
 def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCost, EagerCost]:

@@ -11,9 +11,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.errors import Unsupported
 from fusec.frontend.capture import capture
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
+from fusec.ir.index import index
 from fusec.ir.text import print_graph
 from tests.frontend.tracing import Captured, body, graph_of, lowered, traced
 
@@ -185,16 +185,17 @@ def test_what_is_read_after_a_write_is_copied_before_it() -> None:
     assert kinds == [Def, Extern]
 
 
-def test_a_written_slice_of_a_cache_is_one_definition() -> None:
+def test_a_written_part_of_a_cache_is_a_call_where_it_is_small_and_else_a_definition() -> None:
     def write(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         cache[:, 3] = new
         return cache.sum()
 
-    cache, new = torch.zeros(2, 8, 3), torch.randn(2, 3)
-    captured = Captured(write)
-    torch.testing.assert_close(captured(cache, new), new.sum())
-    torch.testing.assert_close(cache[:, 3], new)
-    assert [e.target for e in captured.externs] == ["aten.copy_.default"]
+    for length, calls in ((8, ["aten.select_scatter.default"]), (7, [])):
+        cache, new = torch.zeros(2, length, 3), torch.randn(2, 3)
+        captured = Captured(write)
+        torch.testing.assert_close(captured(cache, new), new.sum())
+        torch.testing.assert_close(cache[:, 3], new)
+        assert [e.target for e in captured.externs] == [*calls, "aten.copy_.default"]
 
 
 # -- what is left to eager kernels ----------------------------------------------------------------
@@ -255,10 +256,13 @@ def test_an_empty_tensor_is_left_to_eager() -> None:
     assert {n.reason for n in graph.nodes if isinstance(n, Extern)} == {"an empty tensor"}
 
 
-def test_a_shape_that_depends_on_data_ends_the_capture() -> None:
+def test_a_shape_that_depends_on_data_is_given_by_the_call_that_makes_it() -> None:
     gm = traced(lambda x: x.nonzero() + 1, torch.randn(4))
-    with pytest.raises(Unsupported, match="data-dependent shape"):
-        capture(gm, "g")
+    call, line = (n for n in capture(gm, "g").nodes if not isinstance(n, Extern) or n.sizes)
+    assert isinstance(call, Extern) and isinstance(line, Def)
+    (bound,) = call.sizes
+    assert (bound.result, bound.axis, bound.size.least) == (0, 0, 0)
+    assert line.axes[0].extent is index(bound.size)
 
 
 def test_tensors_of_two_devices_meet_in_eager() -> None:

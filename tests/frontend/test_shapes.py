@@ -17,10 +17,11 @@ from fusec.frontend.decompositions import decompositions
 from fusec.frontend.origin import printable, source_line
 from fusec.frontend.promotion import result_type
 from fusec.frontend.shapes import Sizes, from_torch_dtype, to_torch_dtype
+from fusec.frontend.size_facts import UNSEEN
 from fusec.frontend.value import Value, make_axes
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Const
-from fusec.ir.index import index
+from fusec.ir.index import index, is_nonnegative
 
 S, T = (sympy.Symbol(name, integer=True, positive=True) for name in ("s0", "s1"))
 
@@ -66,7 +67,7 @@ def test_a_stride_allows_for_an_empty_extent_and_a_size_is_what_it_says() -> Non
         converted(few)
 
 
-@pytest.mark.parametrize("expr", [Max(0, S - T), sympy.sqrt(S), sympy.Symbol("u0")])
+@pytest.mark.parametrize("expr", [Max(0, S - T), sympy.sqrt(S)])
 def test_what_an_index_cannot_say_is_unsupported(expr: Any) -> None:
     with pytest.raises(Unsupported):
         converted(expr)
@@ -98,6 +99,12 @@ def test_a_size_is_written_as_a_product_where_the_trace_knows_a_divisor(
     environment = Environment()
     environment.divisible, environment.guards = divisible, list(map(Guard, guards))
     assert repr(Sizes()._convert(expr, environment)) == text
+
+
+def test_a_size_that_was_never_seen_has_a_guess_and_may_be_anything() -> None:
+    unseen = Sizes()._convert(sympy.Symbol("u0"), Environment())
+    assert repr(unseen) == "u0" and unseen.hint() == UNSEEN
+    assert not is_nonnegative(unseen)
 
 
 def test_a_size_remembers_its_hint() -> None:

@@ -1,0 +1,143 @@
+"""Sizes that nobody knows before the call: what makes them runs eagerly, the rest stays fused.
+
+Sizes may be 0 or 1 here without another compile (``mark_unbacked``), or come of a tensor's contents
+in the middle of a graph.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+from bench.workload import backend_of
+from fusec.compiler import RECENT
+from tests import triton_backend  # noqa: F401  (registers its backends)
+from tests.support import assert_agree, values
+
+
+def compiled(fn, backend="fusec", **settings):
+    torch._dynamo.reset()
+    counters.clear()
+    RECENT.clear()
+    options = {"strict": True, "verify": True} if backend == "fusec" else None
+    return torch.compile(
+        fn, backend=backend_of(backend), fullgraph=True, options=options, **settings
+    )
+
+
+def agree(wanted, found):
+    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (wanted, found)), strict=True)
+    for a, b in pairs:
+        exact = a.double() if a.is_floating_point() else a
+        assert_agree(a, b, exact, "result", tol=1e-5, strides=True)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(8), nn.Linear(8, 16)
+
+    def forward(self, x):
+        joined = torch.cat([x, x * 2]).flip(0)
+        scores = (x @ x.mT).softmax(-1)
+        return (
+            F.silu(self.up(self.norm(x))), joined, scores @ x, x.sum(0), x.mean(0), x.view(-1) + 1
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
+def test_a_size_that_was_never_seen_may_be_none_one_or_many(backend):
+    block = Block()
+    call = compiled(block, backend)
+    for rows in (5, 1, 0, 17):
+        x = values(rows, 8, seed=rows)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        with torch.no_grad():
+            agree(block(x), call(x))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert all(trace.problem is None for trace in RECENT)
+
+
+@pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
+@pytest.mark.parametrize("shape", ((0, 4), (3, 0), (1, 1)), ids=str)
+def test_static_sizes_of_none_and_one_are_eagers(shape, backend):
+    def everything(x):
+        return (
+            (x * 2 + 1).relu(), x.sum(0), x.sum(), x.mean(0), x.prod(1), (x > 0).any(0),
+            (x > 0).all(1), x.softmax(0), x.logsumexp(1), x @ x.mT, (x.mT @ x) * 2,
+            torch.cat([x, x * 2, x[:0]]), torch.stack([x, x]), x.flip(0), x.reshape(-1),
+            x.cumsum(0),
+        )  # fmt: skip
+
+    x = values(*shape)
+    call = compiled(everything, backend)
+    agree(everything(x), call(x))
+
+
+@pytest.mark.parametrize("reduce", (lambda x: x.amax(0), lambda x: x.max(), lambda x: x.argmax(0)))
+def test_the_largest_of_nothing_is_an_error_as_in_eager(reduce):
+    x = values(0, 4)
+    with pytest.raises((RuntimeError, IndexError)):
+        reduce(x)
+    with pytest.raises(Exception, match=r"(?i)dim|zero|empty|operation"):
+        compiled(reduce)(x)
+
+
+@pytest.fixture
+def captured():
+    """Let Dynamo capture what depends on data instead of breaking the graph there."""
+    settings = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(**settings):
+        yield
+
+
+def positions(x, n):
+    found = (x > 0).nonzero()
+    return (found * 2 + 1).sum(0), x.exp() * 2
+
+
+def chosen(x, n):
+    y = x[x > 0]
+    return y.sigmoid() * 2, y.sum(), x + 1
+
+
+def number(x, n):
+    k = n[0].item()
+    torch._check(k >= 0)
+    return x * k + 1, torch.zeros(k, 3) + x.sum(), torch.arange(k) * 2.5
+
+
+def beginning(x, n):
+    k = n[0].item()
+    torch._check(k >= 1)
+    torch._check(k <= x.shape[0])
+    return (x[:k] * 2).softmax(0)
+
+
+def repeated(x, n):
+    return torch.repeat_interleave(x, n, 0) * 2 + 1
+
+
+@pytest.mark.parametrize("fn", (positions, chosen, number, beginning, repeated))
+def test_what_depends_on_data_runs_eagerly_and_the_rest_is_fused(captured, fn):
+    call = compiled(fn)
+    for seed, count in ((0, 3), (1, 1), (2, 4)):
+        x, n = values(5, 4, seed=seed), torch.tensor([count, 0, 2, 1, 1])
+        agree(fn(x, n), call(x, n))
+    nothing = -values(5, 4).abs()
+    agree(fn(nothing, n), call(nothing, n))
+    assert counters["stats"]["unique_graphs"] == 1
+    (trace,) = RECENT
+    assert trace.problem is None
+
+
+def test_explain_names_what_depends_on_data(captured):
+    import fusec  # the report is all that is needed of it
+
+    (graph,) = fusec.explain(chosen, values(5, 4), torch.tensor([1])).graphs
+    reasons = {(extern.op, extern.reason) for extern in graph.externs}
+    assert ("index.Tensor", "a result that depends on data") in reasons
+    assert len(graph.kernels) >= 2
