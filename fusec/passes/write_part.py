@@ -10,7 +10,7 @@ many writes. Legal if
 1. all results have x's layout, and the graph returns none of them;
 2. what reads x, or a result that is written over, can run before: those are new edges;
 3. no other eager kernel takes these: it may keep a view;
-4. a kernel that stores the part does not read x.
+4. what is written is no part of x, nor does a kernel that stores it read x.
 
 What is not legal stays as it is.
 """
@@ -32,6 +32,7 @@ from fusec.ir.graph import (
     Store,
     View,
     argument_views,
+    extern_views,
 )
 from fusec.ir.index import Index, index, is_in_range, product
 from fusec.ir.rewrite import Rewriter
@@ -150,6 +151,10 @@ class _WriteParts:
             for k, version in zip(chain, versions, strict=False)
         }
         for k, before in ahead.items():
+            call = self.steps[k]
+            assert isinstance(call, Extern)
+            if any(view.buffer in versions for view in extern_views(call)[1:]):
+                return False
             if any(isinstance(self.steps[r], Extern) for r in before):
                 return False
             if not before.isdisjoint(below(self.dag, {k})):

@@ -131,13 +131,24 @@ def through_a_view(c, k, q, p):
     return attend(c, q)
 
 
+def shifted(c, k, q, p):
+    c[:, :, 1:9] = c[:, :, :8].clone()
+    return attend(c, q)
+
+
+def from_another_position(c, k, q, p):
+    c[:, :, 3:4] = c[:, :, 5:6]
+    c.scatter_(2, p.view(1, 1, 1, 1).expand(2, 3, 1, 4), c[:, :, 7:8].clone())
+    return attend(c, q)
+
+
 def of_a_copy(c, k, q, p):
     d = c.clone()
     d.index_copy_(2, p, k)
     return attend(d, q), c + 1
 
 
-QUICK = (select, index_copy, twice, returned_before)
+QUICK = (select, index_copy, twice, returned_before, shifted)
 
 
 def each(functions):
@@ -171,7 +182,7 @@ def test_the_bytes_written_do_not_grow_with_the_cache(write):
 
 READS_BEFORE = (
     returned_before, returned_as_it_was, from_its_own_row, most_of_it, masked, through_a_view,
-    of_a_copy,
+    of_a_copy, shifted, from_another_position,
 )  # fmt: skip
 
 
