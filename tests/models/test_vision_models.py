@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models.zoo import ATTENTIONS, mlp, resnet, vit
-from tests.support import check, values, with_layout
+import fusec
+from tests.models.zoo import (
+    ATTENTIONS,
+    ConvNextBlock,
+    ResidualBlock,
+    mlp,
+    resnet,
+    seeded_model,
+    vit,
+)
+from tests.support import BACKEND, check, values, with_layout
 
 MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 
@@ -32,6 +41,28 @@ def test_resnet_training_matches_eager_and_updates_running_statistics(layout):
     if layout == "channels_last":
         model = model.to(memory_format=torch.channels_last)
     check(model, with_layout(values(4, 3, 14, 10), layout), train=True, tol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+def test_convnext_block_matches_eager_in_either_layout(layout):
+    # `check` compares strides: the permutations keep channels last where they were.
+    block = seeded_model(lambda: ConvNextBlock(12))
+    check(block, with_layout(values(2, 12, 9, 8), layout), train=layout == "channels_last")
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="counts fusec's kernels")
+@pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
+@pytest.mark.parametrize("kind", ("residual", "convnext"))
+def test_what_follows_a_convolution_is_one_kernel(kind, layout):
+    """Norm, ReLU and residual are one kernel each time; so are LayerNorm, GELU, scaled residual."""
+    residual = kind == "residual"
+    block = seeded_model(lambda: ResidualBlock(12, 12, 1) if residual else ConvNextBlock(12))
+    (graph,) = fusec.explain(block, with_layout(values(2, 12, 9, 8), layout)).graphs
+    assert len(graph.kernels) == (2 if residual else 3)
+    libraries = (
+        ["convolution.default"] * 3 if residual else ["convolution.default"] + ["mm.default"] * 2
+    )
+    assert [extern.op for extern in graph.externs] == libraries
 
 
 @MODES

@@ -163,6 +163,23 @@ class ResidualBlock(nn.Module):
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
+class ConvNextBlock(nn.Module):
+    """A depthwise convolution, LayerNorm over channels, two linear layers, a scaled residual."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.up = nn.Linear(channels, 4 * channels)
+        self.down = nn.Linear(4 * channels, channels)
+        self.scale = nn.Parameter(torch.full((channels,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.scale * self.down(F.gelu(self.up(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
 def resnet() -> nn.Module:
     def build() -> nn.Module:
         return nn.Sequential(
