@@ -33,6 +33,8 @@ from fusec.frontend import (
     pooling,
     random,
     reductions,
+    scans,
+    scatters,
     views,
 )
 from fusec.frontend.arguments import Arguments, Opaque
@@ -62,6 +64,8 @@ _RULES = (
     pooling,
     random,
     reductions,
+    scans,
+    scatters,
     views,
 )
 

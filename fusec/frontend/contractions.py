@@ -1,8 +1,7 @@
 """What runs as an eager kernel for now, and why: the reasons that ``fusec explain`` shows.
 
-Products of matrices, convolutions, attention, sorting and scans have no lowering yet, nor have the
-random draws that ``draws.py`` leaves alone; each is one ``Extern``. So is everything that no table
-names.
+Products of matrices, convolutions, attention and sorting have no lowering yet, nor have the random
+draws that ``draws.py`` leaves alone; each is one ``Extern``. So is everything that no table names.
 """
 
 from __future__ import annotations

@@ -50,8 +50,27 @@ def fill_from(call: Call, x: Value, value: Value) -> Value:
     return call.define(lambda at: cast(cast(value.at(()), compute_type(x.dtype)), x.dtype))
 
 
-@lowers(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default)
+@lowers(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.zero.default,
+    aten._efficientzerotensor.default,
+)
 def zeros(call: Call, *_: Any, **__: Any) -> Value:
+    return constant(call, 0)
+
+
+@lowers(
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.empty_strided.default,
+    aten.new_empty_strided.default,
+    aten.empty_permuted.default,
+)
+def empty(call: Call, *_: Any, **__: Any) -> Value:
+    """Anything, so 0: no memory, where all of it is replaced before it is read."""
     return constant(call, 0)
 
 

@@ -30,16 +30,19 @@ _ALSO = (
     "_native_batch_norm_legit_no_training",
     "native_group_norm",
     "embedding",
+    *("addmv", "dist", "ldexp", "grid_sampler_2d"),
+    *("view_copy", "narrow_copy", "permute_copy", "as_strided_copy", "unbind_copy"),
 )
 
 _WHOLE = (
     "roll",
+    *("isin", "take"),
     "select_scatter",
     "embedding_dense_backward",
     *("gelu", "gelu_backward", "silu", "silu_backward", "softplus", "softplus_backward"),
     *("sigmoid_backward", "tanh_backward", "threshold_backward"),
 )
-"""Kept whole, all recomputable for the partitioner but the first three.
+"""Kept whole, all recomputable for the partitioner but the first five.
 
 A roll's parts are a remainder and a gather; an embedding's gradient is one eager kernel, its parts
 are a fill, a scatter and masks.

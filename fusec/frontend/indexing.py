@@ -20,10 +20,10 @@ from fusec.frontend.arithmetic import add, select
 from fusec.frontend.call import Call, Indices, Scalar, read
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast
-from fusec.frontend.views import IntoSize, from_end, replaced, slice_start, wrap
+from fusec.frontend.views import IntoSize, delinearise, from_end, replaced, slice_start, wrap
 from fusec.ir.dtype import BOOL, I64, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, Op, both, cast, in_range, op
-from fusec.ir.index import Index, Runtime, index
+from fusec.ir.index import Index, Runtime, contiguous_strides, index, product
 
 aten = torch.ops.aten
 
@@ -67,12 +67,25 @@ def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
 
 @lowers(aten.gather.default)
 def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False) -> Value:
-    if not x.shape or not indices.shape:
-        raise Unsupported("a gather of a tensor without axes")
+    if not x.shape or not indices.shape:  # a tensor without axes counts as one of one element
+        return call.define(
+            lambda at: x.at((gathered(indices, (), x.shape[0], wraps=False),) if x.shape else ())
+        )
     axis = wrap(dim, len(x.shape))
 
     def body(at: Indices) -> Expr:
         return x.at(replaced(at, axis, gathered(indices, at, x.shape[axis], wraps=False)))
+
+    return call.define(body)
+
+
+@lowers(aten.take.default)
+def take(call: Call, x: Value, indices: Value) -> Value:
+    """Elements of the flattened tensor."""
+    count = product(x.shape)
+
+    def body(at: Indices) -> Expr:
+        return x.at(delinearise(gathered(indices, at, count, wraps=True), x.shape))
 
     return call.define(body)
 
@@ -210,7 +223,7 @@ def repeat(call: Call, x: Value, repeats: Sequence[IntoSize]) -> Value:
 @lowers(aten.roll.default)
 def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] = ()) -> Value:
     if not dims:
-        raise Unsupported("a roll of the flattened tensor")
+        return roll_flat(call, x, index(shifts[0]))
     shift_of: dict[int, Index] = {}
     for d, shift in zip(dims, shifts, strict=True):
         axis = wrap(d, len(x.shape))
@@ -222,6 +235,19 @@ def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] =
 
     def body(at: Indices) -> Expr:
         return x.at(tuple(rolled(k, i) if k in shift_of else i for k, i in enumerate(at)))
+
+    return call.define(body)
+
+
+def roll_flat(call: Call, x: Value, shift: Index) -> Value:
+    """The roll of the tensor as a line of all its elements."""
+    steps, count = contiguous_strides(x.shape), product(x.shape)
+
+    def body(at: Indices) -> Expr:
+        place = (count - shift) % count
+        for i, step in zip(at, steps, strict=True):
+            place = place + i * step
+        return x.at(delinearise(place % count, x.shape))
 
     return call.define(body)
 
@@ -305,45 +331,5 @@ def diagonal_scatter(
         guard = both(in_range(along, 0, source.shape[-1]), hit)
         rest = tuple(i for k, i in enumerate(at) if k not in (row, column))
         return select(hit, source.at((*rest, along), guard), x.at(at))
-
-    return call.define(body)
-
-
-@lowers(aten.scatter.value)
-def scatter_value(call: Call, x: Value, dim: int, indices: Value, value: Scalar) -> Value:
-    """One element a line is replaced: the backward of picking the target's score."""
-    kind = compute_type(call.out.dtype)
-    return scatter_one(call, x, dim, indices, lambda at, old: read(value, (), kind))
-
-
-@lowers(aten.scatter.src)
-def scatter_source(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
-    kind = compute_type(call.out.dtype)
-    return scatter_one(call, x, dim, indices, lambda at, old: cast(source.at(at), kind))
-
-
-@lowers(aten.scatter_add.default)
-def scatter_add(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
-    kind = compute_type(call.out.dtype)
-    return scatter_one(call, x, dim, indices, lambda at, old: add(old, cast(source.at(at), kind)))
-
-
-def scatter_one(call: Call, x: Value, dim: int, indices: Value, new: Any) -> Value:
-    """Replace the element that the index names by ``new(index of it, old)``, if it is one a line.
-
-    Raises:
-        Unsupported: if a line may be hit more than once, or not all lines are.
-    """
-    axis = wrap(dim, len(x.shape)) if x.shape else 0
-    lines = tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
-    if not x.shape or indices.shape != lines or x.dtype is BOOL:
-        raise Unsupported("a scatter: elements may collide")
-    kind = compute_type(call.out.dtype)
-
-    def body(at: Indices) -> Expr:
-        line = replaced(at, axis, ZERO)
-        named = cast(indices.at(line), I64)
-        old = cast(x.at(at), kind)
-        return select(op("eq", IndexValue(at[axis]), named), new(line, old), old)
 
     return call.define(body)

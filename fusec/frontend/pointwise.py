@@ -376,6 +376,17 @@ def sign(call: Call, x: Value) -> Value:
     return call.pointwise_exact(lambda a: op("sign", a), x)
 
 
+@lowers(aten.angle.default)
+def angle(call: Call, x: Value) -> Value:
+    """pi for a negative number, 0 for others, NaN for NaN."""
+
+    def turned(a: Expr) -> Expr:
+        half = select(less(a, 0), like(math.pi, a), like(0, a))
+        return select(op("isnan", a), a, half)
+
+    return call.pointwise_exact(turned, x)
+
+
 # -- choices --------------------------------------------------------------------------------------
 
 

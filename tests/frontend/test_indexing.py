@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusec.ir.graph import Extern
 from tests.frontend.tracing import body, check
 
 X = torch.arange(4.0 * 6 * 5).view(4, 6, 5)
@@ -74,14 +75,18 @@ def test_negative_indices_count_from_the_end() -> None:
     )
 
 
-def test_a_mask_as_an_index_is_left_to_eager() -> None:
-    graph = check(
-        lambda x, m: x.index_put((m,), torch.tensor(9.0)), torch.arange(4.0), ROWS > 0, externs=2
-    )
-    assert [n.reason for n in graph.nodes] == [
-        "constant of the model",
-        "a scatter: elements may collide",
-    ]
+def test_a_mask_as_an_index_is_a_selection_where_all_get_the_same() -> None:
+    x = torch.arange(12.0).reshape(4, 3)
+    mask = ROWS > 0
+    check(lambda x, m: x.index_put((m,), torch.tensor(9.0)), x[:, 0].clone(), mask, externs=1)
+    check(lambda x, m: x.index_put((m,), x[:1] * 2, accumulate=True), x, mask)
+    check(lambda x, m: x.index_put((x > m[:, None],), x[0, :1]), x, mask)
+
+
+def test_a_mask_as_an_index_is_left_to_eager_where_each_gets_its_own() -> None:
+    graph = check(lambda x, m: x.index_put((m,), x[:2]), torch.arange(4.0), ROWS > 0, externs=1)
+    (line,) = (n for n in graph.nodes if isinstance(n, Extern))
+    assert line.reason == "a mask as an index: which source goes where depends on data"
 
 
 def test_a_scatter_of_one_element_a_line_is_a_selection() -> None:
@@ -92,9 +97,18 @@ def test_a_scatter_of_one_element_a_line_is_a_selection() -> None:
     check(lambda x, i: x.scatter(1, i, x[:, :1] + 1), torch.ones(3, 4), index)
 
 
-def test_a_scatter_whose_elements_may_collide_is_left_to_eager() -> None:
+def test_a_scatter_whose_elements_may_collide_looks_through_its_sources() -> None:
     index = torch.tensor([[1, 1], [0, 2], [3, 3]])
-    check(lambda x, i: x.scatter_add(1, i, x[:, :2] + 1), torch.ones(3, 4), index, externs=1)
+    graph = check(lambda x, i: x.scatter_add(1, i, x[:, :2] + 1), torch.ones(3, 4), index)
+    assert body(graph)[-2] == (
+        "scatter_add[i0, i1] = "
+        "x_1[i0, i1] + sum(j0: where((i1):i64 == i_1[i0, j0], add[i0, j0], 0.0))"
+    )
+
+
+def test_a_scatter_with_many_sources_is_left_to_eager() -> None:
+    long = torch.zeros(300, dtype=torch.int64)
+    check(lambda x, i: x.scatter_add(0, i, x), torch.ones(300), long, externs=1)
 
 
 def test_a_cat_guards_its_loads() -> None:

@@ -240,6 +240,16 @@ def test_repeated_scatter_indices_accumulate_every_value():
     check(accumulate, values(4, 5), indices(60, 5, below=4), values(60, 5, seed=2))
 
 
+def test_the_last_of_repeated_scatter_indices_replaces():
+    def replace(x, i, s):
+        line = x[:, 0]
+        return (line.scatter(0, i, s), line.index_put((i - 4,), s), line.put(i, s),
+                line.put(i, s, accumulate=True), x.index_copy(0, i, s[:, None].expand(-1, 5)),
+                x.take(i), line.index_reduce(0, i, s, "mean", include_self=False))  # fmt: skip
+
+    check(replace, values(4, 5), indices(20, below=4), values(20, seed=2))
+
+
 def test_one_hot_and_bucket_counts_match_eager():
     def encode(i):
         hot = F.one_hot(i, 7)

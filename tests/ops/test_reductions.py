@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import BACKEND, FLOATS, LAYOUTS, check, values, with_layout
+from tests.support import BACKEND, FLOATS, LAYOUTS, check, externs, values, with_layout
 
 # Variances of one value are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
@@ -430,3 +430,26 @@ def test_long_columns_lose_no_more_digits_than_three_times_eager():
         return (result.double() - reference).pow(2).mean().sqrt()
 
     assert error(compiled(x)) <= 3 * error(x.sum(0))
+
+
+def test_scans_and_searches_of_special_values_match_eager():
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[1.0, 3.0, 3.0, nan, 2.0, nan], [-inf, -inf, -0.0, inf, -inf, 7.0]])
+
+    def scan(x):
+        sorted_line = torch.tensor([-1.0, 0.0, 0.0, 2.0])
+        return (x.cummax(1), x.cummin(1), x.cummax(0), x.logcumsumexp(1), x.cumprod(1),
+                torch.searchsorted(sorted_line, x), torch.bucketize(x, sorted_line, right=True),
+                torch.isin(x, sorted_line),
+                F.max_pool2d(x[None], 2, 1, return_indices=True))  # fmt: skip
+
+    check(scan, x)
+    if BACKEND == "fusec":
+        assert externs(scan, x) == []
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
+def test_long_scans_are_left_to_the_eager_kernel():
+    assert [name for name, _ in externs(lambda x: x.cumsum(0) * 2, values(300))] == [
+        "cumsum.default"
+    ]

@@ -1,0 +1,224 @@
+"""Scans and searches: reductions over what lies before an element, or below it.
+
+Each element is reduced anew, in the eager kernel's order, while that is short (``direct.py``).
+Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted boundaries b::
+
+    y[i] = sum(j: where(j <= i, x[j], 0))
+    y[i] = sum(j: where(b[j] < v[i], 1, 0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.arithmetic import add, equal, negate, select, sub
+from fusec.frontend.call import Call, Indices, Scalar, common_type, read_exact
+from fusec.frontend.direct import check_steps
+from fusec.frontend.promotion import result_type
+from fusec.frontend.reductions import finite
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
+from fusec.frontend.views import replaced, wrap
+from fusec.ir.dtype import BOOL, F32, I64, DType, accumulate_type, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, Reduce, cast, op
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
+
+aten = torch.ops.aten
+_SCAN, _SEARCH = "a scan along an axis", "a search"
+
+
+# -- scans ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What lies at or before an element along one axis of ``x``."""
+
+    x: Value
+    axis: int
+
+    def reduce(self, monoid: Monoid, at: Indices, body: Callable[[Indices], Expr]) -> Expr:
+        """Return the reduction of ``body(indices into the tensor)`` up to the element at ``at``."""
+        extent = self.x.shape[self.axis]
+        if extent is ONE:
+            return body(at)
+        over = Axis("j", extent)
+        value = body(replaced(at, self.axis, index(over)))
+        before = op("le", IndexValue(index(over)), IndexValue(at[self.axis]))
+        identity = Const(monoid.identity(value.dtype), value.dtype)
+        return Reduce(monoid, (over,), select(before, value, identity))
+
+
+def prefix(x: Value, dim: int) -> Prefix | None:
+    """Return the prefixes along an axis; None for a tensor without axes, which is its own scan.
+
+    Raises:
+        Unsupported: if the axis is long.
+    """
+    if not x.shape:
+        return None
+    axis = wrap(dim, len(x.shape))
+    check_steps(x.shape, (x.shape[axis],), _SCAN)
+    return Prefix(x, axis)
+
+
+def scan(call: Call, x: Value, dim: int, monoid: Monoid) -> Value:
+    """Emit a sum or product of all elements up to each, in the result's accumulation type."""
+    before = prefix(x, dim)
+    kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
+    exact = not kind.is_float and x.dtype.is_float
+
+    def element(i: Indices) -> Expr:
+        return cast(read_exact(x, i, F32), kind) if exact else cast(x.at(i), kind)
+
+    if before is None:
+        return call.define(element)
+    return call.define(lambda at: before.reduce(monoid, at, element))
+
+
+@lowers(aten.cumsum.default)
+def cumsum(call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
+    return scan(call, x, dim, SUM)
+
+
+@lowers(aten.cumprod.default)
+def cumprod(call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
+    return scan(call, x, dim, PROD)
+
+
+def extreme_scan(call: Call, x: Value, dim: int, monoid: Monoid) -> tuple[Value, Value]:
+    """Emit the extreme up to each element, and the last place of an equal one, or of a NaN."""
+    before = prefix(x, dim)
+    if x.dtype is BOOL:
+        raise Unsupported("the greatest truth value so far")
+    kind = compute_type(x.dtype)
+    if before is None:
+        return call.define(x.at, 0), call.define(lambda at: Const(0, I64), 1)
+    best = call.define(lambda at: before.reduce(monoid, at, lambda i: read_exact(x, i, kind)), 0)
+
+    def place(at: Indices) -> Expr:
+        extreme = cast(best.at(at), kind)
+
+        def candidate(i: Indices) -> Expr:
+            value = read_exact(x, i, kind)
+            found = equal(value, extreme)
+            if kind.is_float:
+                found = op("or", found, op("isnan", value))
+            return select(found, cast(IndexValue(i[before.axis]), I64), Const(0, I64))
+
+        return before.reduce(MAX, at, candidate)
+
+    return best, call.define(place, 1)
+
+
+@lowers(aten.cummax.default)
+def cummax(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    return extreme_scan(call, x, dim, MAX)
+
+
+@lowers(aten.cummin.default)
+def cummin(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    return extreme_scan(call, x, dim, MIN)
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(call: Call, x: Value, dim: int) -> Value:
+    before = prefix(x, dim)
+    kind = compute_type(call.out.dtype)
+    if before is None:
+        return call.define(x.at)
+
+    def top(at: Indices) -> Expr:
+        return finite(before.reduce(MAX, at, lambda i: cast(x.at(i), kind)))
+
+    shift = call.scratch("max", x.shape, kind, top)
+
+    def body(at: Indices) -> Expr:
+        own = shift.at(at)
+        total = before.reduce(SUM, at, lambda i: op("exp", sub(cast(x.at(i), kind), own)))
+        return add(op("log", total), own)
+
+    return call.define(body)
+
+
+# -- searches -------------------------------------------------------------------------------------
+
+
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(
+    call: Call,
+    boundaries: Value,
+    x: Scalar,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """How many boundaries lie below each value; or at it, too, if searched from the ``right``."""
+    if sorter is not None:
+        raise Unsupported("a search by another order")
+    right = right or side == "right"
+    kind = search_type(boundaries, x)
+    check_steps(call.out.shape, (boundaries.shape[-1],), _SEARCH)
+
+    def body(at: Indices) -> Expr:
+        value = read_exact(x, at, kind)
+
+        def below(boundary: Expr) -> Expr:
+            above = op("gt" if right else "ge", boundary, value)  # false for NaN: it is the last
+            return cast(negate(above), I64)
+
+        lines = at[:-1] if len(boundaries.shape) > 1 else ()
+        return over_line(SUM, boundaries, lines, kind, below)
+
+    return call.define(body)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(
+    call: Call, x: Scalar, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    return searchsorted(call, boundaries, x, right=right)
+
+
+@lowers(aten.isin.Tensor_Tensor)
+def isin(
+    call: Call, x: Value, wanted: Value, *, assume_unique: bool = False, invert: bool = False
+) -> Value:
+    kind = search_type(wanted, x)
+    check_steps(call.out.shape, wanted.shape, _SEARCH)
+    axes = make_axes(wanted.shape, "j")
+    over = tuple(axis for axis in axes if axis.extent is not ONE)
+
+    def body(at: Indices) -> Expr:
+        hit = equal(read_exact(wanted, positions(axes), kind), read_exact(x, at, kind))
+        found = Reduce(ANY, over, hit) if over else hit
+        return negate(found) if invert else found
+
+    return call.define(body)
+
+
+def search_type(*args: Scalar) -> DType:
+    """Return the type that values are compared in."""
+    return common_type(result_type(*args))
+
+
+def over_line(
+    monoid: Monoid,
+    x: Value,
+    lines: Sequence[Index],
+    kind: DType,
+    body: Callable[[Expr], Expr],
+) -> Expr:
+    """Return the reduction of ``body`` of the elements along the last axis of ``x``."""
+    extent = x.shape[-1]
+    if extent is ONE:
+        return body(read_exact(x, (*lines, ZERO), kind))
+    over = Axis("j", extent)
+    return Reduce(monoid, (over,), body(read_exact(x, (*lines, index(over)), kind)))

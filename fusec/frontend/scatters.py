@@ -1,0 +1,361 @@
+"""Scatters, as what each element of the result receives from the sources whose index names it.
+
+If an index names one element of each line, the result compares it with every element's place,
+whatever the size. Otherwise elements may collide: each looks through all sources, which is worth it
+for few (``direct.py``); of those that replace, the last one counts, as in eager's loop on CPUs.
+
+Worked example, ``scatter_add`` along the only axis, with m sources::
+
+    y[i] = x[i] + sum(j: where(index[j] == i, source[j], 0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.arithmetic import add, div, less, select
+from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
+from fusec.frontend.direct import check_steps
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
+from fusec.frontend.views import delinearise, replaced, wrap
+from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, in_range, op
+from fusec.ir.index import Index, Runtime, contiguous_strides, index, product
+from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
+
+aten = torch.ops.aten
+_COLLIDE = "a scatter: elements may collide"
+
+
+@dataclass(frozen=True, slots=True)
+class Senders:
+    """Who sends to an element.
+
+    Attributes:
+        extents: of the axes that number the sources an element looks through.
+        sends: (the element, a source's number) -> whether it sends, under which guard it is there.
+        source: (the element, a source's number, a guard) -> what it sends.
+    """
+
+    extents: Indices
+    sends: Callable[[Indices, Indices], tuple[Expr, Expr | None]]
+    source: Callable[[Indices, Indices, Expr | None], Expr]
+
+    def reduce(self, monoid: Monoid, at: Indices, body: Callable[[Indices], Expr]) -> Expr:
+        """Return the reduction of ``body(number)`` over the sources that send to ``at``."""
+        axes = make_axes(self.extents, "j")
+        number = positions(axes)
+        sends, guard = self.sends(at, number)
+        value = body(number)
+        chosen = select(both(guard, sends) or sends, value, identity(monoid, value.dtype))
+        over = tuple(axis for axis in axes if axis.extent is not ONE)
+        return Reduce(monoid, over, chosen) if over else chosen
+
+    def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
+        """Return what a source sends, as ``kind``."""
+        return cast(self.source(at, number, self.sends(at, number)[1]), kind)
+
+
+def identity(monoid: Monoid, dtype: DType) -> Const:
+    return Const(monoid.identity(dtype), dtype)
+
+
+def element(x: Value, at: Indices) -> Indices:
+    """Return the indices into ``x``, which has an axis where the result has none."""
+    return at or (ZERO,) * len(x.shape)
+
+
+# -- what becomes of an element -------------------------------------------------------------------
+
+
+def replace_last(call: Call, x: Value, senders: Senders) -> Value:
+    """Emit each element as the last source that names it, or as it was."""
+    check_steps(call.out.shape, senders.extents, _COLLIDE)
+    kind = compute_type(call.out.dtype)
+    steps = contiguous_strides(senders.extents)
+    count = product(senders.extents)
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+
+        def own(number: Indices) -> Expr:
+            return IndexValue(sum((n * s for n, s in zip(number, steps, strict=True)), ZERO))
+
+        last = senders.reduce(MAX, at, lambda number: cast(own(number), I64))
+        hit = op("ge", last, Const(0, I64))
+        place = index(Runtime(select(hit, last, Const(0, I64)), count))
+        number = delinearise(place, senders.extents)
+        return select(hit, senders.value(at, number, kind), cast(x.at(at), kind))
+
+    return call.define(body)
+
+
+def combine(
+    call: Call, x: Value, senders: Senders, monoid: Monoid, *, include_self: bool = True
+) -> Value:
+    """Emit each element combined with all sources that name it.
+
+    Args:
+        include_self: else elements that are named forget what they were.
+    """
+    check_steps(call.out.shape, senders.extents, _COLLIDE)
+    if x.dtype is BOOL:
+        raise Unsupported("a scatter that adds truth values")
+    kind = accumulate_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        old = cast(x.at(at), kind)
+        new = senders.reduce(monoid, at, lambda number: senders.value(at, number, kind))
+        if include_self:
+            return op(monoid.combine, old, new)
+        return select(named(senders, at), new, old)
+
+    return call.define(body)
+
+
+def average(call: Call, x: Value, senders: Senders, *, include_self: bool) -> Value:
+    check_steps(call.out.shape, senders.extents, _COLLIDE)
+    kind = arithmetic_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        old = cast(x.at(at), kind)
+        total = senders.reduce(SUM, at, lambda number: senders.value(at, number, kind))
+        count = senders.reduce(SUM, at, lambda _: Const(1, kind))
+        if include_self:
+            total, count = add(old, total), add(count, 1)
+        quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
+        return select(named(senders, at), quotient, old)
+
+    return call.define(body)
+
+
+def named(senders: Senders, at: Indices) -> Expr:
+    """Return whether any source names the element."""
+    return op("ge", senders.reduce(MAX, at, lambda _: Const(1, I64)), Const(1, I64))
+
+
+# -- along one axis -------------------------------------------------------------------------------
+
+
+def senders_along(x: Value, dim: int, indices: Value, source: Value | Scalar) -> Senders:
+    """Return the senders of a scatter: as many along ``dim`` as there are indices."""
+    axis = wrap(dim, len(x.shape))
+
+    def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        where = replaced(at, axis, number[0])
+        guard: Expr | None = None
+        for k, (i, extent) in enumerate(zip(where, indices.shape, strict=True)):
+            if k != axis:
+                guard = both(guard, in_range(i, 0, extent))
+        return op("eq", IndexValue(at[axis]), cast(indices.at(where, guard), I64)), guard
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        if not isinstance(source, Value):
+            return read(source, (), compute_type(x.dtype))
+        return source.at(replaced(at, axis, number[0]), guard)
+
+    return Senders((indices.shape[axis],), sends, value)
+
+
+def as_line(x: Value) -> Value:
+    """Return a tensor without axes as one of one element."""
+    return x if x.shape else Value((ONE,), x.dtype, make_axes((ONE,)), x.expr)
+
+
+def scattered(
+    call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar, monoid: Monoid | None
+) -> Value:
+    """Emit a scatter that replaces (no monoid) or combines."""
+    line, places = as_line(x), as_line(indices)
+    source = as_line(source) if isinstance(source, Value) else source
+    axis = wrap(dim, len(line.shape))
+    senders = senders_along(line, dim, places, source)
+    if is_one_a_line(line, axis, places):
+        made = one_a_line(call, line, axis, senders, monoid)
+    elif monoid is None:
+        made = replace_last(call, line, senders)
+    else:
+        made = combine(call, line, senders, monoid)
+    return made
+
+
+def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
+    """Return True if the indices name one element of each line along an axis."""
+    return indices.shape == tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
+
+
+def one_a_line(call: Call, x: Value, axis: int, senders: Senders, monoid: Monoid | None) -> Value:
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        old, new = cast(x.at(at), kind), senders.value(at, (ZERO,), kind)
+        new = new if monoid is None else op(monoid.combine, old, new)
+        return select(senders.sends(at, (ZERO,))[0], new, old)
+
+    return call.define(body)
+
+
+@lowers(aten.scatter.value)
+def scatter_value(call: Call, x: Value, dim: int, indices: Value, value: Scalar) -> Value:
+    return scattered(call, x, dim, indices, value, None)
+
+
+@lowers(aten.scatter.src)
+def scatter_source(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return scattered(call, x, dim, indices, source, None)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return scattered(call, x, dim, indices, source, SUM)
+
+
+_MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
+
+
+def reduced(call: Call, x: Value, senders: Senders, reduction: str, *, include_self: bool) -> Value:
+    """Emit each element reduced with what names it; ``reduction`` as torch calls it."""
+    if reduction == "mean":
+        return average(call, x, senders, include_self=include_self)
+    return combine(call, x, senders, _MONOIDS[reduction], include_self=include_self)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    call: Call,
+    x: Value,
+    dim: int,
+    indices: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    line = as_line(x)
+    senders = senders_along(line, dim, as_line(indices), as_line(source))
+    return reduced(call, line, senders, reduce, include_self=include_self)
+
+
+# -- slices by an index ---------------------------------------------------------------------------
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    call: Call,
+    x: Value,
+    dim: int,
+    indices: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    line = as_line(x)
+    axis = wrap(dim, len(line.shape))
+    names: list[Value | None] = [None] * axis
+    senders = senders_of_places(line, [*names, as_line(indices)], as_line(source))
+    return reduced(call, line, senders, reduce, include_self=include_self)
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    call: Call,
+    x: Value,
+    indices: Sequence[Value | None],
+    source: Value,
+    accumulate: bool = False,
+) -> Value:
+    first = indices[0]
+    if len(indices) == 1 and first is not None and first.dtype is BOOL:
+        return put_masked(call, x, first, source, accumulate)
+    senders = senders_of_places(x, indices, source)
+    return combine(call, x, senders, SUM) if accumulate else replace_last(call, x, senders)
+
+
+def put_masked(call: Call, x: Value, mask: Value, source: Value, accumulate: bool) -> Value:
+    """Replace, or add to, what a mask over the first axes names by the same for each place.
+
+    Raises:
+        Unsupported: if each place has a source of its own: which one depends on data.
+    """
+    rest = len(x.shape) - len(mask.shape)
+    if len(source.shape) > rest and source.shape[-rest - 1] is not ONE:
+        raise Unsupported("a mask as an index: which source goes where depends on data")
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        where = (ZERO, *at[len(at) - rest :])
+        old, new = cast(x.at(at), kind), cast(source.at(broadcast(where, source.shape)), kind)
+        new = add(old, new) if accumulate else new
+        return select(mask.at(at[: len(at) - rest]), new, old)
+
+    return call.define(body)
+
+
+@lowers(aten.put.default)
+def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = False) -> Value:
+    """Elements of the flattened tensor, replaced or added to."""
+    steps, count = contiguous_strides(x.shape), product(x.shape)
+
+    def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        own = IndexValue(sum((i * s for i, s in zip(at, steps, strict=True)), ZERO))
+        where = delinearise(number[0], indices.shape)
+        return op("eq", cast(own, I64), counted_from_front(indices.at(where), count)), None
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        return source.at(delinearise(number[0], source.shape), guard)
+
+    senders = Senders((product(indices.shape),), sends, value)
+    return combine(call, x, senders, SUM) if accumulate else replace_last(call, x, senders)
+
+
+def counted_from_front(value: Expr, extent: Index) -> Expr:
+    """Return an index; a negative one counts from the end."""
+    value = cast(value, I64)
+    return select(less(value, 0), add(value, cast(IndexValue(extent), I64)), value)
+
+
+def senders_of_places(x: Value, indices: Sequence[Value | None], source: Value) -> Senders:
+    """Return the senders to ``x[indices]``: as many as the index tensors, broadcast, have elements.
+
+    Raises:
+        Unsupported: for a mask.
+    """
+    used = [(k, i) for k, i in enumerate(indices) if i is not None]
+    if not used or any(i.dtype is BOOL for _, i in used):
+        raise Unsupported("a mask as an index: its result's size depends on data")
+    shape = broadcast_shape([i.shape for _, i in used])
+    axes = [k for k, _ in used]
+    first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+
+    def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        hit: Expr | None = None
+        for k, i in used:
+            named_here = counted_from_front(i.at(broadcast(number, i.shape)), x.shape[k])
+            hit = both(hit, op("eq", cast(IndexValue(at[k]), I64), named_here))
+        assert hit is not None
+        return hit, None
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        rest = tuple(i for k, i in enumerate(at) if k not in axes)
+        where = (*rest[:first], *number, *rest[first:])
+        return source.at(broadcast(where, source.shape), guard)
+
+    return Senders(shape, sends, value)
+
+
+def broadcast_shape(shapes: Sequence[Indices]) -> Indices:
+    """Return the shape that tensors have together."""
+    rank = max(map(len, shapes))
+    padded = [(ONE,) * (rank - len(s)) + s for s in shapes]
+    return tuple(
+        next((e for e in extents if e is not ONE), ONE) for extents in zip(*padded, strict=True)
+    )
