@@ -33,7 +33,7 @@ from fusec.options import Options
 from fusec.runtime.fake import with_memory_only
 from fusec.trace import Trace
 from tests.ops.operations_page import PAGE, page, row_of
-from tests.support import assert_agree
+from tests.support import HALF, assert_agree
 
 op_db: list[OpInfo] = table.op_db
 FIRST = 3
@@ -50,6 +50,14 @@ REFUSED_BY_EAGER_ALONE = {
     "linalg.eig": "eager's backward looks at the values of a gradient, a trace cannot",
 }
 """Operations that reject inputs which their compiled forms accept, and why that is left so."""
+
+
+COARSE = {
+    "ldexp": 1e-1,
+    "nn.functional.triplet_margin_loss": 2e-2,
+    "nn.functional.triplet_margin_with_distance_loss": 2e-2,
+}
+"""Tolerances in half types of operations that subtract what has just been rounded: luck decides."""
 
 
 @dataclass
@@ -259,7 +267,7 @@ def check_values(op: OpInfo, samples: list[Sample], outcome: Outcome) -> None:
     eager = run_all(call, samples)
     found = run_all(compiled(call, outcome), samples)
     if op.name not in UNINITIALISED and equal_runs(eager, run_all(call, samples, seed=4)):
-        compare_runs(eager, found, exact_run(call, samples, eager))
+        compare_runs(eager, found, exact_run(call, samples, eager), COARSE.get(op.full_name))
     else:
         compare_runs(*map(without_values, (eager, found, eager)))
 
@@ -291,12 +299,15 @@ def exact_run(call: Callable[..., Any], samples: list[Sample], eager: Run) -> Ru
     return exact if same else eager
 
 
-def compare_runs(eager: Run, found: Run, reference: Run) -> None:
+def compare_runs(eager: Run, found: Run, reference: Run, coarse: float | None = None) -> None:
+    """Assert that two runs agree; half types to within ``coarse``, if it is given."""
     for kind in ("outputs", "gradients"):
         a, b, r = (pytree.tree_flatten(getattr(run, kind)) for run in (eager, found, reference))
         assert len(a[0]) == len(b[0]), f"{kind} have another structure"
         for k, (x, y, z) in enumerate(zip(a[0], b[0], r[0], strict=True)):
-            assert_agree(real(x), real(y), real(z), f"{kind}[{k}]", strides=kind == "outputs")
+            tol = coarse if getattr(x, "dtype", None) in HALF else None
+            name = f"{kind}[{k}]"
+            assert_agree(real(x), real(y), real(z), name, tol=tol, strides=kind == "outputs")
 
 
 def real(value: Any) -> Any:
