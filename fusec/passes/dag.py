@@ -223,6 +223,24 @@ class Order:
                 waiting.extend(self.dag.successors(node))
         return found
 
+    def on_detours(self, a: int, b: int) -> list[int]:
+        """Return, in order, what stands on paths of several edges between two nodes."""
+        first, last = sorted((a, b), key=self.place.__getitem__)
+        end = self.place[last]
+        below: set[int] = set()
+        waiting = [first]
+        while waiting:
+            later = {n for n in self.dag.successors(waiting.pop()) if self.place[n] < end} - below
+            below |= later
+            waiting.extend(later)
+        found: set[int] = set()
+        waiting = [last]
+        while waiting:
+            earlier = {n for n in self.dag.predecessors(waiting.pop()) if n in below} - found
+            found |= earlier
+            waiting.extend(earlier)
+        return sorted(found, key=self.place.__getitem__)
+
     def merge(self, a: int, b: int, merged: int) -> None:
         """Put one node where two were; they have no detour."""
         first, last = sorted((a, b), key=self.place.__getitem__)

@@ -4,7 +4,8 @@ Every definition starts as a kernel of its own. A priority queue holds the pairs
 (producer and reader, two readers of one large buffer, two reductions of one shape), ordered by
 modelled microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts
 it and the merged kernel is modelled faster than the two apart; its neighbours are then priced
-again. Every merge taken or rejected leaves a ``Decision``.
+again. A pair that shares much may have others between it, sums of sums say: all merge at once.
+Every merge taken or rejected leaves a ``Decision``.
 
 A price, or a rejection, holds for all groups that are alike but for their buffers and axes
 (``ir.likeness``): the layers of a deep model are unified and priced once. Only the groups that are
@@ -24,7 +25,7 @@ import networkx as nx
 from fusec.errors import InternalError
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
-from fusec.ir.index import Index
+from fusec.ir.index import Index, product
 from fusec.ir.likeness import in_group, likeness
 from fusec.passes.cost import Machine, numel, price
 from fusec.passes.dag import Order, dependencies, find_uses, reads
@@ -39,6 +40,10 @@ MAX_ALIKE = 8
 SIBLINGS = 6
 """Each reader of a shared buffer is paired with so many next readers."""
 DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
+DETOUR_LAUNCHES = 1.2
+"""Launches that a merge may have to save, to be worth a try with all that is between the two."""
+MAX_BETWEEN = 4
+"""Groups that such a merge may take in."""
 MAX_DEFS = 64
 """Definitions in one kernel: compilers, and readers, have their limits."""
 MAX_NODES = 4000
@@ -254,19 +259,50 @@ class _Fuser:
 
     # -- merging -----------------------------------------------------------------------------------
 
-    def both(self, a: int, b: int) -> tuple[int, ...]:
-        return tuple(sorted((*self.groups[a].members, *self.groups[b].members)))
+    def all(self, groups: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(k for group in groups for k in self.groups[group].members))
+
+    def with_detours(self, a: int, b: int) -> tuple[int, ...] | None:
+        """Return two groups with all that stands between them, in order; None if that is too much.
+
+        What is between a large producer and its large reader is often small, a statistic say.
+        """
+        if not self.order.has_detour(a, b):
+            return a, b
+        if self.at_best(a, b) < DETOUR_LAUNCHES * self.machine.launch_us:
+            return None
+        between = self.order.on_detours(a, b)
+        if len(between) > MAX_BETWEEN or any(n not in self.groups for n in between):
+            return None
+        first, last = sorted((a, b), key=self.order.place.__getitem__)
+        return first, *between, last
+
+    def is_busy(self, built: _Verdict | str) -> bool:
+        """Return True for a kernel with a grid point for three of four units of the machine.
+
+        One that takes in what stands between its parts goes over its rows again: in a cache, if all
+        units share the work.
+        """
+        if isinstance(built, str):
+            return False
+        return 4 * product(built.grid).hint() >= 3 * self.machine.units
 
     def evaluate(self, a: int, b: int) -> float | None:
         """Return the time a merge saves, or None (with a decision) if it must not be."""
-        if self.order.has_detour(a, b):
+        found = self.with_detours(a, b)
+        if found is None:
             self.decide(a, b, False, DETOUR, None)
             return None
-        built = self.build(self.both(a, b))
+        built = self.build(self.all(found))
+        if len(found) > 2 and not self.is_busy(built):
+            built = DETOUR
         if isinstance(built, str):
             self.decide(a, b, False, built, None)
             return None
-        saved = self.groups[a].verdict.us + self.groups[b].verdict.us - built.us
+        apart = sum(self.groups[group].verdict.us for group in found)
+        # What is between the two may become one kernel otherwise: one launch of them counts.
+        apart -= self.machine.launch_us * max(0, len(found) - 3)
+        saved = apart - built.us
         if saved <= 0:
             self.decide(a, b, False, "modelled slower than two kernels", saved)
             return None
@@ -292,14 +328,19 @@ class _Fuser:
                 self.decide(a, b, False, TOO_LARGE, None)
 
     def merge(self, a: int, b: int, saved: float) -> None:
-        members = self.both(a, b)
+        found = self.with_detours(a, b)
+        assert found is not None
+        members = self.all(found)
         built = self.build(members)
         assert isinstance(built, _Verdict)
         self.decide(a, b, True, "axes unify", saved)
-        serial = next(self.serial)
-        self.order.merge(a, b, serial)
-        self.remove(a)
-        self.remove(b)
+        serial, *others = found
+        for other in others:
+            merged = next(self.serial)
+            self.order.merge(serial, other, merged)
+            serial = merged
+        for group in found:
+            self.remove(group)
         self.push_neighbours(self.add(serial, members, built))
 
     def decide(self, a: int, b: int, taken: bool, reason: str, saved: float | None) -> None:

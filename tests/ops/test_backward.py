@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401  registers triton_interpreter
+from fusec.passes import fuse
 from tests.support import check, compile_with, values
 
 SHAPES = [(300, 65), (67, 1000), (23, 4097), (512, 64)]
@@ -73,3 +74,15 @@ def gated(x, images):
 def test_gradients_of_parts_match_eager(backend, dynamic):
     inputs = values(40, 66), values(2, 6, 8, 33)
     check(gated, *inputs, train=True, dynamic=dynamic, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["fusec", "triton_interpreter"])
+def test_gradients_of_a_group_norm_in_one_pass_match_eager(backend, monkeypatch):
+    """Sums of channels, of their group, and dx in one kernel, as of tensors that are large."""
+    monkeypatch.setattr(fuse, "DETOUR_LAUNCHES", 0)
+
+    def group_norm(x, w, b):
+        return F.group_norm(x, 2, w, b)
+
+    vectors = [values(6, seed=n) for n in (1, 2)]
+    check(group_norm, values(3, 6, 700), *vectors, train=True, backend=backend)

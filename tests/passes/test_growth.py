@@ -215,6 +215,8 @@ def test_order_finds_the_detours_that_a_search_finds(seed: int) -> None:
         paths = [*nx.all_simple_paths(dag, a, b), *nx.all_simple_paths(dag, b, a)]
         detour = any(len(path) > 2 for path in paths)
         assert order.has_detour(a, b) == detour
+        between = {node for path in paths for node in path[1:-1]}
+        assert set(order.on_detours(a, b)) == between
         if not detour:
             order.merge(a, b, merged)
             assert nx.is_directed_acyclic_graph(dag)

@@ -173,3 +173,11 @@ def test_statistics_of_a_batch_are_one_reading_of_it(target: str, shape: tuple[i
     model = Scaled(shape[1], lambda w, b, x: F.batch_norm(x, None, None, w, b, training=True))
     report = fusec.explain(model, x, train=True, target=target).graphs[0]
     assert len(report.kernels) == 3 and 0.5 <= over(report) <= 0.57
+
+
+@pytest.mark.parametrize("points", [1000, 4096, 16384])
+def test_a_group_norm_of_images_reads_them_once(points: int) -> None:
+    """Between the sums of a channel and dx stand the sums of its group, which are small."""
+    model = Scaled(64, lambda w, b, x: F.group_norm(x, 8, w, b))
+    report = backward(model, *tensors(16, 64, points))
+    assert len(report.kernels) == 2 and over(report) <= 0.01
