@@ -70,7 +70,8 @@ CONTROL: dict[str, tuple[Function, tuple[torch.Tensor, ...], bool, str]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "map" else ()) for n in CONTROL]
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in ("map", "scan") else ()) for n in CONTROL],
 )
 def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
     fn, inputs, train, operation = CONTROL[name]
@@ -240,3 +241,29 @@ def test_a_function_that_is_left_out_breaks_the_graph_and_nothing_else():
         return x.sin()
 
     check(lambda x: sine_outside(x * 2) + 1, X, train=True, fullgraph=False)
+
+
+def test_a_kernel_of_the_users_in_triton_is_captured_and_explained():
+    import triton
+    import triton.language as tl
+    from torch.library import triton_op, wrap_triton
+
+    @triton.jit
+    def double_kernel(x, out, n, block: tl.constexpr):
+        i = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(out + i, tl.load(x + i, i < n) * 2, i < n)
+
+    @triton_op("fusec_test::double", mutates_args={})
+    def double(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        wrap_triton(double_kernel)[(1,)](x, out, x.numel(), 64)
+        return out
+
+    operation = "triton_kernel_wrapper_functional"
+    reason = f"the higher-order operation {operation}"
+    assert (operation, reason) in externs(lambda x: double(x.sin()) + 1, X)
+    # A tensor of the CPU: the launch is what fails, after the compile.
+    torch._dynamo.reset()
+    with pytest.raises((RuntimeError, ValueError)):
+        compile_with(lambda x: double(x.sin()) + 1)(X)
+    assert [trace.problem for trace in RECENT] == [None]

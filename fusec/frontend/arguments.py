@@ -82,6 +82,8 @@ class Arguments:
             return arg
         if isinstance(arg, tuple | list):
             return tuple(self.for_extern(user, a, (*path, k)) for k, a in enumerate(arg))
+        if isinstance(arg, dict):  # its values; the call's binding knows the keys
+            return tuple(self.for_extern(user, a, (*path, k)) for k, a in arg.items())
         if isinstance(arg, torch.SymInt):
             return SizeValue(self.lines.sizes.index(arg))
         return NodeConstant(user.name, path)

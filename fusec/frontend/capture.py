@@ -239,6 +239,8 @@ class _Capture:
     def _result_types(self, value: Any) -> list[TensorType]:
         if isinstance(value, torch.Tensor):
             return [self.lines.sizes.tensor(value)]
+        if isinstance(value, dict):
+            value = tuple(value.values())
         if isinstance(value, tuple | list):
             return [self.lines.sizes.tensor(v) for v in value if isinstance(v, torch.Tensor)]
         return []
@@ -295,14 +297,16 @@ class _Capture:
             if result.buffer is not None and is_whole(result):
                 self.held[result.buffer] = node.name, None
         else:
-            many = isinstance(value, tuple | list)
-            values = list(value) if many else [value]
+            keys = tuple(value) if isinstance(value, dict) else ()
+            many = isinstance(value, tuple | list | dict)
+            values = [value[k] for k in keys] or (list(value) if many else [value])
             outputs = tuple(self._output(node, v, k, len(values)) for k, v in enumerate(values))
             for position, buffer in enumerate(outputs):
                 if buffer is not None:
                     self.held[buffer] = node.name, position if many else None
             wrapped = tuple(None if b is None else whole(b) for b in outputs)
-            result = wrapped if many else wrapped[0]
+            result = dict(zip(keys, wrapped, strict=True)) if keys else wrapped
+            result = result if many else wrapped[0]
             if isinstance(value, torch.SymInt):
                 result = self.lines.sizes.index(value)
             if value is None:

@@ -82,7 +82,7 @@ def bind(
         "window": window,
         "restride": restride,
         "constant": constant,
-        "watch": watch,
+        "watch": watch or (lambda *_: None),
         "aten": torch.ops.aten,
         **DTYPES,
         **kernels,
@@ -96,26 +96,30 @@ def bind(
 
 
 def _callee(node: fx.Node) -> Any:
-    """Return what a node calls; operations that tell tuples from lists get what was traced.
+    """Return what a node calls; operations that take tuples or dictionaries get what was traced.
 
-    A wrapper prints lists, which operators of torch take in the place of tuples.
+    A wrapper prints lists of values, which operators of torch take in the place of tuples. A
+    dictionary of results becomes a list of its values, too.
     """
     target: Any = node.target
-    sequences = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple)]
-    if isinstance(target, torch._ops.OpOverload) or not sequences:
+    others = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple | dict)]
+    if isinstance(target, torch._ops.OpOverload) or not others:
         return target
 
     def call(*args: Any, **kwargs: Any) -> Any:
         named = {name: _like(node.kwargs[name], value) for name, value in kwargs.items()}
-        return target(*map(_like, node.args, args), **named)
+        result = target(*map(_like, node.args, args), **named)
+        return [result[k] for k in node.meta["val"]] if isinstance(result, dict) else result
 
     return call
 
 
 def _like(traced: Any, value: Any) -> Any:
-    """Return a sequence, and those in it, of the kind that was traced."""
-    if not isinstance(traced, tuple | list) or not isinstance(value, tuple | list):
+    """Return a sequence or dictionary, and those in it, of the kind that was traced."""
+    if not isinstance(traced, tuple | list | dict) or not isinstance(value, tuple | list):
         return value
+    if isinstance(traced, dict):
+        return dict(zip(traced, map(_like, traced.values(), value), strict=True))
     items = map(_like, traced, value)
     return tuple(items) if isinstance(traced, tuple) else list(items)
 

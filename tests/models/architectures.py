@@ -224,8 +224,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8,
         qk_nope_head_dim=12, v_head_dim=12,
     ),
-    "mamba": _causal("Mamba", vocab_size=VOCABULARY, hidden_size=32, state_size=8,
-                     num_hidden_layers=2, use_cache=False),
+    "mamba": Architecture(
+        "MambaForCausalLM", "MambaConfig", short_text,
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2,
+         "use_cache": False},
+    ),
     "rwkv": Architecture(
         "RwkvForCausalLM", "RwkvConfig", short_text,
         {"vocab_size": VOCABULARY, "hidden_size": 32, "attention_hidden_size": 32,
@@ -282,6 +285,7 @@ ARCHITECTURES: dict[str, Architecture] = {
          "patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2],
          "mlp_ratios": [2, 2], "decoder_hidden_size": 24, "num_labels": 7},
         graphs=2,  # it calls a function of warnings, which takes a lock
+        dynamic_graphs=2,
     ),
     "yolos": Architecture(
         "YolosForObjectDetection", "YolosConfig", images,
