@@ -80,7 +80,8 @@ def decompositions(
 
     Args:
         eager_sums: biased products of 16-bit matrices stay whole, for they are rounded once.
-        eager_draws: random numbers follow eager's stream, by PyTorch's own rules.
+        eager_draws: random numbers follow eager's stream, for they are drawn by eager's own calls:
+            PyTorch's rules compare a uniform number where eager draws a Bernoulli one.
     """
     table = dict(_table())
     for packet in _DRAWS:
@@ -90,7 +91,7 @@ def decompositions(
         for target in _BIASED:
             table[target] = _whole_in_16_bits(table[target])
     if eager_draws:
-        table.update(get_decompositions(_DRAWS))
+        table[torch.ops.aten.native_dropout.default] = _whole_if_drawn
     return table
 
 
@@ -100,6 +101,15 @@ def _whole_in_16_bits(rule: Callable[..., Any]) -> Callable[..., Any]:
         return NotImplemented if half else rule(bias, *args, **kwargs)
 
     return narrow
+
+
+def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
+    """Take apart a dropout only where it draws nothing, as eager does."""
+    if train is not False and 0 < p < 1:
+        return NotImplemented
+    if train is not False and p == 1:
+        return x * 0, torch.zeros_like(x, dtype=torch.bool)
+    return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
 
 _BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)

@@ -12,6 +12,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.frontend import random_ops
@@ -301,18 +302,38 @@ def test_a_generator_of_the_users_own_is_followed():
     assert torch.equal(found, expected)
 
 
-def test_fallback_random_follows_eagers_stream():
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_fallback_random_follows_eagers_stream(dtype):
     def draw(x):
-        return (torch.rand(5, 7) + x, torch.randn_like(x), torch.randint(3, 9, (11,)),
-                torch.bernoulli(x.sigmoid()), x.clone().uniform_(2, 3))  # fmt: skip
+        nothing = F.dropout(x, 0.0, True) + F.dropout(x, 1.0, True)
+        attention = F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3)
+        return (torch.rand(5, 7) + nothing, torch.randn_like(x), torch.randint(3, 9, (11,)),
+                torch.bernoulli(x.sigmoid()), x.clone().uniform_(2, 3), F.dropout(x, 0.3, True),
+                attention, torch.empty_like(x).bernoulli_(0.4))  # fmt: skip
 
-    x = torch.ones(5, 7)
+    x = torch.linspace(-1, 1, 35, dtype=dtype).reshape(5, 7)
     with seeded(4):
         expected = draw(x)
     with seeded(4):
         found = compiled(draw, fallback_random=True)(x)
-    for index in (0, 1, 2):
-        assert torch.equal(found[index], expected[index])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("checkpointed", (False, True))
+def test_fallback_random_has_eagers_masks_in_training(checkpointed):
+    def layer(x):
+        return F.dropout(F.gelu(x), 0.4, True)
+
+    def model(x):
+        return checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+
+    gradients = []
+    for run in (model, compiled(model, fallback_random=True)):
+        x = torch.linspace(-2, 2, 300).requires_grad_()
+        with seeded(4):
+            run(x).sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 # -- training --------------------------------------------------------------------------------------
