@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import fusec
+from tests import triton_backend  # noqa: F401  (registers its backends)
 from tests.support import check, values
 
 LENGTH = 64
@@ -165,6 +166,10 @@ def test_a_part_of_an_input_is_written_in_place(write):
     parts = [op for op, reason in reasons if reason == "writes a part of an input in place"]
     assert len(parts) == WRITES[write], reasons
     assert not [op for op, reason in reasons if reason in ("copy into an input",)]
+
+
+def test_kernels_of_gpus_write_parts_too():
+    check(twice, *INPUTS, backend="triton_interpreter")
 
 
 @pytest.mark.parametrize("write", (slices, index_copy), ids=lambda f: f.__name__)
