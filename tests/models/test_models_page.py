@@ -1,0 +1,50 @@
+"""The table of docs/models.md: written by --update-goldens (slow), complete in any run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import fusec
+from tests.models.architectures import ARCHITECTURES, SIZES, Architecture
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+MARK = "<!-- written by tests/models/test_models_page.py -->\n"
+HEAD = """\
+| architecture | class | launches, eager to fusec | eager kernels that stay |
+|---|---|---|---|
+"""
+NOT_EXPLAINED = ("falcon", "deberta_v2")
+"""In training their graphs hold constant tensors, which torch copies, and a fake mode cannot."""
+
+
+def line_of(name: str, row: Architecture) -> str:
+    """Return a line of the table: a training step, forward and backward."""
+    if row.graphs > 1:
+        return f"| {name} | `{row.model}` | | Dynamo breaks its graph: {row.graphs} graphs |\n"
+    if name in NOT_EXPLAINED:
+        return f"| {name} | `{row.model}` | | not explained in training |\n"
+    report = fusec.explain(row.build(), *row.arguments(SIZES[0]), train=True, target="cpu")
+    eager = sum(graph.launches_eager for graph in report.graphs)
+    launches = sum(graph.launches for graph in report.graphs)
+    kept = Counter(
+        extern.op.removesuffix(".default") for graph in report.graphs for extern in graph.externs
+    )
+    listed = ", ".join(f"{count} {op}" for op, count in kept.most_common())
+    return f"| {name} | `{row.model}` | {eager} to {launches} | {listed} |\n"
+
+
+@pytest.mark.slow
+def test_the_table_is_written(request):
+    if not request.config.getoption("--update-goldens"):
+        pytest.skip("writes with --update-goldens only: each pass that fuses more changes numbers")
+    lines = [line_of(name, row) for name, row in ARCHITECTURES.items()]
+    before, _, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+    PAGE.write_text(f"{before}{MARK}{HEAD}{''.join(lines)}", encoding="utf-8")
+
+
+def test_every_architecture_has_its_line():
+    _, _, table = PAGE.read_text(encoding="utf-8").partition(f"{MARK}{HEAD}")
+    assert [line.split(" | ")[0][2:] for line in table.splitlines()] == list(ARCHITECTURES)
