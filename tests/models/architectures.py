@@ -228,6 +228,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "MambaForCausalLM", "MambaConfig", short_text,
         {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2,
          "use_cache": False},
+        dynamic_graphs=3,  # without its own kernels, a loop of Python's over tokens
     ),
     "rwkv": Architecture(
         "RwkvForCausalLM", "RwkvConfig", short_text,
