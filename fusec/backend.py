@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
+from torch._guards import TracingContext
 
 from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly
 from fusec.errors import FusecError
@@ -83,7 +84,7 @@ def compile_with(
     stateless = not options.fallback_random
     scores = scores and options.race != "library" and options.fusion
     compiled: Callable[..., Any] = aot_autograd(
-        fw_compiler=partial(compile_one, name="forward"),
+        fw_compiler=partial(_compile_forward, compile_one),
         bw_compiler=partial(compile_one, name="backward"),
         inference_compiler=partial(_compile_inference, compile_one, stateless),
         partition_fn=partial(
@@ -99,6 +100,22 @@ def compile_with(
         keep_inference_input_mutations=True,
     )(gm, list(example_inputs))
     return compiled
+
+
+def _compile_forward(
+    compile_one: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any]
+) -> Any:
+    """Compile a forward whose backward may run again (``retain_graph``).
+
+    AOTAutograd lists the saved tensors whose memory a backward may overwrite, and once that is
+    compiled refuses to run it with ``retain_graph``. No kernel of fusec overwrites them.
+    """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # the list is shared with the metadata that the backward asks
+    return compile_one(gm, inputs, name="forward")
 
 
 def _compile_inference(

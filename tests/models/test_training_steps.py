@@ -53,6 +53,20 @@ def test_gradients_accumulate_over_micro_batches_and_are_cleared_by_the_optimize
     compare(mlp(), procedure, tol=2e-3)  # AdamW magnifies the rounding of tiny gradients
 
 
+def test_a_graph_is_retained_in_a_step_after_one_that_did_not_retain_it():
+    def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
+        call = wrap(model)
+        for step, retained in enumerate((False, True, False)):
+            x, labels = rows(model, step)
+            loss = F.nll_loss(call(x), labels)
+            loss.backward(retain_graph=retained)
+            if retained:
+                loss.backward()
+        return {f"gradient of {n}": p.grad for n, p in model.named_parameters()}
+
+    compare(mlp(), procedure)
+
+
 class TiedModel(nn.Module):
     """An embedding whose weights are the output layer's, too."""
 
