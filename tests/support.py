@@ -75,6 +75,7 @@ def check(
     backend: str = BACKEND,
     fullgraph: bool = True,
     more: Sequence[tuple[Any, ...]] = (),
+    exact: Callable | None = None,
     tol: float | None = None,
 ) -> None:
     """Assert that the compiled function does what eager does; see the module docstring.
@@ -82,12 +83,14 @@ def check(
     Args:
         fn: a function or module; a module is copied for each run, so its buffers may change.
         more: further inputs, of other sizes say, for the same compiled function.
+        exact: what the run in fp64 calls instead of ``fn``, if that names narrower types itself.
         train: floating inputs require gradients, which are compared too.
         tol: replaces the tolerance of each dtype, for functions that cancel by construction.
     """
     torch._dynamo.reset()
     eager = run(_fresh(fn), inputs, train=train)
-    reference = run(_fresh(fn, torch.float64), inputs, train=train, dtype=torch.float64)
+    exact = _fresh(fn if exact is None else exact, torch.float64)
+    reference = run(_fresh(exact), inputs, train=train, dtype=torch.float64)
     module = _fresh(fn)
     compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
     first = run(compiled, inputs, train=train, state=module)
@@ -96,7 +99,7 @@ def check(
     compare(eager, again, reference, tol=tol)
     for given in more:
         eager = run(_fresh(fn), given, train=train)
-        reference = run(_fresh(fn, torch.float64), given, train=train, dtype=torch.float64)
+        reference = run(_fresh(exact), given, train=train, dtype=torch.float64)
         found = run(compiled, given, train=train, state=_reset(module, fn))
         compare(eager, found, reference, tol=tol)
 

@@ -40,7 +40,7 @@ _WHOLE = (
     "select_scatter",
     "embedding_dense_backward",
     *("gelu", "gelu_backward", "silu", "silu_backward", "softplus", "softplus_backward"),
-    *("sigmoid_backward", "tanh_backward", "threshold_backward"),
+    *("sigmoid_backward", "tanh_backward", "threshold_backward", "addcmul"),
 )
 """Kept whole, all recomputable for the partitioner but the first five.
 

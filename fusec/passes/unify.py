@@ -214,12 +214,14 @@ class _Unifier:
 
         Four heads of queries that read one head of keys, ``k[h // 4]``, are four rows of its tile.
         """
+        mark = len(self.classes)
         for line in self.defs:
             for node in reductions(line.expr):
                 if factors(node) is not None or vector_factors(node) is not None:
                     for load in loads_of(node.body):
                         for position in load.indices:
                             self.remove_divisions(position)
+        self._check_distinct(mark)
 
     # -- the walk ----------------------------------------------------------------------------------
 

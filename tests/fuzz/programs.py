@@ -60,10 +60,12 @@ class Program:
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
         """Return the function itself."""
-        scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-        exec(compile(self.source(), f"<program {self.seed}>", "exec"), scope)
-        made: Callable[..., tuple[Any, ...]] = scope["program"]
-        return made
+        return _defined(self.source(), self.seed)
+
+    def exact_source(self) -> str:
+        """Return the function for inputs in fp64: casts to less round, and what follows is fp64."""
+        rounded = re.sub(r"\.(half|bfloat16)\(\)", r".\1().double()", self.source())
+        return rounded.replace(".float()", ".double()")
 
     def tensors(self, other: bool = False) -> tuple[Tensor, ...]:
         """Return the inputs, with the other sizes if asked."""
@@ -77,7 +79,16 @@ class Program:
         """Return the tolerance of the loosest type that the program uses, None if it is f32."""
         used = self.source().replace(".half()", "float16") + "".join(i.dtype for i in self.inputs)
         loose = [TOLERANCE[t] for t in HALF if str(t).removeprefix("torch.") in used]
+        if "float64" in used:
+            loose.append(TOLERANCE[torch.float32])
         return max(loose, default=None)
+
+
+def _defined(source: str, seed: int) -> Callable[..., tuple[Any, ...]]:
+    scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    exec(compile(source, f"<program {seed}>", "exec"), scope)
+    made: Callable[..., tuple[Any, ...]] = scope["program"]
+    return made
 
 
 def tensor_of(one: Input, seed: int, other: bool = False) -> Tensor:
@@ -153,7 +164,8 @@ INDEXING = (
     "{x}[torch.arange({x}.shape[0]) // 2]",
     "{x}.index_select({d}, torch.arange({x}.shape[{d}]).flip(0))",
     "{x}.gather({d}, torch.zeros_like({x}, dtype=torch.int64))", "{x}[:, None]",
-    "{x}[None, ..., 0]", "torch.arange({x}.shape[-1]) * {x}", "torch.ones_like({x}) * {k}",
+    "{x}[None, ..., 0]", "torch.arange({x}.shape[-1]) / 64 * {x}",
+    "torch.ones_like({x}) * {k}",
     "torch.zeros({x}.shape) + {y}",
 )  # fmt: skip
 IN_PLACE = (
@@ -257,7 +269,7 @@ def _run(
         *before, last = program.lines
         body = replace(program, lines=(*before, f"border = ({border})", last))
         body = replace(body, outputs=("border", *program.outputs))
-    function = body.function()
+    function = body.function() if dtype is None else _defined(body.exact_source(), body.seed)
     function.__globals__["gap"] = gap
     with torch.set_grad_enabled(program.train), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a variance of one value, say
@@ -306,7 +318,7 @@ def check_program(program: Program, backend: str | None = None) -> None:
     chosen = {"backend": backend} if backend else {}
     check(
         program.function(), *first, train=program.train, dynamic=program.dynamic, more=more,
-        tol=program.tolerance(), **chosen,
+        exact=_defined(program.exact_source(), program.seed), tol=program.tolerance(), **chosen,
     )  # fmt: skip
 
 
@@ -392,9 +404,10 @@ def as_file(program: Program, error: Exception) -> str:
         f"# A program that fusec gets wrong (seed {program.seed}):\n{said}\n"
         "import torch\nimport torch.nn.functional as F\n\n"
         "from tests.support import check, values, with_layout\n\n\n"
-        f"{program.source()}\n\nfirst = {calls[0]}\nmore = [{', '.join(calls[1:])}]\n"
+        f"{program.source()}\n\n{program.exact_source().replace('program', 'exact', 1)}\n\n"
+        f"first = {calls[0]}\nmore = [{', '.join(calls[1:])}]\n"
         f"check(\n    program, *first, more=more, train={program.train},"
-        f" dynamic={program.dynamic},\n    tol={program.tolerance()},\n)\n"
+        f" dynamic={program.dynamic},\n    exact=exact, tol={program.tolerance()},\n)\n"
     )
 
 

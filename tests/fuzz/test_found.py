@@ -18,6 +18,18 @@ FOUND = {
         outputs=("v2",),
         dynamic=True,
     ),
+    "a sum over what an axis beside it was cut into": Program(
+        seed=2797,
+        inputs=(Input("bb", "float32"), Input("ffbb", "bfloat16")),
+        lines=("v0 = a0.sum(1)", "v1 = a1 @ v0.to(a1.dtype)"),
+        outputs=("v1",),
+    ),
+    "a factor of integers that is none": Program(
+        seed=1970,
+        inputs=(Input("bda", "int64"),),
+        lines=("v0 = torch.addcmul(a0, a0, a0, value=1.5)",),
+        outputs=("v0",),
+    ),
 }
 
 
