@@ -158,6 +158,7 @@ def test_a_checkpoint_saves_its_input_alone_and_draws_the_same_numbers(written_o
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_policy_that_saves_products_has_none_computed_again() -> None:
     plain, selective = TwoBlocks(), TwoBlocks("products saved")
     forward, backward = cut(selective, INPUT)

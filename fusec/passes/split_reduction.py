@@ -201,7 +201,9 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
         return False
     if _contiguous_axis_is_kept(reduction):
         return True
-    return kept < machine.units // 2
+    # A row that one program reads in less time than two more kernels take stays whole.
+    row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
+    return kept < machine.units // 2 and row_us > 2 * machine.launch_us
 
 
 def _contiguous_axis_is_kept(reduction: Reduce) -> bool:

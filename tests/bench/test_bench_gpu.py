@@ -19,7 +19,8 @@ def run_dry(directory, *more: str) -> tuple[int, dict]:
     return gpu.main(arguments), json.loads((directory / "gpu.json").read_text())
 
 
-@pytest.mark.parametrize("every", (False, pytest.param(True, marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("every", (False, True))
 def test_a_dry_run_checks_the_workloads(tmp_path, capsys, monkeypatch, every):
     if not every:  # one of each group
         groups = {w.group: w for w in workloads.gpu()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -14,6 +15,7 @@ def test_softmax_of_a_row_that_was_split_into_parts() -> None:
     check(lambda x: torch.softmax(x, -1), tensor(4, 4096), backend="triton_interpreter")
 
 
+@pytest.mark.slow
 def test_cross_entropy_of_a_row_beyond_the_registers() -> None:
     classes = torch.tensor([5, 40000])
     check(

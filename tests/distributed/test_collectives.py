@@ -189,6 +189,7 @@ def broadcast_from_the_first(rank: int) -> None:
     assert torch.allclose(found, values(300, 400).t().exp(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_broadcast_of_transposed_values_arrives():
     dist.destroy_process_group()
     try:

@@ -232,5 +232,6 @@ def tensor_parallel(rank: int) -> None:
     assert len(compiled_graphs(name="forward")) == len(compiled_graphs(name="backward")) == 1
 
 
+@pytest.mark.slow
 def test_tensor_parallel_attention_and_mlp_train_as_eager():
     run_ranks(tensor_parallel)
