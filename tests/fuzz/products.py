@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.fuzz.shrink import shrink
 from tests.support import values, with_layout
 
 SIZES = (16, 17, 24, 33, 40, 48, 50, 64, 65, 100, 129, 256)
@@ -519,15 +520,4 @@ def simpler(recipe: R) -> Iterator[R]:
 
 def shrunk(recipe: R, fails: Callable[[R], bool], most: int = 60) -> R:
     """Return a recipe that fails and no simpler form of which does, after ``most`` trials."""
-    trials = 0
-    progress = True
-    while progress:
-        progress = False
-        for candidate in simpler(recipe):
-            trials += 1
-            if trials > most:
-                return recipe
-            if fails(candidate):
-                recipe, progress = candidate, True
-                break
-    return recipe
+    return shrink(recipe, simpler, fails, most)

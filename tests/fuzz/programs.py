@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
 
+from tests.fuzz.shrink import shrink
 from tests.support import HALF, LAYOUTS, TOLERANCE, check, copy_inputs, values, with_layout
 
 EXTENTS = {"a": (4, 7), "b": (6, 9), "c": (17, 12), "d": (1, 1), "e": (130, 67), "f": (2, 3)}
@@ -342,19 +343,7 @@ def _raised(program: Program, backend: str | None) -> Exception | None:
 
 def shrunk(program: Program, fails: Callable[[Program], bool], most: int = 80) -> Program:
     """Return a program that fails and no simpler form of which does, after ``most`` trials."""
-    trials, progress = 0, True
-    while progress:
-        progress = False
-        for candidate in simpler(program):
-            if not _works_in_eager(candidate):
-                continue
-            trials += 1
-            if trials > most:
-                return program
-            if fails(candidate):
-                program, progress = candidate, True
-                break
-    return program
+    return shrink(program, lambda p: filter(_works_in_eager, simpler(p)), fails, most)
 
 
 def simpler(program: Program) -> Iterator[Program]:
