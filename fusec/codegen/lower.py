@@ -25,7 +25,7 @@ from collections.abc import Mapping
 
 from fusec.codegen.band import loop_bounds, settled_part
 from fusec.codegen.layout import below
-from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, roots
+from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
 from fusec.codegen.values import Scope, Values
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, I32, I64
@@ -432,13 +432,13 @@ class _Lowering(Values):
         ]
         if not again:
             return []
-        now = set(postorder(r for t in group for r in roots(t)))
+        now = set(evaluated(group))
         unbound = set(self.layout.loops) - self.here.bound
         kept: list[Keep] = []
         covered: set[Expr] = set()
         parts = self.layout.whole_loop(loop)
         length = most(product(a.extent for a in parts))
-        for node in reversed(postorder(r for t in again for r in roots(t))):
+        for node in reversed(evaluated(again)):
             if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
                 continue
             if isinstance(node, Reduce | IndexValue) or unbound & node.axes != parts:

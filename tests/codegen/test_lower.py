@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -119,18 +120,33 @@ def test_column_sum_beside_row_sum_accumulates_in_an_array(extent: int) -> None:
         check_plan(kernel, Plan((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
 
 
-@pytest.mark.parametrize("extent", EXTENTS)
-def test_dear_value_is_kept_between_sweeps(extent: int) -> None:
+def dear_rows(extent: int, term: Callable[[Expr], Expr]) -> Kernel:
+    """Return a kernel for ``d[m, c] - sum(c: term(d))`` with eight operations in ``d``."""
     x, y = buffer("x", 2, extent), buffer("y", 2, extent)
     m, c = axes("m c", 2, extent)
     dear: Expr = load(x, m, c)
     for _ in range(4):
         dear = Op("mul", (Op("add", (dear, f32(1))), f32(2)))
-    value = Op("sub", (dear, Reduce(SUM, (c,), dear)))
-    kernel = Kernel("k", (m,), (c,), (Store(y, (index(m), index(c)), value),))
-    plan = Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, 16)))
-    check_plan(kernel, plan)
-    assert "scratch" in repr_program(kernel, plan)
+    value = Op("sub", (dear, Reduce(SUM, (c,), term(dear))))
+    return Kernel("k", (m,), (c,), (Store(y, (index(m), index(c)), value),))
+
+
+def by_rows(kernel: Kernel) -> Plan:
+    return Plan((Binding(kernel.grid[0], Place.GRID), Binding(kernel.inside[0], Place.LOOP, 16)))
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_dear_value_is_kept_between_sweeps(extent: int) -> None:
+    kernel = dear_rows(extent, lambda dear: dear)
+    check_plan(kernel, by_rows(kernel))
+    assert "scratch" in repr_program(kernel, by_rows(kernel))
+
+
+def test_what_only_a_finished_sum_needs_is_not_kept() -> None:
+    kernel = dear_rows(32, lambda dear: Op("mul", (dear, dear)))
+    check_plan(kernel, by_rows(kernel))
+    text = repr_program(kernel, by_rows(kernel))
+    assert text.count("* 2.0") == 4, "the second sweep reads d, which stands below its square"
 
 
 def repr_program(kernel: Kernel, plan: Plan) -> str:
