@@ -38,6 +38,7 @@ from fusec.ir.graph import (
     Extern,
     Graph,
     InputObject,
+    Junction,
     Kernel,
     NodeConstant,
     Schedule,
@@ -362,6 +363,8 @@ class _Wrapper:
             case Comparison():
                 sides = (print_size(side, self.names) for side in (arg.left, arg.right))
                 return f" {arg.sign} ".join(sides)
+            case Junction():
+                return f" {arg.sign} ".join(f"({self._argument(part)})" for part in arg.parts)
             case InputObject():
                 return self.names(arg)
             case NodeConstant():

@@ -20,7 +20,15 @@ from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Number, Value, broadcast, make_axes, positions
 from fusec.ir.expr import Buffer, Load, index_exprs, loads
-from fusec.ir.graph import Argument, Comparison, InputObject, NodeConstant, SizeValue, View
+from fusec.ir.graph import (
+    Argument,
+    Comparison,
+    InputObject,
+    Junction,
+    NodeConstant,
+    SizeValue,
+    View,
+)
 from fusec.ir.index import Index, index
 
 
@@ -61,7 +69,7 @@ class Arguments:
         """Return an argument as lowerings take it."""
         if isinstance(arg, fx.Node):
             value = self.env[arg]
-            if isinstance(value, Opaque | Comparison):
+            if isinstance(value, Opaque | Comparison | Junction):
                 raise Unsupported("an argument that is neither tensor nor size")
             return value
         if isinstance(arg, tuple | list):
@@ -97,7 +105,7 @@ class Arguments:
                 return value.const if value.is_constant else SizeValue(value)
             case tuple():
                 return tuple(self._node_item(arg, k) for k in range(len(value)))
-            case Comparison():
+            case Comparison() | Junction():
                 return value
             case Opaque(symbolic=True) | Number():
                 raise Unsupported("a symbolic float or condition")

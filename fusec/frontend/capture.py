@@ -46,8 +46,8 @@ from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.frontend.written_parts import parts_of_inputs
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, BoundSize, Def, Extern, Graph, InputObject
-from fusec.ir.index import Size, index
+from fusec.ir.graph import Argument, BoundSize, Comparison, Def, Extern, Graph, InputObject
+from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
 
 aten = torch.ops.aten
@@ -103,6 +103,7 @@ class _Capture:
         self.inputs: list[Buffer | Size | InputObject | None] = []
         self.outputs: tuple[Argument, ...] = ()
         self.given: set[str] = set()
+        self.extents: set[Index] = set()
         self.held: dict[Buffer, tuple[str, int | None]] = {}
         self.device = main_device(gm)
         self.parts = parts_of_inputs(gm)
@@ -140,6 +141,7 @@ class _Capture:
         kind = self.lines.sizes.tensor(value)
         buffer = self.lines.buffer(node.name, kind)
         self.env[node] = whole(buffer)
+        self.extents.update(buffer.shape)
         self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
         return buffer if node.users else None
 
@@ -195,9 +197,12 @@ class _Capture:
             del self.lines.nodes[mark:]
             return self._extern(node, value, problem.reason)
 
-    def _holds(self, condition: Any) -> bool:
-        """Return True for a node of which the value is known to be true."""
-        return isinstance(condition, fx.Node) and self.env[condition] is True
+    def _holds(self, asserted: Any) -> bool:
+        """Return True for a node that holds whatever a program does: no extent is negative."""
+        condition = self.env[asserted] if isinstance(asserted, fx.Node) else asserted
+        if isinstance(condition, Comparison) and condition.sign == ">=":
+            return condition.left in self.extents and condition.right is index(0)
+        return condition is True
 
     def _condition(self, node: fx.Node, value: torch.SymBool) -> Any:
         try:
@@ -359,6 +364,8 @@ class _Capture:
                     size = self.lines.sizes.symbol(number)
                 if size is not None and size.name not in self.given:
                     self.given.add(size.name)
+                    if axis is not None:
+                        self.extents.add(index(size))
                     found.append(BoundSize(size, position, axis))
         return tuple(found)
 

@@ -22,8 +22,8 @@ from fusec.errors import Unsupported
 from fusec.frontend.size_facts import SizeFacts
 from fusec.ir.dtype import DTYPES, F64, DType
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, op
-from fusec.ir.graph import Comparison
-from fusec.ir.index import Index, Quotient, Size, index, is_nonnegative
+from fusec.ir.graph import Comparison, Condition, Junction
+from fusec.ir.index import FloorDiv, Index, Mod, Quotient, Size, index, is_nonnegative
 from fusec.ir.scalar import SCALAR_OPS
 
 _TORCH_NAMES = {
@@ -101,6 +101,7 @@ class Sizes:
     """Symbolic sizes of one graph: sympy expressions to indices, each converted once."""
 
     def __init__(self) -> None:
+        self._normal = True
         self._converted: dict[tuple[Any, bool], Index] = {}
         self._facts: SizeFacts | None = None
         self.used: dict[str, Size] = {}
@@ -151,24 +152,34 @@ class Sizes:
         name = type(expr).__name__
         if name == "FloorDiv" and (simpler := self._divided_twice(expr, env)) is not None:
             return self._convert(simpler, env)
-        rule = _extent_of if stride and name == "Max" else _RULES.get(name)
+        rules = _RULES if self._normal else _UNBOUNDED_RULES
+        rule = _extent_of if stride and name == "Max" else rules.get(name)
         if rule is None:
             raise Unsupported(f"a size with {name}")
         return rule([self._convert(arg, env, stride) for arg in expr.args])
 
-    def condition(self, value: torch.SymBool) -> Comparison | bool:
-        """Return a condition on sizes, True or False where it is known.
+    def condition(self, value: torch.SymBool) -> Condition:
+        """Return a condition on sizes, True or False where torch knows it.
+
+        It may be what makes a fact true, or a bound, so it is written without any of them.
 
         Raises:
-            Unsupported: if it is not a comparison of two sizes.
+            Unsupported: if it is not made of comparisons of sizes.
         """
-        expr = value.node.expr
+        plain = Sizes()
+        plain._normal, plain.used = False, self.used
+        return plain._condition(value.node.expr, value.node.shape_env)
+
+    def _condition(self, expr: Any, env: Any) -> Condition:
         if isinstance(expr, sympy.logic.boolalg.BooleanAtom):
             return bool(expr)
-        if not isinstance(expr, sympy.Rel) or expr.rel_op not in _IMPLIED:
+        if isinstance(expr, sympy.And | sympy.Or):
+            parts = tuple(self._condition(part, env) for part in sorted(expr.args, key=str))
+            return Junction("and" if isinstance(expr, sympy.And) else "or", parts)
+        if not isinstance(expr, sympy.Rel) or expr.rel_op not in _SIGNS:
             raise Unsupported("a symbolic condition")
-        left, right = (self._convert(side, value.node.shape_env) for side in expr.args)
-        return _IMPLIED[expr.rel_op](left, right) or Comparison(expr.rel_op, left, right)
+        left, right = (self._convert(side, env) for side in expr.args)
+        return Comparison(expr.rel_op, left, right)
 
     def number(self, value: torch.SymFloat) -> Expr:
         """Return a symbolic float, such as n/(n-1) of a variance, as an f64 expression.
@@ -209,7 +220,7 @@ class Sizes:
         """Return b for ``a // (a//b)`` where b divides a, else None."""
         dividend, divisor = expr.args
         nested = type(divisor).__name__ == "FloorDiv" and divisor.args[0] == dividend
-        exact = nested and self._facts_of(env).divides(*divisor.args)
+        exact = nested and self._normal and self._facts_of(env).divides(*divisor.args)
         return divisor.args[1] if exact else None
 
     def symbol(self, value: torch.SymInt) -> Size | None:
@@ -233,6 +244,8 @@ class Sizes:
         size = self._size(symbol, env)
         self._converted[symbol, False] = index(size)  # while what divides it is converted
         facts = self._facts_of(env)
+        if not self._normal:
+            return index(size)
         value, divisor = facts.value(symbol), facts.divisor(symbol)
         if value is not None:
             return self._convert(value, env)
@@ -291,15 +304,8 @@ def _best(args: list[Index], beats: Callable[[Index, Index], bool]) -> Index:
     raise Unsupported("a size with max or min")
 
 
-_IMPLIED: dict[str, Callable[[Index, Index], bool]] = {
-    "==": lambda a, b: a is b,
-    "!=": lambda a, b: is_nonnegative(a - b - 1) or is_nonnegative(b - a - 1),
-    "<=": lambda a, b: is_nonnegative(b - a),
-    "<": lambda a, b: is_nonnegative(b - a - 1),
-    ">=": lambda a, b: is_nonnegative(a - b),
-    ">": lambda a, b: is_nonnegative(a - b - 1),
-}
-"""Whether a comparison holds for all sizes."""
+_SIGNS = frozenset(("==", "!=", "<", "<=", ">", ">="))
+"""The comparisons that Python and sympy spell alike."""
 
 _REAL_RULES = {
     "Add": "add",
@@ -326,3 +332,11 @@ _RULES: dict[str, Callable[[list[Index]], Index]] = {
     "Max": _maximum,
     "Min": _minimum,
 }
+
+_UNBOUNDED_RULES: dict[str, Callable[[list[Index]], Index]] = {
+    **{name: rule for name, rule in _RULES.items() if name not in ("Max", "Min")},
+    "FloorDiv": lambda args: index(FloorDiv(*args)),
+    "Mod": lambda args: index(Mod(*args)),
+    "PythonMod": lambda args: index(Mod(*args)),
+}
+"""Those that do not ask what is known of the arguments."""

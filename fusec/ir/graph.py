@@ -85,6 +85,17 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Junction:
+    """Conditions of which all hold, or at least one does; ``sign`` is ``and`` or ``or``."""
+
+    sign: str
+    parts: tuple[Condition, ...]
+
+
+Condition: TypeAlias = "Comparison | Junction | bool"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConstant:
     """An argument that only the FX graph can give: position ``path`` among the node's arguments."""
 
@@ -100,7 +111,7 @@ class InputObject:
 
 
 Argument: TypeAlias = (
-    "View | SizeValue | Comparison | NodeConstant | InputObject | int | float | bool | str "
+    "View | SizeValue | Condition | NodeConstant | InputObject | int | float | bool | str "
     "| tuple[Argument, ...] | None"
 )
 

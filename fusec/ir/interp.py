@@ -29,6 +29,7 @@ from fusec.ir.graph import (
     Def,
     Extern,
     Graph,
+    Junction,
     Kernel,
     Schedule,
     SizeValue,
@@ -132,6 +133,9 @@ def _resolve(argument: Argument, env: Env) -> Any:
         case Comparison():
             left, right = (eval_scalar(side, env) for side in (argument.left, argument.right))
             return _SIGNS[argument.sign](left, right)
+        case Junction():
+            parts = [_resolve(part, env) for part in argument.parts]
+            return all(parts) if argument.sign == "and" else any(parts)
         case tuple():
             return tuple(_resolve(item, env) for item in argument)
         case _:

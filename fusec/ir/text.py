@@ -30,6 +30,7 @@ from fusec.ir.graph import (
     Extern,
     Graph,
     InputObject,
+    Junction,
     Kernel,
     NodeConstant,
     Schedule,
@@ -151,6 +152,8 @@ def print_argument(arg: Argument) -> str:
             return repr(arg.index)
         case Comparison():
             return f"{arg.left} {arg.sign} {arg.right}"
+        case Junction():
+            return f" {arg.sign} ".join(f"({print_argument(part)})" for part in arg.parts)
         case NodeConstant():
             return f"<{'.'.join(map(str, arg.path))} of {arg.node}>"
         case InputObject():

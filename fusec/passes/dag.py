@@ -17,6 +17,7 @@ from fusec.ir.graph import (
     Def,
     Extern,
     Graph,
+    Junction,
     Kernel,
     SizeValue,
     Step,
@@ -78,7 +79,7 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
     """Return the DAG of the graph's lines, by position.
 
     An edge a -> b means that b must run after a: b reads what a makes, or b writes in place what a
-    reads, or both are impure and a stands first.
+    reads, or b has a size that a gives or checks, or both are impure and a stands first.
     """
     dag: nx.DiGraph[int] = nx.DiGraph()
     producer: dict[Buffer, int] = {}
@@ -94,7 +95,7 @@ def dependencies(graph: Graph) -> nx.DiGraph[int]:
         if giver:
             dag.add_edges_from((giver[s], position) for s in sizes_of(node) if s in giver)
         if isinstance(node, Extern):
-            giver.update((bound.size, position) for bound in node.sizes)
+            giver.update((size, position) for size in _settled_sizes(node))
         if isinstance(node, Extern) and node.impure:
             # It may write any of its arguments: every earlier reader and writer comes first, and
             # every later one after (by registering this line as the producer).
@@ -130,6 +131,13 @@ def sizes_of(step: Def | Step) -> set[Size]:
     return found
 
 
+def _settled_sizes(call: Extern) -> set[Size]:
+    """Return the sizes that a call gives, or about which it asserts what others rely on."""
+    conditions = [arg for arg in call.args if isinstance(arg, Comparison | Junction)]
+    asserted = _sizes_in(i for condition in conditions for i in _argument_indices(condition))
+    return {bound.size for bound in call.sizes} | asserted
+
+
 def _argument_indices(arg: Argument) -> Iterator[Index]:
     match arg:
         case View():
@@ -138,8 +146,8 @@ def _argument_indices(arg: Argument) -> Iterator[Index]:
             yield arg.index
         case Comparison():
             yield from (arg.left, arg.right)
-        case tuple():
-            for item in arg:
+        case Junction(parts=items) | (tuple() as items):
+            for item in items:
                 yield from _argument_indices(item)
 
 
@@ -317,7 +325,7 @@ def step_dependencies(steps: Sequence[Step]) -> Dag:
         if giver:
             dag.add_edges_from((giver[s], position) for s in sizes_of(step) if s in giver)
         if isinstance(step, Extern):
-            giver.update((bound.size, position) for bound in step.sizes)
+            giver.update((size, position) for size in _settled_sizes(step))
         if impure:
             if last_impure is not None:
                 dag.add_edge(last_impure, position)

@@ -143,8 +143,8 @@ def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
         )
         results = made if extern.many else [made]
         return [
-            to_array(r) if isinstance(r, torch.Tensor) else None
-            for r in (results if extern.outputs else [])
+            to_array(r) if isinstance(r, torch.Tensor) else r
+            for r in (results if extern.outputs or extern.sizes else [])
         ]
 
     inputs = [

@@ -134,6 +134,35 @@ def test_what_depends_on_data_runs_eagerly_and_the_rest_is_fused(captured, fn):
     assert trace.problem is None
 
 
+def within(x, n):
+    k = n[0].item()
+    torch._check(k >= 1)
+    torch._check(k <= x.shape[0])
+    return x[:k] * 2
+
+
+def even(x, n):
+    k = n[0].item()
+    torch._check((k >= 0) & (k % 2 == 0))
+    torch._check((k < 1) | (k <= x.shape[0]))
+    return x.repeat(2, 1)[:k] * 2
+
+
+@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+@pytest.mark.parametrize(
+    ("fn", "right", "wrong"), ((within, (5, 1), (6, 0, -1)), (even, (4, 2, 0), (3, 6, -2)))
+)
+def test_what_a_program_asserts_of_its_sizes_is_asserted(captured, fn, right, wrong, train):
+    call = compiled(fn)
+    x = values(5, 4).requires_grad_(train)
+    for count in right:
+        agree(fn(x, torch.tensor([count])), call(x, torch.tensor([count])))
+    for count in wrong:
+        with pytest.raises(RuntimeError, match="assertion failed"):
+            call(x, torch.tensor([count]))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_explain_names_what_depends_on_data(captured):
     import fusec  # the report is all that is needed of it
 
