@@ -60,8 +60,9 @@ from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, 
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
 
-KEEP_COST = 8
-"""Multiply-adds a point from which a value is kept for the next sweep instead of computed again."""
+KEEP_COST = 5
+"""Multiply-adds, loads and conversions a point from which a value is kept for the next sweep instead
+of computed again: to keep one is a store, and a load for each sweep."""
 KEEP_BYTES = 1 << 19
 """The longest array kept for that: it has to stay in a core's cache."""
 _INT32_MAX = 2**31 - 1
@@ -463,6 +464,8 @@ class _Lowering(Values):
             seen.add(node)
             if isinstance(node, Op):
                 total += SCALAR_OPS[node.name].cost
+            elif isinstance(node, Load | Cast):
+                total += 1
             stack.extend(children(node))
         return total
 

@@ -29,7 +29,7 @@ WIDTHS = {16: "-march=native", 8: "-march=x86-64 -mavx2 -mfma -mf16c", 4: "-marc
 UNARY: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float | None]] = {
     "exp": (torch.exp, 1.1), "exp2": (torch.exp2, 1.1), "expm1": (torch.expm1, 2.0),
     "log": (torch.log, 1.1), "log2": (torch.log2, 1.5), "log10": (torch.log10, 2.0),
-    "log1p": (torch.log1p, 1.5), "erf": (torch.erf, 1.7), "tanh": (torch.tanh, 1.5),
+    "log1p": (torch.log1p, 1.5), "erf": (torch.erf, 2.0), "tanh": (torch.tanh, 1.5),
     "sigmoid": (torch.sigmoid, 2.5), "sin": (torch.sin, 1.6), "cos": (torch.cos, 1.6),
     "tan": (torch.tan, 3.5), "sqrt": (torch.sqrt, 0.5), "rsqrt": (torch.rsqrt, 1.6),
     "reciprocal": (torch.reciprocal, 0.5), "abs": (torch.abs, 0.0), "floor": (torch.floor, 0.0),
