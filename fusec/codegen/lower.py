@@ -61,8 +61,8 @@ from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
 
 KEEP_COST = 5
-"""Multiply-adds, loads and conversions a point from which a value is kept for the next sweep instead
-of computed again: to keep one is a store, and a load for each sweep."""
+"""Multiply-adds, loads and conversions a point from which a value is kept for the next sweep: to
+keep it is a store, and a load for each sweep."""
 KEEP_BYTES = 1 << 19
 """The longest array kept for that: it has to stay in a core's cache."""
 _INT32_MAX = 2**31 - 1
