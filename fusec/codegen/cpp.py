@@ -5,8 +5,9 @@ floats live as f32 and small integers as i32 between memory and memory: a load w
 rounds or wraps, and a value cast down and used again is rounded by its cast. Grid axes are OpenMP
 loops, run by torch's own threads; a kernel of little work stays on one.
 
-An index read from memory is checked: out of range it touches no memory and sets ``*status`` to 1; a
-divisor of integers that is 0 sets it to 2. The caller turns them into eager's errors.
+An index read from memory is checked: out of range it touches no memory and sets ``*status`` to 1,
+as one that a scatter compares does; a divisor of integers that is 0 sets it to 2. The caller turns
+them into eager's errors.
 
 Worked example::
 
@@ -41,6 +42,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.scalar import CHECKED
 
 PARALLEL_WORK = 1 << 15
 """Points below which one thread is faster: waking OpenMP's threads takes some 5 us."""
@@ -316,8 +318,8 @@ class _Printer:
             return f"{args[0]} {symbol} {args[1]}"
         if node.name == "neg":
             return f"-{args[0]}"
-        if node.name == "nonzero":
-            return f"fusec_nonzero({args[0]}, status)"
+        if node.name in CHECKED:
+            return f"fusec_{node.name}({', '.join(args)}, status)"
         if node.name == "random" and vector:
             return self.random(node)
         if node.name.startswith("round_"):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
 from fusec.ir.index import Axis
 from fusec.ir.program import For, Let, Program, Put, Statement, Update
+from fusec.ir.rewrite import is_checked
 
 LONG = 4
 """Operations of a chain from which the order of evaluation matters."""
@@ -94,7 +95,7 @@ def _is_pointwise(let: Let) -> bool:
     value = let.value
     if not isinstance(value, Op | Cast | Select) or len(let.var.axes) < 2:
         return False
-    return value.axes == let.var.axes and not (isinstance(value, Op) and value.name == "nonzero")
+    return value.axes == let.var.axes and not is_checked(value)
 
 
 def _reads(value: Expr) -> tuple[Expr, ...]:

@@ -40,6 +40,7 @@ from fusec.ir.index import Axis, Index, index, substitute
 from fusec.ir.monoid import Monoid
 from fusec.ir.online import scale_after_maximum
 from fusec.ir.program import Let, Statement
+from fusec.ir.rewrite import checked_where, is_checked
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
 
@@ -155,7 +156,7 @@ class Values:
         if (taken := self._taken(node)) is not None:
             return (taken,)
         masks: tuple[Expr, ...] = ()
-        if isinstance(node, Load) or _is_checked(node):
+        if isinstance(node, Load) or is_checked(node):
             masks = tuple(self._masks_of(node.axes))
         elif isinstance(node, Reduce):
             masks = tuple(self._masks_of(node.over))
@@ -193,11 +194,12 @@ class Values:
             case Reduce():
                 body = self._masked(scope, node, self._atom(node.body))
                 self._let(scope, node, self._folded(scope, node.monoid, node.over, body))
-            case Op() if _is_checked(node):
+            case Op() if is_checked(node):
+                assert isinstance(shown, Op)
                 guard = self._conjunction(scope, [*self._masks_of(node.axes)])
                 if guard is not None:
-                    inside = Select(guard, self._atom(node.args[0]), Const(1, node.dtype))
-                    shown = Op(node.name, (self._let(scope, inside, inside),))
+                    inside, *bounds = checked_where(guard, shown).args
+                    shown = Op(node.name, (self._let(scope, inside, inside), *bounds))
                 self._let(scope, node, shown)
             case _:
                 self._let(scope, node, shown)
@@ -304,11 +306,6 @@ class Values:
         self.names[wanted] = count
         self.names[name] = 0
         return name
-
-
-def _is_checked(node: Expr) -> bool:
-    """Return True for what may end the call, which no masked lane must do."""
-    return isinstance(node, Op) and node.name == "nonzero"
 
 
 def _is_loaded(factor: Expr) -> bool:

@@ -35,17 +35,16 @@ _ALSO = (
 )
 
 _WHOLE = (
-    "roll",
-    *("isin", "take"),
-    "select_scatter",
+    *("roll", "isin", "take"),
+    *("select_scatter", "index_add", "index_copy"),
     "embedding_dense_backward",
     *("gelu", "gelu_backward", "silu", "silu_backward", "softplus", "softplus_backward"),
     *("sigmoid_backward", "tanh_backward", "threshold_backward", "addcmul"),
 )
-"""Kept whole, all recomputable for the partitioner but the first five.
+"""Kept whole, all recomputable for the partitioner but the first seven.
 
 A roll's parts are a remainder and a gather; an embedding's gradient is one eager kernel, its parts
-are a fill, a scatter and masks.
+are a fill, a scatter and masks. Parts of ``index_add`` take negative indices, which it refuses.
 """
 
 

@@ -7,17 +7,19 @@ for few (``direct.py``); of those that replace, the last one counts, as in eager
 Worked example, ``scatter_add`` along the only axis, with m sources::
 
     y[i] = x[i] + sum(j: where(index[j] == i, source[j], 0))
+
+On CPUs ``index[j]`` is ``within(index[j], n)``, as eager checks indices there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, div, less, select
+from fusec.frontend.arithmetic import add, div, less, mul, select
 from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
 from fusec.frontend.direct import check_steps
 from fusec.frontend.registry import lowers
@@ -25,7 +27,7 @@ from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positio
 from fusec.frontend.views import delinearise, replaced, wrap
 from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, in_range, op
-from fusec.ir.index import Index, Runtime, contiguous_strides, index, product
+from fusec.ir.index import Index, Runtime, contiguous_strides, index, is_in_range, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
@@ -144,7 +146,9 @@ def named(senders: Senders, at: Indices) -> Expr:
 # -- along one axis -------------------------------------------------------------------------------
 
 
-def senders_along(x: Value, dim: int, indices: Value, source: Value | Scalar) -> Senders:
+def senders_along(
+    call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
+) -> Senders:
     """Return the senders of a scatter: as many along ``dim`` as there are indices."""
     axis = wrap(dim, len(x.shape))
 
@@ -154,7 +158,8 @@ def senders_along(x: Value, dim: int, indices: Value, source: Value | Scalar) ->
         for k, (i, extent) in enumerate(zip(where, indices.shape, strict=True)):
             if k != axis:
                 guard = both(guard, in_range(i, 0, extent))
-        return op("eq", IndexValue(at[axis]), cast(indices.at(where, guard), I64)), guard
+        named_here = checked(call, cast(indices.at(where, guard), I64), x.shape[axis])
+        return op("eq", IndexValue(at[axis]), named_here), guard
 
     def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
         if not isinstance(source, Value):
@@ -176,7 +181,7 @@ def scattered(
     line, places = as_line(x), as_line(indices)
     source = as_line(source) if isinstance(source, Value) else source
     axis = wrap(dim, len(line.shape))
-    senders = senders_along(line, dim, places, source)
+    senders = senders_along(call, line, dim, places, source)
     if is_one_a_line(line, axis, places):
         made = one_a_line(call, line, axis, senders, monoid)
     elif monoid is None:
@@ -240,7 +245,7 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Value:
     line = as_line(x)
-    senders = senders_along(line, dim, as_line(indices), as_line(source))
+    senders = senders_along(call, line, dim, as_line(indices), as_line(source))
     return reduced(call, line, senders, reduce, include_self=include_self)
 
 
@@ -258,11 +263,33 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
+    senders = senders_of_slices(call, x, dim, indices, source)
+    return reduced(call, as_line(x), senders, reduce, include_self=include_self)
+
+
+def senders_of_slices(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Senders:
     line = as_line(x)
-    axis = wrap(dim, len(line.shape))
-    names: list[Value | None] = [None] * axis
-    senders = senders_of_places(line, [*names, as_line(indices)], as_line(source))
-    return reduced(call, line, senders, reduce, include_self=include_self)
+    names: list[Value | None] = [None] * wrap(dim, len(line.shape))
+    return senders_of_places(call, line, [*names, as_line(indices)], as_line(source))
+
+
+@lowers(aten.index_add.default)
+def index_add(
+    call: Call, x: Value, dim: int, indices: Value, source: Value, *, alpha: Scalar = 1
+) -> Value:
+    kind = accumulate_type(call.out.dtype)
+    factor = read(alpha, (), kind)
+    senders = senders_of_slices(call, x, dim, indices, source)
+
+    def scaled(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        return mul(cast(senders.source(at, number, guard), kind), factor)
+
+    return combine(call, as_line(x), replace(senders, source=scaled), SUM)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return replace_last(call, as_line(x), senders_of_slices(call, x, dim, indices, source))
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
@@ -276,7 +303,7 @@ def index_put(
     first = indices[0]
     if len(indices) == 1 and first is not None and first.dtype is BOOL:
         return put_masked(call, x, first, source, accumulate)
-    senders = senders_of_places(x, indices, source)
+    senders = senders_of_places(call, x, indices, source, wraps=True)
     return combine(call, x, senders, SUM) if accumulate else replace_last(call, x, senders)
 
 
@@ -308,7 +335,8 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
     def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
         own = IndexValue(sum((i * s for i, s in zip(at, steps, strict=True)), ZERO))
         where = delinearise(number[0], indices.shape)
-        return op("eq", cast(own, I64), counted_from_front(indices.at(where), count)), None
+        named_here = counted_from_front(indices.at(where), count)
+        return op("eq", cast(own, I64), checked(call, named_here, count)), None
 
     def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
         return source.at(delinearise(number[0], source.shape), guard)
@@ -320,12 +348,34 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
 def counted_from_front(value: Expr, extent: Index) -> Expr:
     """Return an index; a negative one counts from the end."""
     value = cast(value, I64)
-    return select(less(value, 0), add(value, cast(IndexValue(extent), I64)), value)
+    return select(less(value, 0), add(value, size(extent)), value)
 
 
-def senders_of_places(x: Value, indices: Sequence[Value | None], source: Value) -> Senders:
+def size(extent: Index) -> Expr:
+    return IndexValue(extent) if extent.terms else Const(extent.const, I64)
+
+
+def checked(call: Call, place: Expr, extent: Index) -> Expr:
+    """Return an index that eager refuses out of range: on CPUs, unless it is known to be in it."""
+    match place:
+        case Const(value=value):
+            known: Index | None = index(int(value))
+        case IndexValue():
+            known = place.index
+        case _:
+            known = None
+    if not call.is_cpu or (known is not None and is_in_range(known, extent)):
+        return place
+    return op("within", place, size(extent))
+
+
+def senders_of_places(
+    call: Call, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
+) -> Senders:
     """Return the senders to ``x[indices]``: as many as the index tensors, broadcast, have elements.
 
+    Args:
+        wraps: a negative index counts from the end.
     Raises:
         Unsupported: for a mask.
     """
@@ -339,8 +389,10 @@ def senders_of_places(x: Value, indices: Sequence[Value | None], source: Value) 
     def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
         hit: Expr | None = None
         for k, i in used:
-            named_here = counted_from_front(i.at(broadcast(number, i.shape)), x.shape[k])
-            hit = both(hit, op("eq", cast(IndexValue(at[k]), I64), named_here))
+            place = cast(i.at(broadcast(number, i.shape)), I64)
+            place = counted_from_front(place, x.shape[k]) if wraps else place
+            place = checked(call, place, x.shape[k])
+            hit = both(hit, op("eq", cast(IndexValue(at[k]), I64), place))
         assert hit is not None
         return hit, None
 

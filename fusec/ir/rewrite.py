@@ -7,10 +7,10 @@ the rule returns takes its place. Memoised on identity and iterative: deep chain
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
-    Cast,
     Const,
     Expr,
     Load,
@@ -24,6 +24,7 @@ from fusec.ir.expr import (
     rebuild,
 )
 from fusec.ir.index import Axis, Index, index
+from fusec.ir.scalar import CHECKED
 
 Rule = Callable[[Expr], Expr]
 
@@ -108,12 +109,16 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
             lambda body: with_guard(_fresh_bound_axes(body), condition),
         )
 
+    # What the condition itself computes is computed, and checked, wherever it is asked.
+    checks = any(map(is_checked, postorder((expr,))))
+    asked = frozenset(postorder((condition,))) if checks else frozenset[Expr]()
+
     def guarded(node: Expr) -> Expr:
+        if node in asked:
+            return node
         if isinstance(node, Load):
             return Load(node.buffer, node.indices, both(node.guard, condition))
-        if isinstance(node, Op) and node.name == "nonzero":
-            return _nonzero_where(condition, node)
-        return node
+        return checked_where(condition, node) if is_checked(node) else node
 
     (body,) = rewrite((expr,), guarded)
     if body.dtype is BOOL:
@@ -121,13 +126,16 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     return Select(condition, body, Const(0, body.dtype))
 
 
-def _nonzero_where(condition: Expr, node: Op) -> Op:
-    """Return a checked divisor for use where ``condition`` holds; elsewhere it is odd, so not 0.
+def is_checked(node: Expr) -> TypeGuard[Op]:
+    """Return True for what may end the call, which no masked lane and no padding must do."""
+    return isinstance(node, Op) and node.name in CHECKED
 
-    Not a selection: the quotient's own, by the same condition, would have ``simplify`` drop it.
-    """
-    outside = Cast(Op("not", (condition,)), node.dtype)
-    return Op("nonzero", (Op("or", (node.args[0], outside)),))
+
+def checked_where(condition: Expr, node: Op) -> Op:
+    """Return a checked value that ends the call only where ``condition`` holds."""
+    value, *bounds = node.args
+    safe = Select(condition, value, Const(CHECKED[node.name], node.dtype))
+    return Op(node.name, (safe, *bounds))
 
 
 def _fresh_bound_axes(expr: Expr) -> Expr:

@@ -43,6 +43,7 @@ _ROWS = (
     ScalarOp("remainder", 2, cost=8, infix="%"),  # sign of the divisor, as torch.remainder
     ScalarOp("fmod", 2, cost=8),  # sign of the dividend
     ScalarOp("nonzero", 1, takes="integer"),  # its argument; C++ reports zero: eager's divisor
+    ScalarOp("within", 2, takes="integer"),  # (k, n) -> k; C++ reports one outside 0 <= k < n
     ScalarOp("pow", 2, cost=24),
     ScalarOp("atan2", 2, takes="float", cost=32),
     ScalarOp("minimum", 2, takes="any"),  # NaN if either is
@@ -106,6 +107,9 @@ _ROWS = (
 )
 
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
+
+CHECKED: dict[str, int] = {"nonzero": 1, "within": 0}
+"""Operations that may end the call, on CPUs, by a first argument with which they never do."""
 
 ROUND: dict[DType, str] = {F16: "round_f16", BF16: "round_bf16"}
 """The operation that rounds an f32 to a 16-bit type, by that type."""

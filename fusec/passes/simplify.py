@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, I32, I64
@@ -41,7 +41,7 @@ from fusec.ir.index import (
     substitute,
 )
 from fusec.ir.monoid import PROD, SUM, Monoid
-from fusec.ir.rewrite import Rewriter, rewrite
+from fusec.ir.rewrite import Rewriter, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
@@ -386,12 +386,12 @@ NEAR = 48
 def _where_true(condition: Expr, then: Expr) -> Expr:
     """Return ``then`` with selections by ``condition`` decided: it is used where that holds."""
     nodes = postorder((then,))
-    if len(nodes) > NEAR or not any(
-        isinstance(n, Select) and n.condition is condition for n in nodes
-    ):
+    if len(nodes) > NEAR or not _selects_by(condition, nodes):
         return then
     if any(isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in nodes):
         return then  # below such a reduction the condition is about its bound axis
+    if any(is_checked(n) and _selects_by(condition, postorder(n.args)) for n in nodes):
+        return then  # elsewhere, too, that is computed, and may end the call
 
     before = frozenset(nodes)
 
@@ -404,6 +404,10 @@ def _where_true(condition: Expr, then: Expr) -> Expr:
         return node
 
     return rewrite((then,), decide)[0]
+
+
+def _selects_by(condition: Expr, nodes: Iterable[Expr]) -> bool:
+    return any(isinstance(n, Select) and n.condition is condition for n in nodes)
 
 
 def _is_number(node: Expr, value: float) -> bool:

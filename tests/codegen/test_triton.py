@@ -250,6 +250,7 @@ TORCH_OPS = {
     "round_f16": lambda a: a.half().to(a.dtype),
     "round_bf16": lambda a: a.bfloat16().to(a.dtype),
     "nonzero": lambda a: a,
+    "within": lambda k, n: k,
     "random": lambda seeds, indices: torch.cat(
         [
             torch.from_numpy(random_bits(int(s), [int(i)]))

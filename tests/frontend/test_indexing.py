@@ -92,7 +92,9 @@ def test_a_mask_as_an_index_is_left_to_eager_where_each_gets_its_own() -> None:
 def test_a_scatter_of_one_element_a_line_is_a_selection() -> None:
     index = torch.tensor([[1], [0], [3]])
     graph = check(lambda x, i: x.scatter(1, i, -1.0), torch.zeros(3, 4), index)
-    assert body(graph)[0] == ("scatter[i0, i1] = where((i1):i64 == i_1[i0, 0], -1.0, x_1[i0, i1])")
+    assert body(graph)[0] == (
+        "scatter[i0, i1] = where((i1):i64 == within(i_1[i0, 0], 4), -1.0, x_1[i0, i1])"
+    )
     check(lambda x, i: x.scatter_add(1, i, x[:, :1] + 1), torch.ones(3, 4), index)
     check(lambda x, i: x.scatter(1, i, x[:, :1] + 1), torch.ones(3, 4), index)
 
@@ -102,7 +104,7 @@ def test_a_scatter_whose_elements_may_collide_looks_through_its_sources() -> Non
     graph = check(lambda x, i: x.scatter_add(1, i, x[:, :2] + 1), torch.ones(3, 4), index)
     assert body(graph)[-2] == (
         "scatter_add[i0, i1] = "
-        "x_1[i0, i1] + sum(j0: where((i1):i64 == i_1[i0, j0], add[i0, j0], 0.0))"
+        "x_1[i0, i1] + sum(j0: where((i1):i64 == within(i_1[i0, j0], 4), add[i0, j0], 0.0))"
     )
 
 

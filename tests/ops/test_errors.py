@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import fusec
 from fusec.compiler import RECENT
+from fusec.errors import IndexOutOfRange
 from tests.support import INTS, check, compile_with
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -133,3 +134,66 @@ OUT_OF_RANGE: dict[str, Binary] = {
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_an_index_out_of_range_is_an_error_of_eager_s_class(name: str, wrong: int) -> None:
     same_error(OUT_OF_RANGE[name], torch.arange(10.0), torch.tensor([wrong, 1, 2]))
+
+
+ONES = torch.ones(3)
+SCATTERS: dict[str, Binary] = {
+    "scatter": lambda x, i: x.scatter(0, i, ONES) + 1,
+    "scatter a number": lambda x, i: x.scatter(0, i, 2.0) + 1,
+    "scatter one a line": lambda x, i: x.expand(3, 10).scatter(1, i[:, None], 1.0) + 1,
+    "scatter one a column": lambda x, i: x[:, None].expand(10, 3).scatter(0, i[None], 1.0) + 1,
+    "scatter into a scalar": lambda x, i: x[0].scatter(0, i[0], 1.0) + 1,
+    "scatter and sum": lambda x, i: x.expand(3, 10).scatter(1, i[:, None], 1.0).sum(1),
+    "scatter few": lambda x, i: x.reshape(2, 5).repeat(1, 2).scatter(1, i[None], 1.0) + 1,
+    "scatter_add": lambda x, i: x.scatter_add(0, i, ONES) + 1,
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, i, ONES, "amax", include_self=False),
+    "scatter_reduce mean": lambda x, i: x.scatter_reduce(0, i, ONES, "mean") + 1,
+    "index_put": lambda x, i: x.index_put((i,), ONES) + 1,
+    "index_put accumulate": lambda x, i: x.index_put((i,), ONES, accumulate=True) + 1,
+    "index_put of two": lambda x, i: x[None].index_put((torch.zeros(3).long(), i), ONES) + 1,
+    "index_add": lambda x, i: x.index_add(0, i, ONES, alpha=3) + 1,
+    "index_copy": lambda x, i: x.index_copy(0, i, ONES) + 1,
+    "index_fill": lambda x, i: x.index_fill(0, i, 2.0) + 1,
+    "index_reduce": lambda x, i: x.index_reduce(0, i, ONES, "prod") + 1,
+    "put": lambda x, i: x.put(i, ONES) + 1,
+}
+FROM_THE_END = {"index_put", "index_put accumulate", "index_put of two", "index_fill", "put"}
+
+
+def test_a_scatter_out_of_range_is_an_error_of_eager_s_class() -> None:
+    x, fine = torch.arange(10.0), torch.arange(3)
+
+    def fn(x: torch.Tensor, *places: torch.Tensor) -> list[torch.Tensor]:
+        return [scatter(x, i) for scatter, i in zip(SCATTERS.values(), places, strict=True)]
+
+    compiled = compile_with(fn)
+    places = [fine.clone() for _ in SCATTERS]  # the same one twice would be another compile
+    for found, wanted in zip(compiled(x, *places), fn(x, *places), strict=True):
+        assert torch.equal(found, wanted)
+    for k, (name, scatter) in enumerate(SCATTERS.items()):
+        for wrong in (10, -11) if name in FROM_THE_END else (10, -11, -1):
+            i = torch.tensor([wrong, 1, 2])
+            with pytest.raises((IndexError, RuntimeError)) as eager:
+                scatter(x, i)
+            with pytest.raises(type(eager.value)) as raised:
+                compiled(x, *places[:k], i, *places[k + 1 :])
+            assert isinstance(raised.value, IndexOutOfRange), f"{name} runs as an eager kernel"
+
+
+def test_no_padding_and_no_unused_part_of_an_index_counts_as_out_of_range() -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+        places = 40 - i  # out of range where a guarded load of i is 0
+        few = x[:, :20].scatter(1, places[:2, :5], x + 1)
+        one = x.scatter(1, places[:, :1], 1.0)
+        columns = x.t().scatter(0, places[:, :1].t(), 1.0).t()
+        return [few, F.pad(few, (-1, 3)), F.pad(one, (3, 3, 1, 1)), F.pad(columns, (3, 3)),
+                torch.cat([x, one]).sum(0), few.sum(0)]  # fmt: skip
+
+    i = 30 + torch.arange(3 * 37).reshape(3, 37) % 8
+    i[2, 5] = 500
+    check(fn, torch.arange(3 * 37.0).reshape(3, 37), i)
+
+
+def test_a_place_known_to_be_in_range_is_not_checked() -> None:
+    [kernel] = fusec.kernels(lambda x: x.index_fill(0, torch.arange(8, 16), 1.0), torch.ones(64))
+    assert "within" not in kernel.source
