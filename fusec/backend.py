@@ -23,6 +23,7 @@ from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
+from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import partition
@@ -81,6 +82,7 @@ def compile_with(
             the options leave products to the library.
     """
     unite_sizes(gm)
+    keep_gradients_whole(gm)
     stateless = not options.fallback_random
     scores = scores and options.race != "library" and options.fusion
     compiled: Callable[..., Any] = aot_autograd(
