@@ -38,7 +38,7 @@ from fusec.frontend import (
     scatters,
     views,
 )
-from fusec.frontend.arguments import Arguments, Opaque
+from fusec.frontend.arguments import Arguments, Opaque, share_memory
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.meaning import MEANINGS, Products
 from fusec.frontend.origin import extern_name, op_name, origin_of
@@ -71,6 +71,13 @@ _RULES = (
     views,
 )
 
+# Their results keep their argument's place in memory. Where AOTAutograd cannot replay a view (its
+# sizes are symbolic), it finds an output that is a part of an input by that place.
+_PLACED = {
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+}
 
 Held: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 """Which node's value a buffer holds, by the node's name, and which of its results.
@@ -263,6 +270,8 @@ class _Capture:
             return "writes a part of an input"
         if node.target is aten.as_strided.default and self._starts_late(node.args[0]):
             return "a strided window into memory around the tensor"
+        if node.target in _PLACED and self._starts_late(node) and self._is_returned(node):
+            return "a result that is found by its place in memory"
         kinds = list(results)
         for source in node.all_input_nodes:
             value = self.env.get(source)
@@ -280,6 +289,13 @@ class _Capture:
         """Return True if a tensor does not begin where its memory does."""
         offset = self.lines.sizes.index(node.meta["val"].storage_offset())
         return offset is not index(0)
+
+    def _is_returned(self, node: fx.Node) -> bool:
+        """Return True if an output of the graph lies in the memory of a node's tensor."""
+        (returned,) = node.graph.output_node().args
+        found = [item.meta["val"] for item in returned if isinstance(item, fx.Node)]
+        own = node.meta["val"]
+        return any(isinstance(v, torch.Tensor) and share_memory(v, own) for v in found)
 
     def _types_of(self, node: fx.Node) -> tuple[TensorType, ...]:
         known = self.types.get(node)

@@ -147,6 +147,8 @@ class Sizes:
             return index(int(expr))
         if isinstance(expr, sympy.Symbol):
             return self._symbol(expr, env)
+        if self._normal and (number := self._facts_of(env).number(expr)) is not None:
+            return index(number)
         if isinstance(expr, sympy.Mul):
             return self._product(expr, env, stride)
         name = type(expr).__name__

@@ -26,6 +26,7 @@ class SizeFacts:
         self._env = env
         self._equal = [tuple(map(env.replace, g.expr.args)) for g in env.guards if _is_equality(g)]
         self._pairs = set(_exact_divisions(env, self._equal))
+        self._fixed = [(a, b) for a, b in self._equal if a.is_Integer or b.is_Integer]
 
     def value(self, symbol: sympy.Symbol) -> sympy.Expr | None:
         """Return an expression of other symbols that a symbol equals, None if none is known.
@@ -52,6 +53,24 @@ class SizeFacts:
         """Return True if the quotient of two expressions is known to be exact."""
         return (dividend, divisor) in self._pairs
 
+    def number(self, expr: sympy.Expr) -> int | None:
+        """Return the number that an expression of sizes always is, None if none is known.
+
+        ``s - (s + 1)//2`` may be guarded to be 1, and is broadcast then.
+        """
+        for a, b in self._fixed:
+            if expr.free_symbols != (a - b).free_symbols:
+                continue
+            for difference in (expr - (a - b), expr + (a - b)):
+                rest = sympy.expand(difference)
+                if rest.is_Integer:
+                    return int(rest)
+        return None
+
+    def fixed(self, symbols: set[sympy.Symbol]) -> list[tuple[sympy.Expr, ...]]:
+        """Return the pairs of an expression of some symbols and the number that it equals."""
+        return [pair for pair in self._fixed if (pair[0] - pair[1]).free_symbols <= symbols]
+
     def least(self, symbol: sympy.Symbol) -> int | None:
         """Return a lower bound of a symbol's values, None if there is none."""
         bounds = self._env.var_to_range.get(symbol)
@@ -73,7 +92,8 @@ def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
     """Return what code that is made for some symbols depends on, as a text that compares."""
     facts = SizeFacts(env)
     known = (facts.least, facts.most, facts.value, facts.divisor)
-    return str([(s.name, *(str(fact(s)) for fact in known)) for s in sorted(symbols, key=str)])
+    alone = [(s.name, *(str(fact(s)) for fact in known)) for s in sorted(symbols, key=str)]
+    return str((alone, sorted(map(str, facts.fixed(symbols)))))
 
 
 def _finite(bound: sympy.Expr) -> int | None:

@@ -90,6 +90,7 @@ class Guard:
         (set(), [sympy.Eq(S * T, 2 * T * FloorDiv(S, 2))], S, "2*(s0)//(2)"),
         (set(), [sympy.Eq(FloorDiv(S, T), 3)], S, "s0"),
         ({Mod(S * T, 8)}, [], FloorDiv(S * T, FloorDiv(S * T, 8)), "8"),
+        (set(), [sympy.Eq(S - FloorDiv(S + 1, 2), 1)], 1 + FloorDiv(S + 1, 2) - S, "0"),
         ({Mod(S, FloorDiv(S, 2))}, [sympy.Eq(FloorDiv(S, FloorDiv(S, 2)), 2)], S, "2*(s0)//(2)"),
     ],
 )  # fmt: skip

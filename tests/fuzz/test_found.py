@@ -30,6 +30,20 @@ FOUND = {
         lines=("v0 = torch.addcmul(a0, a0, a0, value=1.5)",),
         outputs=("v0",),
     ),
+    "a size that is always 1, and broadcast, but no symbol": Program(
+        seed=5689,
+        inputs=(Input("f", "float32"), Input("e", "float32")),
+        lines=("v0 = a0.chunk(2, 0)[-1]", "v3 = v0 * a1"),
+        outputs=("v3",),
+        dynamic=True,
+    ),
+    "an output that is found in a changed input by its place in memory": Program(
+        seed=5210,
+        inputs=(Input("ead", "float32", "offset"),),
+        lines=("a0[1:] = 2", "v4 = a0.flatten(0, 1)"),
+        outputs=("v4",),
+        dynamic=True,
+    ),
 }
 
 
