@@ -292,8 +292,7 @@ class _Capture:
 
     def _is_returned(self, node: fx.Node) -> bool:
         """Return True if an output of the graph lies in the memory of a node's tensor."""
-        (returned,) = node.graph.output_node().args
-        found = [item.meta["val"] for item in returned if isinstance(item, fx.Node)]
+        found = [item.meta.get("val") for item in node.graph.output_node().all_input_nodes]
         own = node.meta["val"]
         return any(isinstance(v, torch.Tensor) and share_memory(v, own) for v in found)
 
