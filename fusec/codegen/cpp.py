@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from importlib import resources
 
+from fusec.codegen.unrolling import MOST_UNROLLED, is_unrolled
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import (
@@ -235,6 +236,8 @@ class _Printer:
         for other in stops[1:]:
             stop = f"fusec_least({stop}, {other})"
         start = self.scalar_index(loop.start)
+        if is_unrolled(loop):
+            self.emit(f"#pragma GCC unroll {MOST_UNROLLED}")
         if len(stops) > 1 or loop.start.axes:
             self.emit(f"for (long long {i} = {start}, {i}_end = {stop}; {i} < {i}_end; ++{i}) {{")
         else:

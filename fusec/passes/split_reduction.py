@@ -200,7 +200,8 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     if kept * 4 > rows * kept:  # the partial buffer would rival the input
         return False
     if _contiguous_axis_is_kept(reduction):
-        return True
+        # Windows, say: short columns, and as many as fill the machine without parts.
+        return rows > MAX_ROWS_PER_PART or kept < machine.units * machine.tile
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
     return kept < machine.units // 2 and row_us > 2 * machine.launch_us

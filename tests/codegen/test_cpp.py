@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+import fusec
 from fusec.codegen import cpp
 from fusec.codegen.lower import lower
 from fusec.errors import InvalidIR
@@ -173,3 +175,10 @@ def test_hostile_names_and_comments_stay_comments() -> None:
     a, b = torch.arange(4.0), torch.zeros(4)
     library["hostile"](a, b)
     assert torch.equal(a, b)
+
+
+def test_the_places_of_a_window_are_taken_apart_and_long_loops_are_not() -> None:
+    [kernel] = fusec.kernels(lambda x: F.max_pool2d(x, 3, 2, 1), torch.ones(2, 4, 16, 512))
+    assert kernel.source.count("#pragma GCC unroll") == 2
+    [kernel] = fusec.kernels(lambda x: x.tanh().sum(1), torch.ones(64, 40, 512))
+    assert "unroll" not in kernel.source

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import check, values, with_layout
+import fusec
+from tests.support import check, externs, values, with_layout
 
 MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 
@@ -100,6 +101,17 @@ def test_pooling_between_chains_matches_eager(layout, train):
         )
 
     check(pool, with_layout(values(2, 4, 8, 7), layout), train=train)
+
+
+def test_the_gradient_of_a_maximum_is_eager_s_on_cpus_and_fuses_on_gpus():
+    def pool(x):
+        return F.max_pool2d(x.relu() * 2, 3, 2, 1).tanh()
+
+    x = values(2, 4, 8, 16)
+    [(name, _)] = externs(pool, x, train=True)
+    assert name == "max_pool2d_with_indices_backward.default"
+    report = fusec.explain(pool, x, train=True, target="sm_90", race="fused")
+    assert [extern.op for graph in report.graphs for extern in graph.externs] == []
 
 
 ATTENTIONS = {

@@ -50,6 +50,15 @@ def reduced(line: Def) -> Reduce:
     return found
 
 
+def test_short_columns_enough_for_all_programs_are_whole() -> None:
+    """The windows of a pooling in channels last: nothing would be gained by parts."""
+    columns = SIXTEEN.units * SIXTEEN.tile
+    for short in (column_sums(9, columns), column_sums(MAX_ROWS_PER_PART, columns)):
+        assert split_reduction(short, SIXTEEN) is short
+    for other in (column_sums(9, columns // 2), column_sums(2 * MAX_ROWS_PER_PART, columns)):
+        assert names(split_reduction(other, SIXTEEN)) == ["w_part", "w"]
+
+
 @pytest.mark.parametrize("monoid", [SUM, MAX], ids=str)
 def test_column_sums_over_many_rows_are_split_into_as_many_parts_as_the_machine_wants(
     monoid: Monoid,

@@ -2,7 +2,8 @@
 
 The lane axis is innermost, whether it is on the grid or inside, so that memory is walked in order;
 a reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
-kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points.
+kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points. Where the
+loops are a window of few places, they are innermost: what they reduce to stays in a register.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from fusec.passes.schedule.plan import Binding, Place, Plan
 
 CHUNK_ELEMENTS = 4096
 """Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1 cache."""
+MOST_OF_A_WINDOW = 16
+"""Points of a reduction that lanes walk through one after the other, in a register."""
 SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 MIN_GRID = 16
@@ -40,9 +43,12 @@ def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
     tile = width if lane.extent.hint() >= width // 2 else 1
     if lane in kernel.inside or (outer >= MIN_GRID and not _is_long(lane, width)):
         blocks = SUM_TILES if _sums_many(kernel, lane, tile) else 0
-        return Plan((*bindings, *loops, Binding(lane, Place.LOOP, tile, blocks)))
-    chunk = _chunk(lane, tile, outer)
-    return Plan((*bindings, *loops, Binding(lane, Place.GRID, tile, chunk)))
+        own = Binding(lane, Place.LOOP, tile, blocks)
+    else:
+        own = Binding(lane, Place.GRID, tile, _chunk(lane, tile, outer))
+    if lane not in kernel.inside and _is_window(inside):
+        return Plan((*bindings, own, *loops))
+    return Plan((*bindings, *loops, own))
 
 
 def lane_axis(kernel: Kernel, width: int) -> Axis | None:
@@ -74,6 +80,12 @@ def _sums_many(kernel: Kernel, lane: Axis, tile: int) -> bool:
         isinstance(n, Reduce) and n.monoid is SUM and n.dtype.is_float and lane in n.over
         for n in postorder(s.expr for s in kernel.stores)
     )
+
+
+def _is_window(inside: list[Axis]) -> bool:
+    """Return True for few points of constant number: a lane holds what they reduce to."""
+    points = product(a.extent for a in inside)
+    return bool(inside) and points.is_constant and points.const <= MOST_OF_A_WINDOW
 
 
 def _is_long(lane: Axis, width: int) -> bool:

@@ -57,6 +57,11 @@ def test_outputs_of_short_windows_are_lanes_where_they_fill_vectors(
     assert chosen is not None and chosen.name == lane
 
 
+def test_the_places_of_a_window_are_innermost_so_that_their_maximum_is_in_a_register() -> None:
+    tiles = CHUNK_ELEMENTS // 16
+    assert found(windows(1 << 20, 5)) == f"o=grid*16 by {tiles}  k=loop"
+
+
 def test_a_long_vector_is_cut_into_chunks_of_a_cache() -> None:
     tiles = CHUNK_ELEMENTS // 16
     assert found(line(1 << 20)) == f"c=grid*16 by {tiles}"
