@@ -138,10 +138,11 @@ class Part:
 
 
 def _value_at(value: Expr, place: dict[Axis, Index], inner: tuple[Axis, ...], other: Expr) -> Expr:
-    """Return a value of a part, or another one where a short part has none there."""
+    """Return a value of a part, or another one where a short or empty part has none there."""
     found = value.substitute(place)
     for axis in inner:
-        guard = None if axis.limit is None else in_range(place[axis], None, axis.limit)
+        end = axis.extent if axis.limit is None else axis.limit
+        guard = in_range(place[axis], 0, end)
         if guard is not None:
             found = Select(guard, with_guard(found, guard), other)
     return found

@@ -15,6 +15,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import IntoIndex, Size, index
 from fusec.ir.interp import run_graph
 from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.ir.verify import verify_graph
 from fusec.passes.dag import reads
 from fusec.passes.split_reduction import MAX_ROWS_PER_PART, split_reduction
 from tests.fuzz.graphs import Example, copy_extern
@@ -230,18 +231,37 @@ def test_parts_of_a_sum_of_squares_about_a_mean_do_not_wait_for_it() -> None:
     check_same(before, after, (numbers(512, 40),))  # exact: parts have a power of two of rows
 
 
-@pytest.mark.parametrize("rows", [509, Size("N", 512)])
-@pytest.mark.parametrize("launched", [512, 17, 5, 1])
+@pytest.mark.parametrize("rows", [509, Size("N", 512, 0)])
+@pytest.mark.parametrize("launched", [512, 17, 5, 1, 0])
 def test_ragged_and_empty_parts_add_their_share_of_squares(rows: IntoIndex, launched: int) -> None:
     values = numbers(509 if rows == 509 else launched, 40) * 3 + 100
     before = variance(rows, 40)
     after = split_reduction(before, SIXTEEN)
     assert "v_part" in names(after)
-    inputs = (values,) if rows == 509 else (launched, values)
-    for a, b in zip(
-        run_graph(before, inputs, copy_extern), run_graph(after, inputs, copy_extern), strict=True
-    ):
+    check_close(before, after, (values,) if rows == 509 else (launched, values))
+
+
+def check_close(before: Graph, after: Graph, inputs: tuple[object, ...]) -> None:
+    verify_graph(after)
+    with np.errstate(all="ignore"):
+        runs = [run_graph(g, inputs, copy_extern) for g in (before, after)]
+    for a, b in zip(*runs, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-6)
+
+
+@pytest.mark.parametrize("launched", [3, 1, 0])
+def test_an_axis_that_is_not_cut_may_have_no_point(launched: int) -> None:
+    size = Size("N", 3, 0)
+    x, mean, v = buffer("x", 512, size, 40), buffer("mean", 40), buffer("v", 40)
+    (m, n, c), (k, o, d) = axes("m n c", 512, size, 40), axes("k o d", 512, size, 40)
+    count = Cast(IndexValue(index(size) * 512), F32)
+    away = Op("sub", (load(x, k, o, d), load(mean, d)))
+    total_ = Op("div", (Reduce(SUM, (m, n), load(x, m, n, c)), count))
+    squares = Op("div", (Reduce(SUM, (k, o), Op("mul", (away, away))), count))
+    before = graph((size, x), (Def(mean, (c,), total_), Def(v, (d,), squares)), mean, v)
+    after = split_reduction(before, SIXTEEN)
+    assert "v_part" in names(after)
+    check_close(before, after, (launched, numbers(512, launched, 40)))
 
 
 def test_squares_about_a_mean_of_other_values_are_summed_as_they_are() -> None:
