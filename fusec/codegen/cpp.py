@@ -108,7 +108,7 @@ class _Printer:
         known = self.names.get(item)
         if known is None:
             safe = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
-            prefix = {Buffer: "p", Axis: "i", Size: "n"}[type(item)]
+            prefix = "p" if isinstance(item, Buffer) else "i" if isinstance(item, Axis) else "n"
             known = base = f"{prefix}_{safe}"
             count = 1
             while known in self.taken:

@@ -31,6 +31,7 @@ from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
+    MINIMUM,
     Argument,
     Bundle,
     Chunked,
@@ -54,9 +55,10 @@ from fusec.ir.program import Program
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float", "watch",
+    MINIMUM,
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
-_LOOP = {"start", "rows", "part", "min", "range"}
+_LOOP = {"start", "rows", "part", "range"}
 _KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution")
 """Eager kernels whose results never share memory with their arguments."""
 
@@ -398,8 +400,8 @@ def _is_pending(extern: Extern) -> bool:
 
 
 def callee(extern: Extern) -> str:
-    """Return what an extern is called by: its name if it is ATen's, else ``extern_<node>``."""
-    if extern.target.startswith("aten."):
+    """Return what an extern is called by: its name if ATen or Python has it, or a bound name."""
+    if extern.target.startswith("aten.") or extern.target == MINIMUM:
         return extern.target
     return f"extern_{extern.node}"
 

@@ -47,7 +47,17 @@ from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.frontend.written_parts import parts_of_inputs
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, BoundSize, Comparison, Def, Extern, Graph, InputObject
+from fusec.ir.graph import (
+    Argument,
+    BoundSize,
+    Comparison,
+    Def,
+    Extern,
+    Graph,
+    InputObject,
+    minimum_call,
+    sizes_in,
+)
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
 
@@ -131,8 +141,9 @@ class _Capture:
                     self.outputs = self.arguments.outputs(node)
                 case _:
                     raise Unsupported(f"an FX node of kind {node.op}")
+        nodes = self._with_minima()
         self._check_sizes()
-        return Graph(name, tuple(self.inputs), tuple(self.lines.nodes), self.outputs)
+        return Graph(name, tuple(self.inputs), tuple(nodes), self.outputs)
 
     # -- leaves -----------------------------------------------------------------------------------
 
@@ -395,6 +406,22 @@ class _Capture:
         buffer = self.lines.buffer(name, self.lines.sizes.tensor(value))
         self.arguments.owners[buffer] = value
         return buffer
+
+    def _with_minima(self) -> list[Def | Extern]:
+        """Return the lines with the sizes that others make computed as soon as these are known."""
+        waiting = list(self.lines.sizes.minima.values())
+        calls = [n for n in self.lines.nodes if isinstance(n, Extern)]
+        unknown = {b.size for call in calls for b in call.sizes} | set(waiting)
+        nodes: list[Def | Extern] = []
+        for line in (None, *self.lines.nodes):
+            if line is not None:
+                nodes.append(line)
+                unknown.difference_update(b.size for b in getattr(line, "sizes", ()))
+            while ready := [e for e in waiting if unknown.isdisjoint(sizes_in(e.args))]:
+                nodes.extend(map(minimum_call, ready))
+                unknown.difference_update(ready)
+                waiting = [e for e in waiting if e not in ready]
+        return nodes
 
     # -- checks -----------------------------------------------------------------------------------
 

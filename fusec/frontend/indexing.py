@@ -289,7 +289,7 @@ def slice_scatter(
     step: IntoSize = 1,
 ) -> Value:
     axis = wrap(dim, len(x.shape))
-    first = slice_start(start, x.shape[axis])
+    first = slice_start(call, start, x.shape[axis])
     stride = index(step)
 
     def body(at: Indices) -> Expr:

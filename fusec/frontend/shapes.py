@@ -6,11 +6,14 @@ Equal sizes become equal indices: where the trace has proven that n divides a sy
 as n times ``Quotient(s, n)``.
 
 ``Max(1, e)`` in a stride, where torch allows for an extent e of 0, is ``e``: nothing lies in memory
-there. In a size it is what the user wrote, and has to be provable.
+there. Any other ``Max`` or ``Min`` is the argument that is proven to be the one, or else written by
+a size of its own (``Minimum``), which the graph computes first.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +23,21 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.size_facts import SizeFacts
+from fusec.ir.atoms import Minimum
 from fusec.ir.dtype import DTYPES, F64, DType
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, op
-from fusec.ir.graph import Comparison, Condition, Junction
-from fusec.ir.index import FloorDiv, Index, Mod, Quotient, Size, index, is_nonnegative
+from fusec.ir.graph import Comparison, Condition, Junction, sizes_in
+from fusec.ir.index import (
+    FloorDiv,
+    Index,
+    Mod,
+    Quotient,
+    Size,
+    index,
+    is_nonnegative,
+    most,
+    product,
+)
 from fusec.ir.scalar import SCALAR_OPS
 
 _TORCH_NAMES = {
@@ -105,6 +119,8 @@ class Sizes:
         self._converted: dict[tuple[Any, bool], Index] = {}
         self._facts: SizeFacts | None = None
         self.used: dict[str, Size] = {}
+        self.minima: dict[tuple[Index, ...], Minimum] = {}
+        self._unseen: set[Size] = set()
 
     def index(self, value: int | torch.SymInt, *, stride: bool = False) -> Index:
         """Return a size, stride or integer argument as an index.
@@ -155,10 +171,15 @@ class Sizes:
         if name == "FloorDiv" and (simpler := self._divided_twice(expr, env)) is not None:
             return self._convert(simpler, env)
         rules = _RULES if self._normal else _UNBOUNDED_RULES
-        rule = _extent_of if stride and name == "Max" else rules.get(name)
-        if rule is None:
+        if name not in rules and name not in ("Max", "Min"):
             raise Unsupported(f"a size with {name}")
-        return rule([self._convert(arg, env, stride) for arg in expr.args])
+        ordered = expr.args if name in rules else sorted(expr.args, key=str)
+        args = [self._convert(arg, env, stride) for arg in ordered]
+        if name in rules:
+            return rules[name](args)
+        if stride and name == "Max" and len(args) == 2 and index(1) in args:
+            return args[1] if args[0] is index(1) else args[0]
+        return functools.reduce(self.greatest if name == "Max" else self.least, args)
 
     def condition(self, value: torch.SymBool) -> Condition:
         """Return a condition on sizes, True or False where torch knows it.
@@ -169,7 +190,8 @@ class Sizes:
             Unsupported: if it is not made of comparisons of sizes.
         """
         plain = Sizes()
-        plain._normal, plain.used = False, self.used
+        plain._normal, plain._unseen = False, self._unseen
+        plain.used, plain.minima = self.used, self.minima
         return plain._condition(value.node.expr, value.node.shape_env)
 
     def _condition(self, expr: Any, env: Any) -> Condition:
@@ -225,6 +247,31 @@ class Sizes:
         exact = nested and self._normal and self._facts_of(env).divides(*divisor.args)
         return divisor.args[1] if exact else None
 
+    def least(self, a: Index, b: Index) -> Index:
+        """Return the least of two sizes: one of them, where that is proven.
+
+        Else it is in terms of a size of its own, which has to be computed first: one of ``minima``.
+        That is of sums without a negative term, so that equal ones are equal in form:
+        ``min(0, s - 1)`` is ``min(1, s) - 1``.
+        """
+        difference = a - b
+        if self._normal and is_nonnegative(difference):
+            return b
+        if self._normal and is_nonnegative(-difference):
+            return a
+        missing = _positive_part(-difference)
+        args = tuple(sorted((_positive_part(difference), missing), key=repr))
+        made = self.minima.get(args)
+        if made is None:
+            made = self.minima[args] = _new_minimum(len(self.minima), args)
+            if not (self.were_seen(a) and self.were_seen(b)):
+                self._unseen.add(made)
+        return b - missing + index(made)
+
+    def greatest(self, a: Index, b: Index) -> Index:
+        """Return the greatest of two sizes, by the least of them."""
+        return a + b - self.least(a, b)
+
     def symbol(self, value: torch.SymInt) -> Size | None:
         """Return the size that an integer is if it is a symbol by itself, else None."""
         node = value.node
@@ -236,10 +283,16 @@ class Sizes:
         size = self.used.get(name)
         if size is None:
             facts = self._facts_of(env)
-            size = self.used[name] = Size(
-                name, facts.hint(symbol), facts.least(symbol), facts.most(symbol)
-            )
+            bounds = [self._convert(b, env) for b in facts.bounds(symbol, self.used)]
+            ends = facts.least(symbol), facts.most(symbol)
+            size = self.used[name] = Size(name, facts.hint(symbol), *ends, tuple(bounds))
+            if not facts.was_seen(symbol):
+                self._unseen.add(size)
         return size
+
+    def were_seen(self, value: Index) -> bool:
+        """Return True if the trace knows a value, and guards the sign, of all sizes in an index."""
+        return self._unseen.isdisjoint(sizes_in((value,)))
 
     def _symbol(self, symbol: Any, env: Any) -> Index:
         """Return a symbol in its normal form: what it equals, or a product with its divisor."""
@@ -248,7 +301,8 @@ class Sizes:
         facts = self._facts_of(env)
         if not self._normal:
             return index(size)
-        value, divisor = facts.value(symbol), facts.divisor(symbol)
+        earlier = frozenset(itertools.takewhile(lambda name: name != size.name, self.used))
+        value, divisor = facts.value(symbol, earlier), facts.divisor(symbol)
         if value is not None:
             return self._convert(value, env)
         if divisor is None:
@@ -283,27 +337,17 @@ def _ceil_div(args: list[Index]) -> Index:
     return (args[0] + args[1] - 1) // args[1]
 
 
-def _extent_of(args: list[Index]) -> Index:
-    """Return e for ``Max(1, e)``, the stride over a product of extents e, each at least 1."""
-    if len(args) == 2 and any(a is index(1) for a in args):
-        return args[1] if args[0] is index(1) else args[0]
-    return _maximum(args)
+def _positive_part(value: Index) -> Index:
+    """Return the sum of the terms that are added."""
+    added = (product((c, *monomial)) for monomial, c in value.terms if c > 0)
+    return sum(added, index(max(value.const, 0)))
 
 
-def _maximum(args: list[Index]) -> Index:
-    """Return the argument that provably is the greatest; ``Max(0, e)`` may be a slice's extent."""
-    return _best(args, lambda a, b: is_nonnegative(a - b))
-
-
-def _minimum(args: list[Index]) -> Index:
-    return _best(args, lambda a, b: is_nonnegative(b - a))
-
-
-def _best(args: list[Index], beats: Callable[[Index, Index], bool]) -> Index:
-    for candidate in args:
-        if all(other is candidate or beats(candidate, other) for other in args):
-            return candidate
-    raise Unsupported("a size with max or min")
+def _new_minimum(number: int, args: tuple[Index, ...]) -> Minimum:
+    lows = (k for k in (2, 1, 0) if all(is_nonnegative(a - k) for a in args))
+    highs = (high for a in args if (high := most(a)) is not None)
+    hint = min(a.hint() for a in args)
+    return Minimum(f"min_{number}", hint, next(lows, None), min(highs, default=None), args)
 
 
 _SIGNS = frozenset(("==", "!=", "<", "<=", ">", ">="))
@@ -331,12 +375,10 @@ _RULES: dict[str, Callable[[list[Index]], Index]] = {
     "PythonMod": lambda args: args[0] % args[1],
     "ModularIndexing": lambda args: (args[0] // args[1]) % args[2],
     "CeilDiv": _ceil_div,
-    "Max": _maximum,
-    "Min": _minimum,
 }
 
 _UNBOUNDED_RULES: dict[str, Callable[[list[Index]], Index]] = {
-    **{name: rule for name, rule in _RULES.items() if name not in ("Max", "Min")},
+    **_RULES,
     "FloorDiv": lambda args: index(FloorDiv(*args)),
     "Mod": lambda args: index(Mod(*args)),
     "PythonMod": lambda args: index(Mod(*args)),

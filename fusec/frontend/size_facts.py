@@ -9,7 +9,7 @@ Assumes: torch's expressions are sympy's, over the integer symbols of one ShapeE
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -24,18 +24,44 @@ class SizeFacts:
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._equal = [tuple(map(env.replace, g.expr.args)) for g in env.guards if _is_equality(g)]
+        self._asserted = [
+            a.expr for known in _asserted_of(env).values() for a in known if _is_relation(a)
+        ]
+        guards = [g.expr for g in env.guards if _is_relation(g)]
+        self._equal = [
+            tuple(map(env.replace, relation.args))
+            for relation in (*guards, *self._asserted)
+            if isinstance(relation, sympy.Eq)
+        ]
         self._pairs = set(_exact_divisions(env, self._equal))
         self._fixed = [(a, b) for a, b in self._equal if a.is_Integer or b.is_Integer]
 
-    def value(self, symbol: sympy.Symbol) -> sympy.Expr | None:
+    def value(self, symbol: sympy.Symbol, given: Collection[str] = ()) -> sympy.Expr | None:
         """Return an expression of other symbols that a symbol equals, None if none is known.
 
-        ShapeEnv replaces symbols itself, but by no expression that divides.
+        ShapeEnv replaces symbols itself, but by no expression that divides, nor those of data.
+
+        Args:
+            given: names of symbols of which values are known before this one's; those that the
+                trace saw always are.
         """
         found = [b if a == symbol else a for a, b in self._equal if symbol in (a, b)]
         known = (e for e in found if symbol not in e.free_symbols and _only_divides(e))
-        return min(known, key=str, default=None)
+        return min((e for e in known if self._are_given(e, given)), key=str, default=None)
+
+    def bounds(self, symbol: sympy.Symbol, given: Collection[str]) -> list[sympy.Expr]:
+        """Return expressions of given symbols that a symbol of data is never above."""
+        found: list[sympy.Expr] = []
+        for relation in self._asserted:
+            if isinstance(relation, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+                strict = isinstance(relation, sympy.Lt | sympy.Gt)
+                excess = sympy.expand(self._env.replace(relation.lts - relation.gts)) + int(strict)
+                if excess.coeff(symbol, 1) == 1 and symbol not in (excess - symbol).free_symbols:
+                    found.append(symbol - excess)
+        return [e for e in found if e.free_symbols and self._are_given(e, given)]
+
+    def _are_given(self, expr: sympy.Expr, given: Collection[str]) -> bool:
+        return all(s.name in given or self.was_seen(s) for s in expr.free_symbols)
 
     def divisor(self, symbol: sympy.Symbol) -> sympy.Expr | None:
         """Return what divides a symbol without remainder, the most that is known; None if nothing.
@@ -81,19 +107,30 @@ class SizeFacts:
         bounds = self._env.var_to_range.get(symbol)
         return None if bounds is None else _finite(bounds.upper)
 
+    def was_seen(self, symbol: sympy.Symbol) -> bool:
+        """Return True if the trace knows a value of a symbol, for which its guards hold."""
+        return self._seen(symbol) is not None
+
     def hint(self, symbol: sympy.Symbol) -> int:
-        """Return the value that the trace saw, or a guess where it saw none."""
+        """Return the value that the trace saw, or a guess within the bounds where it saw none."""
+        value, most = self._seen(symbol), self.most(symbol)
+        guess = UNSEEN if most is None else max(1, min(UNSEEN, most))
+        return guess if value is None else int(value)
+
+    def _seen(self, symbol: sympy.Symbol) -> Any:
         values = getattr(self._env, "backed_var_to_val", None)
-        value = (self._env.var_to_val if values is None else values).get(symbol)
-        return UNSEEN if value is None else int(value)
+        return (self._env.var_to_val if values is None else values).get(symbol)
 
 
 def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
     """Return what code that is made for some symbols depends on, as a text that compares."""
     facts = SizeFacts(env)
-    known = (facts.least, facts.most, facts.value, facts.divisor)
-    alone = [(s.name, *(str(fact(s)) for fact in known)) for s in sorted(symbols, key=str)]
-    return str((alone, sorted(map(str, facts.fixed(symbols)))))
+    known = (facts.least, facts.most, facts.divisor)
+    ordered = sorted(symbols, key=str)
+    names = [s.name for s in ordered]
+    alone = [(s.name, *(str(fact(s)) for fact in known)) for s in ordered]
+    others = [(str(facts.value(s, names)), str(facts.bounds(s, names))) for s in ordered]
+    return str((alone, others, sorted(map(str, facts.fixed(symbols)))))
 
 
 def _finite(bound: sympy.Expr) -> int | None:
@@ -106,8 +143,14 @@ def _only_divides(expr: sympy.Expr) -> bool:
     return all(isinstance(part, FloorDiv) for part in expr.atoms(sympy.core.function.Application))
 
 
-def _is_equality(guard: Any) -> bool:
-    return isinstance(guard.expr, sympy.Eq)
+def _is_relation(known: Any) -> bool:
+    return isinstance(known.expr, sympy.Rel)
+
+
+def _asserted_of(env: Any) -> Mapping[Any, Any]:
+    """Return what calls assert of sizes that depend on data, by the last symbol of each."""
+    known: Mapping[Any, Any] = getattr(env, "deferred_runtime_asserts", {})
+    return known
 
 
 def _exact_divisions(

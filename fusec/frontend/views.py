@@ -161,16 +161,19 @@ def slice_tensor(
     step: IntoSize = 1,
 ) -> Value:
     axis = wrap(dim, len(x.shape))
-    first = slice_start(start, x.shape[axis])
+    first = slice_start(call, start, x.shape[axis])
     return call.view(x, lambda at: replaced(at, axis, first + at[axis] * index(step)))
 
 
-def slice_start(start: IntoSize | None, extent: Index) -> Index:
-    """Return where a slice begins, counted from the front and not before it."""
+def slice_start(call: Call, start: IntoSize | None, extent: Index) -> Index:
+    """Return where a slice begins, counted from the front, in what it is a slice of."""
     first = from_end(0 if start is None else start, extent)
     if first.is_constant and extent.is_constant:
         return index(min(max(first.const, 0), extent.const))
-    return ZERO if first.hint() < 0 else first
+    sizes = call.lines.sizes
+    if sizes.were_seen(first) and sizes.were_seen(extent):
+        return ZERO if first.hint() < 0 else first
+    return sizes.least(sizes.greatest(ZERO, first), extent)
 
 
 def replaced(at: Indices, axis: int, position: Index) -> Indices:

@@ -47,21 +47,28 @@ class Size(Node):
         hint: the value seen while tracing.
         least: no value is less; None where any may be, as of an integer argument.
         most: no value is more; None where that is not known.
+        bounds: sums of other sizes that it is never above.
     """
 
-    __slots__ = ("hint", "least", "most", "name")
+    __slots__ = ("bounds", "hint", "least", "most", "name")
 
     def __init__(
-        self, name: str, hint: int, least: int | None = 1, most: int | None = None
+        self,
+        name: str,
+        hint: int,
+        least: int | None = 1,
+        most: int | None = None,
+        bounds: tuple[Index, ...] = (),
     ) -> None:
         self.name = name
         self.hint = hint
         self.least = least
         self.most = most
+        self.bounds = bounds
 
     @classmethod
     def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
-        return (*fields, *(1, None)[len(fields) - 2 :])
+        return (*fields, *(1, None, ())[len(fields) - 2 :]) if len(fields) < 5 else fields
 
     @property
     def serial(self) -> str:
@@ -73,6 +80,26 @@ class Size(Node):
 
     def __repr__(self) -> str:
         return self.name
+
+
+class Minimum(Size):
+    """The least of two sums of sizes, computed once, before what has it as a size.
+
+    There is no maximum: that of a and b is ``a + b`` without their minimum.
+    """
+
+    __slots__ = ("args",)
+
+    def __init__(
+        self,
+        name: str,
+        hint: int,
+        least: int | None,
+        most: int | None,
+        args: tuple[Index, ...],
+    ) -> None:
+        super().__init__(name, hint, least, most, args)
+        self.args = args
 
 
 class _Division(Node):

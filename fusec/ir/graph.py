@@ -17,9 +17,11 @@ Worked example, LayerNorm's first half::
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fusec.ir.atoms import Minimum
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
 
@@ -159,6 +161,37 @@ class Extern:
     meaning: tuple[Def, ...] = ()
     moved: Index | None = None
     sizes: tuple[BoundSize, ...] = ()
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether a kernel may run: not for a constant, a condition or arithmetic on sizes."""
+        touched = extern_views(self) or any(b is not None for b in self.outputs)
+        return bool(touched) and self.target != "get_attr"
+
+
+MINIMUM = "min"
+"""What the extern that computes a ``Minimum`` calls: Python's own."""
+
+
+def minimum_call(size: Minimum) -> Extern:
+    """Return the extern that computes a size from others."""
+    args = tuple(SizeValue(a) for a in size.args)
+    bound = (BoundSize(size, 0, None),)
+    return Extern(size.name, MINIMUM, args, (), (None,), "arithmetic on sizes", sizes=bound)
+
+
+def sizes_in(values: Iterable[Index]) -> set[Size]:
+    """Return the symbolic sizes that indices mention, the extents of their axes included."""
+    found: set[Size] = set()
+    for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
+        match atom:
+            case Size():
+                found.add(atom)
+            case FloorDiv() | Mod():
+                found |= sizes_in((atom.dividend, atom.divisor))
+            case Axis():
+                found |= sizes_in((atom.extent,))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeGuard
 
 from fusec.ir.atoms import Atom, Axis, FloorDiv, IntoIndex, Mod, Monomial, Quotient, Runtime, Size
+from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
 
 __all__ = [
@@ -342,8 +343,12 @@ def _holds(low: Index) -> bool:
     bounded = _bound_atoms(low, _is_division)
     if bounded is not None and _sizes_nonnegative(bounded):
         return True
-    relaxed = _relax_divisions(low)
-    return _sizes_nonnegative(relaxed) or _sizes_nonnegative(_at_most(relaxed))
+    for relaxed in (outer := _relax_divisions(low, _is_nested), _relax_divisions(outer)):
+        if _sizes_nonnegative(relaxed) or _sizes_nonnegative(_at_most(relaxed)):
+            return True
+    if any(map(is_nonnegative, _without_divisions(low))):
+        return True
+    return holds_by_bounds(relaxed, is_nonnegative)
 
 
 def _at_most(low: Index) -> Index:
@@ -453,19 +458,25 @@ def _is_positive(divisor: Index) -> bool:
     return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor)
 
 
-def _relax_divisions(value: Index) -> Index:
+def _is_nested(atom: Atom) -> TypeGuard[FloorDiv]:
+    return _is_floor(atom) and any(_is_floor(a) for m, _ in atom.dividend.terms for a in m)
+
+
+def _relax_divisions(
+    value: Index, chosen: Callable[[Atom], TypeGuard[FloorDiv]] = _is_floor
+) -> Index:
     """Replace each ``k*n*(x//n)`` by a bound below it: ``k*x``, or ``k*(x - (n-1))`` for k > 0."""
     relaxed = index(value.const)
     for monomial, coefficient in value.terms:
         term = Index(((monomial, coefficient),), 0)
         for atom in monomial:
             others = _without(monomial, atom)
-            if not _is_floor(atom) or not _is_positive(atom.divisor):
+            if not chosen(atom) or not _is_positive(atom.divisor):
                 continue
             factor, left = _divide_terms(_sum([(others, coefficient)], 0), atom.divisor)
             if factor is not None and left is index(0) and _all_nonnegative(others):
                 low = atom.dividend - (atom.divisor - 1 if coefficient > 0 else 0)
-                term = _relax_divisions(factor * low)
+                term = _relax_divisions(factor * low, chosen)
                 break
         relaxed = relaxed + term
     return relaxed

@@ -22,6 +22,7 @@ import numpy as np
 from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
+    MINIMUM,
     Argument,
     Bundle,
     Chunked,
@@ -241,11 +242,14 @@ def _collect_outputs(graph: Graph, env: Env) -> list[Any]:
 
 
 def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
-    if extern is None:
-        raise InternalError(f"nothing runs extern {node.target}", stage=STAGE)
     args = tuple(_resolve(argument, env) for argument in node.args)
     kwargs = {name: _resolve(argument, env) for name, argument in node.kwargs}
-    results = extern(node, args, kwargs)
+    if node.target == MINIMUM:
+        results: Sequence[Any] = (min(args),)
+    elif extern is not None:
+        results = extern(node, args, kwargs)
+    else:
+        raise InternalError(f"nothing runs extern {node.target}", stage=STAGE)
     for bound in node.sizes:
         value = np.asarray(results[bound.result])
         number = int(value) if bound.axis is None else value.shape[bound.axis]

@@ -172,7 +172,10 @@ def print_def(line: Def) -> str:
 def print_extern(line: Extern) -> str:
     args = [print_argument(a) for a in line.args]
     args += [f"{k}={print_argument(v)}" for k, v in line.kwargs]
-    outputs = ", ".join("_" if b is None else b.name for b in line.outputs)
+    names = ["_" if b is None else b.name for b in line.outputs]
+    for bound in (b for b in line.sizes if b.axis is None):
+        names[bound.result] = bound.size.name
+    outputs = ", ".join(names)
     return f"{outputs} = extern {line.target}({', '.join(args)})    # {line.reason}"
 
 

@@ -24,8 +24,9 @@ from fusec.ir.graph import (
     View,
     argument_views,
     extern_views,
+    sizes_in,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size
+from fusec.ir.index import Index, Size
 
 Dag: TypeAlias = "nx.DiGraph[int]"
 
@@ -116,25 +117,25 @@ def sizes_of(step: Def | Step) -> set[Size]:
     """Return the symbolic sizes that a line or a step mentions."""
     match step:
         case Def():
-            found = _sizes_in_exprs((step.expr,)) | _sizes_in(axis.extent for axis in step.axes)
+            found = _sizes_in_exprs((step.expr,)) | sizes_in(axis.extent for axis in step.axes)
         case Extern():
             args = [*step.args, *(value for _, value in step.kwargs)]
-            found = _sizes_in(i for arg in args for i in _argument_indices(arg))
+            found = sizes_in(i for arg in args for i in _argument_indices(arg))
         case Chunked():
-            found = _sizes_in(e for view in step.views for e in (*view.shape, view.offset))
+            found = sizes_in(e for view in step.views for e in (*view.shape, view.offset))
         case Bundle():
             found = {s for kernel in step.kernels for s in sizes_of(kernel)}
         case Kernel():
             found = _sizes_in_exprs(store.expr for store in step.stores)
-            found |= _sizes_in(axis.extent for axis in step.axes)
-            found |= _sizes_in(i for store in step.stores for i in store.indices)
+            found |= sizes_in(axis.extent for axis in step.axes)
+            found |= sizes_in(i for store in step.stores for i in store.indices)
     return found
 
 
 def _settled_sizes(call: Extern) -> set[Size]:
     """Return the sizes that a call gives, or about which it asserts what others rely on."""
     conditions = [arg for arg in call.args if isinstance(arg, Comparison | Junction)]
-    asserted = _sizes_in(i for condition in conditions for i in _argument_indices(condition))
+    asserted = sizes_in(i for condition in conditions for i in _argument_indices(condition))
     return {bound.size for bound in call.sizes} | asserted
 
 
@@ -156,24 +157,11 @@ def _sizes_in_exprs(roots: Iterable[Expr]) -> set[Size]:
     for node in postorder(roots):
         match node:
             case Load():
-                found |= _sizes_in(node.indices)
+                found |= sizes_in(node.indices)
             case IndexValue():
-                found |= _sizes_in((node.index,))
+                found |= sizes_in((node.index,))
             case Reduce():
-                found |= _sizes_in(axis.extent for axis in node.over)
-    return found
-
-
-def _sizes_in(values: Iterable[Index]) -> set[Size]:
-    found: set[Size] = set()
-    for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
-        match atom:
-            case Size():
-                found.add(atom)
-            case FloorDiv() | Mod():
-                found |= _sizes_in((atom.dividend, atom.divisor))
-            case Axis():
-                found |= _sizes_in((atom.extent,))
+                found |= sizes_in(axis.extent for axis in node.over)
     return found
 
 

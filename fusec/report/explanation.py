@@ -143,7 +143,7 @@ def report_graph(staged: Staged) -> GraphReport:
         ExternReport(step.target.removeprefix("aten."), step.reason) for step in _externs(schedule)
     )
     loops = tuple(_report_loop(step) for step in schedule.steps if isinstance(step, Chunked))
-    outside = [s for s in schedule.steps if not isinstance(s, Chunked) and not _is_constant(s)]
+    outside = [s for s in schedule.steps if not isinstance(s, Chunked) and _is_launch(s)]
     return GraphReport(
         staged.name,
         kernels,
@@ -164,13 +164,13 @@ def _externs(schedule: Schedule) -> list[Extern]:
     for step in schedule.steps:
         if isinstance(step, Chunked):
             found.extend(_externs(step.body))
-        elif isinstance(step, Extern) and not _is_constant(step):
+        elif isinstance(step, Extern) and step.is_launch:
             found.append(step)
     return found
 
 
-def _is_constant(step: Step) -> bool:
-    return isinstance(step, Extern) and step.target == "get_attr"
+def _is_launch(step: Step) -> bool:
+    return not isinstance(step, Extern) or step.is_launch
 
 
 def _report_loop(loop: Chunked) -> LoopReport:

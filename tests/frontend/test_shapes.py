@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, ModularIndexing
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fusec.errors import Unsupported
@@ -54,6 +54,10 @@ def converted(expr: Any, *, stride: bool = False) -> str:
         (Mod(S, 4), "(s0)%(4)"),
         (ModularIndexing(S, 2, 3), "((s0)//(2))%(3)"),
         (Max(1, S * T), "s0*s1"),
+        (Max(0, S - T), "-min_0 + s0"),
+        (S - Min(T, S + 1), "-min_0 + s0"),
+        (Min(S, FloorDiv(S, 2)), "(s0)//(2)"),
+        (Max(Min(S, 3), S), "s0"),
     ],
 )
 def test_sympy_becomes_an_index(expr: Any, text: str) -> None:
@@ -63,14 +67,39 @@ def test_sympy_becomes_an_index(expr: Any, text: str) -> None:
 def test_a_stride_allows_for_an_empty_extent_and_a_size_is_what_it_says() -> None:
     few = Max(1, FloorDiv(S, 2) - 3)
     assert converted(T * few, stride=True) == "(s0)//(2)*s1 - 3*s1"
-    with pytest.raises(Unsupported):
-        converted(few)
+    assert converted(T * few) == "(s0)//(2)*s1 - min_0*s1 + s1"
 
 
-@pytest.mark.parametrize("expr", [Max(0, S - T), sympy.sqrt(S)])
-def test_what_an_index_cannot_say_is_unsupported(expr: Any) -> None:
+def test_what_an_index_cannot_say_is_unsupported() -> None:
     with pytest.raises(Unsupported):
-        converted(expr)
+        converted(sympy.sqrt(S))
+
+
+def test_the_least_of_two_is_one_size_however_it_is_written() -> None:
+    sizes, environment, u = Sizes(), Environment(), sympy.Symbol("u0")
+    environment.var_to_range[u] = ValueRanges(0, 99)
+    rows = [Max(0, u - 1), u - Min(1, u), Max(0, u - Min(1, u)), Min(2 * u, 2 * u - Min(u, 1))]
+    made = [sizes._convert(expr, environment) for expr in rows]
+    assert list(map(repr, made)) == ["-min_0 + u0"] * 3 + ["-min_0 + 2*u0"]
+    (size,) = sizes.minima.values()
+    assert (size.hint, size.least, size.most) == (1, 0, 1)
+    assert not sizes.were_seen(made[0])
+    assert sizes.were_seen(sizes._convert(Min(S, T), environment))
+
+
+def test_sizes_of_data_equal_and_bound_each_other_as_asserted() -> None:
+    u, v, w = sympy.symbols("u0 u1 u2", integer=True)
+    environment = Environment()
+    for symbol in (u, v, w):
+        environment.var_to_range[symbol] = ValueRanges(0, 99)
+    asserted = [sympy.Eq(u, v), u <= S, w + u < T]
+    environment.deferred_runtime_asserts = {w: list(map(Guard, asserted))}
+    sizes = Sizes()
+    texts = [repr(sizes._convert(symbol, environment)) for symbol in (S, T, u, v, w)]
+    assert texts == ["s0", "s1", "u0", "u0", "u2"]
+    bounds = [list(map(repr, sizes.used[name].bounds)) for name in ("u0", "u2")]
+    assert bounds == [["s0"], ["s1 - u0 - 1"]]
+    assert repr(Sizes()._convert(v, environment)) == "u1"  # u0 may not be known yet
 
 
 @dataclass(frozen=True)

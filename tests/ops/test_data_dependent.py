@@ -18,13 +18,13 @@ from tests import triton_backend  # noqa: F401  (registers its backends)
 from tests.support import assert_agree, values
 
 
-def compiled(fn, backend="fusec", **settings):
+def compiled(fn, backend="fusec", fullgraph=True, **settings):
     torch._dynamo.reset()
     counters.clear()
     RECENT.clear()
     options = {"strict": True, "verify": True} if backend == "fusec" else None
     return torch.compile(
-        fn, backend=backend_of(backend), fullgraph=True, options=options, **settings
+        fn, backend=backend_of(backend), fullgraph=fullgraph, options=options, **settings
     )
 
 
@@ -57,6 +57,64 @@ def test_a_size_that_was_never_seen_may_be_none_one_or_many(backend):
         torch._dynamo.decorators.mark_unbacked(x, 0)
         with torch.no_grad():
             agree(block(x), call(x))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert all(trace.problem is None for trace in RECENT)
+
+
+def test_a_variance_in_parts_of_nothing_is_eagers():
+    def normed(x):
+        variance, mean = torch.var_mean(x, (0, 1), correction=0)
+        return mean, (x - mean) * torch.rsqrt(variance + 1e-5)
+
+    call = compiled(normed)
+    for rows in (5, 0, 33):
+        x = values(64, rows, 32, seed=rows)
+        torch._dynamo.decorators.mark_unbacked(x, 1)
+        agree(normed(x), call(x))
+
+
+def windows(x):
+    """Windows whose sizes are the greatest or least of others, as x may have no row."""
+    n = x.shape[0]
+    shifted = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+    return (
+        x[1:] * 2, x[:-1].exp(), x[::2] * 2, x[-2:] * 2, x[1:-1].tanh(), x[:3] * 2, x[: n // 2] + 1,
+        x[1:] - x[:-1], shifted * x, torch.cat([x * 2, x[1:], x]), F.pad(x * 2, (0, 0, 1, 2)),
+        x[1:].sum(0), x[:-1].softmax(0),
+    )  # fmt: skip
+
+
+def gradients(call, fn_inputs, seed=3):
+    """Return outputs and the gradients of a random sum of them."""
+    inputs = [t.clone().requires_grad_(t.is_floating_point()) for t in fn_inputs]
+    outputs = call(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    roots = [t for t in outputs if t.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    cotangents = [values(*root.shape, seed=seed) for root in roots]
+    return (*outputs, *torch.autograd.grad(roots, wanted, cotangents, allow_unused=True))
+
+
+def agree_in_training(fn, call, *inputs):
+    wanted, found = gradients(fn, inputs), gradients(call, inputs)
+    assert [t is None for t in wanted] == [t is None for t in found]
+    agree(*(tuple(t.detach() for t in run if t is not None) for run in (wanted, found)))
+
+
+@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+@pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
+def test_windows_of_a_size_that_was_never_seen_are_fused(backend, train):
+    def marked(x):
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        return call(x)
+
+    call = compiled(windows, backend)
+    for rows in (6, 3, 2, 1, 0, 17):
+        x = values(rows, 4, seed=rows)
+        if train:
+            agree_in_training(windows, marked, x)
+        else:
+            agree(windows(x), marked(x))
     assert counters["stats"]["unique_graphs"] == 1
     assert all(trace.problem is None for trace in RECENT)
 
@@ -132,6 +190,60 @@ def test_what_depends_on_data_runs_eagerly_and_the_rest_is_fused(captured, fn):
     assert counters["stats"]["unique_graphs"] == 1
     (trace,) = RECENT
     assert trace.problem is None
+
+
+def masked_loss(x, n):
+    """A language model's loss at the places that count: the two masks give one size."""
+    kept = (x * 2)[n > 0]
+    return F.cross_entropy(kept @ WEIGHT, n[n > 0] % 3, reduction="sum"), F.layer_norm(kept, (4,))
+
+
+def experts(x, n):
+    y = torch.zeros_like(x)
+    for expert in range(2):
+        rows = (n % 2 == expert).nonzero().squeeze(1)
+        y = y.index_add(0, rows, F.silu(x[rows] * (expert + 1)))
+    return y * 2
+
+
+def counted(x, n):
+    _, place, count = torch.unique(n, return_inverse=True, return_counts=True)
+    return x[place] * count[place][:, None] + torch.bincount(n).sum() * x.exp()
+
+
+def scattered(x, n):
+    i, j = torch.where(x > 0)
+    return torch.zeros(5, 4).index_put((i, j), x[i, j].exp(), accumulate=True), x[x > 0].mean()
+
+
+def sized(x, n):
+    a, b = n[:2].tolist()
+    for part in (a, b):
+        torch._check(part >= 0)
+    torch._check(a + b <= x.shape[0])
+    first, second = x.narrow(0, 0, a), x.narrow(0, a, b)
+    return torch.cat([first * 2, second.exp()]).sum(0), first.tanh(), torch.zeros(a, 4) + x.sum()
+
+
+WEIGHT = values(4, 7, seed=9)
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("fn", (masked_loss, experts, counted, repeated, scattered, sized))
+def test_gradients_through_sizes_that_depend_on_data_are_eagers(captured, fn, dynamic):
+    call = compiled(fn, dynamic=dynamic)
+    for seed, count in ((0, 3), (1, 1), (2, 4)):
+        agree_in_training(fn, call, values(5, 4, seed=seed), torch.tensor([count, 0, 2, 1, 1]))
+    agree_in_training(fn, call, -values(5, 4).abs() - 1, torch.tensor([1, 0, 0, 0, 0]))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert all(trace.problem is None for trace in RECENT)
+
+
+@pytest.mark.parametrize("fn", (masked_loss, scattered, sized))
+def test_where_data_breaks_the_graph_training_is_right(fn):
+    call = compiled(fn, fullgraph=False)
+    for seed, count in ((0, 3), (1, 1), (2, 4)):
+        agree_in_training(fn, call, values(5, 4, seed=seed), torch.tensor([count, 0, 2, 1, 1]))
 
 
 def within(x, n):

@@ -1,0 +1,51 @@
+"""Sizes that others bound, where ``low >= 0`` is proven: ``s <= t``, the least of two sums.
+
+Where a size is taken away, what it is at most may stand for it. Elsewhere the least of two sums is
+one of them, so that what holds for each holds for it.
+
+Worked example: ``x[1:]`` has ``n - m`` rows and begins at row m, the least of 1 and n. Row i of it
+is in x because ``n - 1 - m - (n - m - 1)`` is 0; and m is in ``[0, 1]`` because 1 and n both are at
+least 0, and it is at most 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from fusec.ir.atoms import Atom, Minimum, Size
+
+if TYPE_CHECKING:
+    from fusec.ir.index import Index
+
+
+def holds_by_bounds(low: Index, prove: Callable[[Index], bool]) -> bool:
+    """Prove ``low >= 0`` with others in the place of a size; False where no size has others."""
+    for size in dict.fromkeys(a for m, _ in low.terms for a in m if isinstance(a, Size)):
+        if size.bounds and _is_taken_away(low, size):
+            if any(prove(_replaced(low, size, by)) for by in size.bounds):
+                return True
+        elif isinstance(size, Minimum):
+            return all(prove(_replaced(low, size, by)) for by in size.args)
+    return False
+
+
+def _is_taken_away(low: Index, size: Size) -> bool:
+    terms = [(m, c) for m, c in low.terms if size in m]
+    rest = (a for m, _ in terms for a in m if a is not size)
+    return all(c < 0 and m.count(size) == 1 for m, c in terms) and _is_product_of_extents(rest)
+
+
+def _is_product_of_extents(atoms: Iterable[Atom]) -> bool:
+    return all(isinstance(a, Size) and a.least is not None and a.least >= 0 for a in atoms)
+
+
+def _replaced(value: Index, size: Size, by: Index) -> Index:
+    """Return a sum with another value for a size, but for what stands inside of divisions."""
+    total = by * 0 + value.const
+    for monomial, coefficient in value.terms:
+        term = by * 0 + coefficient
+        for atom in monomial:
+            term = term * (by if atom is size else atom)
+        total = total + term
+    return total
