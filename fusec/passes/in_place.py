@@ -1,11 +1,12 @@
 """Write results that are copied into an input at the end straight into its memory.
 
 Spec: ``schedule -> schedule``. AOTAutograd ends a graph that changes its inputs with
-``copy_(x, new)``. Where one pointwise kernel makes ``new``, it stores to ``x`` instead, and the
-copy goes: an optimizer then reads and writes each tensor once. Legal if
+``copy_(x, new)``. Where one kernel makes ``new``, it stores to ``x`` instead, and the copy goes: an
+optimizer then reads and writes each tensor once, and a norm its running statistics. Legal if
 
 1. ``new`` and ``x`` agree in shape and type, and nothing but kernels reads ``new``;
-2. the kernel reads ``x`` only at the element that it writes, before it writes;
+2. the kernel reads ``x`` only at the element that it writes, before it writes; one with loops
+   writes there once for each point of its grid, and nothing but that store reads ``x``;
 3. everything else that reads the old ``x`` can run before the kernel: those are new edges, and
    steps are sorted anew.
 
@@ -125,7 +126,7 @@ class _InPlace:
     def _fits(self, kernel: Kernel, x: Buffer, new: Buffer) -> bool:
         """Return True if a kernel may write ``x`` where it writes ``new``."""
         store, *others = (s for s in kernel.stores if s.buffer is new)
-        if kernel.inside or others:
+        if others or not _is_point(kernel, store, x):
             return False
         read = [n for n in loads(s.expr for s in kernel.stores) if n.buffer is x]
         if any(n.indices != store.indices or n.guard is not None for n in read):
@@ -150,6 +151,18 @@ class _InPlace:
         labels = rewriter(tuple(e for e, _ in step.labels))
         names = (name for _, name in step.labels)
         return replace(step, stores=stores, labels=tuple(zip(labels, names, strict=True)))
+
+
+def _is_point(kernel: Kernel, store: Store, x: Buffer) -> bool:
+    """Return True if each point of the grid reads ``x`` before it writes there, whatever its loops.
+
+    Loops take the kernel's stores in an order of their own: no other one may read ``x``.
+    """
+    if not kernel.inside:
+        return True
+    others = loads(s.expr for s in kernel.stores if s is not store)
+    steady = all(i.axes.isdisjoint(kernel.inside) for i in store.indices)
+    return steady and all(n.buffer is not x for n in others)
 
 
 def _store_order(kernel: Kernel, taken: dict[Buffer, Buffer]) -> tuple[Store, ...] | None:

@@ -120,6 +120,27 @@ def test_a_row_that_is_summed_keeps_its_copy():
     assert copies(run_pass(centre, X)) == 1
 
 
+def test_a_kernel_with_loops_writes_what_no_other_store_of_it_reads():
+    def track(mean, x):
+        found = x.sum(0)
+        mean.mul_(0.9).add_(found)
+        return found * 2
+
+    after = run_pass(track, X[0], X)
+    assert copies(after) == 0
+    (kernel,) = after.steps
+    assert kernel.inside and written(after) == [("arg1_1", "mul_1")]
+
+    def also_read(mean, x):
+        found = x.sum(0)
+        scaled = found * mean
+        mean.mul_(0.9).add_(found)
+        return scaled
+
+    after = run_pass(also_read, X[0], X)
+    assert copies(after) == 1 and len(after.steps) == 2
+
+
 def test_a_result_that_is_also_returned_is_stored_twice():
     def both(x):
         y = x * 2
