@@ -201,6 +201,15 @@ def test_errors_are_the_model_s_own_or_name_what_is_right() -> None:
         fusec.explain(relu_chain, torch.empty(8), target="sm_91")
 
 
+def test_constants_of_a_model_are_in_the_graphs_of_a_training_step() -> None:
+    def weighted(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * torch.tensor([0.5, 2.0, 1.0, 4.0])
+
+    graphs = fusec.explain(weighted, torch.randn(3, 4), train=True).graphs
+    kernels = [(graph.name, len(graph.kernels)) for graph in graphs]
+    assert kernels == [("forward", 1), ("backward", 1)]
+
+
 def test_floats_of_a_module_are_counted_with_symbolic_sizes() -> None:
     """Dynamo passes them as tensors and reads their values, which fake tensors do not have."""
     inputs = torch.randn(8, 64)

@@ -21,7 +21,6 @@ Worked example::
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +34,7 @@ from torch.utils import _pytree as pytree
 from fusec.backend import fusec
 from fusec.errors import ModelError
 from fusec.report.explanation import format_table
+from fusec.report.subclasses import copied, plain
 from fusec.runtime.agreement import disagreement
 
 SCHEMA = 1
@@ -136,7 +136,7 @@ def compare(
 def _copy(fn: Callable[..., Any], dtype: torch.dtype | None = None) -> Callable[..., Any]:
     if not isinstance(fn, nn.Module):
         return fn
-    module = copy.deepcopy(fn)
+    module = copied(fn)
     return module if dtype is None else module.to(dtype)
 
 
@@ -176,7 +176,7 @@ def _key(path: Any) -> str:
 def _input(value: Any, train: bool, dtype: torch.dtype | None) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    own = value.detach().clone()
+    own = plain(value).detach().clone()
     if not own.is_floating_point():
         return own
     return own.to(dtype or own.dtype).requires_grad_(train)

@@ -19,7 +19,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -28,6 +33,7 @@ from fusec.errors import FusecError, ModelError
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
+from fusec.report.subclasses import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,14 @@ class _Observer:
     def fake(self, value: Any) -> Any:
         """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
         real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-        return self.mode.from_tensor(value) if real else value
+        return self.mode.from_tensor(plain(value)) if real else value
 
     def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
         def call(args: list[Any]) -> Any:
             inputs = [self.fake(arg) for arg in args]
             args.clear()
-            return graph(*inputs)
+            with self.mode:
+                return graph(*inputs)
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
@@ -182,7 +189,7 @@ def _without_memory(fn: Callable[..., Any], mode: FakeTensorMode) -> Callable[..
 def _fake_input(value: Any, mode: FakeTensorMode, train: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    fake = value if isinstance(value, FakeTensor) else mode.from_tensor(value.detach())
+    fake = value if isinstance(value, FakeTensor) else mode.from_tensor(plain(value).detach())
     if train and (fake.is_floating_point() or fake.is_complex()):
         return fake.detach().requires_grad_()
     return fake.detach()
@@ -196,8 +203,11 @@ def _backward(result: Any) -> None:
         raise RuntimeError("no output requires a gradient, so there is no backward to compile")
     leaves = [root for root in roots if root.is_leaf] + _leaves(roots)
     gradients = [torch.ones_like(root) for root in roots]
-    # Not backward(), which would leave fake gradients in parameters that a function refers to.
-    torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
+    # AOTAutograd copies a backward's graph before it compiles it, and with it constants of the
+    # model, which are real: no mode may be there to fake their memory.
+    with unset_fake_temporarily():
+        # Not backward(), which would leave fake gradients in parameters that a function refers to.
+        torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
 
 
 def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
