@@ -167,9 +167,7 @@ def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
 def read_wrapped(arg: Scalar, at: Indices, kind: DType) -> Expr:
     """Return an argument wrapped to the small integer type ``kind``, as its compute type."""
     if isinstance(arg, int):
-        bits = 8 * kind.itemsize
-        low = 0 if kind.kind is Kind.UNSIGNED else -(1 << (bits - 1))
-        return Const((int(arg) - low) % (1 << bits) + low, compute_type(kind))
+        return Const(_wrapped(int(arg), kind), compute_type(kind))
     stored = arg.at(broadcast(at, arg.shape)) if isinstance(arg, Value) else read(arg, at, I64)
     return cast(cast(stored, kind), compute_type(kind))
 
@@ -182,14 +180,20 @@ def read_exact(arg: Scalar, at: Indices, kind: DType) -> Expr:
 
 
 def number(value: float | int | bool, kind: DType) -> Expr:
-    """Return a Python number as a constant of ``kind``.
+    """Return a Python number as a constant of ``kind``; integers wrap to its range, as in eager.
 
     Raises:
         Unsupported: for infinity or NaN as an integer.
     """
     if isinstance(value, float) and kind.is_integer and not math.isfinite(value):
         raise Unsupported("a number that is not finite, as an integer")
-    return Const(value, kind)
+    return Const(_wrapped(int(value), kind) if kind.is_integer else value, kind)
+
+
+def _wrapped(value: int, kind: DType) -> int:
+    bits = 8 * kind.itemsize
+    low = 0 if kind.kind is Kind.UNSIGNED else -(1 << (bits - 1))
+    return (value - low) % (1 << bits) + low
 
 
 def round_number(value: float, dtype: DType) -> float:

@@ -28,7 +28,7 @@ from fusec.frontend.call import (
 from fusec.frontend.promotion import result_type
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
-from fusec.ir.dtype import BOOL, compute_type
+from fusec.ir.dtype import BOOL, Kind, compute_type
 from fusec.ir.expr import Expr, cast, op
 from fusec.ir.scalar import ROUND
 
@@ -178,11 +178,12 @@ def shift_left(call: Call, x: Scalar, y: Scalar) -> Value:
     aten.__rshift__.Scalar,
 )
 def shift_right(call: Call, x: Scalar, y: Scalar) -> Value:
-    """Shifts of the width and beyond give the sign."""
+    """Shifts of the width and beyond give the sign, and 0 where there is none."""
     bits = call.out.dtype.itemsize * 8
+    last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed with more bits
 
     def shifted(a: Expr, b: Expr) -> Expr:
-        return op("shr", a, select(is_shift(b, bits), b, like(bits - 1, b)))
+        return op("shr", a, select(is_shift(b, bits), b, like(last, b)))
 
     return call.pointwise(shifted, x, y)
 

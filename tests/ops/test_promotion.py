@@ -172,6 +172,25 @@ def test_bits_and_shifts_match_eager(dtype):
     check(bits, x, y)
 
 
+def test_bytes_shifted_by_their_width_and_more_are_zero():
+    def shift(x, y):
+        return x >> 8, x >> 9, x << 8, x >> 64, x >> y, x << y
+
+    check(
+        shift, torch.tensor([0, 255, 200, 3], dtype=torch.uint8), torch.tensor([7, 8, 9, 64]).byte()
+    )
+
+
+@pytest.mark.parametrize("times", [1, 30])
+def test_numbers_beyond_the_type_beside_them_compare_as_in_eager(times):
+    def compare(x, y):
+        return x > 2**40, x == 2**31, x < -(2**35), y > 2**63, y >= 2**63 - 1
+
+    x = torch.tensor([1, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    y = torch.tensor([1, -1, 2**63 - 1, -(2**63)])
+    check(compare, x.repeat(times), y.repeat(times))
+
+
 def test_integer_overflow_wraps_around_as_in_eager():
     x = torch.tensor([250, 255, 3, 128], dtype=torch.uint8)
     i = torch.tensor([2**31 - 1, -(2**31), 5, -7], dtype=torch.int32)
