@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from fusec.codegen.name_order import check_name_order
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
@@ -184,6 +185,8 @@ class _Wrapper:
             comma = "," if len(names) == 1 else ""
             self.lines.append(f"{', '.join(names)}{comma} = args")
         self.lines.append("args.clear()")
+        for size, buffer, axis in graph.measured:
+            self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
 
     def _kernel(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
@@ -450,5 +453,9 @@ def print_wrapper(
         programs: by kernel name.
         code: kernel name -> name of the kernel whose code it runs.
         watched: which node's value a buffer holds; given, each step is followed by a ``watch``.
+    Raises:
+        InternalError: if a line would read a name before it has a value.
     """
-    return _Wrapper(schedule, programs, code, watched).print()
+    text = _Wrapper(schedule, programs, code, watched).print()
+    check_name_order(text)
+    return text

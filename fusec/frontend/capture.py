@@ -163,7 +163,10 @@ class _Capture:
         self.env[node] = whole(buffer)
         self.extents.update(buffer.shape)
         self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
-        return buffer if node.users else None
+        if not node.users:
+            return None
+        self.given.update(size.name for e in buffer.shape if (size := e.as_size()) is not None)
+        return buffer
 
     def _attribute(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
@@ -426,16 +429,8 @@ class _Capture:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_sizes(self) -> None:
-        """Every symbol must be an input, an extent or stride of one, or given by a call."""
-        bound = set(self.given)
-        for item in self.inputs:
-            match item:
-                case Buffer():
-                    for extent in (*item.shape, *item.strides):
-                        for monomial, _ in extent.terms:
-                            if len(extent.terms) == 1 and len(monomial) == 1:
-                                bound.update(a.name for a in monomial if isinstance(a, Size))
-        missing = sorted(set(self.lines.sizes.used) - bound)
+        """Every symbol must be an input, an extent of one, or given by a call."""
+        missing = sorted(set(self.lines.sizes.used) - self.given)
         if missing:
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
 

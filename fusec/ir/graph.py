@@ -211,10 +211,22 @@ class Graph:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The symbolic sizes: inputs, and those that externs give."""
+        """The symbolic sizes: inputs, extents of inputs, and those that externs give."""
         given = [item for item in self.inputs if isinstance(item, Size)]
         calls = (node for node in self.nodes if isinstance(node, Extern))
-        return (*given, *(bound.size for call in calls for bound in call.sizes))
+        bound = (bound.size for call in calls for bound in call.sizes)
+        return (*given, *(size for size, _, _ in self.measured), *bound)
+
+    @property
+    def measured(self) -> tuple[tuple[Size, Buffer, int], ...]:
+        """The sizes that are no inputs but extents of some, each with its first place: an axis."""
+        found: dict[Size, tuple[Size, Buffer, int]] = {}
+        for item in (item for item in self.inputs if isinstance(item, Buffer)):
+            for axis, extent in enumerate(item.shape):
+                size = extent.as_size()
+                if size is not None and size not in self.inputs:
+                    found.setdefault(size, (size, item, axis))
+        return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -117,9 +117,18 @@ class Index(Node):
 
     def as_axis(self) -> Axis | None:
         """Return the axis if this index is exactly one axis, else None."""
+        atom = self._atom()
+        return atom if isinstance(atom, Axis) else None
+
+    def as_size(self) -> Size | None:
+        """Return the size if this index is exactly one size, else None."""
+        atom = self._atom()
+        return atom if isinstance(atom, Size) else None
+
+    def _atom(self) -> object:
         if self.const == 0 and len(self.terms) == 1:
             monomial, coefficient = self.terms[0]
-            if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis):
+            if coefficient == 1 and len(monomial) == 1:
                 return monomial[0]
         return None
 

@@ -220,10 +220,9 @@ def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:
                 _bind_size(sizes, item, int(value))
             case Buffer():
                 for extent, length in zip(item.shape, np.shape(value), strict=True):
-                    if len(extent.terms) == 1 and isinstance(extent.terms[0][0][0], Size):
-                        symbol = extent.terms[0][0][0]
-                        if extent is index(symbol):
-                            _bind_size(sizes, symbol, length)
+                    symbol = extent.as_size()
+                    if symbol is not None:
+                        _bind_size(sizes, symbol, length)
     env = Env(sizes=sizes)
     for item, value in zip(graph.inputs, inputs, strict=True):
         if isinstance(item, Buffer):

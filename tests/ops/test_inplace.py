@@ -197,6 +197,21 @@ def test_an_input_and_its_view_passed_together_stay_one_memory():
     check(mutate, base, base[2])
 
 
+@pytest.mark.parametrize("other", [torch.t, lambda x: x.view(-1, 2, x.shape[1])])
+def test_an_input_and_its_view_may_have_other_sizes_in_the_next_call(other):
+    def update(x, view):
+        x.add_(1)
+        return view * 2
+
+    torch._dynamo.reset()
+    call = compile_with(update)
+    for n in (8, 10, 6):
+        x = values(n, n)
+        y = x.clone()
+        assert torch.equal(call(x, other(x)), update(y, other(y)))
+        assert torch.equal(x, y)
+
+
 def test_the_same_tensor_passed_twice_stays_one_memory():
     base = values(6, 9)
 
