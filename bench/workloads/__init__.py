@@ -7,6 +7,7 @@ from bench.workloads import (
     attention,
     blocks,
     decoding,
+    images,
     losses,
     norms,
     optimizers,
@@ -18,7 +19,7 @@ from bench.workloads import (
 
 def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
-    groups = (pointwise, norms, softmax, losses, blocks, optimizers)
+    groups = (pointwise, norms, softmax, images, losses, blocks, optimizers)
     return [workload for group in groups for workload in group.cpu()]
 
 

@@ -11,7 +11,7 @@ from tests.support import BACKEND
 
 
 def test_a_quick_run_writes_each_row_with_errors_and_ratios(tmp_path, capsys):
-    arguments = ["--quick", "--only", "relu", "--peers", "eager,fusec", "--out", str(tmp_path)]
+    arguments = ["--quick", "--only", "relu(x)", "--peers", "eager,fusec", "--out", str(tmp_path)]
     assert cpu.main(arguments) == 0
     data = json.loads((tmp_path / "cpu.json").read_text())
     assert [r["mode"] for r in data["results"]] == ["forward", "training"]
