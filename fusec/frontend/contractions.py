@@ -16,7 +16,6 @@ from fusec.frontend.origin import op_name
 _CONTRACTION = "contraction: runs in the library"
 _CONVOLUTION = "convolution: runs in the library"
 _POOLING = "pooling: runs in the library"
-_MAXIMUM = "a maximum's gradient: one store for each window"
 _ATTENTION = "attention: runs in the library"
 _SORTING = "sorting"
 _SCAN = "a scan along an axis"
@@ -38,7 +37,6 @@ _TABLE = (
     ),
     (_CONVOLUTION, "convolution convolution_backward _convolution mkldnn_convolution"),
     (_POOLING, "fractional_max_pool2d fractional_max_pool3d"),
-    (_MAXIMUM, "max_pool2d_with_indices_backward"),
     (
         _SORTING,
         """sort topk argsort kthvalue median nanmedian mode msort _unique2 searchsorted

@@ -103,13 +103,14 @@ def test_pooling_between_chains_matches_eager(layout, train):
     check(pool, with_layout(values(2, 4, 8, 7), layout), train=train)
 
 
-def test_the_gradient_of_a_maximum_is_eager_s_on_cpus_and_fuses_on_gpus():
+def test_the_gradient_of_a_maximum_is_eager_s_in_planes_on_cpus_and_fuses_else():
     def pool(x):
         return F.max_pool2d(x.relu() * 2, 3, 2, 1).tanh()
 
     x = values(2, 4, 8, 16)
     [(name, _)] = externs(pool, x, train=True)
     assert name == "max_pool2d_with_indices_backward.default"
+    assert externs(pool, with_layout(x, "channels_last"), train=True) == []
     report = fusec.explain(pool, x, train=True, target="sm_90", race="fused")
     assert [extern.op for graph in report.graphs for extern in graph.externs] == []
 
