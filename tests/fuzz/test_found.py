@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fuzz.patterns import Composite
 from tests.fuzz.programs import Input, Program, check_program
+from tests.fuzz.test_products import check_recipe
 
 FOUND = {
     "private arrays of unknown length inside a loop": Program(
@@ -50,3 +52,8 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_a_program_that_was_wrong_is_right(name: str) -> None:
     check_program(FOUND[name])
+
+
+def test_an_operand_of_a_product_may_be_read_by_what_is_stored() -> None:
+    recipe = Composite("float32", (), False, False, False, 5015, pattern="gradient step")
+    check_recipe(recipe, "triton_fused")

@@ -23,8 +23,8 @@ slice_start = views.slice_start
 as_printed = Printer.statement
 
 
-def one_too_early(start: object, extent: Index) -> Index:
-    first = slice_start(start, extent)
+def one_too_early(call: object, start: object, extent: Index) -> Index:
+    first = slice_start(call, start, extent)
     return index(first.const - 1) if first.is_constant and first.const > 0 else first
 
 

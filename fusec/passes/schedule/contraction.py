@@ -253,13 +253,14 @@ def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
             readers.setdefault(child, set()).add(node)
     products = contractions(kernel)
     bodies = {node.body for node in products}
+    stored = {s.expr for s in kernel.stores}
     for parts in products.values():
         for side in (parts.left, parts.right):
             if roles.looped in side.axes:
                 continue
             if not isinstance(side, Load):
                 return False
-            if any(readers[r] - bodies for r in readers[side] - bodies):
+            if any(r in stored or readers[r] - bodies for r in readers[side] - bodies):
                 return False
     return True
 
