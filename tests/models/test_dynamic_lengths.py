@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch._dynamo.utils import counters
 
 from bench.workload import backend_of
@@ -92,6 +94,51 @@ def test_one_compilation_serves_twenty_lengths_in_five_batches(name, train, way)
                 assert torch.allclose(compiled(ids), model(ids), atol=1e-4)
     # Two sizes become dynamic one after the other, each when it is seen to change.
     assert counters["stats"]["unique_graphs"] == (3 if way == "automatic" else 1)
+
+
+class Patches(nn.Module):
+    """An image in patches and heads, so that sizes divide each other."""
+
+    def __init__(self, width=16, heads=4, patch=4):
+        super().__init__()
+        self.heads, self.patch = heads, patch
+        self.embed, self.qkv = nn.Linear(3 * patch**2, width), nn.Linear(width, 3 * width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        p = self.patch
+        parts = x.view(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5)
+        y = self.embed(parts.reshape(b, (h // p) * (w // p), c * p * p))
+        triple = self.qkv(self.norm(y)).view(b, -1, 3, self.heads, y.shape[-1] // self.heads)
+        q, k, v = triple.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return (y + attended.reshape(y.shape)).softmax(-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+@pytest.mark.parametrize("way", ("dynamic", "automatic", "marked"))
+def test_fusec_compiles_no_more_often_than_dynamo_asks(way, train):
+    graphs = []
+    for backend in ("aot_eager", "fusec"):
+        torch._dynamo.reset()
+        counters.clear()
+        model = Patches()
+        dynamic = True if way == "dynamic" else None
+        call = torch.compile(model, backend=backend_of(backend), dynamic=dynamic, fullgraph=True)
+        for batch in (2, 3, 5):
+            for height, width in ((8, 12), (12, 8), (16, 32), (32, 20)):
+                x = values(batch, 3, height, width)
+                for axis in (0, 2, 3) if way == "marked" else ():
+                    torch._dynamo.mark_dynamic(x, axis)
+                with torch.set_grad_enabled(train):
+                    assert torch.allclose(call(x), model(x), atol=1e-5)
+                    if train:
+                        call(x).square().sum().backward()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[1] == graphs[0]
+    assert way == "automatic" or graphs[1] == 1
 
 
 def test_batches_of_one_and_none_are_served():

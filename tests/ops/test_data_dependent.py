@@ -73,6 +73,43 @@ def test_a_variance_in_parts_of_nothing_is_eagers():
         agree(normed(x), call(x))
 
 
+def pointwise_forms(x):
+    n = x.shape[0]
+    place = torch.arange(n)[:, None]
+    return (
+        F.gelu(x) * 2, x.clamp(-1, 1), torch.where(x > 0, x, -x), x + place, x * (place % 3 == 1),
+        x.flip(0), x.mT.contiguous() * 2, x.view(-1).exp(), torch.stack([x, x], 1).flatten(0, 1),
+        x.repeat(2, 1) * 2, x[None].expand(3, -1, -1) + 1, torch.cat([x, x.sin()], 1),
+        x.unsqueeze(1) * x, x[torch.arange(n).flip(0)] * 2, x.view(n, 2, 2).transpose(1, 2) + 1,
+        x.masked_fill(place > 2, 0.5), torch.tril(x[:, None] * x, 1), F.pad(x, (1, 1)) * 3,
+    )  # fmt: skip
+
+
+def reduced_forms(x):
+    return (
+        x.sum(), x.sum(0), x.sum(1), x.mean(0), x.mean(1), x.detach().prod(0), x.amax(1),
+        x.softmax(0), x.log_softmax(1), x.var(1), x.square().sum(0).sqrt().exp(),
+        x.norm(dim=1).relu(),
+        F.layer_norm(x, (4,)), (x > 0).any(0), (x > 0).all(1), x.argmax(1), (x > 0).sum(0),
+        x.mT @ x, F.cross_entropy(x, x.argmin(1), reduction="sum"),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
+@pytest.mark.parametrize("fn", (pointwise_forms, reduced_forms))
+def test_one_compile_serves_no_row_one_and_many_in_training(fn, backend):
+    def marked(x):
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        return call(x)
+
+    call = compiled(fn, backend)
+    for rows in (5, 0, 1, 2, 17):
+        agree_in_training(fn, marked, values(rows, 4, seed=rows))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert all(trace.problem is None for trace in RECENT)
+
+
 def windows(x):
     """Windows whose sizes are the greatest or least of others, as x may have no row."""
     n = x.shape[0]
