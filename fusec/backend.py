@@ -24,6 +24,7 @@ from fusec.frontend.decompositions import decompositions
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.interpolation import keep_gradients_whole
+from fusec.frontend.masked_writes import write_by_masks
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import partition
@@ -63,7 +64,7 @@ def fusec(
     except Exception as error:
         if chosen.strict:
             raise
-        explain_fallback("of Dynamo", error)
+        explain_fallback("a graph, forward and backward,", error)
         return gm.forward
 
 
@@ -83,6 +84,7 @@ def compile_with(
     """
     unite_sizes(gm)
     keep_gradients_whole(gm)
+    write_by_masks(gm)
     stateless = not options.fallback_random
     scores = scores and options.race != "library" and options.fusion
     compiled: Callable[..., Any] = aot_autograd(

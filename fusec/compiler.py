@@ -24,7 +24,7 @@ from torch import fx
 from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
-from fusec.errors import EnvironmentProblem, Unsupported
+from fusec.errors import EnvironmentProblem, Unsupported, describe_failure
 from fusec.frontend.key import graph_key
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.ir.program import Program
@@ -71,22 +71,26 @@ def compile_graph(
         if options.strict and not isinstance(error, Unsupported):
             raise
         trace.problem = f"{type(error).__name__}: {error}"
-        explain_fallback(name, error)
+        explain_fallback(f"graph {name!r}", error)
         return run_eagerly(gm)
 
 
-def explain_fallback(name: str, error: Exception) -> None:
-    """Say why a graph runs as eager kernels: a warning, or a line of the log if it is known."""
+def explain_fallback(graph: str, error: Exception) -> None:
+    """Say why a graph runs as eager kernels: a warning, or a line of the log if it is known.
+
+    Args:
+        graph: what to call it, as "graph 'forward'".
+    """
     if isinstance(error, Unsupported):
-        logger.info("graph %s runs as eager kernels: %s", name, error.reason)
+        logger.info("%s runs as eager kernels: %s", graph, error.reason)
         return
     if isinstance(error, EnvironmentProblem) and "compiler" in str(error):
         cpp_kernel.warn_no_compiler()
         return
-    logger.debug("graph %s failed", name, exc_info=error)
+    logger.debug("%s failed", graph, exc_info=error)
     warnings.warn(
-        f"fusec: graph {name!r} runs as eager kernels, because compiling it failed: "
-        f'{type(error).__name__}: {error}. Use options={{"strict": True}} to see where.',
+        f"fusec: {graph} runs as eager kernels, because compiling it failed: "
+        f"{describe_failure(error)}",
         stacklevel=2,
     )
 

@@ -211,6 +211,19 @@ class WrongKernel(FusecError):
         )
 
 
+def describe_failure(error: Exception) -> str:
+    """Return what stopped a compile, as full sentences, and what helps or shows more."""
+    advice = _ADVICE.get(type(error).__name__, 'Use options={"strict": True} to see where.')
+    return f"{type(error).__name__}: {str(error).rstrip('.')}. {advice}"
+
+
+_ADVICE = {
+    "DynamicOutputShapeException": "The size of a result depends on data: "
+    "torch._dynamo.config.capture_dynamic_output_shape_ops = True lets such graphs be traced."
+}
+"""By the names of torch's exceptions: this module imports no torch."""
+
+
 def nearest(seen: str, valid: Iterable[str]) -> str | None:
     """Return the member of `valid` that `seen` most likely meant, or None if nothing is close.
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from fusec import __version__
 from fusec.cli import cache, check, doctor, dump, explain
-from fusec.errors import EnvironmentProblem, FusecError, ModelError, UsageError
+from fusec.errors import EnvironmentProblem, FusecError, ModelError, Unsupported, UsageError
 from fusec.options import environment_variables
 
 COMMANDS = {"dump": dump, "explain": explain, "check": check, "cache": cache, "doctor": doctor}
@@ -122,6 +122,8 @@ def _next(error: Exception, args: list[str]) -> str:
         return eagerly if "--traceback" in args else f"{again}, or {eagerly}"
     if isinstance(error, UsageError):
         return f"fusec {command} --help" if command else "fusec --help"
+    if isinstance(error, Unsupported):
+        return "what the message names; until then the model runs, as eager kernels"
     return f"FUSEC_VERIFY=1 fusec {shlex.join([*args, '--traceback'])}"
 
 

@@ -23,6 +23,7 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import Call, Indices
+from fusec.frontend.dynamo_graph import plain_parts
 from fusec.frontend.pooling import Affine, over_places
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ZERO, Value
@@ -48,22 +49,13 @@ _GRADIENTS: dict[tuple[str, int], Any] = {
 
 
 def keep_gradients_whole(gm: fx.GraphModule) -> None:
-    """Give each interpolation of a graph of Dynamo a gradient of its own, in place.
-
-    Not beside transforms of ``torch.func``, which ask more of a function than its gradient.
-    """
-    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+    """Give each interpolation of a graph of Dynamo a gradient of its own, in place."""
+    for part in plain_parts(gm):
         nodes = part.graph.find_nodes(op="call_function", target=F.interpolate)
-        if not nodes or any(map(_transforms, part.graph.nodes)):
-            continue
         for node in nodes:
             node.target = interpolate
-        part.recompile()
-
-
-def _transforms(node: fx.Node) -> bool:
-    module = getattr(node.target, "__module__", None) or ""
-    return module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd"))
+        if nodes:
+            part.recompile()
 
 
 def interpolate(

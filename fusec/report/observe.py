@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
     FakeCopyMode,
     FakeTensor,
     FakeTensorMode,
@@ -29,7 +30,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
-from fusec.errors import FusecError, ModelError
+from fusec.compiler import explain_fallback
+from fusec.errors import FusecError, ModelError, Unsupported, describe_failure
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
@@ -60,6 +62,7 @@ class _Observer:
         self.options = options
         self.scores = scores
         self.observed: list[Observed] = []
+        self.untraced: list[Exception] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
@@ -74,7 +77,11 @@ class _Observer:
             self.keep_parts(label, graph)
             return self.boxed(graph)
 
-        return compile_with(gm, inputs, keep, self.options, scores=self.scores)
+        try:
+            return compile_with(gm, inputs, keep, self.options, scores=self.scores)
+        except DynamicOutputShapeException as error:  # Dynamo would take the call apart, unsaid
+            self.untraced.append(error)
+            return gm.forward
 
     def keep_parts(self, label: str, graph: fx.GraphModule) -> None:
         """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
@@ -126,6 +133,7 @@ def observe(
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
     Raises:
         ModelError: what the model itself raised.
+        Unsupported: why AOTAutograd traces none of the call's graphs.
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
@@ -142,6 +150,10 @@ def observe(
                 raise inner from error
             _blame_model(fake, args, train)
             raise
+    for untraced in observer.untraced:
+        if not observer.observed:
+            raise Unsupported(f"nothing is compiled: {describe_failure(untraced)}")
+        explain_fallback("a graph, forward and backward,", untraced)
     return tuple(observer.observed)
 
 
