@@ -149,7 +149,7 @@ class _Capture:
 
     def _placeholder(self, node: fx.Node) -> Buffer | Size | InputObject | None:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, torch.SymInt) and not self.lines.sizes.is_ragged(value):
             self.env[node] = self.lines.sizes.index(value)
             size = self.lines.sizes.symbol(value)
             self.given.update(() if size is None else (size.name,))

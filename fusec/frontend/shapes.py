@@ -278,6 +278,13 @@ class Sizes:
         plain = isinstance(getattr(node, "expr", None), sympy.Symbol)
         return self._size(node.expr, node.shape_env) if plain else None
 
+    def is_ragged(self, value: torch.SymInt) -> bool:
+        """Return True if an integer is an extent of a nested tensor, which is no number."""
+        expr = getattr(value.node, "expr", None)
+        if not isinstance(expr, sympy.Symbol):
+            return expr is None
+        return self._facts_of(value.node.shape_env).is_ragged(expr)
+
     def _size(self, symbol: Any, env: Any) -> Size:
         name = str(symbol)
         size = self.used.get(name)

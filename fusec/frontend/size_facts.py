@@ -14,6 +14,9 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.singleton_int import SingletonInt
+
+from fusec.errors import Unsupported
 
 UNSEEN = 1024
 """The hint of a size of which no value was seen while tracing (``mark_unbacked``)."""
@@ -111,8 +114,18 @@ class SizeFacts:
         """Return True if the trace knows a value of a symbol, for which its guards hold."""
         return self._seen(symbol) is not None
 
+    def is_ragged(self, symbol: sympy.Symbol) -> bool:
+        """Return True for an extent of a nested tensor: a name for several lengths, no number."""
+        return isinstance(self._seen(symbol), SingletonInt)
+
     def hint(self, symbol: sympy.Symbol) -> int:
-        """Return the value that the trace saw, or a guess within the bounds where it saw none."""
+        """Return the value that the trace saw, or a guess within the bounds where it saw none.
+
+        Raises:
+            Unsupported: if it has none, as it is ragged.
+        """
+        if self.is_ragged(symbol):
+            raise Unsupported("a size of a nested tensor")
         value, most = self._seen(symbol), self.most(symbol)
         guess = UNSEEN if most is None else max(1, min(UNSEEN, most))
         return guess if value is None else int(value)

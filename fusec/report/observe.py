@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
 from fusec.compiler import explain_fallback
-from fusec.errors import FusecError, ModelError, Unsupported, describe_failure
+from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
@@ -134,6 +134,7 @@ def observe(
     Raises:
         ModelError: what the model itself raised.
         Unsupported: why AOTAutograd traces none of the call's graphs.
+        UsageError: for a nested tensor.
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
@@ -201,6 +202,8 @@ def _without_memory(fn: Callable[..., Any], mode: FakeTensorMode) -> Callable[..
 def _fake_input(value: Any, mode: FakeTensorMode, train: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
+    if value.is_nested:
+        raise UsageError("a nested tensor cannot be traced without memory; give its values.")
     fake = value if isinstance(value, FakeTensor) else mode.from_tensor(plain(value).detach())
     if train and (fake.is_floating_point() or fake.is_complex()):
         return fake.detach().requires_grad_()
