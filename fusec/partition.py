@@ -6,8 +6,10 @@ the weights of a softmax. But a fused backward has the parts of each in its regi
 GELU's gradient reads GELU's input, that of a norm reads x and its statistics. They give the operand
 as one output more, without another kernel. So that refusal is switched off, and the cut saves
 products and row statistics. Its other ones stay: no product, no small reduction and no chain from a
-far layer is computed again. Two things it must save: an input's copy in 16 bits (autocast's
-weights), for no kernel of a backward reads the f32 weight; and what was drawn from a generator.
+far layer is computed again. Three things it must save: an input's copy in 16 bits (autocast's
+weights), for no kernel of a backward reads the f32 weight; what was drawn from a generator; and
+what the gradient of a maximum compares with it: what another kernel computes again may differ in a
+last bit, and then nothing is the maximum.
 
 **Expansions.** The cut saves the results of matrix products, because it takes every product to be
 expensive. An *expansion* is a product far larger than the rows it is made of, which a reduction
@@ -50,6 +52,16 @@ WORTH_A_PRODUCT = 2
 one product more beside three."""
 PRODUCTS = (aten.mm.default,)
 """Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
+
+_EXTREMES = (
+    *(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default),
+    aten.linalg_vector_norm.default,
+)
+_SAME_BITS = (
+    *(aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.expand.default),
+    *(aten.squeeze.dim, aten.squeeze.dims, aten._unsafe_view.default, aten.permute.default),
+    *(aten.abs.default, aten.detach.default, aten.alias.default, aten.clone.default),
+)
 
 LEAST_BUDGET = 1e-6
 """A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
@@ -134,10 +146,31 @@ def _cut(memory_budget: float) -> AbstractContextManager[Any]:
 
 def _save_what_is_not_free(joint: fx.Graph) -> None:
     """Tag what the backward must not make again, where checkpointing has not tagged it."""
+    compared = {_compared_with_extreme(node) for node in joint.nodes}
     for node in joint.nodes:
         untagged = node.op == "call_function" and "recompute" not in node.meta
-        if untagged and (_is_converted_input(node) or _is_random(node)):
+        if untagged and (_is_converted_input(node) or _is_random(node) or node in compared):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _compared_with_extreme(node: fx.Node) -> fx.Node | None:
+    """Return what a node compares with its own maximum or minimum, as their gradients do."""
+    if node.target is not aten.eq.Tensor:
+        return None
+    sides = [_seen_through(arg) for arg in node.args]
+    for one, other in (sides, sides[::-1]):
+        if one is None or other is None or other.target not in _EXTREMES:
+            continue
+        if one is _seen_through(other.args[0]):
+            return one
+    return None
+
+
+def _seen_through(arg: Any) -> fx.Node | None:
+    """Return what an argument is but for its shape and its sign."""
+    while isinstance(arg, fx.Node) and arg.target in _SAME_BITS:
+        arg = arg.args[0]
+    return arg if isinstance(arg, fx.Node) else None
 
 
 def _is_converted_input(node: fx.Node) -> bool:

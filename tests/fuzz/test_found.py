@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.patterns import Composite
+from tests.fuzz.products import Attention
 from tests.fuzz.programs import Input, Program, check_program
 from tests.fuzz.test_products import check_recipe
 
@@ -56,4 +57,11 @@ def test_a_program_that_was_wrong_is_right(name: str) -> None:
 
 def test_an_operand_of_a_product_may_be_read_by_what_is_stored() -> None:
     recipe = Composite("float32", (), False, False, False, 5015, pattern="gradient step")
+    check_recipe(recipe, "triton_fused")
+
+
+def test_what_is_compared_with_its_maximum_in_the_backward_is_not_computed_again() -> None:
+    recipe = Attention(
+        "float32", (), False, True, False, 5045, before="normalised", outcome="largest weight"
+    )
     check_recipe(recipe, "triton_fused")
