@@ -118,7 +118,8 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
         key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}")
         cache = open_cache(options)
     with trace.timed("cache"):
-        blobs = cache.load(key) if options.cache else None
+        wanted = options.cache and options.dump_dir is None  # an entry of the cache has no stages
+        blobs = cache.load(key) if wanted else None
     trace.cached = blobs is not None
     if blobs is None:
         blobs = _build(gm, name, target, options, trace)

@@ -138,3 +138,14 @@ def test_names_of_the_model_cannot_become_code(
     x = torch.linspace(-1, 1, 40).reshape(4, 10)
     with torch.no_grad():
         torch.testing.assert_close(compile_with(model, backend)(x), model(x))
+
+
+def test_stages_are_written_of_a_graph_that_is_in_the_cache(tmp_path: Path) -> None:
+    cache, written = str(tmp_path / "cache"), tmp_path / "stages"
+    for directory in (None, written):
+        torch._dynamo.reset()
+        options = {"strict": True, "cache_dir": cache, "dump_dir": directory}
+        compiled = torch.compile(lambda x: torch.tanh(x) + 1, backend="fusec", options=options)
+        compiled(torch.ones(4))
+    (graph,) = written.iterdir()
+    assert "tanh" in (graph / "6-source.txt").read_text()
