@@ -366,6 +366,7 @@ WRONG = {
     "dtype": (["explain", "{m}:relu", "--input", "float32[8]"], "Did you mean 'f32'?"),
     "shape": (["explain", "{m}:relu", "--input", "f32[8,x]"], "bf16[8,128,768]"),
     "bound": (["explain", "{m}:relu", "--input", "f32[8]<10"], "i64[8,128]<50257"),
+    "size": (["explain", "{m}:relu", "--input", f"f32[{10**20},8]"], "elements"),
     "spec": (["explain", "{m}:relu", "--input", "f32"], "bf16[8,128,768]"),
     "stage": (
         ["dump", "{m}:relu", "--input", "f32[8]", "--stage", "sas"],
@@ -393,6 +394,16 @@ def test_wrong_usage_exits_with_2_and_says_what_is_right(capsys, models, case) -
     assert expected in err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("next: fusec")
+
+
+@pytest.mark.parametrize("stdout", ("/dev/full", "closed"))
+def test_results_that_cannot_be_written_are_a_fault_of_the_machine(stdout) -> None:
+    script = "import sys; from fusec.cli import main; sys.exit(main(['cache', 'path']))"
+    command = f'{sys.executable} -c "{script}" >{"&-" if stdout == "closed" else stdout}'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "standard output" in done.stderr and "VERIFY" not in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
 def test_a_wrong_variable_exits_with_2(capsys, models, monkeypatch) -> None:
@@ -459,7 +470,18 @@ def test_specs_are_parsed(text: str, spec: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "f32[", "f32[1.5]", "[3]", "i64[3]<0", "i64[3]<x", "f33[2]", "f32[1|]"]
+    "text",
+    [
+        "",
+        "f32[",
+        "f32[1.5]",
+        "[3]",
+        "i64[3]<0",
+        "i64[3]<x",
+        "f33[2]",
+        "f32[1|]",
+        f"i64[3]<{1 << 63}",
+    ],
 )
 def test_what_is_no_spec_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

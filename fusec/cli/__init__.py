@@ -11,7 +11,6 @@ Parsing imports no torch: ``fusec --help`` is instant, and each ``run`` imports 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import traceback
@@ -20,6 +19,7 @@ from typing import NoReturn
 
 from fusec import __version__
 from fusec.cli import cache, check, doctor, dump, explain
+from fusec.cli.output import write_nowhere
 from fusec.errors import EnvironmentProblem, FusecError, ModelError, Unsupported, UsageError
 from fusec.options import environment_variables
 
@@ -39,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except BrokenPipeError:
-        # The reader of stdout, `head` say, has seen enough; the interpreter's flush at exit shall
-        # not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        write_nowhere()  # the reader of stdout, `head` say, has seen enough
         return 0
     except KeyboardInterrupt:
         print("fusec: interrupted", file=sys.stderr)

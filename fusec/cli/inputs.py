@@ -14,6 +14,7 @@ is traced with the first.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ DTYPES = {
 """Names of element types here -> in torch."""
 
 EXAMPLES = "bf16[8,128,768], i64[8,128]<50257, f32[], or a number such as 3, 0.5, true"
+MOST_ELEMENTS = (1 << 60) - 1
+"""Whose bytes, 8 an element, a signed integer of 64 bits counts; axes of extent 0 left aside."""
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:<(?P<bound>.*))?")
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -133,7 +136,7 @@ def _tensor(text: str, match: re.Match[str]) -> TensorSpec:
         raise UsageError(
             f"input {text!r}: extents are integers, 0 or more. Write it as {EXAMPLES}."
         )
-    if bound is not None and (dtype[0] not in "iu" or not bound.isdigit() or int(bound) < 1):
+    if bound is not None and (dtype[0] not in "iu" or not _is_bound(bound)):
         raise UsageError(
             f"input {text!r}: a bound is a positive integer, and for indices only, as in "
             "i64[8,128]<50257."
@@ -145,4 +148,10 @@ def _tensor(text: str, match: re.Match[str]) -> TensorSpec:
         tuple(int(axis[number if len(axis) > 1 else 0]) for axis in axes)
         for number in range(counts.pop())
     )
+    if any(math.prod(filter(None, shape)) > MOST_ELEMENTS for shape in (first, *later)):
+        raise UsageError(f"input {text!r}: no tensor has more than {MOST_ELEMENTS} elements.")
     return TensorSpec(dtype, first, None if bound is None else int(bound), tuple(later))
+
+
+def _is_bound(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) < 1 << 63

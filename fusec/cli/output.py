@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from fusec.errors import EnvironmentProblem
+
 
 def progress(message: str) -> None:
     """Say on stderr what is being done."""
@@ -16,10 +18,26 @@ def show(text: str, language: str = "text") -> None:
 
     Args:
         language: of the text: "python", "cpp", "text".
+    Raises:
+        EnvironmentProblem: if stdout is closed or full.
+        BrokenPipeError: if its reader went away.
     """
-    if not (sys.stdout.isatty() and _show_in_colour(text, language)):
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
-    sys.stdout.flush()
+    if sys.stdout is None:
+        raise EnvironmentProblem("standard output is closed, so there is no place for results")
+    try:
+        if not (sys.stdout.isatty() and _show_in_colour(text, language)):
+            sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        write_nowhere()
+        raise EnvironmentProblem(f"results cannot be written to standard output: {error}") from None
+
+
+def write_nowhere() -> None:
+    """Let stdout lead nowhere, so that the interpreter's flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_in_colour(text: str, language: str) -> bool:
