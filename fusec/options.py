@@ -14,13 +14,15 @@ parsing, checking, help and the nearest-name message follow from its declaration
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from fusec.errors import UsageError
+from fusec.errors import UsageError, nearest
 
 MODES: Mapping[str, Mapping[str, bool | float]] = {
     "default": {},
@@ -233,6 +235,10 @@ def _from_mode(mode: str | None) -> Mapping[str, bool | float]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = {variable.name for variable in environment_variables()}
+    for name in environ:
+        if name.startswith("FUSEC_") and name not in known:
+            _warn_of_variable(name)
     chosen: dict[str, Any] = {}
     for option in fields(Options):
         # An empty variable counts as unset, so that `FUSEC_CACHE= command` means the default.
@@ -242,6 +248,17 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                 chosen[option.name] = _checked(option, parsed, f"environment variable {variable}")
                 break
     return chosen
+
+
+@functools.cache
+def _warn_of_variable(name: str) -> None:
+    """Say once a process that an environment variable is none of fusec's."""
+    near = nearest(name.removeprefix("FUSEC_"), [option.name for option in fields(Options)])
+    hint = f" Did you mean FUSEC_{near.upper()}?" if near is not None else ""
+    warnings.warn(
+        f"fusec: there is no environment variable {name}.{hint} `fusec --help` lists them all.",
+        stacklevel=2,
+    )
 
 
 def _checked(option: Field[Any], value: object, where: str) -> Any:

@@ -71,6 +71,13 @@ def test_an_empty_variable_counts_as_unset() -> None:
     assert options_from(FUSEC_CACHE="", FUSEC_THREADS=" ", FUSEC_CXX="") == Options()
 
 
+def test_a_misspelt_variable_is_named_once() -> None:
+    with pytest.warns(UserWarning, match="FUSEC_CASHE. Did you mean FUSEC_CACHE\\?") as warned:
+        for _ in range(2):
+            options_from(FUSEC_CASHE="1", FUSEC_CACHE="1")
+    assert len(warned) == 1
+
+
 def test_cxx_falls_back_to_the_variable_that_make_knows() -> None:
     assert options_from(CXX="clang++").cxx == "clang++"
     assert options_from(CXX="clang++", FUSEC_CXX="g++-13").cxx == "g++-13"
