@@ -216,3 +216,20 @@ def test_floats_of_a_module_are_counted_with_symbolic_sizes() -> None:
     report = fusec.explain(nn.LayerNorm(64), inputs, train=True, dynamic=True)
     assert [graph.name for graph in report.graphs] == ["forward", "backward"]
     assert report.graphs[0].launches_eager == 1
+
+
+def test_lines_of_a_kernel_are_in_order_within_a_function() -> None:
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        y = torch.maximum(
+            x.exp(),
+            x.tanh(),
+        )
+        return torch.add(
+            y.sigmoid(),
+            y.sin(),
+        )
+
+    (graph,) = fusec.explain(spread, torch.empty(8)).graphs
+    (kernel,) = graph.kernels
+    numbers = [int(line.split(":")[1].split()[0]) for line in kernel.source]
+    assert numbers == sorted(numbers) and len(numbers) == 6

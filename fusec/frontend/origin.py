@@ -20,7 +20,7 @@ import torch
 from fusec.ir.graph import Origin
 
 _FRAME = re.compile(
-    r'^ *File "(?P<path>[^"\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
+    r'^ *File "(?P<path>[^\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
     re.MULTILINE,
 )
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")

@@ -20,6 +20,7 @@ in ``traffic.py`` and ``eager.py``.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +43,7 @@ from fusec.report.stages import Staged
 from fusec.report.traffic import bytes_floor, bytes_moved, chunked_bytes, step_bytes
 
 SCHEMA = 1
+_LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
 SHOWN_DECISIONS = 12
 """Merges of each kind in the printed form; the JSON form has all."""
 
@@ -213,8 +215,21 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
 def _report_kernel(launch: Kernel | Bundle) -> KernelReport:
     outputs = dict.fromkeys(store.buffer.base.name for store in launch.stores)
     members = len(launch.kernels) if isinstance(launch, Bundle) else 1
-    source = launch.origin.source
+    source = _in_order(launch.origin.source)
     return KernelReport(launch.name, tuple(outputs), step_bytes(launch), source, members)
+
+
+def _in_order(source: Sequence[str]) -> tuple[str, ...]:
+    """Return lines of the user's, those of one function together and by their number.
+
+    Definitions that are fused name them by their own order, an expression's innermost part first.
+    """
+    functions: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+    for line in source:
+        found = _LINE.match(line)
+        place, number = (found.group(1, 3), int(found[2])) if found else ((line,), 0)
+        functions.setdefault(place, []).append((number, line))
+    return tuple(line for lines in functions.values() for _, line in sorted(lines))
 
 
 def _report_eager(staged: Staged) -> GraphReport:

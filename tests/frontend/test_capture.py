@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.capture import capture
+from fusec.frontend.origin import source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
 from fusec.ir.index import index
 from fusec.ir.text import print_graph
@@ -322,6 +323,11 @@ def test_names_are_identifiers_and_unique() -> None:
     graph = lowered(twice, torch.randn(3))
     names = [n.buffer.name for n in graph.nodes if isinstance(n, Def)]
     assert names == ["to_copy", "var_mean", "var", "add"]
+
+
+def test_a_file_may_have_any_name() -> None:
+    trace = 'File "/a b/q"uo\'te.py", line 7, in forward\n    return x'
+    assert source_line(trace) == "q\"uo'te.py:7 in forward: return x"
 
 
 def test_a_definition_knows_its_source_line() -> None:
