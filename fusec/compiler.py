@@ -24,7 +24,7 @@ from torch import fx
 from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
-from fusec.errors import EnvironmentProblem, Unsupported, describe_failure
+from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
 from fusec.frontend.key import graph_key
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.ir.program import Program
@@ -113,6 +113,11 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
         target = target_of_device(device_target(device), width, tf32=allows_tf32())
     else:
         target = find_target(options.target, width, tf32=allows_tf32())
+        if target.device != device.type:
+            raise UsageError(
+                f"the target {target.name!r} is for looking at code of another device than this "
+                f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
+            )
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
         key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}")

@@ -18,6 +18,7 @@ from fusec.errors import (
     Unsupported,
     UsageError,
     WrongKernel,
+    describe_failure,
     nearest,
 )
 
@@ -76,6 +77,12 @@ def test_a_build_error_shows_the_command_and_the_end_of_the_output() -> None:
     assert [line.strip() for line in shown[1:-1]] == [f"line {n}" for n in range(80, 100)]
     assert "fusec doctor" in shown[-1]
     assert error.output == output
+
+
+def test_what_stopped_a_compile_ends_with_one_full_stop() -> None:
+    for error in (BuildError(["g++"], ""), ValueError("odd")):
+        assert ". Use options=" in describe_failure(error)
+        assert ".." not in describe_failure(error)
 
 
 def test_a_build_error_without_output_says_so() -> None:

@@ -36,7 +36,7 @@ def find_compiler(preferred: str | None) -> str | None:
     if preferred and shutil.which(preferred) is None:
         warnings.warn(
             f"fusec: the C++ compiler {preferred!r} does not exist; looking for another. "
-            "It was named by the option cxx, FUSEC_CXX or CXX.",
+            "It was named by the option cxx, FUSEC_CXX or CXX: one path, without arguments.",
             stacklevel=2,
         )
     for name in (preferred, "g++", "clang++", "c++"):
@@ -97,7 +97,11 @@ def build(source: str, options: Options) -> bytes:
         )
         if done.returncode:
             raise BuildError(command, done.stdout + done.stderr, done.returncode)
-        return library.read_bytes()
+        made = library.read_bytes() if library.exists() else b""
+        if not made.startswith(b"\x7fELF"):
+            said = f"{done.stdout}{done.stderr}\n{compiler} wrote no shared library"
+            raise BuildError(command, said, done.returncode)
+        return made
 
 
 class CppKernel:

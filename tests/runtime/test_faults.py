@@ -18,6 +18,9 @@ import pytest
 import torch
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
+from fusec.errors import BuildError
+from fusec.options import Options
+from fusec.runtime import cpp_kernel
 from tests.support import compile_with
 
 FORKED = """
@@ -149,3 +152,26 @@ def test_stages_are_written_of_a_graph_that_is_in_the_cache(tmp_path: Path) -> N
         compiled(torch.ones(4))
     (graph,) = written.iterdir()
     assert "tanh" in (graph / "6-source.txt").read_text()
+
+
+@pytest.mark.parametrize("action", ("exit 0", "while [ $1 != -o ]; do shift; done; echo > $2"))
+def test_a_compiler_that_makes_no_library_is_named(tmp_path: Path, action: str) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"#!/bin/sh\n{action}\n")
+    compiler.chmod(0o755)
+    with pytest.raises(BuildError, match=r"c\+\+ wrote no shared library"):
+        cpp_kernel.build("", Options(cxx=str(compiler)))
+
+
+def test_a_compiler_with_arguments_is_told_to_be_one_path() -> None:
+    with pytest.warns(
+        UserWarning, match="'c\\+\\+ -O1' does not exist.*one path, without arguments"
+    ):
+        cpp_kernel.find_compiler("c++ -O1")
+
+
+def test_a_target_of_another_device_is_for_looking_only() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.tanh, backend="fusec", options={"target": "sm_90"})
+    with pytest.warns(UserWarning, match="'sm_90' is for looking at code .* leave it out to run"):
+        assert torch.equal(compiled(torch.ones(3)), torch.tanh(torch.ones(3)))
