@@ -16,16 +16,12 @@ HEAD = """\
 | architecture | class | launches, eager to fusec | eager kernels that stay |
 |---|---|---|---|
 """
-NOT_EXPLAINED = ("falcon", "deberta_v2")
-"""In training their graphs hold constant tensors, which torch copies, and a fake mode cannot."""
 
 
 def line_of(name: str, row: Architecture) -> str:
     """Return a line of the table: a training step, forward and backward."""
     if row.graphs > 1:
         return f"| {name} | `{row.model}` | | Dynamo breaks its graph: {row.graphs} graphs |\n"
-    if name in NOT_EXPLAINED:
-        return f"| {name} | `{row.model}` | | not explained in training |\n"
     report = fusec.explain(row.build(), *row.arguments(SIZES[0]), train=True, target="cpu")
     eager = sum(graph.launches_eager for graph in report.graphs)
     launches = sum(graph.launches for graph in report.graphs)
