@@ -37,29 +37,27 @@ def write_by_masks(gm: fx.GraphModule) -> None:
 
 def assign(x: torch.Tensor, indices: Any, value: Any) -> None:
     """Do ``x[indices] = value``."""
-    chosen = _chosen(x, indices if isinstance(indices, tuple) else (indices,), value)
-    if chosen is None:
+    aligned = _aligned(x, indices if isinstance(indices, tuple) else (indices,), value)
+    if aligned is None:
         x[indices] = value
     else:
-        x.copy_(chosen)
+        x.copy_(torch.where(*aligned, x))
 
 
 def index_put_(
     x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
     """Do what ``Tensor.index_put_`` does."""
-    places = tuple(indices)
-    chosen = None if accumulate else _chosen(x, places, values)
-    return x.index_put_(places, values, accumulate) if chosen is None else x.copy_(chosen)
+    chosen = _written(x, indices, values, accumulate)
+    return x.index_put_(tuple(indices), values, accumulate) if chosen is None else x.copy_(chosen)
 
 
 def index_put(
     x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
     """Return what ``Tensor.index_put`` does."""
-    places = tuple(indices)
-    chosen = None if accumulate else _chosen(x, places, values)
-    return x.index_put(places, values, accumulate) if chosen is None else chosen
+    chosen = _written(x, indices, values, accumulate)
+    return x.index_put(tuple(indices), values, accumulate) if chosen is None else chosen
 
 
 _WRITES: Mapping[Any, Callable[..., Any]] = {
@@ -71,8 +69,21 @@ _WRITES: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-def _chosen(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Tensor | None:
-    """Return ``x`` with the value where a mask holds; None where that is no choice of elements.
+def _written(
+    x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool
+) -> torch.Tensor | None:
+    """Return what ``index_put`` makes of ``x``, None where that is no choice of elements."""
+    aligned = _aligned(x, tuple(indices), values)
+    if aligned is None:
+        return None
+    mask, value = aligned
+    return torch.where(mask, x + value if accumulate else value, x)
+
+
+def _aligned(
+    x: torch.Tensor, indices: tuple[Any, ...], value: Any
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return mask and value as they broadcast with ``x``; None if that is no choice of elements.
 
     The mask may have whole axes before and behind it: ``x[:, mask]``.
     """
@@ -103,7 +114,7 @@ def _chosen(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Tens
     ends = zip(reversed(value.shape), reversed(x.shape), strict=False)
     if not all(guard_or_false(n == 1) or guard_or_false(n == m) for n, m in ends):
         return None  # an error, which is eager's to raise
-    return torch.where(mask[(..., *(None,) * behind)], value, x)
+    return mask[(..., *(None,) * behind)], value
 
 
 def _is_whole(item: Any) -> bool:

@@ -28,7 +28,7 @@ def assigned(x, mask, token, other):
 
 def put(x, mask, token, other):
     h = x * 2
-    h.index_put_((mask,), token).mul_(3)
+    h.index_put_((mask,), token).mul_(3).index_put_((mask,), token[:1], accumulate=True)
     h[:, mask[0]] = token.sum() + x[:, :1, :1]  # one for each part before the mask
     g = torch.index_put(h, (mask,), token * 2).index_put((~mask,), token[:1])
     g.view(-1)[mask.repeat_interleave(16)] = token.mean()
