@@ -78,16 +78,7 @@ def evaluated(tasks: Iterable[Task | Reduce]) -> list[Expr]:
 
     What stands below a reduction is the business of the sweep that has it as a task.
     """
-    seen: set[Expr] = set()
-    order: list[Expr] = []
-    stack = [(root, False) for task in tasks for root in roots(task)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            if not isinstance(node, Reduce):
-                stack.extend((child, False) for child in children(node))
-    return order
+    return postorder(
+        (root for task in tasks for root in roots(task)),
+        lambda node: () if isinstance(node, Reduce) else children(node),
+    )

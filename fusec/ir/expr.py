@@ -21,7 +21,7 @@ Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes `
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from fusec.errors import InternalError, InvalidIR
@@ -362,8 +362,14 @@ def children(node: Expr) -> tuple[Expr, ...]:
             return ()
 
 
-def postorder(roots: Iterable[Expr]) -> list[Expr]:
-    """Return every node reachable from ``roots`` once, children before parents."""
+def postorder(
+    roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] = children
+) -> list[Expr]:
+    """Return every node reachable from ``roots`` once, children before parents.
+
+    Args:
+        below: what is reached from a node.
+    """
     seen: set[Expr] = set()
     order: list[Expr] = []
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(list(roots))]
@@ -374,7 +380,7 @@ def postorder(roots: Iterable[Expr]) -> list[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((child, False) for child in children(node) if child not in seen)
+            stack.extend((child, False) for child in below(node) if child not in seen)
     return order
 
 
