@@ -139,7 +139,9 @@ def agree_in_training(fn, call, *inputs):
 
 
 @pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
-@pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
+@pytest.mark.parametrize(
+    "backend", ("fusec", pytest.param("triton_interpreter", marks=pytest.mark.slow))
+)
 def test_windows_of_a_size_that_was_never_seen_are_fused(backend, train):
     def marked(x):
         torch._dynamo.decorators.mark_unbacked(x, 0)
