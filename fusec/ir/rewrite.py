@@ -102,10 +102,12 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
         isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in postorder((expr,))
     ):
         # A reduction that does not vary along the guarded axes does not need the guard; one that
-        # does gets bound axes of its own, or it would capture the guard's.
+        # does gets bound axes of its own, or it would capture the guard's. So does what varies
+        # along these, for they are other ones then.
+        varying = condition.axes | _bound_where(expr, condition.axes)
         return around_reductions(
             expr,
-            lambda n: n.axes.isdisjoint(condition.axes),
+            lambda n: n.axes.isdisjoint(varying),
             lambda body: with_guard(_fresh_bound_axes(body), condition),
         )
 
@@ -136,6 +138,12 @@ def checked_where(condition: Expr, node: Op) -> Op:
     value, *bounds = node.args
     safe = Select(condition, value, Const(CHECKED[node.name], node.dtype))
     return Op(node.name, (safe, *bounds))
+
+
+def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
+    """Return the axes that reductions bind which vary along some axes."""
+    reductions = (n for n in postorder((expr,)) if isinstance(n, Reduce))
+    return frozenset(a for n in reductions if not n.axes.isdisjoint(axes) for a in n.over)
 
 
 def _fresh_bound_axes(expr: Expr) -> Expr:

@@ -428,6 +428,8 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
     for node in postorder(s.expr for s in stores):
         if isinstance(node, Reduce):
             used.update(node.over)
+            # A guard may have given a sum axes of its own.
+            inside += tuple(a for a in node.over if a not in inside and a not in grid)
         elif isinstance(node, Load | IndexValue):
             used.update(node.axes)
     origin = Origin(

@@ -40,6 +40,13 @@ FOUND = {
         outputs=("v3",),
         dynamic=True,
     ),
+    "a sum below a sum that is guarded along the inner one's axis": Program(
+        seed=491,
+        inputs=(Input("fb", "float32"),),
+        lines=("v0 = a0.diagonal()", "v1 = v0.expand(2, *v0.shape)", "v6 = F.normalize(v1, dim=1)"),
+        outputs=("v6",),
+        train=True,
+    ),
     "an output that is found in a changed input by its place in memory": Program(
         seed=5210,
         inputs=(Input("ead", "float32", "offset"),),
