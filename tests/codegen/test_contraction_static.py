@@ -129,7 +129,9 @@ def test_descriptors_of_other_types_and_targets_have_no_fault(dtype, target) -> 
 
 
 @TARGETS
-@pytest.mark.parametrize("depth", (64, 80, 128, 256))
+@pytest.mark.parametrize(
+    "depth", (64, *(pytest.param(d, marks=pytest.mark.slow) for d in (80, 128, 256)))
+)
 def test_attention_and_its_gradient_have_no_fault(depth: int, target: str) -> None:
     q, k, v = tensors(*[(2, 4, 1024, depth)] * 3)
     assert faults(causal, q, k, v, target=target, train=True) == []

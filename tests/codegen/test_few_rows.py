@@ -131,7 +131,7 @@ def test_one_query_reads_its_keys_in_one_loop(whole, groups: int, dtype) -> None
 
 @TYPES
 @pytest.mark.parametrize("groups", (1, 4))
-@pytest.mark.parametrize("keys", (768, 1000))
+@pytest.mark.parametrize("keys", (pytest.param(768, marks=pytest.mark.slow), 1000))
 def test_one_query_whose_keys_are_split(split, keys: int, groups: int, dtype) -> None:
     fused(attention, *heads(keys, groups, dtype))
 
