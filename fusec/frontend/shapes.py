@@ -121,6 +121,7 @@ class Sizes:
         self.used: dict[str, Size] = {}
         self.minima: dict[tuple[Index, ...], Minimum] = {}
         self._unseen: set[Size] = set()
+        self._extents: set[Index] = set()
 
     def index(self, value: int | torch.SymInt, *, stride: bool = False) -> Index:
         """Return a size, stride or integer argument as an index.
@@ -143,8 +144,10 @@ class Sizes:
             shape = () if value.is_nested else tuple(map(self.index, value.shape))
             strides = tuple(index(0) for _ in shape)
             return TensorType(shape, strides, DTYPES["unknown"], value.device, False)
+        shape = tuple(map(self.index, value.shape))
+        self._extents.update(shape)
         return TensorType(
-            tuple(map(self.index, value.shape)),
+            shape,
             tuple(self.index(n, stride=True) for n in value.stride()),
             from_torch_dtype(value.dtype),
             value.device,
@@ -178,7 +181,9 @@ class Sizes:
         if name in rules:
             return rules[name](args)
         if stride and name == "Max" and len(args) == 2 and index(1) in args:
-            return args[1] if args[0] is index(1) else args[0]
+            extent = args[1] if args[0] is index(1) else args[0]
+            if extent in self._extents:  # else the user wrote it, and it may be negative
+                return extent
         return functools.reduce(self.greatest if name == "Max" else self.least, args)
 
     def condition(self, value: torch.SymBool) -> Condition:
