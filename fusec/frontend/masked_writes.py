@@ -106,10 +106,8 @@ def _aligned(
         return None
     if value.dim() > behind:
         along = value.dim() - behind - 1
-        if not guard_or_false(
-            value.shape[along] == 1
-        ):  # as many as the mask chooses: each has a value of its own
-            return None
+        if not guard_or_false(value.shape[along] == 1):
+            return None  # as many as the mask chooses: each has a value of its own
         value = value.unflatten(along, (1,) * mask.dim())
     ends = zip(reversed(value.shape), reversed(x.shape), strict=False)
     if not all(guard_or_false(n == 1) or guard_or_false(n == m) for n, m in ends):
