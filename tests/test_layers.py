@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import networkx
@@ -90,14 +91,15 @@ def layer_of(name: str) -> str:
     return f"{name}.".split(".")[1]
 
 
-def modules_of(root: Path) -> list[Module]:
+@cache
+def modules_of(root: Path) -> tuple[Module, ...]:
     modules = []
     for file in sorted((root / "fusec").rglob("*.py")):
         path = file.relative_to(root)
         name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
         text = file.read_text()
         modules.append(Module(name, path.as_posix(), ast.parse(text), text.count("\n")))
-    return modules
+    return tuple(modules)
 
 
 def imports_of(module: Module, *, local: bool = True) -> Iterator[tuple[str, int]]:
