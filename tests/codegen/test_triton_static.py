@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fusec.codegen import triton_index
+from fusec.codegen.targets import find_target
 from fusec.codegen.triton_ops import template
 from fusec.errors import InternalError, UsageError
 from fusec.ir.dtype import BF16, BOOL, DTYPES, F32, F64, I32, I64, U8, DType
@@ -13,6 +15,10 @@ from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.options import Options
+from fusec.report.observe import observe
+from fusec.report.stages import take_through
+from fusec.report.static_verdict import judge
 from fusec.runtime import triton_kernel
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
@@ -72,6 +78,22 @@ def test_softmax_and_looped_sum_do_not_spill() -> None:
         programs.looped_row_sum(Size("M", 64), 100_000, 4096),
     ):
         assert report(program).spill_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+def test_windows_of_a_size_that_data_decides_have_no_fault(train: bool) -> None:
+    def windows(table: torch.Tensor, keep: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = table[keep.nonzero().flatten()]  # x[1:] begins at min(1, rows)
+        return x[1:] * 2, x[1:-1].softmax(-1), torch.cat([x * 2, x[1:], x]), x[:-1].softmax(0)
+
+    inputs = torch.empty(4096, 256), torch.ones(4096, dtype=torch.bool)
+    target, options = find_target("sm_90"), Options.from_compile(None, {})
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        seen = observe(windows, inputs, train=train, scores=target.multiplies)
+    graphs = [take_through(one, target, options) for one in seen]
+    assert any("min_0" in text for g in graphs for text in g.compiled.sources.values())
+    assert judge(graphs).faults == ()
 
 
 def test_multiprocessor_of_an_unknown_target_is_reported() -> None:
