@@ -103,13 +103,17 @@ class Minimum(Size):
 
 
 class _Division(Node):
-    __slots__ = ("axes", "dividend", "divisor", "serial")
+    """A quotient or remainder; ``depth`` of them are one inside the other."""
+
+    __slots__ = ("axes", "depth", "dividend", "divisor", "serial")
     axes: frozenset[Axis]
 
     def __init__(self, dividend: Index, divisor: Index) -> None:
         self.dividend = dividend
         self.divisor = divisor
         self.axes = dividend.axes | divisor.axes
+        inner = (a.depth for m, _ in dividend.terms for a in m if isinstance(a, _Division))
+        self.depth: int = 1 + max(inner, default=0)
         self.serial = next(_serial)
 
 

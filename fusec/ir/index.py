@@ -321,13 +321,10 @@ def is_nonnegative(value: Index) -> bool:
     bounded by what they divide: ``x - (n - 1) <= n*(x//n) <= x``. Last, by what a division alone
     asks of its dividend: ``x//n <= v`` is ``x < n*(v + 1)``, and ``x//n >= v`` is ``x >= n*v``.
     """
-    low = _least(value)
-    if low is not None and _holds(low):
-        return True
-    relaxed = _relax_divisions(value)
-    low = _least(relaxed) if relaxed is not value else None
-    if low is not None and _holds(low):
-        return True
+    for relaxed in _relaxations(value):
+        low = _least(relaxed)
+        if low is not None and _holds(low):
+            return True
     return any(is_nonnegative(undivided) for undivided in _without_divisions(value))
 
 
@@ -352,7 +349,7 @@ def _holds(low: Index) -> bool:
     bounded = _bound_atoms(low, _is_division)
     if bounded is not None and _sizes_nonnegative(bounded):
         return True
-    for relaxed in (outer := _relax_divisions(low, _is_nested), _relax_divisions(outer)):
+    for relaxed in _relaxations(low):
         if _sizes_nonnegative(relaxed) or _sizes_nonnegative(_at_most(relaxed)):
             return True
     if any(map(is_nonnegative, _without_divisions(low))):
@@ -467,28 +464,29 @@ def _is_positive(divisor: Index) -> bool:
     return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor)
 
 
-def _is_nested(atom: Atom) -> TypeGuard[FloorDiv]:
-    return _is_floor(atom) and any(_is_floor(a) for m, _ in atom.dividend.terms for a in m)
+def _relaxations(value: Index) -> Iterator[Index]:
+    """Yield ``value``, and what is below it with its outermost divisions bounded, then the next.
+
+    Outermost first, for they may hold what is beside them: with q for x//n, ``q - 3*((q + 1)//3)``
+    is at least ``q - (q + 1)``, where q is left out, but at most x/n if each is bounded alone.
+    """
+    yield value
+    while found := tuple(_relaxed_terms(value)):
+        outermost = max(depth for depth, _ in found)
+        value = value + sum(change for depth, change in found if depth == outermost)
+        yield value
 
 
-def _relax_divisions(
-    value: Index, chosen: Callable[[Atom], TypeGuard[FloorDiv]] = _is_floor
-) -> Index:
-    """Replace each ``k*n*(x//n)`` by a bound below it: ``k*x``, or ``k*(x - (n-1))`` for k > 0."""
-    relaxed = index(value.const)
+def _relaxed_terms(value: Index) -> Iterator[tuple[int, Index]]:
+    """Yield depths of ``k*n*(x//n)``, and ``k*x``, or ``k*(x - (n-1))`` for k > 0, without it."""
     for monomial, coefficient in value.terms:
-        term = Index(((monomial, coefficient),), 0)
-        for atom in monomial:
+        for atom in (a for a in monomial if _is_floor(a) and _is_positive(a.divisor)):
             others = _without(monomial, atom)
-            if not chosen(atom) or not _is_positive(atom.divisor):
-                continue
             factor, left = _divide_terms(_sum([(others, coefficient)], 0), atom.divisor)
             if factor is not None and left is index(0) and _all_nonnegative(others):
                 low = atom.dividend - (atom.divisor - 1 if coefficient > 0 else 0)
-                term = _relax_divisions(factor * low, chosen)
+                yield atom.depth, factor * low - Index(((monomial, coefficient),), 0)
                 break
-        relaxed = relaxed + term
-    return relaxed
 
 
 def _most(value: Index) -> Index | None:

@@ -261,6 +261,10 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
     halves = Axis("h", index(C) // 2 * 2)
     ten = [Axis(f"x{i}", index(2)) for i in range(10)]
     rank = product([3, N])
+    block = (index(Axis("e", index(8))) * 3 + Axis("o", index(3))) // 8
+    digit = (index(plain) + 1) % 3 + index(feature) * 2 + 2
+    many = Axis("i", index(16))
+    quad = (index(many) + 1) // 4
     return {
         "row of a flattened pair": (index(flat) // T, index(N)),
         "column of a flattened pair": (index(flat) % T, index(T)),
@@ -274,6 +278,12 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
         "full tiles of a peeled loop": (index(full) * 16 + lane, index(C)),
         "first of the ceiling": (index(0), (index(C) + 15) // 16),
         "roll": ((index(plain) + 3) % 8, index(8)),
+        "roll of blocks": ((block + 1) % 3 * 8 + plain, index(24)),
+        "roll of a rolled digit": ((digit + 3) % 5, index(5)),
+        "roll of blocks of rolled digits": (
+            index(many) * 8 - quad * 30 - (quad + 1) // 4 * 8 + 18,
+            index(40),
+        ),
         "roll of a symbolic axis": ((index(symbolic) + 3) % T, index(T)),
         "flip": (index(T) - 1 - index(symbolic), index(T)),
         "every other element": (index(Axis("h", index(T) // 2)) * 2, index(T)),
