@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
-        slow = [item for item in items if "slow" in item.keywords]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if "slow" not in item.keywords]
+        quick = _sampled(item for item in items if "slow" not in item.keywords)
+        config.hook.pytest_deselected(items=list(set(items).difference(quick)))
+        items[:] = quick
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests, and of one marked ``sampled(n)`` the first case and every n-th after it.
+
+    With an n that shares no factor with the numbers of values, each value of each parameter stays.
+    """
+    seen: Counter[tuple[object, str]] = Counter()
+    kept = []
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        key = item.parent, getattr(item, "originalname", item.name)
+        if marker is None or seen[key] % marker.args[0] == 0:
+            kept.append(item)
+        seen[key] += 1
+    return kept
 
 
 @pytest.fixture

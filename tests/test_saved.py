@@ -54,6 +54,7 @@ def test_less_is_saved_than_by_inductor_and_far_less_than_by_eager(
             assert products(backward) == 2 * products(forward)  # none is computed again
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ("gpt2", "llama"))
 def test_layers_do_not_compute_each_other_s_values_again(kind: str) -> None:
     layers, x = [block(kind, BF16, 256, 4) for _ in range(4)], torch.randn(2, 512, 256).to(BF16)
@@ -64,6 +65,7 @@ def test_layers_do_not_compute_each_other_s_values_again(kind: str) -> None:
     assert len(four[1].nodes) <= 4 * len(one[1].nodes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "width"), [("gpt2", 768), ("gpt2, attention written out", 256), ("llama", 256)]
 )
@@ -146,6 +148,7 @@ NUMBERS = 512
 """Bytes of seeds, and of the one number that masked scores have."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("written_out", (False, True))
 def test_a_checkpoint_saves_its_input_alone_and_draws_the_same_numbers(written_out: bool) -> None:
     plain = TwoBlocks(written_out=written_out)
@@ -174,6 +177,7 @@ def test_a_smaller_budget_saves_less() -> None:
     assert sizes[1] <= 0.7 * sizes[0] and sizes[2] <= 0.4 * sizes[0] and sizes[3] <= 0.2 * sizes[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("budget", (0.0, 0.5))
 def test_a_smaller_budget_computes_the_same(budget: float) -> None:
     plain, small = TwoBlocks(), TwoBlocks()

@@ -112,12 +112,14 @@ def test_descriptors_copy_an_attentions_tiles_with_no_more_registers() -> None:
     assert found.registers <= report(one, tile).registers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", (1024, 1000))
 def test_descriptors_of_an_attention_and_its_gradient_have_no_fault(length: int) -> None:
     q, k, v = tensors(*[(2, 4, length, 128)] * 3)
     assert faults(causal, q, k, v, target="sm_90", train=True, descriptors="always") == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", ("sm_90", "sm_100", "sm_120"))
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 def test_descriptors_of_other_types_and_targets_have_no_fault(dtype, target) -> None:
@@ -137,6 +139,7 @@ def test_attention_and_its_gradient_have_no_fault(depth: int, target: str) -> No
     assert faults(causal, q, k, v, target=target, train=True) == []
 
 
+@pytest.mark.sampled(2)
 @TARGETS
 def test_the_gradient_of_three_projections_has_no_fault(target: str) -> None:
     def project(x, a, b, c):
@@ -146,6 +149,7 @@ def test_the_gradient_of_three_projections_has_no_fault(target: str) -> None:
     assert faults(project, *inputs, target=target, train=True) == []
 
 
+@pytest.mark.sampled(5)
 @TARGETS
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 @pytest.mark.parametrize("shape", ((4096, 1024, 4096), (4096, 1000, 1500), (16, 1024, 4096)))

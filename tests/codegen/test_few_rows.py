@@ -60,6 +60,7 @@ def _fuse_all(monkeypatch: pytest.MonkeyPatch, divide: Split) -> None:
 # -- linear layers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @TYPES
 @pytest.mark.parametrize("rows", (1, 2, 3, 8, 15, 16))
 def test_linear_of_few_rows_and_gelu(rows: int, dtype: torch.dtype) -> None:
@@ -129,6 +130,7 @@ def test_one_query_reads_its_keys_in_one_loop(whole, groups: int, dtype) -> None
     fused(attention, *heads(100, groups, dtype))
 
 
+@pytest.mark.sampled(5)
 @TYPES
 @pytest.mark.parametrize("groups", (1, 4))
 @pytest.mark.parametrize("keys", (pytest.param(768, marks=pytest.mark.slow), 1000))

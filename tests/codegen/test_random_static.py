@@ -78,6 +78,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.dropout(weights, 0.1, True) @ v
 
 
+@pytest.mark.slow
 def test_attention_with_dropout_spills_nothing_and_stores_no_mask() -> None:
     shape = (4, 16, 1024, 64)
     bytes_of_a_tensor = 4 * 16 * 1024 * 64 * 2

@@ -167,6 +167,7 @@ def every_operation(dtype: DType) -> Program:
     return b.program()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("dtype", [F32, F64, I32, I64, U8, BOOL], ids=str)
 def test_every_scalar_operation_compiles(dtype: DType, target: str) -> None:

@@ -40,6 +40,7 @@ def test_one_compilation_serves_every_sequence_length(name):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_one_compilation_trains_at_every_sequence_length():
     torch._dynamo.reset()
     counters.clear()

@@ -16,6 +16,7 @@ def tokens(*shape, low=1, seed=0):
     return values(*shape, dtype=torch.int64, low=low, high=VOCABULARY, seed=seed)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_logits_match_eager(name, attention):

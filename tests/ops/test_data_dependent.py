@@ -267,6 +267,7 @@ def sized(x, n):
 WEIGHT = values(4, 7, seed=9)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("fn", (masked_loss, experts, counted, repeated, scattered, sized))
 def test_gradients_through_sizes_that_depend_on_data_are_eagers(captured, fn, dynamic):

@@ -83,6 +83,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_sizes_that_divide_each_other_are_proven_in_range_and_compiled_once(fn, backend):

@@ -54,6 +54,7 @@ def loss_of(reduction: str, smoothing: float = 0.0):
     return loss
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -63,12 +64,14 @@ def test_linear_and_cross_entropy_match_eager(reduction, smoothing, bias):
     check(loss_of(reduction, smoothing), *inputs, train=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rows", (37, 7, 1), ids="{} rows".format)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_the_last_chunk_may_be_short(reduction, rows):
     check(loss_of(reduction), values(rows, C), values(V, C, seed=2), targets(rows), train=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64), ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_other_types_match_eager(reduction, dtype):

@@ -15,6 +15,7 @@ def targets(n, classes):
     return values(n, dtype=torch.int64, low=0, high=classes, seed=5)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_cross_entropy_matches_eager(reduction, smoothing):

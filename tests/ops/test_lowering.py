@@ -28,6 +28,7 @@ def left_to_eager(fn, *inputs, train=False):
     return {operation for operation, _ in externs(fn, *inputs, train=train)}
 
 
+@pytest.mark.sampled(5)
 @MODES
 @pytest.mark.parametrize("family", pointwise.DOMAINS)
 def test_unary_operations_are_lowered(family, train):
@@ -70,6 +71,7 @@ def test_views_are_lowered(train):
     assert found <= ({"index_put.default"} if train else set())  # the backward of unfold
 
 
+@pytest.mark.sampled(2)
 @MODES
 def test_rearrangements_are_lowered(train):
     left_out = ("pad_replicate",)

@@ -17,6 +17,7 @@ def affine(n, dtype=torch.float32):
     return values(n, dtype=dtype, seed=8) + 1, values(n, dtype=dtype, seed=9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @MODES
 def test_norms_over_the_last_axis_match_eager(dtype, train):
@@ -62,6 +63,7 @@ def test_norms_written_out_by_hand_match_eager(train):
     check(norms, values(3, 5, 33, dtype=torch.bfloat16), affine(33, torch.bfloat16)[0], train=train)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("transposed", "expanded", "padded_rows", "stepped"))
 def test_norms_of_strided_rows_match_eager(layout):
     x = with_layout(values(5, 6, 32), layout)
@@ -143,6 +145,7 @@ def test_statistics_of_long_columns_match_eager_whatever_their_means():
     check(statistics, far_from_zero(4099))
 
 
+@pytest.mark.slow
 def test_statistics_of_long_columns_match_eager_on_a_gpu():
     check(lambda x: torch.var_mean(x, 0), far_from_zero(2051), backend="triton_interpreter")
 

@@ -189,6 +189,7 @@ def apply_all(table):
     return apply
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("family", DOMAINS)
 def test_unary_family_matches_eager(family, dtype):
@@ -196,6 +197,7 @@ def test_unary_family_matches_eager(family, dtype):
     check(apply_all(table), values(7, 34, dtype=dtype, low=low, high=high))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("family", ("any", "positive", "unit", "activations", "clamps"))
 def test_unary_family_has_eager_gradients(family, dtype):
@@ -242,6 +244,7 @@ SPECIAL_TABLE = {**ANY, **POSITIVE, **UNIT, **ROUNDING, **CLAMPS, **ACTIVATIONS}
 SPECIAL_TABLE = {name: op for name, op in SPECIAL_TABLE.items() if name not in UNSETTLED}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_special_values_pass_through_unary_operations_as_in_eager(dtype):
     check(apply_all(SPECIAL_TABLE), torch.tensor(SPECIAL * 3, dtype=dtype))

@@ -37,6 +37,7 @@ def one_of(dtype, *shape, seed=0):
     return values(*shape, dtype=dtype, seed=seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("left", ALL_DTYPES, ids=str)
 def test_every_pair_of_dtypes_promotes_as_in_eager(left):
     x = one_of(left, 4, 9)
@@ -77,6 +78,7 @@ def test_mixed_floating_dtypes_match_eager(train):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", ALL_DTYPES, ids=str)
 def test_casts_to_every_dtype_match_eager(source):
     if source.is_floating_point:

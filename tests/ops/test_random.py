@@ -56,6 +56,7 @@ def test_eager_numbers_are_philox_by_position(which):
     assert torch.equal(turned, expected) and turned.stride() == (1, 3)
 
 
+@pytest.mark.sampled(2)
 @RUNNERS
 @pytest.mark.parametrize("size", ([], [1], [5], [64], [3, 37], [2, 3, 40], [7, 4, 4]))
 def test_every_runner_draws_the_eager_bits(runner, size):
