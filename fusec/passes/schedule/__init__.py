@@ -12,6 +12,7 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
+from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.descriptors import with_descriptors
@@ -41,7 +42,10 @@ def gpu_plans(kernel: Kernel, limits: Limits = COMMON) -> tuple[Plan, ...]:
 def accepts_gpu(kernel: Kernel, limits: Limits = COMMON) -> bool:
     """Return True if some schedule can run the kernel: its loops nest, without private memory."""
     if contraction.contractions(kernel):
-        return contraction.accepts(kernel, limits)
+        if not contraction.accepts(kernel, limits):
+            return False
+        # When it is planned, axes that walk memory as one are one, which may be no lanes any more.
+        return contraction.accepts(coalesce(kernel), limits)
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, arrays=False) is None:
         return False

@@ -13,9 +13,11 @@ from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
+from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule import accepts_gpu, gpu_plans
-from fusec.passes.schedule.contraction import contractions
+from fusec.passes.schedule.contraction import MAX_LANES, contractions
 from fusec.passes.schedule.plan import Limits, Plan
+from fusec.passes.unify import unify
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, f32_of, to
@@ -122,3 +124,22 @@ def partial_sums(rows: int) -> Kernel:
 def test_column_sums_do_not_cut_a_products_rows_below_64(limits: Limits) -> None:
     assert accepts_gpu(partial_sums(64), limits)
     assert not accepts_gpu(partial_sums(32), limits)
+
+
+@pytest.mark.parametrize("rows", (4, 8))
+def test_axes_that_walk_memory_as_one_are_one_where_tiles_must_fit(rows: int) -> None:
+    # y and z are summed over one another's axes: no order of loops serves both, but tiles do.
+    p, n, m = 16, 33, 64
+    x, w, v = buffer("x", m, p), buffer("w", m, n), buffer("v", rows, n)
+    y, z, s = buffer("y", p, n), buffer("z", m, p), buffer("s", 1)
+    i, j, k, r, c, o = axes("i j k r c o", p, n, m, rows, n, 1)
+    scaled = Op("mul", (load(x, k, i), Reduce(SUM, (i,), load(x, k, i))))
+    defs = (
+        Def(y, (i, j), Reduce(SUM, (k,), Op("mul", (load(x, k, i), load(w, k, j))))),
+        Def(z, (k, i), scaled),
+        Def(s, (o,), Reduce(SUM, (r, c), load(v, r, c))),
+    )
+    kernel = unify(defs, frozenset((y, z, s)))
+    assert accepts_gpu(kernel) is (rows * n <= MAX_LANES)
+    if accepts_gpu(kernel):
+        assert gpu_plans(coalesce(kernel))
