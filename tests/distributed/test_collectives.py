@@ -19,7 +19,7 @@ from fusec.pipeline import compile_to_source
 from fusec.report.observe import observe
 from fusec.trace import Trace
 from tests.distributed.ranks import run_ranks
-from tests.support import check, compile_with, values
+from tests.support import check, compile_with, since_2_13, values
 
 NAMESPACE = "_c10d_functional"
 TARGETS = ("cpu", "sm_90")
@@ -147,7 +147,7 @@ def collectives_run(step: Callable[[], object]) -> int:
     return sum(event.key == f"{NAMESPACE}::all_reduce" for event in profile.events())
 
 
-@pytest.mark.parametrize("checkpointed", (False, True))
+@pytest.mark.parametrize("checkpointed", (False, pytest.param(True, marks=since_2_13)))
 def test_a_training_step_sends_as_often_as_eager_s(checkpointed):
     w = values(16, 16).requires_grad_()
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from tests.models.training import Wrap, compare, dtype_of, optimizer_state
 from tests.models.zoo import mlp, resnet
-from tests.support import compile_with, seeded, values
+from tests.support import compile_with, seeded, since_2_13, values
 
 STEPS_TOL = 1e-4
 """For f32 after some optimizer steps."""
@@ -100,6 +100,7 @@ def test_tied_weights_get_the_sum_of_both_gradients_and_stay_tied():
     compare(model, procedure, STEPS_TOL)
 
 
+@since_2_13
 def test_parameters_that_freeze_between_steps_stay_where_they_are():
     def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
         call, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -499,6 +500,7 @@ def _fail(gradient: torch.Tensor) -> None:
     raise RuntimeError("in the backward")
 
 
+@since_2_13
 def test_an_exception_of_the_graph_itself_is_eager_s_and_harms_nothing():
     class Solves(nn.Module):
         def __init__(self) -> None:

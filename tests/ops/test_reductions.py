@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import BACKEND, FLOATS, LAYOUTS, check, externs, values, with_layout
+from tests.support import BACKEND, FLOATS, LAYOUTS, TORCH, check, externs, values, with_layout
 
 # Variances of one value are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
@@ -111,7 +111,9 @@ def test_reductions_have_eager_gradients(shape, dim):
 
 @pytest.mark.parametrize("dim", (0, -1))
 def test_reductions_along_one_axis_have_eager_gradients(dim):
-    check(over_axes((OVER_ONE_AXIS,), dim, True), values(6, 17), train=True)
+    without = () if TORCH >= (2, 13) else ("aminmax",)  # no gradient in torch 2.11
+    table = {name: op for name, op in OVER_ONE_AXIS.items() if name not in without}
+    check(over_axes((table,), dim, True), values(6, 17), train=True)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
