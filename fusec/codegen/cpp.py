@@ -22,9 +22,10 @@ Worked example::
 
 from __future__ import annotations
 
-import math
 from importlib import resources
 
+from fusec.codegen.cpp_text import comment, literal
+from fusec.codegen.turned import Block, turned_block
 from fusec.codegen.unrolling import MOST_UNROLLED, is_unrolled
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
@@ -126,7 +127,7 @@ class _Printer:
     def print(self) -> str:
         program = self.program
         for line in (*program.notation, *program.source):
-            self.emit(f"// {_comment(line)}")
+            self.emit(f"// {comment(line)}")
         self.emit(f'extern "C" void {program.name}({", ".join(self.parameters())}) {{')
         self.depth += 1
         if program.table:
@@ -230,15 +231,16 @@ class _Printer:
                 raise InternalError(statement, stage="codegen.cpp")
 
     def loop(self, loop: For) -> None:
+        block = turned_block(loop, self.lane)
+        if block is not None:
+            self.turned(block)
+            return
         i = self.name(loop.axis, loop.axis.name)
-        stops = [self.scalar_index(s) for s in loop.stops]
-        stop = stops[0]
-        for other in stops[1:]:
-            stop = f"fusec_least({stop}, {other})"
+        stop = self.least(loop.stops)
         start = self.scalar_index(loop.start)
         if is_unrolled(loop):
             self.emit(f"#pragma GCC unroll {MOST_UNROLLED}")
-        if len(stops) > 1 or loop.start.axes:
+        if len(loop.stops) > 1 or loop.start.axes:
             self.emit(f"for (long long {i} = {start}, {i}_end = {stop}; {i} < {i}_end; ++{i}) {{")
         else:
             self.emit(f"for (long long {i} = {start}; {i} < {stop}; ++{i}) {{")
@@ -246,6 +248,22 @@ class _Printer:
         self.block(loop.body)
         self.depth -= 1
         self.emit("}")
+
+    def least(self, stops: tuple[Index, ...]) -> str:
+        text = self.scalar_index(stops[0])
+        for other in stops[1:]:
+            text = f"fusec_least({text}, {self.scalar_index(other)})"
+        return text
+
+    def turned(self, block: Block) -> None:
+        """Print a loop that copies a block into an array as one call."""
+        memory = self.name(block.memory.base, block.memory.name)
+        at = f"{memory} + {self.scalar_index(block.start)}, {self.scalar_index(block.step)}"
+        m = "" if block.guard is None else "m"
+        mask = "" if block.guard is None else f", {block.guard.name}"
+        array = self.name(block.array.base, block.array.name)
+        dtype = block.array.dtype
+        self.emit(f"ldt{m}_{dtype}({array}, {at}, {self.least(block.counts)}{mask});")
 
     def scratch(self, statement: Scratch) -> None:
         buffer = statement.buffer
@@ -278,7 +296,7 @@ class _Printer:
         """Return an argument, broadcast if the result has lanes and it has none."""
         match node:
             case Const():
-                text = _literal(node)
+                text = literal(node)
             case Var():
                 text = node.name
             case _:
@@ -361,7 +379,7 @@ class _Printer:
         offset = node.indices[0]
         guard = self.guarded(node.guard, offset)
         base, by = self.along_lane(offset)
-        zero = _zero(dtype)
+        zero = literal(Const(0, compute_type(dtype)))
         if not vector or (by is not None and by is index(0) and not self.lane_guard(guard)):
             text = (
                 f"lds_{dtype}({pointer} + {self.scalar_index(base if by is not None else offset)})"
@@ -561,38 +579,3 @@ def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
             case Put() if isinstance(statement.value, Var):
                 stored.add(statement.value)
     return frozenset(v for v in stored if v not in read)
-
-
-def _literal(node: Const) -> str:
-    value, dtype = node.value, compute_type(node.dtype)
-    if dtype is BOOL:
-        return "true" if value else "false"
-    if not dtype.is_float:
-        if value == -(2**63):
-            return "(-0x7fffffffffffffffLL - 1)"
-        return (
-            f"{int(value)}LL"
-            if dtype is I64
-            else f"{int(value)}"
-            if value != -(2**31)
-            else "(-0x7fffffff - 1)"
-        )
-    number = float(value)
-    suffix = "f" if dtype is F32 else ""
-    if math.isnan(number):
-        return f'__builtin_nan{suffix}("")'
-    if math.isinf(number):
-        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
-    if dtype is F32 and abs(number) > 3.4028235677973366e38:
-        return f"{'-' if number < 0 else ''}__builtin_inff()"
-    return f"{number!r}{suffix}"
-
-
-def _zero(dtype: DType) -> str:
-    return _literal(Const(0, compute_type(dtype)))
-
-
-def _comment(line: str) -> str:
-    """Return text that stays inside its comment: printable, no line splice at the end."""
-    clean = "".join(c if c.isprintable() else " " for c in line)
-    return clean.rstrip("\\ ").replace("??/", "?/")

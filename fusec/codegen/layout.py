@@ -42,6 +42,7 @@ class Layout:
         whole: loop part of an axis that runs in chunks -> both its loop parts.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
+        turned: loop parts whose loads may go through a private array.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -53,6 +54,7 @@ class Layout:
         self.whole: dict[Axis, frozenset[Axis]] = {}
         self.cut: dict[Axis, Index] = {}
         self.masks: dict[Axis, Expr] = {}
+        self.turned: set[Axis] = set()
         for binding in plan.bindings:
             self._bind(binding)
         for loop, info in self.loops.items():
@@ -105,6 +107,8 @@ class Layout:
             self.loops[outer] = Loop((outer.extent,), (outer.extent,))
             self.whole[outer] = self.whole[loop] = frozenset((outer, loop))
         self.nest.append(loop)
+        if binding.turned:
+            self.turned.add(loop)
         here = index(outer) * chunk + index(loop)
         self.cut[axis] = here * tile + index(lane) if lane is not None else here
         left = tiles - index(outer) * chunk

@@ -58,6 +58,7 @@ from fusec.ir.monoid import MAX, SUM
 from fusec.ir.online import Scale, dependents, find_pivots, scale_of, scaled
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.schedule.access import is_turned
 from fusec.passes.schedule.plan import Plan
 
 KEEP_COST = 5
@@ -151,6 +152,8 @@ class _Lowering(Values):
         for task in groups.pop(None, []):
             self._emit(task)
         for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
+            if loop in self.layout.turned:
+                self._turn(loop, groups[loop])
             self._run(loop, groups[loop])
         for outer, inner in cascade:
             self.here.body.append(Update(outer, Op("add", (outer, inner))))
@@ -419,6 +422,15 @@ class _Lowering(Values):
             power = product if product is exponent else self._let(here, product, product)
             factor = Op("exp", (power,))
             self.growth[maximum, scale] = self._let(here, factor, factor)
+
+    def _turn(self, loop: Axis, tasks: list[Task]) -> None:
+        """Copy what is contiguous along a loop, and not along the lanes, into arrays before it."""
+        (lane,) = self.lanes
+        for node in evaluated(tasks):
+            if isinstance(node, Load) and is_turned(node, loop, lane):
+                array, slot = self._array(node, self._hint(node))
+                self._run(loop, [Keep(node, array, slot)])
+                self.arrays[node] = (array, slot)
 
     # -- keeping values between sweeps ------------------------------------------------------------
 

@@ -83,6 +83,10 @@ typedef long long i64;
       default: return sts_##D(out, lds_##D(p));                                                  \
     }                                                                                            \
   }                                                                                              \
+  EXPORT turn_##D(const m_##D *p, m_##D *t, i64 s, i64 n, const m_bool *c) {                     \
+    vm m = ld_bool(c);                                                                           \
+    return f_hall(m) ? ldt_##D(t, p, s, n) : ldtm_##D(t, p, s, n, m);                            \
+  }                                                                                              \
   EXPORT put_##D(int how, m_##D *p, const m_##D *in, i64 k, const i64 *o, const m_bool *c) {     \
     vm m = ld_bool(c);                                                                           \
     vi64 at = ld_i64(o);                                                                         \

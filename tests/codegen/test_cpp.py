@@ -30,6 +30,7 @@ from tests.fuzz.graphs import Example, copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
 from tests.fuzz.pipeline import small_limits, small_target
 from tests.ir.graphs import axes, buffer, load
+from tests.support import compile_with
 
 SEEDS = range(2000, 2040)
 Library = dict[str, cpp_kernel.CppKernel]
@@ -182,3 +183,17 @@ def test_the_places_of_a_window_are_taken_apart_and_long_loops_are_not() -> None
     assert kernel.source.count("#pragma GCC unroll") == 2
     [kernel] = fusec.kernels(lambda x: x.tanh().sum(1), torch.ones(64, 40, 512))
     assert "unroll" not in kernel.source
+
+
+def test_transposed_reads_are_turned_in_blocks_whatever_their_type_and_their_ends() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.permute(0, 3, 1, 2).contiguous(), y.mT + z, y.mT.bool(), (y > 0).mT.contiguous()
+
+    torch.manual_seed(0)
+    shapes = (2, 5, 7, 19), (3, 37, 50), (3, 50, 37)
+    kernels = fusec.kernels(fn, *(torch.ones(s) for s in shapes))
+    assert all("  ldt_f32" in kernel.source for kernel in kernels)
+    for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.int16, torch.uint8):
+        inputs = tuple(torch.randint(0, 9, shape).to(dtype) for shape in shapes)
+        for found, expected in zip(compile_with(fn)(*inputs), fn(*inputs), strict=True):
+            assert torch.equal(found, expected) and found.stride() == expected.stride()

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from fusec.codegen.lower import lower
+from fusec.codegen.turned import turned_block
 from fusec.errors import InternalError
-from fusec.ir.expr import Buffer, Expr, Op, Reduce, Select
+from fusec.ir.dtype import I32
+from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.interp import run_kernel, run_program, to_storage
 from fusec.ir.interp_expr import Env
 from fusec.ir.monoid import MAX, PROD, SUM, Monoid
+from fusec.ir.program import For, Statement
 from fusec.ir.verify_program import verify_program
 from fusec.passes.coalesce import flatten
 from fusec.passes.schedule.plan import Binding, Place, Plan
@@ -95,6 +98,42 @@ def test_pointwise_kernel_in_chunks_of_lanes(extent: int) -> None:
     kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
     for tile, chunk in itertools.product((1, 4, 16), (0, 1, 2, 3)):
         check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.GRID, tile, chunk))))
+
+
+def turned(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel, Plan]:
+    """y[m, c] = x[c, m] + (w[c, m] if c >= 2) * x[m, c], in blocks of tile x tile."""
+    x, w, y = buffer("x", columns, rows), buffer("w", columns, rows), buffer("y", rows, columns)
+    z = buffer("z", rows, columns)
+    m, c = axes("m c", rows, columns)
+    part = Load(w, (index(c), index(m)), Op("ge", (IndexValue(index(c), I32), Const(2, I32))))
+    value = Op("add", (load(x, c, m), Op("mul", (part, load(z, m, c)))))
+    kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
+    blocks = Binding(m, Place.GRID, 1, tile, turned=True)
+    return kernel, Plan((Binding(c, Place.LOOP, tile), blocks))
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_blocks_of_loads_along_another_axis_are_turned(extent: int) -> None:
+    for other, tile in itertools.product((3, 16, 21), (4, 16)):
+        kernel, plan = turned(other, extent, tile)
+        check_plan(kernel, plan)
+        program = lower(flatten(kernel), plan)
+        blocks = [turned_block(loop, program.lanes[0]) for loop in loops(program.body)]
+        full, rest = extent >= tile, extent % tile > 0  # in the rest w has a guard for each row
+        assert sum(block is not None for block in blocks) == 2 * full + rest
+
+
+@pytest.mark.parametrize("actual", [2, 5, 16, 17, 40])
+def test_blocks_of_symbolic_extents_are_turned(actual: int) -> None:
+    rows, columns = Size("r", 32), Size("n", 32)
+    kernel, plan = turned(rows, columns, 4)
+    check_plan(kernel, plan, {rows: actual, columns: 42 - actual})
+
+
+def loops(body: tuple[Statement, ...]) -> list[For]:
+    """Return the loops of a program, those inside loops included."""
+    found = [s for s in body if isinstance(s, For)]
+    return found + [inner for loop in found for inner in loops(loop.body)]
 
 
 @pytest.mark.parametrize("actual", [1, 5, 16, 17, 40])

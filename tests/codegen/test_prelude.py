@@ -421,6 +421,21 @@ def test_loads_and_stores_touch_only_their_lanes(library: Library, dtype: str) -
         np.testing.assert_array_equal(memory, before, f"store {how} {k} {mask}")
 
 
+@pytest.mark.parametrize("dtype", MEMORY)
+def test_blocks_are_turned_and_touch_only_their_lanes(library: Library, dtype: str) -> None:
+    page, width = GuardedPage(), library.width
+    lanes = np.arange(width)
+    for n, stride, valid in itertools.product((1, width - 1, width), (width, 21), (1, 3, width)):
+        count = (valid - 1) * stride + n
+        memory = page.tail(dtype, count)
+        memory[:] = some(dtype, count)
+        block = np.zeros((width, width), MEMORY[dtype])
+        library(f"turn_{dtype}", memory, block, stride, n, (lanes < valid).astype("u1"))
+        wanted = np.zeros((width, width), MEMORY[dtype])
+        wanted[:n, :valid] = memory[np.arange(n)[:, None] + stride * lanes[:valid]]
+        np.testing.assert_array_equal(block, wanted, f"{n} {stride} {valid}")
+
+
 def test_lane_numbers_and_first_lanes(library: Library) -> None:
     lanes = np.arange(library.width)
     for n in (0, 1, library.width - 1, library.width, library.width + 5):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.expr import Load
+from fusec.ir.expr import Load, index_exprs
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis, Index, product
+from fusec.ir.index import Axis, Index, index, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,20 @@ def step(access: Access, axis: Axis) -> int | None:
     """Return by how many elements the offset grows along an axis, at hints; None if not affine."""
     coefficient = access.offset.coefficient(axis)
     return None if coefficient is None else coefficient.hint()
+
+
+def is_turned(load: Load, along: Axis, lane: Axis) -> bool:
+    """Return True for a load that is contiguous along an axis, and a step apart along the lanes.
+
+    Its guard, if any, is the same all along that axis.
+    """
+    offset = load.buffer.offset(load.indices)
+    step = offset.coefficient(lane)
+    if step is None or step.axes or step is index(0) or step is index(1):
+        return False
+    if any(True for _ in index_exprs(offset)) or offset.coefficient(along) is not index(1):
+        return False
+    return load.guard is None or along not in load.guard.axes
 
 
 def limiting_axes(kernel: Kernel) -> frozenset[Axis]:

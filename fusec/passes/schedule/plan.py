@@ -3,7 +3,8 @@
 Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
-    binding ::= 'grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile
+    binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
+                ['by' chunk] ['turned']
 
 An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
 that is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid
@@ -58,12 +59,15 @@ class Binding:
         tile: lanes of the inner part; 1 means that the axis has no lanes.
         chunk: tiles that one grid point visits in a loop (GRID), or that one of two nested loops
             runs (LOOP); 0 for none.
+        turned: memory is contiguous along this axis where lanes are not: blocks of a chunk by the
+            lanes go through a private array (``codegen/turned.py``).
     """
 
     axis: Axis
     place: Place
     tile: int = 1
     chunk: int = 0
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ def print_plan(name: str, plan: Plan) -> str:
             case _:
                 text = b.place.value + (f"*{b.tile}" if b.tile > 1 else "")
                 text += f" by {b.chunk}" if b.chunk else ""
+                text += " turned" if b.turned else ""
         parts.append(f"{b.axis.name}={text}")
     tunables = f"warps={plan.warps}" + (
         f" stages={plan.stages}" if plan.dots or plan.stages > 1 else ""

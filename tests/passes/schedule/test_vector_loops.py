@@ -132,3 +132,22 @@ def test_one_reduction_is_planned_however_long_and_wide(shape: tuple[int, int]) 
 def test_a_private_array_longer_than_a_cache_is_refused() -> None:
     assert accepts_vector_loops(rows_and_columns(4, 8, 1 << 16))
     assert not accepts_vector_loops(rows_and_columns(4, 8, (1 << 16) + 64))
+
+
+@pytest.mark.parametrize(
+    ("m", "c", "plan"),
+    [
+        (512, 600, "c=loop*16  m=grid by 16 turned"),
+        (16, 100_000, "c=grid*16 by 250  m=grid by 16 turned"),
+        (15, 600, "m=grid  c=grid*16 by 38"),  # fills no block
+        (600, 15, "m=grid  c=loop*16"),
+    ],
+)
+def test_what_is_written_along_another_axis_than_it_is_read_is_turned(
+    m: int, c: int, plan: str
+) -> None:
+    rows, columns = axes("m c", m, c)
+    x, y = buffer("x", c, m), buffer("y", m, c)
+    assert (
+        found(kernel_of(graph((x,), (Def(y, (rows, columns), load(x, columns, rows)),), y))) == plan
+    )
