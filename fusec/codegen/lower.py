@@ -426,11 +426,20 @@ class _Lowering(Values):
     def _turn(self, loop: Axis, tasks: list[Task]) -> None:
         """Copy what is contiguous along a loop, and not along the lanes, into arrays before it."""
         (lane,) = self.lanes
-        for node in evaluated(tasks):
-            if isinstance(node, Load) and is_turned(node, loop, lane):
+        for node in self._computed(tasks):
+            if not isinstance(node, Load) or not is_turned(node, loop, lane):
+                continue
+            if self.layout.loops_of(node.axes) - self.here.bound == {loop}:
                 array, slot = self._array(node, self._hint(node))
                 self._run(loop, [Keep(node, array, slot)])
                 self.arrays[node] = (array, slot)
+
+    def _computed(self, tasks: list[Task]) -> list[Expr]:
+        """Return what tasks compute themselves: what is in an array is read from there."""
+        return postorder(
+            (root for task in tasks for root in roots(task)),
+            lambda node: () if isinstance(node, Reduce) or node in self.arrays else children(node),
+        )
 
     # -- keeping values between sweeps ------------------------------------------------------------
 

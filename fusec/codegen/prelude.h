@@ -29,7 +29,8 @@
 //   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
 //   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
 //   ldt_D(t, p, s, n)                      t[k * FUSEC_W + l] = p[l * s + k] for all l and k < n,
-//   ldtm_D(t, p, s, n, m)                  n <= FUSEC_W: a block, turned; 0 where the mask is not set
+//   ldtm_D(t, p, s, n, m)                  n <= FUSEC_W: a block, turned; 0 where the mask is not set;
+//                                          t has FUSEC_W * FUSEC_W elements, the rest is undefined
 //   lds_D(p)      sts_D(p, s)              one scalar
 //   to_f32 to_f64 to_i64 to_i32 to_bool to_i16 to_i8 to_u8      from every value
 //   round_bf16(f32) round_f16(f32)         to that precision, and back
@@ -492,54 +493,6 @@ FUSEC_SCATTERED(vu16, raw16)
 FUSEC_SCATTERED(vi32, raw32)
 FUSEC_SCATTERED(vi64, raw64)
 
-// Blocks of FUSEC_W x FUSEC_W, turned in registers: to interleave the first half of the rows with the
-// second is one of log2(FUSEC_W) steps. What is not whole goes element by element.
-#ifdef __clang__
-#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
-#else
-#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shuffle(x, y, index{__VA_ARGS__})
-#endif
-#define FUSEC_LOW(l) (l) / 2 + (l) % 2 * FUSEC_W
-#define FUSEC_HIGH(l) FUSEC_W / 2 + FUSEC_LOW(l)
-#define FUSEC_HALF_LOW(l) (l) / 2 + (l) % 2 * FUSEC_H
-#define FUSEC_HALF_HIGH(l) FUSEC_H / 2 + FUSEC_HALF_LOW(l)
-#define FUSEC_INTERLEAVED(R)                                                            \
-  FUSEC_INLINE R fusec_low(R x, R y) { return FUSEC_SHUFFLE(x, y, R, FUSEC_LANES(FUSEC_LOW)); } \
-  FUSEC_INLINE R fusec_high(R x, R y) { return FUSEC_SHUFFLE(x, y, R, FUSEC_LANES(FUSEC_HIGH)); }
-FUSEC_INTERLEAVED(vu8)
-FUSEC_INTERLEAVED(vu16)
-FUSEC_INTERLEAVED(vi32)
-FUSEC_INLINE vi64 fusec_interleaved(hi64 x, hi64 y) {
-  return vi64(FUSEC_SHUFFLE(x, y, hi64, FUSEC_HALF_LANES(FUSEC_HALF_LOW)),
-              FUSEC_SHUFFLE(x, y, hi64, FUSEC_HALF_LANES(FUSEC_HALF_HIGH)));
-}
-FUSEC_INLINE vi64 fusec_low(vi64 x, vi64 y) { return fusec_interleaved(x.a, y.a); }
-FUSEC_INLINE vi64 fusec_high(vi64 x, vi64 y) { return fusec_interleaved(x.b, y.b); }
-template <class raw> FUSEC_RARE void fusec_ldt_some(raw *t, const raw *p, long long s, long long n,
-                                                    vm m) {
-  for (int l = 0; l < FUSEC_W; l++)
-    for (int k = 0; k < n; k++) t[k * FUSEC_W + l] = m.v[l] ? p[l * s + k] : 0;
-}
-template <class R, class raw>
-FUSEC_INLINE void fusec_ldt(raw *t, const raw *p, long long s, long long n) {
-  if (n < FUSEC_W) return fusec_ldt_some(t, p, s, n, v_bool(true));
-  R r[FUSEC_W], q[FUSEC_W];
-#pragma GCC unroll 16
-  for (int l = 0; l < FUSEC_W; l++) r[l] = fusec_ld(p + l * s);
-#pragma GCC unroll 4
-  for (int step = 1; step < FUSEC_W; step *= 2) {
-#pragma GCC unroll 8
-    for (int l = 0; l < FUSEC_H; l++) {
-      q[2 * l] = fusec_low(r[l], r[l + FUSEC_H]);
-      q[2 * l + 1] = fusec_high(r[l], r[l + FUSEC_H]);
-    }
-#pragma GCC unroll 16
-    for (int l = 0; l < FUSEC_W; l++) r[l] = q[l];
-  }
-#pragma GCC unroll 16
-  for (int k = 0; k < FUSEC_W; k++) fusec_st(t + k * FUSEC_W, r[k]);
-}
-
 // The first n neighbours, and those under a mask.
 #define FUSEC_PARTIAL(R, raw)                                                           \
   FUSEC_INLINE R fusec_ldn(const raw *p, long long n) {                                 \
@@ -626,6 +579,67 @@ FUSEC_PARTIAL(vi32, raw32)
 FUSEC_PARTIAL(vi64, raw64)
 #endif
 
+// Blocks of FUSEC_W x FUSEC_W, turned in registers: to interleave the first half of the rows with the
+// second is one of log2(FUSEC_W) steps. Without
+// loads under a mask, what is not whole goes element by element.
+#ifdef __clang__
+#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shuffle(x, y, index{__VA_ARGS__})
+#endif
+#define FUSEC_LOW(l) (l) / 2 + (l) % 2 * FUSEC_W
+#define FUSEC_HIGH(l) FUSEC_W / 2 + FUSEC_LOW(l)
+#define FUSEC_HALF_LOW(l) (l) / 2 + (l) % 2 * FUSEC_H
+#define FUSEC_HALF_HIGH(l) FUSEC_H / 2 + FUSEC_HALF_LOW(l)
+#define FUSEC_INTERLEAVED(R)                                                            \
+  FUSEC_INLINE R fusec_low(R x, R y) { return FUSEC_SHUFFLE(x, y, R, FUSEC_LANES(FUSEC_LOW)); } \
+  FUSEC_INLINE R fusec_high(R x, R y) { return FUSEC_SHUFFLE(x, y, R, FUSEC_LANES(FUSEC_HIGH)); }
+FUSEC_INTERLEAVED(vu8)
+FUSEC_INTERLEAVED(vu16)
+FUSEC_INTERLEAVED(vi32)
+FUSEC_INLINE vi64 fusec_interleaved(hi64 x, hi64 y) {
+  return vi64(FUSEC_SHUFFLE(x, y, hi64, FUSEC_HALF_LANES(FUSEC_HALF_LOW)),
+              FUSEC_SHUFFLE(x, y, hi64, FUSEC_HALF_LANES(FUSEC_HALF_HIGH)));
+}
+FUSEC_INLINE vi64 fusec_low(vi64 x, vi64 y) { return fusec_interleaved(x.a, y.a); }
+FUSEC_INLINE vi64 fusec_high(vi64 x, vi64 y) { return fusec_interleaved(x.b, y.b); }
+template <class R, class raw> FUSEC_INLINE void fusec_turn(raw *t, R (&r)[FUSEC_W]) {
+  R q[FUSEC_W];
+#pragma GCC unroll 4
+  for (int step = 1; step < FUSEC_W; step *= 2) {
+#pragma GCC unroll 8
+    for (int l = 0; l < FUSEC_H; l++) {
+      q[2 * l] = fusec_low(r[l], r[l + FUSEC_H]);
+      q[2 * l + 1] = fusec_high(r[l], r[l + FUSEC_H]);
+    }
+#pragma GCC unroll 16
+    for (int l = 0; l < FUSEC_W; l++) r[l] = q[l];
+  }
+#pragma GCC unroll 16
+  for (int k = 0; k < FUSEC_W; k++) fusec_st(t + k * FUSEC_W, r[k]);
+}
+template <class R, class raw>
+FUSEC_RARE void fusec_ldt_some(raw *t, const raw *p, long long s, long long n, vm m) {
+#if FUSEC_AVX512
+  R r[FUSEC_W];
+  unsigned k = (1u << n) - 1, set = FUSEC_MASK_BITS(m.v);
+#pragma GCC unroll 16
+  for (int l = 0; l < FUSEC_W; l++) r[l] = fusec_ldk(p + l * s, set >> l & 1 ? k : 0);
+  fusec_turn(t, r);
+#else
+  for (int l = 0; l < FUSEC_W; l++)
+    for (int k = 0; k < n; k++) t[k * FUSEC_W + l] = m.v[l] ? p[l * s + k] : 0;
+#endif
+}
+template <class R, class raw>
+FUSEC_INLINE void fusec_ldt(raw *t, const raw *p, long long s, long long n) {
+  if (n < FUSEC_W) return fusec_ldt_some<R>(t, p, s, n, v_bool(true));
+  R r[FUSEC_W];
+#pragma GCC unroll 16
+  for (int l = 0; l < FUSEC_W; l++) r[l] = fusec_ld(p + l * s);
+  fusec_turn(t, r);
+}
+
 // Bytes and halves to words and back. Portable: by a factor of two at a time, since gcc scalarises
 // a conversion by four.
 #ifdef FUSEC_WORDS_OF_HALVES
@@ -664,10 +678,12 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
     return decode;                                                                      \
   }                                                                                     \
   FUSEC_INLINE void ldt_##D(m_##D *t, const m_##D *p, long long s, long long n) {       \
-    fusec_ldt<decltype(fusec_ld((const raw *)p))>((raw *)t, (const raw *)p, s, n);      \
+    using R = decltype(fusec_ld((const raw *)p));                                       \
+    fusec_ldt<R>((raw *)t, (const raw *)p, s, n);                                       \
   }                                                                                     \
   FUSEC_INLINE void ldtm_##D(m_##D *t, const m_##D *p, long long s, long long n, vm m) { \
-    fusec_ldt_some((raw *)t, (const raw *)p, s, n, m);                                  \
+    using R = decltype(fusec_ld((const raw *)p));                                       \
+    fusec_ldt_some<R>((raw *)t, (const raw *)p, s, n, m);                               \
   }                                                                                     \
   FUSEC_INLINE V ldi_##D(const m_##D *p, vi64 o) {                                      \
     auto r = fusec_ldi((const raw *)p, o);                                              \

@@ -197,3 +197,13 @@ def test_transposed_reads_are_turned_in_blocks_whatever_their_type_and_their_end
         inputs = tuple(torch.randint(0, 9, shape).to(dtype) for shape in shapes)
         for found, expected in zip(compile_with(fn)(*inputs), fn(*inputs), strict=True):
             assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("classes", [16, 21, 50])
+def test_a_softmax_of_channels_that_are_last_turns_what_it_reads(classes: int) -> None:
+    x = torch.randn(2, classes, 5, 7).contiguous(memory_format=torch.channels_last)
+    [kernel] = fusec.kernels(lambda x: x.softmax(1), x)
+    assert kernel.source.count("  ldt_f32") == 2
+    exact = x.double().softmax(1)
+    error = (compile_with(lambda x: x.softmax(1))(x) - exact).abs().max()
+    assert error <= 2 * (x.softmax(1) - exact).abs().max()

@@ -123,6 +123,24 @@ def test_blocks_of_loads_along_another_axis_are_turned(extent: int) -> None:
         assert sum(block is not None for block in blocks) == 2 * full + rest
 
 
+@pytest.mark.parametrize("extent", EXTENTS[1:])
+def test_what_a_reduction_reads_is_turned_and_what_is_kept_is_not_read_again(extent: int) -> None:
+    x, y = buffer("x", 21, extent), buffer("y", extent, 21)
+    p, c = axes("p c", 21, extent)
+    value = Op("exp", (Op("sub", (load(x, p, c), Reduce(MAX, (c,), load(x, p, c)))),))
+    share = Op("div", (value, Reduce(SUM, (c,), value)))
+    kernel = Kernel("k", (p,), (c,), (Store(y, (index(c), index(p)), share),))
+    for tile in (4, 16):
+        blocks = Binding(c, Place.LOOP, 1, tile, turned=True)
+        program = lower(flatten(kernel), Plan((Binding(p, Place.GRID, tile, 2), blocks)))
+        turned = [turned_block(loop, program.lanes[0]) for loop in loops(program.body)]
+        assert sum(block is not None for block in turned) == 4  # twice, in full tiles and the rest
+        expected, found = storage(flatten(kernel), {}), storage(flatten(kernel), {})
+        run_kernel(flatten(kernel), expected, {})
+        run_program(program, found, {})
+        np.testing.assert_allclose(found[y.base], expected[y.base], rtol=1e-6)
+
+
 @pytest.mark.parametrize("actual", [2, 5, 16, 17, 40])
 def test_blocks_of_symbolic_extents_are_turned(actual: int) -> None:
     rows, columns = Size("r", 32), Size("n", 32)
