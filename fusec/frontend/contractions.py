@@ -17,6 +17,7 @@ _CONTRACTION = "contraction: runs in the library"
 _CONVOLUTION = "convolution: runs in the library"
 _POOLING = "pooling: runs in the library"
 _ATTENTION = "attention: runs in the library"
+_PADDING = "padding by what is inside: the library copies rows"
 _SORTING = "sorting"
 _SCAN = "a scan along an axis"
 _SCATTER = "a scatter: elements may collide"
@@ -36,6 +37,13 @@ _TABLE = (
         linear_backward matmul_backward""",
     ),
     (_CONVOLUTION, "convolution convolution_backward _convolution mkldnn_convolution"),
+    (
+        _PADDING,
+        """reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+        replication_pad3d reflection_pad1d_backward reflection_pad2d_backward
+        reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward
+        replication_pad3d_backward""",
+    ),
     (_POOLING, "fractional_max_pool2d fractional_max_pool3d"),
     (
         _SORTING,

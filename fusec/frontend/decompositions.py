@@ -7,12 +7,14 @@ since their parts are primitives below ATen. Biased products are taken apart in 
 PyTorch's rule multiplies 16-bit matrices in f32, with twice the traffic and no tensor cores. And
 what has a lowering of its own that says more than its parts, or the same in fewer nodes, is kept:
 tracing dominates compile time. Dropout and Bernoulli draws are whole for ``draws.py``, which
-compares probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type.
+compares probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type. Pads by
+reflection and replication are taken apart for GPUs, and for CPUs where channels are last.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +63,26 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
         return product + (bias if beta == 1 else bias * beta)
 
     return rule
+
+
+def _whole_on_cpus(rule: Callable[..., Any], *, images: int) -> Callable[..., Any]:
+    """Leave a pad by what is inside to the library, which copies rows, where rows are contiguous.
+
+    Taken apart, each element is a gather along the lanes. A gradient is a scatter, however it lies.
+
+    Args:
+        images: position of the padded tensor among the arguments: 0, or 1 of a gradient.
+    """
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        x = args[images]
+        step = x.stride(-1)
+        rows = isinstance(step, int) and step == 1  # a symbol is not compared: that were a guard
+        if x.device.type == "cpu" and (images or rows):
+            return NotImplemented
+        return rule(*args, **kwargs)
+
+    return keep
 
 
 def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -> Any:
@@ -112,6 +134,7 @@ def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
 
 
 _BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
+_PADS = ("reflection_pad", "replication_pad")
 _DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
 
 
@@ -129,6 +152,11 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
     table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    for name, rank in itertools.product(_PADS, (1, 2, 3)):
+        for suffix, images in (("", 0), ("_backward", 1)):
+            target = getattr(torch.ops.aten, f"{name}{rank}d{suffix}").default
+            if target in table:
+                table[target] = _whole_on_cpus(table[target], images=images)
     for name in _WHOLE:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():

@@ -14,7 +14,7 @@ from tests.ops import test_indexing as indexing
 from tests.ops import test_pointwise as pointwise
 from tests.ops import test_reductions as reductions
 from tests.ops import test_views as views
-from tests.support import BACKEND, externs, values
+from tests.support import BACKEND, check, externs, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
 
@@ -74,9 +74,26 @@ def test_views_are_lowered(train):
 @pytest.mark.sampled(2)
 @MODES
 def test_rearrangements_are_lowered(train):
-    left_out = ("pad_replicate",)
+    left_out = ("pad_reflect", "pad_replicate")  # rows that the library copies
     table = {name: op for name, op in views.REARRANGEMENTS.items() if name not in left_out}
     assert left_to_eager(views.chain(table), values(4, 6, 10), train=train) == set()
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [("reflect", "reflection"), ("replicate", "replication")]
+)
+def test_pads_by_what_is_inside_are_the_library_s_where_rows_are_contiguous(mode, name):
+    def fn(x):
+        return F.pad(x * 2, (2, 1, 1, 2), mode=mode) + 1
+
+    x = values(2, 3, 5, 6)
+    rows, last = f"{name}_pad2d.default", x.to(memory_format=torch.channels_last)
+    gradient = f"{name}_pad2d_backward.default"
+    assert left_to_eager(fn, x) == {rows} and left_to_eager(fn, last) == set()
+    assert left_to_eager(fn, x, train=True) == {rows, gradient}
+    assert left_to_eager(fn, last, train=True) == {gradient}
+    for images in (x, last):
+        check(fn, images, train=True)
 
 
 def test_gathers_are_lowered_and_their_gradients_are_scatters():
