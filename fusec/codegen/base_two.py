@@ -18,11 +18,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Const, Expr, Op, Var
+from fusec.ir.expr import Const, Dot, Expr, Op, Select, Var
 from fusec.ir.online import unscaled
 from fusec.ir.program import For, Let, Program, Statement
 
 LOG2_E = math.log2(math.e)
+HUGE = 2.0**27
+"""The size of what a row subtracts from which on its scores are not multiplied by L.
+
+A row whose scores are all masked, by -1e9 or by the least number of a type, is uniform: each score
+less the maximum is 0. Times L, both may be infinite; and a multiply-add leaves what it rounds of
+the one but not of the other, which is 64 for -1e9. Without L the difference is 0, too; any other is
+at least 8 then, and both ``e**-8`` and ``2**-8`` are next to nothing.
+"""
 
 
 def base_two(program: Program, cheap: frozenset[Var]) -> Program:
@@ -55,25 +63,49 @@ class _Rewriter:
         """Yield a cheap exponential as a power of two."""
         match self.values.get(power):
             case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
-                left, right = self.scaled("score", score), self.scaled("base", base)
-                exponent = self.let("power", Op("sub", (left.var, right.var)), score)
-                yield from (left, right, exponent)
+                lets = self.difference(score, base)
             case _ if isinstance(power, Var):
-                exponent = self.scaled("power", power)
-                yield exponent
+                value, factor = self.unscaled(power)
+                lets = (self.let("power", Op("mul", (value, Const(factor * LOG2_E, F32))), value),)
             case _:
                 yield whole
                 return
-        yield Let(whole.var, Op("exp2", (exponent.var,)))
+        yield from lets
+        yield Let(whole.var, Op("exp2", (lets[-1].var,)))
 
-    def scaled(self, name: str, value: Var) -> Let:
-        """Return a value multiplied by L, in one step with the factor that it has already."""
-        factor, given = LOG2_E, self.values.get(value)
+    def difference(self, score: Var, base: Var) -> tuple[Let, ...]:
+        """Return the steps of ``score*(k*L) - base*L``, which is the last."""
+        value, factor = self.unscaled(score)
+        if isinstance(self.values.get(value), Dot):  # nothing is masked
+            steps: tuple[Let, ...] = ()
+            by: Expr = Const(factor * LOG2_E, F32)
+            logarithm: Expr = Const(LOG2_E, F32)
+        else:
+            steps = self.factors(base, factor)
+            by, logarithm = (s.var for s in steps[-2:])
+        left = self.let("score", Op("mul", (value, by)), value)
+        right = self.let("base", Op("mul", (base, logarithm)), base)
+        return (*steps, left, right, self.let("power", Op("sub", (left.var, right.var)), value))
+
+    def factors(self, base: Var, factor: float) -> tuple[Let, ...]:
+        """Return the steps of k*L and of L, the last two: without L in rows of huge numbers."""
+        size = self.let("size", Op("abs", (base,)), base)
+        huge = self.let("huge", Op("gt", (size.var, Const(HUGE, F32))), base)
+        pair = (("factor", factor), ("log2_e", 1.0))
+        chosen = (
+            self.let(name, Select(huge.var, Const(k, F32), Const(k * LOG2_E, F32)), base)
+            for name, k in pair
+        )
+        return (size, huge, *chosen)
+
+    def unscaled(self, value: Var) -> tuple[Var, float]:
+        """Return what a value is a multiple of, if it has been multiplied, and the factor."""
+        given = self.values.get(value)
         if given is not None:
             inner, (kind, k) = unscaled(given)
             if isinstance(inner, Var) and inner.axes == value.axes:
-                value, factor = inner, factor * k if kind == "mul" else factor / k
-        return self.let(name, Op("mul", (value, Const(factor, F32))), value)
+                return inner, k if kind == "mul" else 1 / k
+        return value, 1.0
 
     def let(self, name: str, value: Expr, like: Var) -> Let:
         self.serial += 1

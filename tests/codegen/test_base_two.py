@@ -37,3 +37,16 @@ def test_values_of_large_scores(dtype: torch.dtype, scale: float) -> None:
         return F.scaled_dot_product_attention(q * 8, k, v, scale=scale)
 
     check(attention, q, k, v, backend="triton_fused")
+
+
+@pytest.mark.parametrize("fill", (-1e9, torch.finfo(torch.bfloat16).min))
+def test_rows_whose_scores_are_all_masked_are_uniform(fill: float) -> None:
+    q, k, v = (values(1, 2, n, 16, seed=s).bfloat16() for s, n in enumerate((40, 16, 16)))
+    mask = torch.zeros(40, 16).masked_fill(torch.arange(40)[:, None] > torch.arange(16), fill)
+
+    def attention(q, k, v, mask):
+        scores = q @ k.mT * 0.3
+        filled = torch.softmax(scores.masked_fill(mask < 0, fill), -1) @ v
+        return filled, torch.softmax(scores + mask, -1) @ v
+
+    check(attention, q, k, v, mask.bfloat16(), backend="triton_fused")
