@@ -8,7 +8,8 @@ One exception. ``exp(s - m)`` of a tile and its rows, rounded for a product *and
 cheap too: the cheap form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is at most 0.4.
 So the sum is as exact as it was, and the weights of a product agree with the sum they are divided
 by. A logsumexp kept for a backward would otherwise make each exponential of an attention dear. What
-the sums so far are multiplied by, when their maximum grows, is as cheap as the weights.
+the sums so far are multiplied by, when their maximum grows, is as cheap as the weights. Not so what
+a maximum is taken of: it may be compared with what another loop computes again.
 
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
 also stored as f32, s and t are not.
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
+from fusec.ir.monoid import MAX, MIN
 from fusec.ir.program import For, Let, Program, Put, Statement, Update
 
 
@@ -40,15 +42,34 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
             case Put():
                 exact.add(statement.value)
                 exact.update(index_exprs(statement.offset))
-    weights = _weights(statements) - exact
-    waiting = [value for value in exact if isinstance(value, Var)]
+    seen = _sources(exact, feeds)
+    picked = (
+        child
+        for s in statements
+        if isinstance(s, Let | Update) and s.var in seen and _picks(s.value)
+        for child in children(s.value)
+    )
+    weights = _weights(statements) - exact - _sources(picked, feeds)
+    return frozenset(v for v in values if v.dtype is F32 and (v not in seen or v in weights))
+
+
+def _sources(values: Iterable[Expr], feeds: Mapping[Var, list[Expr]]) -> set[Var]:
+    """Return the variables among some values, and those that these are made of."""
+    waiting = [value for value in values if isinstance(value, Var)]
     seen = set(waiting)
     while waiting:
         for source in feeds.get(waiting.pop(), ()):
             if isinstance(source, Var) and source not in seen:
                 seen.add(source)
                 waiting.append(source)
-    return frozenset(v for v in values if v.dtype is F32 and (v not in seen or v in weights))
+    return seen
+
+
+def _picks(value: Expr) -> bool:
+    """Return True for a maximum or minimum: one of its operands, which others may equal exactly."""
+    if isinstance(value, Reduce):
+        return value.monoid in (MAX, MIN)
+    return isinstance(value, Op) and value.name in ("maximum", "minimum")
 
 
 def _weights(statements: list[Statement]) -> set[Expr]:

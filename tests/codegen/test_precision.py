@@ -77,3 +77,15 @@ def test_an_exponential_that_is_stored_exactly_is_exact_although_a_product_reads
     b.put(buffer("w", BF16, 4, 8), index(r) * 8 + c, b.cast(e, BF16))
     b.put(buffer("e", F32, 4, 8), index(r) * 8 + c, e)
     assert e not in rounded_to_16_bits(b.program())
+
+
+def test_a_weight_of_a_product_is_exact_where_the_largest_is_kept() -> None:
+    r, c = Axis("r", index(4)), Axis("c", index(8))
+    for monoid in (MAX, SUM):
+        b = Builder("k", (), (r, c))
+        score = b.load(buffer("s", F32, 4, 8), index(r) * 8 + c)
+        e = b.op("exp", b.op("sub", score, b.reduce(MAX, (c,), score)))
+        b.put(buffer("w", BF16, 4, 8), index(r) * 8 + c, b.cast(e, BF16))
+        kept = b.reduce(monoid, (c,), b.op("mul", e, f32(0.5)))
+        b.put(buffer("l", F32, 4), r, kept)
+        assert (e in rounded_to_16_bits(b.program())) == (monoid is SUM)
