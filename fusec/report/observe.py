@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
+from torch._guards import tracing
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeCopyMode,
@@ -66,7 +67,8 @@ class _Observer:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
-        forward, backward = count_eager(gm, plain)
+        with tracing(None):  # or branches were traced with fake tensors of Dynamo's mode
+            forward, backward = count_eager(gm, plain)
 
         def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
             cost = backward if name == "backward" else forward
