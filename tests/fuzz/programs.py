@@ -142,9 +142,10 @@ JOINS = (
 )  # fmt: skip
 REDUCTIONS = (
     "{x}.sum({d})", "{x}.sum({d}, keepdim=True)", "{x}.mean({d}, keepdim=True)", "{x}.mean()",
-    "{x}.mean({d})", "{x}.var({d})", "torch.logsumexp({x}, {d})",
+    "{x}.mean({d})", "{x}.var({d})",
     "{x}.std({d}, keepdim=True) | {x}.std({d}).clamp(min=1e-30)",  # its slope at 0 is infinite
-    "{x}.amax({d}, keepdim=True) | gap({x}, {d})", "{x}.amin({d}) | gap({x}, {d})", "{x}.norm()",
+    "torch.logsumexp({x}, {d})", "{x}.amax({d}, keepdim=True) | gap({x}, {d})",
+    "{x}.amin({d}) | gap({x}, {d})", "{x}.norm()",
     "{x}.sum(({d}, {e}))", "{x}.mean(({d}, {e}), keepdim=True)", "{x}.prod({d}) * 0.1",
     "{x}.argmax({d}) | gap({x}, {d})", "({x} > 0).any({d}) | {x}", "({x} > 0).sum({d}) | {x}",
     "torch.var_mean({x}, {d})[0]", "{x}.cumsum({d})", "{x}.max({d})[0] | gap({x}, {d})",
