@@ -40,6 +40,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "dtype", "width", "heads"), BLOCKS)
 def test_less_is_saved_than_by_inductor_and_far_less_than_by_eager(
     kind: str, dtype: torch.dtype, width: int, heads: int
@@ -66,7 +67,7 @@ def test_layers_do_not_compute_each_other_s_values_again(kind: str) -> None:
     assert len(four[1].nodes) <= 4 * len(one[1].nodes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "width"), [("gpt2", 768), ("gpt2, attention written out", 256), ("llama", 256)]
 )
@@ -178,7 +179,7 @@ def test_a_smaller_budget_saves_less() -> None:
     assert sizes[1] <= 0.7 * sizes[0] and sizes[2] <= 0.4 * sizes[0] and sizes[3] <= 0.2 * sizes[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", (0.0, 0.5))
 def test_a_smaller_budget_computes_the_same(budget: float) -> None:
     plain, small = TwoBlocks(), TwoBlocks()

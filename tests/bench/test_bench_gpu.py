@@ -147,6 +147,7 @@ def test_errors_that_are_no_numbers_do_not_end_a_run(tmp_path):
     assert written == {"error": "nan", "times": ["inf", 1.0]}
 
 
+@pytest.mark.slow
 def test_the_gpu_tests_run_in_a_process_with_a_limit(tmp_path):
     result = gpu.gpu_tests(tmp_path, limit_s=0.01)
     assert result["exit"] in ("stopped after 0 s", "killed after 0 s")

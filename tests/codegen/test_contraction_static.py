@@ -130,6 +130,7 @@ def test_descriptors_of_other_types_and_targets_have_no_fault(dtype, target) -> 
     assert faults(product, *inputs, target=target, descriptors="always") == []
 
 
+@pytest.mark.sampled(2)
 @TARGETS
 @pytest.mark.parametrize(
     "depth", (64, *(pytest.param(d, marks=pytest.mark.slow) for d in (80, 128, 256)))

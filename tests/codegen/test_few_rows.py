@@ -79,6 +79,7 @@ def test_a_product_of_few_columns_and_few_terms() -> None:
     fused(lambda x, w, r: torch.tanh(x @ w + r), x, w, r)
 
 
+@pytest.mark.sampled(5)
 @TYPES
 @pytest.mark.parametrize("terms", (1024, 1300))
 def test_parts_of_a_product_with_bias_gelu_and_residual(split, terms, dtype) -> None:

@@ -194,6 +194,7 @@ def fsdp(rank: int) -> None:
     assert compiled_graphs(name="forward") and compiled_graphs(name="backward")
 
 
+@pytest.mark.slow
 def test_fsdp2_of_compiled_blocks_trains_as_eager():
     run_ranks(fsdp)
 

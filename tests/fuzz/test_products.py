@@ -120,6 +120,7 @@ def test_models_compute_the_same_by_kernels_for_cpus(kind: str) -> None:
         check_seed(seed, kind, "fusec")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_compute_the_same_with_tiles_copied_by_descriptors(kind: str) -> None:
     for seed in range(20, 23):

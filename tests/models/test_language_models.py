@@ -23,6 +23,7 @@ def test_logits_match_eager(name, attention):
     check(LANGUAGE_MODELS[name](attention, layers=1), tokens(2, 17), tol=TOLERANCE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attention", ("sdpa", pytest.param("eager", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_loss_and_gradients_of_all_parameters_match_eager(name, attention):
@@ -44,6 +45,7 @@ def test_bfloat16_gpt2_matches_eager_within_the_rule_of_half_types():
     check(model, tokens(2, 17), tol=2e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 def test_a_pretrained_model_of_the_users_own_matches_eager(train):
     ids = tokens(3, 12, low=0)

@@ -320,6 +320,7 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_inside_the_graph_trains_as_eager(name):
     class WithLoss(nn.Module):
@@ -346,6 +347,7 @@ def test_a_loss_inside_the_graph_trains_as_eager(name):
 # -- mixed precision -------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("inside", (True, False), ids=("inside", "around"))
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "f16"))
 def test_autocast_with_a_scaled_loss_trains_within_eager_s_error(dtype, inside):

@@ -34,6 +34,7 @@ def test_resnet_in_eval_mode_matches_eager(layout):
     check(resnet(), with_layout(values(2, 3, 14, 10), layout), tol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 def test_resnet_training_matches_eager_and_updates_running_statistics(layout):
     # `check` compares the buffers after the call, and so the running statistics.
@@ -70,6 +71,7 @@ def test_mlp_matches_eager(train):
     check(mlp(), values(17, 33), train=train)
 
 
+@pytest.mark.sampled(2)
 @MODES
 def test_mlp_of_other_dtypes_matches_eager(train):
     check(mlp().to(torch.bfloat16), values(17, 33, dtype=torch.bfloat16), train=train, tol=2e-2)

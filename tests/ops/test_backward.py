@@ -34,6 +34,7 @@ def test_gradients_of_rows_and_columns_match_eager(fn, shape, dtype):
     check(fn, values(*shape, dtype=dtype), *vectors, train=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients_by_the_kernels_of_a_gpu_match_eager(shape):
     vectors = [values(shape[1], seed=n) for n in (1, 2)]
@@ -69,6 +70,7 @@ def gated(x, images):
     return left * F.gelu(right), a * F.silu(b) * torch.tanh(c), F.glu(x * 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "dynamic"), [("fusec", False), ("fusec", True), ("triton_interpreter", False)]
 )

@@ -36,6 +36,7 @@ def test_factors_of_integer_products_become_integers():
     check(products, c, a, b)
 
 
+@pytest.mark.sampled(2)
 @MODES
 def test_every_kind_of_matrix_product_matches_eager(train):
     def products(a, b, c, v):

@@ -141,6 +141,7 @@ def test_mutation_of_an_intermediate_matches_eager_and_its_gradients(mutate):
     check(through, values(6, 9), train=mutate not in (several, read_then_write_then_read))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "dtype", (torch.bfloat16, torch.float64, torch.int32, torch.uint8), ids=str
 )

@@ -51,6 +51,7 @@ def test_operations_without_gradients_are_lowered(name):
     assert left_to_eager(pointwise.apply_all(getattr(pointwise, name)), x, y) == set()
 
 
+@pytest.mark.sampled(5)
 @MODES
 @pytest.mark.parametrize("dim", (0, 1, (0, 1)), ids=str)
 def test_reductions_are_lowered(dim, train):
@@ -114,6 +115,7 @@ def test_masks_are_lowered(train):
     assert left_to_eager(mask, *inputs, train=train) == set()
 
 
+@pytest.mark.sampled(2)
 @MODES
 def test_norms_and_losses_are_lowered(train):
     def norms(x, w, t):

@@ -85,6 +85,7 @@ def test_layer_norm_of_the_channels_of_an_image_matches_eager(train):
     check(norm, with_layout(values(2, 6, 4, 5), "channels_last"), *affine(6), train=train)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @MODES
 def test_group_and_instance_norm_match_eager(layout, train):

@@ -99,7 +99,7 @@ def steps_agree(cls, settings, dtypes=(torch.float32,)):
     assert_close(lists[1], lists[0], lists[2])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_five_steps_agree_with_eager_and_fp64(name, foreach):

@@ -209,11 +209,13 @@ def test_rare_unary_operations_match_eager_wherever_they_run():
     check(apply_all(RARE), values(5, 33))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_binary_family_matches_eager(dtype):
     check(apply_all(BINARY), values(9, 33, dtype=dtype), values(9, 33, dtype=dtype, seed=1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16), ids=str)
 def test_binary_family_has_eager_gradients(dtype):
     x, y = values(4, 17, dtype=dtype), values(4, 17, dtype=dtype, seed=1)

@@ -37,7 +37,7 @@ def one_of(dtype, *shape, seed=0):
     return values(*shape, dtype=dtype, seed=seed)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("left", ALL_DTYPES, ids=str)
 def test_every_pair_of_dtypes_promotes_as_in_eager(left):
     x = one_of(left, 4, 9)
@@ -127,6 +127,7 @@ def test_type_predicates_and_views_of_casts_match_eager():
     check(convert, values(4, 9) * 4, values(4, 9, dtype=torch.int64))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ALL_INTS, ids=str)
 def test_integer_arithmetic_matches_eager_on_negative_operands(dtype):
     low = 0 if dtype == torch.uint8 else -50
@@ -163,6 +164,7 @@ def test_integer_arithmetic_matches_eager_on_negative_operands(dtype):
     check(arithmetic, x, y)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ALL_INTS, ids=str)
 def test_bits_and_shifts_match_eager(dtype):
     x = values(9, 17, dtype=dtype, low=0 if dtype == torch.uint8 else -50, high=60)
@@ -199,6 +201,7 @@ def test_integer_overflow_wraps_around_as_in_eager():
     check(lambda x, i: (x + 10, x * 2, x - 200, i + 1, i - 1, i * 2, -x), x, i)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("exponent", range(8))
 def test_integer_powers_match_eager(exponent):
     x = values(5, 9, dtype=torch.int64, low=-4, high=5)

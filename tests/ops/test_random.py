@@ -56,7 +56,7 @@ def test_eager_numbers_are_philox_by_position(which):
     assert torch.equal(turned, expected) and turned.stride() == (1, 3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @RUNNERS
 @pytest.mark.parametrize("size", ([], [1], [5], [64], [3, 37], [2, 3, 40], [7, 4, 4]))
 def test_every_runner_draws_the_eager_bits(runner, size):
@@ -78,6 +78,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sampled(5)
 @RUNNERS
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_of_a_draw_reads_the_same_numbers(runner, view):
@@ -85,6 +86,7 @@ def test_a_view_of_a_draw_reads_the_same_numbers(runner, view):
     assert torch.equal(run(SEEDS), VIEWS[view](drawn([8, 35])))
 
 
+@pytest.mark.sampled(5)
 @RUNNERS
 @pytest.mark.parametrize("width", (1, 3, 16, 33, 64, 100, 128, 1000))
 def test_bits_do_not_depend_on_how_rows_are_cut(runner, width):
@@ -102,6 +104,7 @@ def test_other_types_have_the_eager_bits(runner, dtype):
     assert torch.equal(run(SEEDS), drawn([5, 33], dtype=dtype))
 
 
+@pytest.mark.sampled(5)
 @RUNNERS
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.float32), ids=str)
 @pytest.mark.parametrize("bounds", ((0, 7), (-5, 120), (0, 1)), ids=str)

@@ -98,12 +98,14 @@ def over_axes(tables, dim, keepdim):
     return reduce
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("shape", "dim"), AXES, ids=str)
 def test_reductions_over_axes_match_eager(shape, dim):
     keepdim = len(shape) % 2 == 1
     check(over_axes((OVER_AXES, COUNTS, OVER_ONE_AXIS), dim, keepdim), values(*shape))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("shape", "dim"), AXES[::3], ids=str)
 def test_reductions_have_eager_gradients(shape, dim):
     check(over_axes((OVER_AXES,), dim, False), values(*shape), train=True)
@@ -116,6 +118,7 @@ def test_reductions_along_one_axis_have_eager_gradients(dim):
     check(over_axes((table,), dim, True), values(6, 17), train=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_reductions_of_each_floating_dtype_match_eager(dtype):
     check(over_axes((OVER_AXES, COUNTS, OVER_ONE_AXIS), -1, True), values(6, 129, dtype=dtype))
@@ -141,6 +144,7 @@ def test_every_reduction_over_dtypes_axes_and_keepdim_matches_eager(
 SIZES = (1, 7, 17, 31, 33, 100, 1000, 4097)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", SIZES)
 def test_full_reductions_of_odd_sizes_match_eager(n):
     check(lambda x: {name: op(x) for name, op in EVERYTHING.items()}, values(n, seed=n))
@@ -157,6 +161,7 @@ def test_full_reductions_have_eager_gradients(shape):
     check(lambda x: {name: op(x * 2) for name, op in table.items()}, values(*shape), train=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", SIZES[1:])
 def test_row_softmax_and_statistics_of_odd_sizes_match_eager(n):
     def rows(x):
@@ -166,6 +171,7 @@ def test_row_softmax_and_statistics_of_odd_sizes_match_eager(n):
     check(rows, values(n, 3, seed=n).t())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_reductions_of_strided_tensors_match_eager(layout):
     def reduce(x):
@@ -202,6 +208,7 @@ INTEGER_REDUCTIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dim", (0, 1))
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.int8), ids=str)
 def test_integer_reductions_match_eager(dtype, dim):
@@ -378,6 +385,7 @@ def test_row_and_column_reductions_of_one_tensor_match_eager():
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "columns"), ((1025, 33), (3, 20001), (2049, 5)), ids=str)
 def test_long_reductions_are_split_without_loss(rows, columns):
     x = values(rows, columns)

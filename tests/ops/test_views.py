@@ -123,7 +123,7 @@ def test_rearrangements_inside_a_chain_match_eager_and_its_gradients(start):
     check(chain(part(REARRANGEMENTS, start)), values(4, 6, 10), train=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
 def test_views_of_strided_inputs_match_eager(layout):
     names = ("transpose", "expand", "slice_step", "select", "unfold", "diagonal", "unsqueeze")

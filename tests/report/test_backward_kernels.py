@@ -139,6 +139,7 @@ ROWS = {
 """Name -> function of x and others, these others for rows and columns."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", ["sm_90", "cpu"])
 @pytest.mark.parametrize("name", ROWS)
 def test_a_backward_along_rows_is_one_kernel_at_the_floor(name: str, target: str) -> None:
