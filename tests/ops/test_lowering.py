@@ -14,7 +14,7 @@ from tests.ops import test_indexing as indexing
 from tests.ops import test_pointwise as pointwise
 from tests.ops import test_reductions as reductions
 from tests.ops import test_views as views
-from tests.support import BACKEND, check, externs, values
+from tests.support import BACKEND, TORCH, check, externs, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
 
@@ -93,7 +93,7 @@ def test_pads_by_what_is_inside_are_the_library_s_where_rows_are_contiguous(mode
     assert left_to_eager(fn, x) == {rows} and left_to_eager(fn, last) == set()
     assert left_to_eager(fn, x, train=True) == {rows, gradient}
     assert left_to_eager(fn, last, train=True) == {gradient}
-    for images in (x, last):
+    for images in (x, last) if TORCH >= (2, 13) else (x,):  # strides: see docs/numerics.md
         check(fn, images, train=True)
 
 
