@@ -580,8 +580,8 @@ FUSEC_PARTIAL(vi64, raw64)
 #endif
 
 // Blocks of FUSEC_W x FUSEC_W, turned in registers: to interleave the first half of the rows with the
-// second is one of log2(FUSEC_W) steps. Without
-// loads under a mask, what is not whole goes element by element.
+// second is one of log2(FUSEC_W) steps. Without loads under a mask, what is not whole goes element by
+// element.
 #ifdef __clang__
 #define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
