@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return the tests, and of one marked ``sampled(n)`` the first case and every n-th after it.
 
-    With an n that shares no factor with the numbers of values, each value of each parameter stays.
+    An n that shares no factor with the numbers of values walks a diagonal of their product.
     """
     seen: Counter[tuple[object, str]] = Counter()
     kept = []

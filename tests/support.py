@@ -49,7 +49,10 @@ TOLERANCE = {
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 since_2_13 = pytest.mark.skipif(
-    TORCH < (2, 13), reason="torch's own trace is another one in 2.11; see docs/numerics.md"
+    TORCH < (2, 13), reason="torch 2.11 does otherwise, aot_eager too; see docs/numerics.md"
+)
+falls_short_before_2_13 = pytest.mark.xfail(
+    TORCH < (2, 13), reason="fusec falls short with torch 2.11; see docs/numerics.md", strict=False
 )
 
 

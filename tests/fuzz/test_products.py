@@ -32,13 +32,13 @@ KINDS: dict[str, Any] = {"product": Product, "attention": Attention, "composite"
 BATCH = 5
 """Models a test: enough to be worth a line, few enough to find the seed at once."""
 EXCUSED = {
-    157: "one key is left: a gradient is 0, and no error is small beside it",
-    162: "ties of values that were rounded: of 4356 flags eager has 4 other than fp64, fusec 1",
-    265: "the same of 7 flags",
-    270: "`var_mean` of a row with an infinity: see docs/numerics.md",
-    314: "the same",
+    ("attention", 157): "one key is left: a gradient is 0, and no error is small beside it",
+    ("attention", 162): "ties of rounded values: of 4356 flags eager has 4 unlike fp64's, fusec 1",
+    ("composite", 265): "7 flags of the like; the one that was looked at is fp64's",
+    ("composite", 270): "`var_mean` of a row with an infinity: see docs/numerics.md",
+    ("composite", 314): "the same",
 }
-"""Seeds whose disagreement was looked at and is no fault, by why."""
+"""Models that disagree with eager and are left out, by why."""
 FIRST, _, LAST = os.environ.get("FUZZ_PRODUCTS", "").partition("-")
 
 
@@ -132,7 +132,7 @@ def test_models_compute_the_same_with_tiles_copied_by_descriptors(kind: str) -> 
 @pytest.mark.parametrize("start", range(int(FIRST or 100), int(LAST or 400), BATCH))
 def test_models_of_more_seeds_compute_what_eager_does(start: int, kind: str) -> None:
     for seed in range(start, start + BATCH):
-        if seed not in EXCUSED:
+        if (kind, seed) not in EXCUSED:
             check_seed(seed, kind)
 
 

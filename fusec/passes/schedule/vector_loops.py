@@ -99,7 +99,7 @@ def turned_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
     None unless both fill vectors of ``width`` lanes, and what is stored varies along both. A kernel
     with reductions has the second one among its loops; it is left as it is unless all of its loads
     are turned or walk the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are
-    copied 6 times as fast as element by element, 3 times as fast as in eager.
+    copied 4 to 7 times as fast as element by element, 1.9 to 3.5 times as fast as in eager.
     """
     long = [a for a in kernel.axes if a.limit is None and a.extent.hint() >= width]
     offsets = [(s.buffer.offset(s.indices), s.buffer.dtype.itemsize) for s in kernel.stores]
