@@ -8,7 +8,7 @@ of the FX graph, so a warm start does nothing but read an entry and bind it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target
 from fusec.frontend.capture import Held, capture_with_values, main_device
 from fusec.ir import text
-from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, Graph, Kernel, Schedule, all_launches
 from fusec.ir.program import Program, print_program
 from fusec.ir.structure import structure
@@ -82,8 +81,8 @@ def optimise(
     options: Options,
     trace: Trace,
     make_judge: Callable[[Cut], Judge] | None = None,
-) -> tuple[Schedule, tuple[Decision, ...], dict[Buffer, int]]:
-    """Return the graph cut into kernels, the decisions that led there, and raced configurations.
+) -> tuple[Schedule, tuple[Decision, ...]]:
+    """Return the graph cut into kernels, and the decisions that led there.
 
     Args:
         make_judge: gives the judge between the ways to run a product; by default the cost model.
@@ -96,10 +95,9 @@ def optimise(
     graph, regions, chunked = chunk(graph, least, target.machine.chunk_rows)
     if options.race == "library" or not options.fusion or not target.multiplies:
         schedule, decisions = cut(graph)
-        configurations: dict[Buffer, int] = {}
     else:
         judge = judge_by_model(cut, target.machine) if make_judge is None else make_judge(cut)
-        schedule, decisions, configurations = cut_with_products(
+        schedule, decisions = cut_with_products(
             graph, cut, None if options.race == "fused" else judge
         )
     schedule, inner = with_loops(schedule, regions, cut)
@@ -110,7 +108,7 @@ def optimise(
         schedule, bundled = bundle(schedule, target.machine)
     if options.verify:
         verify_schedule(schedule)
-    return schedule, (*chunked, *inner, *decisions, *bundled), configurations
+    return schedule, (*chunked, *inner, *decisions, *bundled)
 
 
 def cut_into_kernels(
@@ -144,16 +142,13 @@ def generate(
     decisions: tuple[Decision, ...],
     target: Target,
     options: Options,
-    configurations: Mapping[Buffer, int] | None = None,
     held: Held | None = None,
 ) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
 
     Args:
-        configurations: by a kernel's first output, which of the schedule's plans it runs by.
         held: which nodes' values buffers hold; read where the options ask to verify.
     """
-    configurations = configurations or {}
     plans: dict[str, Plan] = {}
     programs: dict[str, Program] = {}
     code: dict[str, str] = {}
@@ -162,8 +157,7 @@ def generate(
     for step in all_launches(schedule):
         flat = step.template if isinstance(step, Bundle) else coalesce(target.algebra(step))
         offered = offered_plans(flat, target, options)
-        wanted = configurations.get(step.stores[0].buffer, 0)
-        plan = offered[min(wanted, len(offered) - 1)]
+        plan = offered[min(flat.configuration, len(offered) - 1)]
         program = lower(replace(flat, name=step.name), plan, notation(step))
         if isinstance(step, Bundle):
             program = replace(program, table=True)
@@ -213,10 +207,10 @@ def compile_to_source(
     if options.verify:
         verify_graph(graph)
     with trace.timed("passes"):
-        schedule, decisions, configurations = optimise(graph, target, options, trace, make_judge)
+        schedule, decisions = optimise(graph, target, options, trace, make_judge)
     trace.keep("kernels", schedule, lambda: text.print_schedule(schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, decisions, target, options, configurations, held)
+        compiled = generate(schedule, decisions, target, options, held)
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))

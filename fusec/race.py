@@ -15,6 +15,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -131,7 +132,7 @@ class DeviceJudge:
     def ways(self, group: Group) -> list[Way]:
         """Return the library's way and one for each configuration of the fused kernel."""
         separate, _ = self.cut(group.graph)
-        ways = [Way(LIBRARY, functools.partial(self._prepare, separate, {}))]
+        ways = [Way(LIBRARY, functools.partial(self._prepare, separate))]
         fused, _ = self.cut(open_calls(group.graph, group.opened))
         kernels = [step for step in fused.steps if isinstance(step, Kernel)]
         if len(kernels) < len(fused.steps):
@@ -140,8 +141,8 @@ class DeviceJudge:
         if self.options.race_budget_s < WIDE_S:
             count = min(count, FEW)
         for number in range(count):
-            configurations = {k.stores[0].buffer: number for k in kernels}
-            run = functools.partial(self._prepare, fused, configurations)
+            steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
+            run = functools.partial(self._prepare, replace(fused, steps=steps))
             ways.append(Way(f"fused #{number}", run))
         return ways
 
@@ -149,10 +150,8 @@ class DeviceJudge:
         """Return the configurations of a kernel, the one chosen by rule first."""
         return offered_plans(coalesce(self.target.algebra(kernel)), self.target, self.options)
 
-    def _prepare(
-        self, schedule: Schedule, configurations: dict[Buffer, int]
-    ) -> Callable[[list[Any]], Sequence[Tensor]]:
-        return self.prepare(generate(schedule, (), self.target, self.options, configurations))
+    def _prepare(self, schedule: Schedule) -> Callable[[list[Any]], Sequence[Tensor]]:
+        return self.prepare(generate(schedule, (), self.target, self.options))
 
 
 def random_inputs(group: Group, device: torch.device) -> list[Any]:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from fusec.codegen.targets import find_target
 from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
+from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Cut
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.race import LIBRARY, DeviceJudge
@@ -101,14 +102,29 @@ def test_the_winner_is_compiled_and_said_with_its_times(
         (name,) = made.plans
         (step,) = made.schedule.steps
         assert isinstance(step, Kernel)
-        from fusec.passes.coalesce import coalesce
-
         target = find_target("sm_90")
         expected = target.plans(coalesce(target.algebra(step)))[number]
         assert made.plans[name].warps == expected.warps
         assert [b.tile for b in made.plans[name].bindings] == [b.tile for b in expected.bindings]
     compiled(observed, judge)
     assert kind.races == 1, "the second compile takes the verdict from the cache"
+
+
+def test_a_raced_configuration_reaches_a_product_that_writes_an_input(tmp_path: Path):
+    def update(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
+        y.copy_(F.gelu(x @ w))
+
+    inputs = (torch.randn(256, 64), torch.randn(64, 256), torch.randn(256, 256))
+    (seen,) = observe(update, tuple(i.bfloat16() for i in inputs), train=False, dynamic=False)
+    kind = type("Third", (Ruled,), {"winner": "fused #2", "races": 0})
+    made = compiled(seen, make_judge(seen, Cache(tmp_path, limit_bytes=1 << 20), kind))
+    (step,) = made.schedule.steps
+    assert isinstance(step, Kernel) and step.stores[0].buffer in made.schedule.graph.inputs
+    target = find_target("sm_90")
+    chosen = target.plans(coalesce(target.algebra(step)))[2]
+    (plan,) = made.plans.values()
+    assert [b.tile for b in plan.bindings] == [b.tile for b in chosen.bindings]
+    assert (plan.warps, plan.descriptors) == (chosen.warps, chosen.descriptors)
 
 
 def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_path: Path):

@@ -247,6 +247,8 @@ class Kernel:
         inside: axes that are reduced, or that only some stores have.
         defs: the buffers of all definitions inside, also those that are never stored.
         labels: names for values, from the definitions they were.
+        configuration: which of its target's plans it runs by: 0 is the one chosen by rule, others
+            won a race.
     """
 
     name: str
@@ -256,6 +258,7 @@ class Kernel:
     origin: Origin = Origin()
     defs: tuple[Buffer, ...] = ()
     labels: tuple[tuple[Expr, str], ...] = ()
+    configuration: int = 0
 
     @property
     def axes(self) -> tuple[Axis, ...]:

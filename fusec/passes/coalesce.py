@@ -8,6 +8,7 @@ neither: then ``a = n // B``, ``b = n % B`` and no division is left.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder, substitute_all
@@ -51,9 +52,7 @@ def flatten(kernel: Kernel) -> Kernel:
     )
     names = (name for _, name in kernel.labels)
     labels = tuple(zip(exprs[len(stores) :], names, strict=True))
-    return Kernel(
-        kernel.name, kernel.grid, kernel.inside, stores, kernel.origin, kernel.defs, labels
-    )
+    return replace(kernel, stores=stores, labels=labels)
 
 
 def offsets(kernel: Kernel) -> list[Index]:
@@ -99,12 +98,10 @@ def _merge(kernel: Kernel, outer: Axis, inner: Axis) -> Kernel:
     def swap(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(both if a is outer else a for a in axes if a is not inner)
 
-    return Kernel(
-        kernel.name,
-        swap(kernel.grid),
-        swap(kernel.inside),
-        stores,
-        kernel.origin,
-        kernel.defs,
-        tuple(zip(exprs[len(stores) :], names, strict=True)),
+    return replace(
+        kernel,
+        grid=swap(kernel.grid),
+        inside=swap(kernel.inside),
+        stores=stores,
+        labels=tuple(zip(exprs[len(stores) :], names, strict=True)),
     )

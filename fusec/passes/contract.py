@@ -28,6 +28,7 @@ from fusec.ir.graph import (
     Graph,
     Kernel,
     Schedule,
+    Step,
     View,
     argument_views,
 )
@@ -88,14 +89,14 @@ Judge: TypeAlias = Callable[[Group], Choice]
 
 def cut_with_products(
     graph: Graph, cut: Cut, judge: Judge | None
-) -> tuple[Schedule, tuple[Decision, ...], dict[Buffer, int]]:
+) -> tuple[Schedule, tuple[Decision, ...]]:
     """Return the graph cut into kernels, with every product fused where that is the better way.
+
+    A kernel that won has the configuration that won.
 
     Args:
         cut: the passes from a graph to kernels.
         judge: chooses between the ways of a group; None fuses all that can be.
-    Returns:
-        schedule, decisions, and by a kernel's first output its configuration.
     """
     opened = _openable(graph)
     verdicts: dict[str, Choice] = {}
@@ -103,7 +104,7 @@ def cut_with_products(
     while opened:
         schedule, decisions = cut(open_calls(graph, opened))
         closed = _lonely(graph, schedule) & opened
-        configurations: dict[Buffer, int] = {}
+        configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, opened - closed) if judge else ():
             group = slice_group(graph, kernels, calls)
             choice = _LOST
@@ -113,14 +114,15 @@ def cut_with_products(
                 verdicts[signature] = choice
             name = _name(kernels)
             log[name] = _decision(graph, calls, name, choice)
-            configurations.update({k.stores[0].buffer: choice.configuration for k in kernels})
+            configured.update((k, replace(k, configuration=choice.configuration)) for k in kernels)
             if not choice.fused:
                 closed |= calls
         if not closed:
-            return schedule, (*decisions, *log.values()), configurations
+            steps = tuple(configured.get(step, step) for step in schedule.steps)
+            return replace(schedule, steps=steps), (*decisions, *log.values())
         opened -= closed
     schedule, decisions = cut(graph)
-    return schedule, (*decisions, *log.values()), {}
+    return schedule, (*decisions, *log.values())
 
 
 _LOST = Choice(False, 0, "other calls stand between its kernels", 0.0)
