@@ -34,7 +34,7 @@ def build(workload: Workload, *, race: str = "fused") -> dict[str, Any]:
         case = workload.case("cpu")
     seen = observe(
         case.call, case.inputs, train=workload.train, mode=mode, options=options,
-        scores=race != "library",
+        target=target,
     )  # fmt: skip
     staged = [take_through(one, target, options) for one in seen]
     for one in staged:

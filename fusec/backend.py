@@ -2,7 +2,7 @@
 
 Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
 ``compiler.compile_graph``. ``aot_autograd`` (not ``aot_module_simplified``) because DDP relies on a
-counter that it keeps. Random draws become stateless ones in between, before the partitioner.
+counter that it keeps. What is rewritten on the way stands in ``fusec/stages.py``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._guards import TracingContext
 
-from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly
+from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly, target_of
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
-from fusec.frontend.draws import replace_draws
-from fusec.frontend.equal_sizes import unite_sizes
-from fusec.frontend.interpolation import keep_gradients_whole
-from fusec.frontend.masked_writes import write_by_masks
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
-from fusec.partition import partition
+from fusec.partition import Joint
+from fusec.passes.stage import fold
 from fusec.runtime import cuda_graphs
 from fusec.runtime.fake import with_memory_only
+from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
+from fusec.trace import Trace
 
 logger = logging.getLogger("fusec.compile")
 
@@ -58,7 +57,7 @@ def fusec(
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(_compile_graph, options=chosen, recorder=recorder)
     try:
-        return compile_with(gm, example_inputs, compile_one, chosen, scores=_on_gpu(example_inputs))
+        return compile_with(gm, example_inputs, compile_one, _context(example_inputs, chosen))
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
@@ -72,32 +71,16 @@ def compile_with(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     compile_one: Callable[..., Any],
-    options: Options,
-    *,
-    scores: bool = False,
+    context: Context,
 ) -> Callable[..., Any]:
-    """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...).
-
-    Args:
-        scores: the target's kernels compute an attention's scores again (``partition.py``), unless
-            the options leave products to the library.
-    """
-    unite_sizes(gm)
-    keep_gradients_whole(gm)
-    write_by_masks(gm)
-    stateless = not options.fallback_random
-    scores = scores and options.race != "library" and options.fusion
+    """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
+    gm = fold(DYNAMO, gm, context)
+    options = context.options
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(_compile_forward, compile_one),
         bw_compiler=partial(compile_one, name="backward"),
-        inference_compiler=partial(_compile_inference, compile_one, stateless),
-        partition_fn=partial(
-            _partition,
-            stateless,
-            chunk_bytes=options.chunk_bytes,
-            scores=scores,
-            memory_budget=options.memory_budget,
-        ),
+        inference_compiler=partial(_compile_inference, compile_one, context),
+        partition_fn=partial(_partition, context),
         decompositions=decompositions(
             eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
         ),
@@ -123,23 +106,29 @@ def _compile_forward(
 
 
 def _compile_inference(
-    compile_one: Callable[..., Any], stateless: bool, gm: fx.GraphModule, inputs: Sequence[Any]
+    compile_one: Callable[..., Any], context: Context, gm: fx.GraphModule, inputs: Sequence[Any]
 ) -> Any:
-    if stateless:
-        replace_draws(gm)
-    return compile_one(gm, inputs, name="inference")
+    return compile_one(fold(INFERENCE, gm, context), inputs, name="inference")
 
 
 def _partition(
-    stateless: bool, joint: fx.GraphModule, inputs: Any, **settings: Any
+    context: Context,
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    **settings: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    if stateless:
-        replace_draws(joint)
-    return partition(joint, inputs, **settings)
+    rewritten = Joint(fold(JOINT, joint, context), inputs, num_fwd_outputs, settings)
+    parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), rewritten, context)
+    return parts
 
 
-def _on_gpu(inputs: Sequence[Any]) -> bool:
-    return any(isinstance(i, torch.Tensor) and i.device.type == "cuda" for i in inputs)
+def _context(inputs: Sequence[Any], options: Options) -> Context:
+    """Return the context of what comes before capture: the target of the inputs' device."""
+    kinds = {i.device.type for i in inputs if isinstance(i, torch.Tensor)}
+    target = target_of(torch.device("cuda" if "cuda" in kinds else "cpu"), options)
+    return Context(target, options, Trace("joint"))
 
 
 def _compile_graph(

@@ -27,7 +27,6 @@ from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
 from fusec.frontend.key import graph_key
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
-from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
@@ -44,6 +43,7 @@ from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
+from fusec.stages import Context
 from fusec.trace import Trace
 from fusec.verification import Verification
 
@@ -108,16 +108,12 @@ def run_eagerly(gm: fx.GraphModule) -> Call:
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Call:
     device = graph_device(gm)
-    width = cpp_kernel.vector_width()
-    if options.target is None:
-        target = target_of_device(device_target(device), width, tf32=allows_tf32())
-    else:
-        target = find_target(options.target, width, tf32=allows_tf32())
-        if target.device != device.type:
-            raise UsageError(
-                f"the target {target.name!r} is for looking at code of another device than this "
-                f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
-            )
+    target = target_of(device, options)
+    if target.device != device.type:
+        raise UsageError(
+            f"the target {target.name!r} is for looking at code of another device than this "
+            f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
+        )
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
         key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}")
@@ -171,6 +167,19 @@ def _compile_parts(
     }
 
 
+def target_of(device: torch.device, options: Options) -> Target:
+    """Return the target that the options name, or else that of a device.
+
+    Raises:
+        Unsupported: if a device has none.
+        UsageError: if there is none of that name.
+    """
+    width = cpp_kernel.vector_width()
+    if options.target is not None:
+        return find_target(options.target, width, tf32=allows_tf32())
+    return target_of_device(device_target(device), width, tf32=allows_tf32())
+
+
 def allows_tf32() -> bool:
     """Return True if torch's setting lets products of f32 round their operands to 10 bits.
 
@@ -204,7 +213,7 @@ def _build(
     make_judge = (
         functools.partial(_device_judge, gm, target, options) if _races(gm, options) else None
     )
-    compiled = compile_to_source(gm, name, target, options, trace, make_judge)
+    compiled = compile_to_source(gm, Context(target, options, trace, make_judge))
     if options.dump_dir is not None:
         _dump(trace, Path(options.dump_dir))
     blobs = {"wrapper.py": compiled.wrapper.encode(), "manifest.json": manifest(compiled)}
@@ -232,7 +241,8 @@ def _device_judge(gm: fx.GraphModule, target: Target, options: Options, cut: Cut
 
     salt = f"{fingerprint()} {torch.cuda.get_device_name(device)} {target.name} {allows_tf32()}"
     cache = open_cache(options) if options.cache else None
-    return DeviceJudge(cut, target, options, device, prepare, salt, cache, find_ranks())
+    context = Context(target, options, Trace("race"))
+    return DeviceJudge(cut, context, device, prepare, salt, cache, find_ranks())
 
 
 def _dump(trace: Trace, directory: Path) -> None:
@@ -240,8 +250,9 @@ def _dump(trace: Trace, directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{trace.name}-", dir=directory))
-        for number, (stage, text) in enumerate(trace.stages.items()):
-            (folder / f"{number}-{stage}.txt").write_text(text, encoding="utf-8")
+        shown = {stage: made for stage, made in trace.records.items() if made.changed}
+        for number, (stage, made) in enumerate(shown.items()):
+            (folder / f"{number:02}-{stage}.txt").write_text(made.text, encoding="utf-8")
     except OSError as error:
         logger.warning("cannot write the stages to %s: %s", directory, error)
 
@@ -285,25 +296,30 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
     # Local: Triton takes 0.2 s to import, and only GPU graphs need it.
     from fusec.runtime import triton_kernel
 
-    distinct = compiled.distinct.items()
-    sources = [_triton_source(name, compiled.sources[name], program) for name, program in distinct]
+    sources = [_triton_source(compiled, name) for name in compiled.distinct]
     return triton_kernel.pack(sources, target, options.threads)
 
 
-def _triton_source(name: str, source: str, program: Program) -> Any:
+def _triton_source(compiled: Compiled, name: str) -> Any:
     from fusec.runtime import triton_kernel  # local, as above
 
-    descriptors = triton.print_descriptors(program)
+    program, form = compiled.programs[name], compiled.forms[name]
+    descriptors = triton.print_descriptors(form)
+    unpromised = ""
+    if program.table:
+        unpromised = triton.print_kernel(form, aligned=False)
+    elif descriptors:
+        unpromised = triton.print_kernel(compiled.pointers[name])
     return triton_kernel.TritonSource(
         name,
-        source,
-        tuple(triton.signature(program).items()),
+        compiled.sources[name],
+        tuple(triton.signature(form).items()),
         triton.divisible_by_16(program),
         triton.print_grid(program),
         program.warps,
         program.stages,
         tuple(triton_kernel.TileDescriptor(*fields) for fields in descriptors),
-        triton.print_unpromised(program),
+        unpromised,
         print_blocks(program) if program.table else None,
     )
 

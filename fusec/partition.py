@@ -31,8 +31,9 @@ gradients may need the scale that a loss scaler puts into the scalar.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -89,26 +90,31 @@ _REDUCTIONS = {
 """Operations that make an expansion small again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Forward and backward in one graph, and what AOTAutograd says to its partitioner beside.
+
+    Attributes:
+        outputs: how many of the graph's outputs are the forward's.
+        settings: further arguments of AOTAutograd's partitioner, by name.
+    """
+
+    module: fx.GraphModule
+    inputs: Any
+    outputs: int
+    settings: Mapping[str, Any]
+
+
 def partition(
-    joint: fx.GraphModule,
-    inputs: Any,
-    *,
-    num_fwd_outputs: int,
-    chunk_bytes: int = 0,
-    scores: bool = False,
-    memory_budget: float = 1.0,
-    **settings: Any,
+    joined: Joint, chunk_bytes: int, memory_budget: float
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut a joint graph into forward and backward; what is no expansion, as AOTAutograd does.
+    """Return forward and backward of a joint graph, cut as AOTAutograd cuts but for expansions.
 
     Args:
         chunk_bytes: products of this size or more may be expansions; 0: none is.
-        scores: the backward computes an attention's scores again, for kernels that never store
-            them (``passes/recompute.py``).
         memory_budget: share of what is saved by default that may be saved, beside the inputs.
     """
-    if scores:
-        _recompute_scores(joint.graph)
+    joint, num_fwd_outputs = joined.module, joined.outputs
     extra: list[fx.Node] = []
     if chunk_bytes and (found := find_expansions(joint.graph, chunk_bytes)):
         large, size = _large(found), sum(map(_size, found))
@@ -122,7 +128,10 @@ def partition(
     _hide_attention(joint.graph)
     with _cut(memory_budget):
         forward, backward = min_cut_rematerialization_partition(
-            joint, inputs, num_fwd_outputs=num_fwd_outputs + len(extra), **settings
+            joint,
+            joined.inputs,
+            num_fwd_outputs=num_fwd_outputs + len(extra),
+            **joined.settings,
         )
     _show_attention(forward)
     _show_attention(backward)
@@ -281,15 +290,19 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _recompute_scores(joint: fx.Graph) -> None:
-    """Tag the scores of attentions, and what has their size, to be computed again."""
+def recompute_scores(joint: fx.GraphModule) -> None:
+    """Tag the scores of attentions, and what has their size: the backward computes them again.
+
+    For kernels that never store them (``passes/recompute.py``).
+    """
+    graph = joint.graph
     found = {
         n
-        for n in find_expansions(joint, SCORES_BYTES, (aten.bmm.default,))
+        for n in find_expansions(graph, SCORES_BYTES, (aten.bmm.default,))
         if _columns(n.args[0]) <= SHORT_ROW
     }
     if found:
-        recompute(_large(found) - _tangent_users(joint))
+        recompute(_large(found) - _tangent_users(graph))
 
 
 def recompute(nodes: Collection[fx.Node]) -> None:

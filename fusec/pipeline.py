@@ -1,52 +1,33 @@
-"""``compile_graph``: the one visible list of stages, top to bottom.
+"""``compile_to_source``: an FX graph through all stages (``fusec/stages.py``) up to source text.
 
-FX graph -> capture -> Graph -> simplify, split, inline -> fuse -> Kernels -> plan, lower ->
-Programs -> print -> sources -> build -> cache -> bind -> a callable. The key of the cache is made
-of the FX graph, so a warm start does nothing but read an entry and bind it.
+FX graph -> Graph -> Schedule of kernels -> Programs -> sources, and the wrapper that calls them.
+Building, binding and the cache stand in ``compiler.py``: the cache's key is made of the FX graph,
+so a warm start does nothing of this.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusec.codegen import cpp, wrapper
-from fusec.codegen.lower import lower
 from fusec.codegen.table import print_blocks
-from fusec.codegen.targets import Target
-from fusec.frontend.capture import Held, capture_with_values, main_device
+from fusec.codegen.triton_form import by_pointers
+from fusec.frontend.capture import Held, main_device
 from fusec.ir import text
-from fusec.ir.graph import Bundle, Graph, Kernel, Schedule, all_launches
+from fusec.ir.decision import Decision
+from fusec.ir.graph import Bundle, Kernel, Schedule, all_launches
 from fusec.ir.program import Program, print_program
 from fusec.ir.structure import structure
-from fusec.ir.verify import verify_graph, verify_schedule
-from fusec.ir.verify_program import verify_program
-from fusec.options import Options
-from fusec.passes.bundle import bundle
-from fusec.passes.chunk import chunk, with_loops
-from fusec.passes.coalesce import coalesce
-from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
-from fusec.passes.dead_code import dead_code
-from fusec.passes.eager_rounding import round_as_eager
-from fusec.passes.fuse import Decision, fuse, separate
-from fusec.passes.in_place import in_place
-from fusec.passes.inline import inline
-from fusec.passes.library_bias import library_bias
-from fusec.passes.recompute import recompute_wide
-from fusec.passes.row_parts import sum_rows_by_parts
 from fusec.passes.schedule.plan import Plan, print_plan
-from fusec.passes.share import share
-from fusec.passes.simplify import simplify
-from fusec.passes.split_loop import split_loops
-from fusec.passes.split_reduction import split_reduction
-from fusec.passes.store_parts import store_parts
-from fusec.passes.write_part import write_parts
-from fusec.trace import Trace
+from fusec.passes.stage import fold, fold_each
+from fusec.stages import CAPTURE, KERNEL, LOWER, PASSES, Context, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +35,28 @@ class Compiled:
     """A graph after codegen, before anything is built.
 
     Attributes:
-        schedule: kernels and externs in order.
-        programs, plans: by kernel name.
+        schedule: kernels and externs in order, with the decisions that led there.
+        plans, programs: by kernel name.
         code: kernel name -> name of the first kernel of the same structure, whose code it runs.
-        sources: kernel name -> source text of that code.
+        forms: name of such a first kernel -> what its printer was given.
+        pointers: the same of those that tensor descriptors are passed to, without them.
+        sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
     """
 
     schedule: Schedule
-    decisions: tuple[Decision, ...]
-    plans: dict[str, Plan]
-    programs: dict[str, Program]
-    code: dict[str, str]
-    sources: dict[str, str]
+    plans: Mapping[str, Plan]
+    programs: Mapping[str, Program]
+    code: Mapping[str, str]
+    forms: Mapping[str, Any]
+    pointers: Mapping[str, Any]
+    sources: Mapping[str, str]
     wrapper: str
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was decided on the way, and why."""
+        return self.schedule.decisions
 
     @property
     def distinct(self) -> dict[str, Program]:
@@ -75,142 +64,75 @@ class Compiled:
         return {name: p for name, p in self.programs.items() if self.code[name] == name}
 
 
-def optimise(
-    graph: Graph,
-    target: Target,
-    options: Options,
-    trace: Trace,
-    make_judge: Callable[[Cut], Judge] | None = None,
-) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Return the graph cut into kernels, and the decisions that led there.
-
-    Args:
-        make_judge: gives the judge between the ways to run a product; by default the cost model.
-    """
-
-    def cut(graph: Graph) -> tuple[Schedule, tuple[Decision, ...]]:
-        return cut_into_kernels(graph, target, options, trace)
-
-    least = options.chunk_bytes if options.fusion else 0
-    graph, regions, chunked = chunk(graph, least, target.machine.chunk_rows)
-    if options.race == "library" or not options.fusion or not target.multiplies:
-        schedule, decisions = cut(graph)
-    else:
-        judge = judge_by_model(cut, target.machine) if make_judge is None else make_judge(cut)
-        schedule, decisions = cut_with_products(
-            graph, cut, None if options.race == "fused" else judge
-        )
-    schedule, inner = with_loops(schedule, regions, cut)
-    schedule = write_parts(schedule)
-    schedule = in_place(schedule)
-    bundled: tuple[Decision, ...] = ()
-    if options.fusion and not options.cudagraphs:  # a recording launches at no cost to the host
-        schedule, bundled = bundle(schedule, target.machine)
-    if options.verify:
-        verify_schedule(schedule)
-    return schedule, (*chunked, *inner, *decisions, *bundled)
-
-
-def cut_into_kernels(
-    graph: Graph, target: Target, options: Options, trace: Trace
-) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Return the graph cut into kernels; what is a call stays one."""
-    graph = simplify(graph)
-    graph = dead_code(graph)
-    graph = share(graph)
-    graph = sum_rows_by_parts(graph) if target.multiplies else graph
-    graph = split_reduction(graph, target.machine)
-    graph = inline(graph)
-    graph = recompute_wide(graph) if target.multiplies else graph
-    graph = dead_code(graph)
-    if options.verify:
-        verify_graph(graph)
-    trace.keep("defs", graph, lambda: text.print_graph(graph))
-    if not options.fusion:
-        return separate(graph), ()
-    schedule, decisions = fuse(graph, target.machine, target.accepts)
-    schedule = library_bias(schedule)
-    schedule = store_parts(schedule)
-    schedule = split_loops(schedule, target.split)
-    if options.verify:
-        verify_schedule(schedule)
-    return schedule, decisions
-
-
-def generate(
-    schedule: Schedule,
-    decisions: tuple[Decision, ...],
-    target: Target,
-    options: Options,
-    held: Held | None = None,
-) -> Compiled:
+def generate(schedule: Schedule, context: Context, held: Held | None = None) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
 
     Args:
         held: which nodes' values buffers hold; read where the options ask to verify.
     """
-    plans: dict[str, Plan] = {}
-    programs: dict[str, Program] = {}
-    code: dict[str, str] = {}
-    sources: dict[str, str] = {}
+    launches = {launch.name: launch for launch in all_launches(schedule)}
+    planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
+    programs = fold_each(LOWER[1:], planned, context)
+    programs = {name: _titled(programs[name], launch) for name, launch in launches.items()}
     first: dict[str, str] = {}
-    for step in all_launches(schedule):
-        flat = step.template if isinstance(step, Bundle) else coalesce(target.algebra(step))
-        offered = offered_plans(flat, target, options)
-        plan = offered[min(flat.configuration, len(offered) - 1)]
-        program = lower(replace(flat, name=step.name), plan, notation(step))
-        if isinstance(step, Bundle):
-            program = replace(program, table=True)
-        if options.verify:
-            verify_program(program)
-        plans[step.name], programs[step.name] = plan, program
-        code[step.name] = first.setdefault(structure(program), step.name)
-        if code[step.name] == step.name:
-            sources[step.name] = target.print_kernel(program)
-        else:
-            sources[step.name] = sources[code[step.name]]
-    watched = held if options.verify else None
-    text_of_call = wrapper.print_wrapper(schedule, programs, code, watched)
-    return Compiled(schedule, decisions, plans, programs, code, sources, text_of_call)
+    code = {name: first.setdefault(structure(p), name) for name, p in programs.items()}
+    distinct = {name: program for name, program in programs.items() if code[name] == name}
+    forms = fold_each(context.target.form, distinct, context)
+    copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
+    pointers = fold_each(context.target.form, copied, context.quiet())
+    printed = {name: context.target.print_kernel(form) for name, form in forms.items()}
+    watched = held if context.options.verify else None
+    return Compiled(
+        schedule,
+        {name: one.plan for name, one in planned.items()},
+        programs,
+        code,
+        forms,
+        pointers,
+        {name: printed[code[name]] for name in programs},
+        wrapper.print_wrapper(schedule, programs, code, watched),
+    )
 
 
-def offered_plans(flat: Kernel, target: Target, options: Options) -> tuple[Plan, ...]:
-    """Return the plans of a kernel with flat accesses that the options leave, the first by rule."""
-    offered = target.plans(flat)
-    if options.descriptors == "auto":
-        return offered
-    wanted = options.descriptors == "always"
-    return tuple(plan for plan in offered if plan.descriptors is wanted) or offered
+def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mapping[str, Kernel]:
+    """Return the kernels with flat accesses that are planned for some launches, by name."""
+    kernels = {k.name: k for k in launches if isinstance(k, Kernel)}
+    flat = fold_each(KERNEL, kernels, context)
+    return {
+        launch.name: replace(launch.template, name=launch.name)
+        if isinstance(launch, Bundle)
+        else flat[launch.name]
+        for launch in launches
+    }
 
 
-def notation(step: Kernel | Bundle) -> tuple[str, ...]:
-    """Return a kernel in index notation, as the comment on top of its source."""
-    printed = text.print_template(step) if isinstance(step, Bundle) else text.print_kernel(step)
-    return tuple(printed.splitlines())
+def _titled(program: Program, launch: Kernel | Bundle) -> Program:
+    """Return a program that says on top what it computes, in index notation."""
+    if isinstance(launch, Bundle):
+        notation = tuple(text.print_template(launch).splitlines())
+        return replace(program, notation=notation, table=True)
+    return replace(program, notation=tuple(text.print_kernel(launch).splitlines()))
 
 
-def compile_to_source(
-    gm: fx.GraphModule,
-    name: str,
-    target: Target,
-    options: Options,
-    trace: Trace,
-    make_judge: Callable[[Cut], Judge] | None = None,
-) -> Compiled:
-    """Take an FX graph through all stages up to source text; arguments as of ``optimise``."""
-    trace.keep("fx", gm, lambda: gm.print_readable(print_output=False))
+def compile_to_source(gm: fx.GraphModule, context: Context) -> Compiled:
+    """Take an FX graph through all stages up to source text; the trace has its name.
+
+    Raises:
+        Unsupported: if all of it has to run as eager kernels.
+        InvalidIR: under ``verify``, naming the stage that made something illegal.
+    """
+    trace = context.trace
+    trace.keep("fx", gm, partial(gm.print_readable, print_output=False))
     with trace.timed("capture"):
-        graph, held = capture_with_values(gm, name)
-    if options.precision == "eager":
-        graph = round_as_eager(graph)
-    trace.keep("graph", graph, lambda: text.print_graph(graph))
-    if options.verify:
-        verify_graph(graph)
+        graph, held = CAPTURE.run(gm, context)
+    if context.options.verify:
+        verify(graph)
+    trace.keep("graph", graph, partial(text.print_graph, graph))
     with trace.timed("passes"):
-        schedule, decisions = optimise(graph, target, options, trace, make_judge)
-    trace.keep("kernels", schedule, lambda: text.print_schedule(schedule))
+        schedule = fold(PASSES, graph, context)
+    trace.keep("kernels", schedule, partial(text.print_schedule, schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, decisions, target, options, held)
+        compiled = generate(schedule, context, held)
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))

@@ -21,20 +21,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusec.codegen.targets import Target
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Kernel, Schedule
 from fusec.ir.index import Index, Size
-from fusec.options import Options
-from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
-from fusec.passes.schedule.plan import Plan
-from fusec.pipeline import Compiled, generate, offered_plans
+from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import NO_TIME, Way, race
 from fusec.runtime.cache import Cache
 from fusec.runtime.ranks import Ranks
 from fusec.runtime.verdicts import Lap, Verdict, load_verdict, store_verdict
+from fusec.stages import Context, offered_plans
 
 logger = logging.getLogger("fusec.race")
 
@@ -52,6 +49,7 @@ class DeviceJudge:
 
     Args:
         cut: the passes from a graph to kernels.
+        context: of the compile; races leave no record.
         prepare: builds and loads what was generated.
         salt: names the device and all versions that times depend on.
         cache: where verdicts are kept; None for nowhere.
@@ -61,8 +59,7 @@ class DeviceJudge:
     def __init__(
         self,
         cut: Cut,
-        target: Target,
-        options: Options,
+        context: Context,
         device: torch.device,
         prepare: Prepare,
         salt: str,
@@ -70,15 +67,15 @@ class DeviceJudge:
         ranks: Ranks | None = None,
     ) -> None:
         self.cut = cut
-        self.target = target
-        self.options = options
+        self.context = context
+        self.options = context.options
         self.device = device
         self.prepare = prepare
         self.salt = salt
         self.cache = cache
         self.ranks = ranks
-        self.by_model = judge_by_model(cut, target.machine)
-        self.left_s = options.race_budget_s
+        self.by_model = judge_by_model(cut, context.target.machine)
+        self.left_s = context.options.race_budget_s
 
     def __call__(self, group: Group) -> Choice:
         """Return the way that won: on another rank, from the cache, or by a race."""
@@ -131,13 +128,14 @@ class DeviceJudge:
 
     def ways(self, group: Group) -> list[Way]:
         """Return the library's way and one for each configuration of the fused kernel."""
-        separate, _ = self.cut(group.graph)
+        separate = self.cut(group.graph)
         ways = [Way(LIBRARY, functools.partial(self._prepare, separate))]
-        fused, _ = self.cut(open_calls(group.graph, group.opened))
+        fused = self.cut(open_calls(group.graph, group.opened))
         kernels = [step for step in fused.steps if isinstance(step, Kernel)]
         if len(kernels) < len(fused.steps):
             return ways
-        count = max(len(self.plans(kernel)) for kernel in kernels)
+        flat = flat_kernels(kernels, self.context)
+        count = max(len(offered_plans(kernel, self.context)) for kernel in flat.values())
         if self.options.race_budget_s < WIDE_S:
             count = min(count, FEW)
         for number in range(count):
@@ -146,12 +144,8 @@ class DeviceJudge:
             ways.append(Way(f"fused #{number}", run))
         return ways
 
-    def plans(self, kernel: Kernel) -> tuple[Plan, ...]:
-        """Return the configurations of a kernel, the one chosen by rule first."""
-        return offered_plans(coalesce(self.target.algebra(kernel)), self.target, self.options)
-
     def _prepare(self, schedule: Schedule) -> Callable[[list[Any]], Sequence[Tensor]]:
-        return self.prepare(generate(schedule, (), self.target, self.options))
+        return self.prepare(generate(schedule, self.context))
 
 
 def random_inputs(group: Group, device: torch.device) -> list[Any]:

@@ -1,7 +1,8 @@
-"""One compile's record: the text of every stage, times, fusion decisions, externs and why.
+"""One compile's record: what each stage made, times, and why a graph runs as eager kernels.
 
-A ``Trace`` is an argument of the pipeline, never a global. Texts are made only if ``texts`` is set,
-for printing a graph can cost more than compiling it.
+A ``Trace`` is an argument of the pipeline, never a global. What stages make is kept only if
+``texts`` is set, and printed when it is asked for: printing a graph can cost more than compiling
+it.
 """
 
 from __future__ import annotations
@@ -14,25 +15,50 @@ from typing import Any
 
 
 @dataclass(slots=True, eq=False)
+class Record:
+    """What one stage made.
+
+    Attributes:
+        print: returns the structure's printed form.
+        before: prints the same of what the stage was given; None where that is something else.
+    """
+
+    structure: Any
+    print: Callable[[], str]
+    before: Callable[[], str] | None = None
+    _text: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The structure's printed form."""
+        if self._text is None:
+            self._text = self.print()
+        return self._text
+
+    @property
+    def changed(self) -> bool:
+        """Whether the stage changed what is printed."""
+        return self.before is None or self.before() != self.text
+
+
+@dataclass(slots=True, eq=False)
 class Trace:
     """What happened while one graph was compiled.
 
     Attributes:
-        texts: keep the printed form of each stage.
-        stages: stage -> text, in order.
+        texts: keep what each stage made.
+        records: stage -> what it made, in the order of their last runs.
         seconds: stage -> CPU seconds of this process.
         cached: the kernels came from the cache.
         problem: why the graph runs as eager kernels, or None.
-        structures: stage -> the structure itself, for reports.
     """
 
     name: str
     texts: bool = False
-    stages: dict[str, str] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cached: bool = False
     problem: str | None = None
-    structures: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -43,11 +69,17 @@ class Trace:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.process_time() - start
 
-    def keep(self, stage: str, structure: Any, text: Callable[[], str]) -> None:
-        """Record a stage's structure and, if wanted, its text."""
+    def keep(
+        self,
+        stage: str,
+        structure: Any,
+        text: Callable[[], str],
+        before: Callable[[], str] | None = None,
+    ) -> None:
+        """Record what a stage made, if that is wanted; the last run of a stage is what is kept."""
         if self.texts:
-            self.structures[stage] = structure
-            self.stages[stage] = text()
+            self.records.pop(stage, None)
+            self.records[stage] = Record(structure, text, before)
 
     @property
     def total_seconds(self) -> float:

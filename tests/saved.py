@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch._functorch import config
 from torch._subclasses.fake_tensor import FakeCopyMode
 
+from fusec.codegen.targets import find_target
 from fusec.options import Options
 from fusec.report.observe import new_fake_mode, observe
 
@@ -51,12 +52,13 @@ class DropoutBlock(nn.Module):
 
 
 def cut(
-    module: nn.Module, x: torch.Tensor, *, scores: bool = False, **options: Any
+    module: nn.Module, x: torch.Tensor, *, target: str = "cpu", **options: Any
 ) -> tuple[fx.Graph, fx.Graph]:
     """Return the forward and the backward that fusec compiles a module to."""
     torch._dynamo.reset()
     chosen = Options.from_compile(None, options)
-    forward, backward = observe(module, (x,), train=True, scores=scores, options=chosen)
+    row = find_target(target)
+    forward, backward = observe(module, (x,), train=True, target=row, options=chosen)
     return forward.graph.graph, backward.graph.graph
 
 

@@ -23,7 +23,7 @@ FUNCTION_CEILING = 60
 
 LOW = {"errors", "options"}
 COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
-WHOLE = COMPILER | {"frontend", "runtime", "pipeline"}
+WHOLE = COMPILER | {"frontend", "runtime", "stages", "pipeline"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
@@ -34,7 +34,8 @@ LAYERS: dict[str, set[str]] = {
     "passes": LOW | {"trace", "ir"},
     "codegen": LOW | {"trace", "ir", "passes"},
     "runtime": LOW,
-    "pipeline": COMPILER | {"frontend"},
+    "stages": COMPILER | {"frontend", "partition"},
+    "pipeline": COMPILER | {"frontend", "stages"},
     "race": WHOLE,
     "verification": LOW | {"frontend", "runtime"},
     "compiler": WHOLE | {"race", "verification"},
@@ -50,6 +51,7 @@ LIBRARIES: dict[str, set[str]] = {
     "frontend": {"torch", "sympy"},
     "passes": {"networkx"},
     "runtime": {"torch", "triton", "platformdirs"},
+    "stages": {"torch"},
     "pipeline": {"torch"},
     "race": {"torch"},
     "verification": {"torch"},

@@ -24,6 +24,7 @@ from fusec.report.observe import Observed, observe
 from fusec.runtime import executable
 from fusec.runtime.cache import Cache
 from fusec.runtime.verdicts import Lap, Verdict, all_verdicts
+from fusec.stages import Context
 from fusec.trace import Trace
 from tests.triton_backend import InterpretedKernel
 
@@ -43,7 +44,8 @@ def observed() -> Observed:
 
 def compiled(seen: Observed, judge: Callable[[Cut], DeviceJudge] | None, **more: Any) -> Compiled:
     options = Options.from_compile(None, {"strict": True, "cache": False, **more})
-    return compile_to_source(seen.graph, "g", find_target("sm_90"), options, Trace("g"), judge)
+    context = Context(find_target("sm_90"), options, Trace("g"), judge)
+    return compile_to_source(seen.graph, context)
 
 
 def make_judge(
@@ -55,7 +57,8 @@ def make_judge(
 
     def make(cut: Cut) -> DeviceJudge:
         options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
-        return kind(cut, find_target("sm_90"), options, CPU, prepare, "salt", cache)
+        context = Context(find_target("sm_90"), options, Trace("race"))
+        return kind(cut, context, CPU, prepare, "salt", cache)
 
     return make
 

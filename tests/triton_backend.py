@@ -28,6 +28,7 @@ from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.runtime import executable, table
 from fusec.runtime.triton_kernel import describe
+from fusec.stages import Context
 from fusec.trace import Trace
 from fusec.verification import Verification
 from tests.codegen.kernels import triton_source
@@ -77,7 +78,12 @@ def gpu_pipeline(gm: fx.GraphModule, name: str, **chosen: str) -> Compiled:
     options = Options.from_compile(
         None, {"strict": True, "verify": True, "race": "library", **chosen}
     )
-    return compile_to_source(gm, name, find_target(TARGET), options, Trace(name))
+    return compile_to_source(gm, Context(find_target(TARGET), options, Trace(name)))
+
+
+def context(target: str = "cpu", **chosen: str) -> Context:
+    """Return the context of what comes before capture."""
+    return Context(find_target(target), Options.from_compile(None, chosen), Trace("joint"))
 
 
 @register_backend
@@ -85,15 +91,14 @@ def triton_interpreter(
     gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
 ) -> Callable[..., Any]:
     """Compile for a GPU, run the kernels by interpreter."""
-    return compile_with(gm, example_inputs, _compile_one, Options.from_compile(None, None))
+    return compile_with(gm, example_inputs, _compile_one, context())
 
 
 @register_backend
 def triton_fused(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The same, with every product of matrices in a kernel that has something to fuse with it."""
-    options = Options.from_compile(None, {"race": "fused"})
     compile_one = functools.partial(_compile_one, race="fused")
-    return compile_with(gm, example_inputs, compile_one, options, scores=True)
+    return compile_with(gm, example_inputs, compile_one, context(TARGET, race="fused"))
 
 
 @register_backend
@@ -101,17 +106,16 @@ def triton_eager_rounding(
     gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
 ) -> Callable[..., Any]:
     """The first one, rounding every 16-bit intermediate."""
-    options = Options.from_compile(None, {"precision": "eager"})
     compile_one = functools.partial(_compile_one, precision="eager")
-    return compile_with(gm, example_inputs, compile_one, options)
+    return compile_with(gm, example_inputs, compile_one, context(precision="eager"))
 
 
 @register_backend
 def triton_tiles(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The same, with tiles of operands copied by tensor descriptors where they can be."""
-    options = Options.from_compile(None, {"race": "fused", "descriptors": "always"})
-    compile_one = functools.partial(_compile_one, race="fused", descriptors="always")
-    return compile_with(gm, example_inputs, compile_one, options, scores=True)
+    chosen = {"race": "fused", "descriptors": "always"}
+    compile_one = functools.partial(_compile_one, **chosen)
+    return compile_with(gm, example_inputs, compile_one, context(TARGET, **chosen))
 
 
 def _compile_one(

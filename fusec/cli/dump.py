@@ -63,7 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage",
         help="fx, graph, kernels, plan, program, source, wrapper, ttir, ttgir, llir, ptx or sass "
-        f"(AMD's assembly for gfx942); default: {DEFAULT_STAGE}, and all of them with -o",
+        f"(AMD's assembly for gfx942); default: {DEFAULT_STAGE}, and all of them with -o. Or one "
+        "of the rewrites between them, by its name in docs/design.md, such as inline",
+    )
+    parser.add_argument(
+        "--changed",
+        action="store_true",
+        help="every rewrite that changed something, in order, from Dynamo's graph to the program",
     )
     parser.add_argument(
         "-o",
@@ -77,25 +83,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the wanted stages of every graph."""
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.report.stages import STAGES, check_stage, choose_target
+    from fusec.report.stages import BEFORE_CAPTURE, check_stage, choose_target
 
     target = choose_target(arguments.target)
     if arguments.stage is not None:
         check_stage(arguments.stage, target)
-    staged = stage_model(arguments)
+        if arguments.changed:
+            raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
+    early = arguments.changed or arguments.stage in BEFORE_CAPTURE
+    staged = stage_model(arguments, texts=early)
     if not staged:
         raise UsageError("the call has no tensor operations, so there is nothing to dump.")
     if arguments.directory is None:
         for one in staged:
-            _print_stage(one, arguments.stage or DEFAULT_STAGE)
+            for stage in _wanted(one, arguments) or [arguments.stage or DEFAULT_STAGE]:
+                _print_stage(one, stage)
         return 0
     for one in staged:
-        for stage in STAGES:
-            wanted = arguments.stage in (None, stage)
-            if wanted and _has(one, stage):
-                _write_stage(one, stage, arguments.directory)
+        for stage in _wanted(one, arguments):
+            _write_stage(one, stage, arguments.directory)
         one.check()
     return 0
+
+
+def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
+    """Return which stages of a graph are to be shown, without those that it did not reach."""
+    # Local: it imports torch, which `fusec --help` shall not wait for.
+    from fusec.report.stages import ASSEMBLY_STAGES, LEVELS, REWRITES
+
+    if arguments.changed:
+        made = {stage: staged.made(stage) for stage in REWRITES}
+        return [stage for stage, record in made.items() if record is not None and record.changed]
+    if arguments.stage is not None:
+        wanted: tuple[str, ...] = (arguments.stage,)
+    else:
+        wanted = (*LEVELS, *ASSEMBLY_STAGES) if arguments.directory else (DEFAULT_STAGE,)
+    return [stage for stage in wanted if _has(staged, stage)]
 
 
 def forced_options(arguments: argparse.Namespace) -> dict[str, str]:
@@ -104,8 +127,12 @@ def forced_options(arguments: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in forced.items() if value is not None}
 
 
-def stage_model(arguments: argparse.Namespace) -> list[Staged]:
-    """Return every graph of the model that the command line names, compiled to source text."""
+def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[Staged]:
+    """Return every graph of the model that the command line names, compiled to source text.
+
+    Args:
+        texts: keep what the stages before capture made.
+    """
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.cli.model import load_model
     from fusec.options import Options
@@ -122,7 +149,8 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
         train=arguments.train,
         dynamic=arguments.dynamic,
         options=options,
-        scores=target.multiplies,
+        target=target,
+        texts=texts,
     )
     staged = []
     for one in seen:
@@ -133,7 +161,7 @@ def stage_model(arguments: argparse.Namespace) -> list[Staged]:
 
 def _has(staged: Staged, stage: str) -> bool:
     """Return whether a graph got as far as a stage that its target has."""
-    return stage in staged.trace.stages or (
+    return staged.made(stage) is not None or (
         stage in staged.target.assembly and staged.compiled is not None
     )
 
@@ -141,11 +169,12 @@ def _has(staged: Staged, stage: str) -> bool:
 def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
     """Return (name of the text, its language, the text) for one stage of one graph."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
-    from fusec.report.stages import assemble, assembly_text
+    from fusec.report.stages import BEFORE_CAPTURE, TEXT_STAGES, assemble, assembly_text
 
     compiled = staged.compiled
-    if stage in staged.trace.stages and stage != "source":
-        return [(stage, "python" if stage in _PYTHON else "text", staged.text(stage))]
+    if stage in TEXT_STAGES and stage != "source":
+        language = "python" if stage in (*_PYTHON, *BEFORE_CAPTURE) else "text"
+        return [(stage, language, staged.text(stage))]
     if compiled is None:
         staged.check()
         return []

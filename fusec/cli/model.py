@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.cli.inputs import Spec, TensorSpec, each_call
 from fusec.cli.output import progress
+from fusec.codegen.targets import Target
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.options import Options
 from fusec.report.observe import Observed, new_fake_mode, observe
@@ -49,11 +50,12 @@ class Model:
         train: bool,
         dynamic: bool,
         options: Options,
-        scores: bool,
+        target: Target,
+        texts: bool,
     ) -> tuple[Observed, ...]:
         """Return the graphs that a call with inputs of these types compiles to.
 
-        ``options`` and ``scores`` are as of ``report.observe``.
+        ``options``, ``target`` and ``texts`` are as of ``report.observe``.
 
         A module whose parameters all have another floating type than the inputs, and which does not
         run with them, is converted; progress says so.
@@ -75,7 +77,8 @@ class Model:
                 dynamic=dynamic,
                 mode=self.mode,
                 options=options,
-                scores=scores,
+                target=target,
+                texts=texts,
             )
 
         try:

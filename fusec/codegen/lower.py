@@ -495,7 +495,7 @@ def _neutral(reduction: Reduce) -> Const:
     return Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
 
 
-def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program:
+def lower(kernel: Kernel, plan: Plan) -> Program:
     """Return the program of a kernel with flat accesses (see ``passes.coalesce``) under a plan.
 
     Raises:
@@ -513,7 +513,7 @@ def lower(kernel: Kernel, plan: Plan, notation: tuple[str, ...] = ()) -> Program
         tuple(lowering.layout.grid),
         tuple(lowering.lanes),
         tuple(lowering.scopes[0].body),
-        notation,
+        (),
         kernel.origin.source,
         plan.warps,
         plan.stages,

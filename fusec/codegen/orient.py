@@ -32,6 +32,7 @@ from fusec.ir.expr import (
     rebuild,
 )
 from fusec.ir.index import Axis, Index, index
+from fusec.ir.names import Names
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
 
 ROWS, COLUMNS = 0, 1
@@ -97,6 +98,9 @@ class _Orienter:
         self.needs: dict[Var, _Shapes] = dict(draft)
         self.made: dict[tuple[Var, tuple[tuple[Axis, int], ...]], Var] = {}
         self.serial = 0
+        named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
+        self.others = Names(named)
+        self.kept: set[Var] = set()
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -118,8 +122,15 @@ class _Orienter:
         if known is None:
             self.serial -= 1
             axes = frozenset(self.twin(a, d) for a, d in order.items())
-            known = self.made[key] = Var(var.name, var.dtype, axes, self.serial)
+            known = self.made[key] = Var(self.name(var), var.dtype, axes, self.serial)
         return known
+
+    def name(self, var: Var) -> str:
+        """Return the name of a value in one more order: its own, or with a number behind."""
+        if var in self.kept:
+            return self.others.new(var.name)
+        self.kept.add(var)
+        return var.name
 
     # -- orders ------------------------------------------------------------------------------------
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fusec.codegen import cpp, triton
+from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
 from fusec.ir.graph import Kernel
-from fusec.ir.program import Program
 from fusec.passes.cost import Machine
 from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.plan import Limits, Plan
 from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
 from fusec.passes.split_loop import Split, split_loop
+from fusec.passes.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Target:
         algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
         accepts: whether a kernel can be scheduled; fusion asks before it merges.
         split: a kernel as a partial and a final one, where its loop is better split.
-        print_kernel: program -> source text.
+        form: the stages from a program to what is printed.
+        print_kernel: what these make -> source text.
         device: torch's name of the device type.
         assembly: stages below the source, as the command line calls them -> as the compiler does.
     """
@@ -47,8 +50,9 @@ class Target:
     plans: Callable[[Kernel], tuple[Plan, ...]]
     accepts: Callable[[Kernel], bool]
     split: Split
-    print_kernel: Callable[[Program], str]
+    print_kernel: Callable[[Any], str]
     device: str
+    form: tuple[Stage, ...] = ()
     assembly: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -123,6 +127,7 @@ def _gpu(
         functools.partial(split_loop, machine=machine),
         triton.print_kernel,
         "cuda",
+        FORM,
         assembly,
     )
 

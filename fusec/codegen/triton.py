@@ -47,7 +47,7 @@ from fusec.codegen.triton_arguments import (
     print_grid,
     signature,
 )
-from fusec.codegen.triton_form import Form, by_pointers, form
+from fusec.codegen.triton_form import Form
 from fusec.codegen.triton_index import (
     MAX_SIZE,
     IndexText,
@@ -90,30 +90,15 @@ _TYPES = {
 }
 
 
-def print_kernel(
-    program: Program, *, cheap: frozenset[Var] | None = None, aligned: bool = True
-) -> str:
-    """Return the source of a module with one Triton kernel, ``program.name``.
-
-    Values are computed at their first use (see ``sink.py``).
+def print_kernel(form: Form, *, aligned: bool = True) -> str:
+    """Return the source of a module with one Triton kernel, named as the form's program.
 
     Args:
-        cheap: values that may be computed with 16-bit accuracy (see ``triton_ops.py``); by default
-            those that only ever reach memory rounded to 16 bits (see ``precision.py``).
         aligned: of a program with a table, that its addresses are multiples of 16 bytes.
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
-    return _Printer(form(program, cheap), aligned).module()
-
-
-def print_unpromised(program: Program, *, cheap: frozenset[Var] | None = None) -> str:
-    """Return the kernel as it asks nothing of addresses, where that is another source, else ""."""
-    if program.table:
-        return print_kernel(program, cheap=cheap, aligned=False)
-    if print_descriptors(program):
-        return print_kernel(by_pointers(program), cheap=cheap)
-    return ""
+    return _Printer(form, aligned).module()
 
 
 def _comment(text: str) -> str:
@@ -545,12 +530,10 @@ def _number(value: float | int | bool) -> str:
 __all__ = [
     "MAX_SIZE",
     "argument_names",
-    "by_pointers",
     "divisible_by_16",
     "grid_exprs",
     "print_descriptors",
     "print_grid",
     "print_kernel",
-    "print_unpromised",
     "signature",
 ]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from fusec.codegen.descriptors import Descriptor
-from fusec.codegen.triton_form import form
+from fusec.codegen.triton_form import Form
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE
 from fusec.codegen.wrapper import print_size
 from fusec.ir.expr import Buffer, Var
@@ -60,16 +60,16 @@ DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], 
 """The parameter's name, that of its buffer, the tile, and shape and strides as printed sizes."""
 
 
-def argument_names(program: Program) -> tuple[str, ...]:
+def argument_names(form: Form) -> tuple[str, ...]:
     """Return the kernel's parameters: buffers, sizes, descriptors."""
-    return tuple(signature(program))
+    return tuple(signature(form))
 
 
-def signature(program: Program) -> dict[str, str]:
+def signature(form: Form) -> dict[str, str]:
     """Return the Triton type of each parameter, in order: "*bf16", "i32", "tensordesc<...>"."""
+    program, boxes = form.program, form.descriptors
     if program.table:
         return dict(TABLE)
-    boxes = find_descriptors(program)
     names = name_arguments(program, boxes)
     return {
         **{names.of(b): _POINTERS[b.dtype.name] for b in program.buffers},
@@ -83,14 +83,9 @@ def _descriptor_type(box: Descriptor) -> str:
     return f"tensordesc<{element}[{','.join(map(str, box.tile))}]>"
 
 
-def find_descriptors(program: Program) -> tuple[Descriptor, ...]:
-    """Return the boxes that the kernel copies tiles of."""
-    return form(program).descriptors if program.descriptors else ()
-
-
-def print_descriptors(program: Program) -> tuple[DescriptorFields, ...]:
+def print_descriptors(form: Form) -> tuple[DescriptorFields, ...]:
     """Return how a launch makes each descriptor of the kernel, in the order of its parameters."""
-    boxes = find_descriptors(program)
+    program, boxes = form.program, form.descriptors
     names = name_arguments(program, boxes)
     buffers = {b.base: names.of(b) for b in program.buffers}
     return tuple(

@@ -1,6 +1,7 @@
 """The form in which a program is printed as a Triton kernel: all rewrites before the printer.
 
-Everything here keeps what a program means, and decides nothing that a plan has not.
+Everything here keeps what a program means, and decides nothing that a plan has not. The rewrites
+are stages (``FORM``), so each is verified, dumped and tested as those before them are.
 
 Worked example: in ``y = x @ w`` values move to their first use, all tiles get rows and columns, and
 the loads of x and w may become copies.
@@ -9,17 +10,21 @@ the loads of x and w may become copies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fusec.codegen.base_two import base_two
 from fusec.codegen.descriptors import Copies, Descriptor, find_copies
 from fusec.codegen.one_sum import one_sum
-from fusec.codegen.orient import has_dots, orient
+from fusec.codegen.orient import has_dots, orient, statements
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.sink import sink
-from fusec.ir.expr import Var
+from fusec.ir.expr import Load, Var
 from fusec.ir.index import Axis
-from fusec.ir.program import Program
+from fusec.ir.program import Let, Program, Put, Update, print_program
+from fusec.ir.verify import check
+from fusec.ir.verify_program import verify_program
+from fusec.passes.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +39,8 @@ class Form:
 
     program: Program
     dimension: Mapping[Axis, int]
-    cheap: frozenset[Var]
-    copies: Copies
+    cheap: frozenset[Var] = frozenset()
+    copies: Copies = field(default_factory=dict)
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
@@ -43,27 +48,124 @@ class Form:
         return tuple(dict.fromkeys(copy.descriptor for copy in self.copies.values()))
 
 
-def form(program: Program, cheap: frozenset[Var] | None = None) -> Form:
-    """Return the form of a program.
+def _base_two(program: Program, context: Any) -> Program:
+    return base_two(program, rounded_to_16_bits(program)) if has_dots(program) else program
+
+
+def _one_sum(program: Program, context: Any) -> Program:
+    return one_sum(program) if has_dots(program) else program
+
+
+def _orient(program: Program, context: Any) -> Form:
+    if has_dots(program):
+        return Form(*orient(program))
+    return Form(program, {axis: position for position, axis in enumerate(program.lanes)})
+
+
+def _copy_tiles(form: Form, context: Any) -> Form:
+    if not (form.program.descriptors and has_dots(form.program)):
+        return form
+    program, copies = find_copies(form.program, form.dimension)
+    return replace(form, program=program, copies=copies)
+
+
+def _approximate(form: Form, context: Any) -> Form:
+    return replace(form, cheap=rounded_to_16_bits(form.program))
+
+
+FORM = (
+    Stage(
+        "base_two",
+        "exponentials by powers of two: one factor for the scale and log2(e)",
+        _base_two,
+        "Program",
+        "Program",
+        needs=("lower",),
+    ),
+    Stage(
+        "sink",
+        "values are computed at their first use",
+        lambda program, context: sink(program),
+        "Program",
+        "Program",
+    ),
+    Stage(
+        "one_sum",
+        "two products that are added accumulate in one tile",
+        _one_sum,
+        "Program",
+        "Program",
+        needs=("sink",),
+    ),
+    Stage(
+        "orient",
+        "which axis of a tile is rows, which is columns",
+        _orient,
+        "Program",
+        "Form",
+        needs=("one_sum",),
+    ),
+    Stage(
+        "copy_tiles",
+        "loads and stores of whole tiles become copies by descriptor, where the plan wants them",
+        _copy_tiles,
+        "Form",
+        "Form",
+        needs=("orient",),
+    ),
+    Stage(
+        "approximate",
+        "marks values that only ever reach memory rounded to 16 bits",
+        _approximate,
+        "Form",
+        "Form",
+        needs=("copy_tiles",),
+    ),
+)
+"""From a program to the form that ``codegen/triton.py`` prints."""
+
+
+def form_of(program: Program, *, descriptors: bool = True) -> Form:
+    """Return the form of a program, by the stages alone: nothing is verified or kept.
 
     Args:
-        cheap: see ``Form``; by default the values that only ever reach memory rounded to 16 bits.
+        descriptors: whether tiles may be copied by descriptors; else the same kernel by pointers.
     """
-    if has_dots(program):
-        likely = rounded_to_16_bits(program) if cheap is None else cheap
-        program = base_two(program, likely)
-    program = sink(program)
-    dimension = {axis: position for position, axis in enumerate(program.lanes)}
-    copies: Copies = {}
-    if has_dots(program):
-        program, dimension = orient(one_sum(program))
-        if program.descriptors:
-            program, copies = find_copies(program, dimension)
-    if cheap is None:
-        cheap = rounded_to_16_bits(program)
-    return Form(program, dimension, cheap, copies)
+    form: Any = program if descriptors else by_pointers(program)
+    for stage in FORM:
+        form = stage.run(form, None)
+    found: Form = form
+    return found
 
 
 def by_pointers(program: Program) -> Program:
     """Return the program that prints the same kernel without descriptors."""
     return replace(program, descriptors=False)
+
+
+def verify_form(form: Form) -> None:
+    """Check a form: its program, and what is said about its axes and accesses.
+
+    Raises:
+        InvalidIR: saying what is not legal.
+    """
+    program, head = form.program, f"form of {form.program.name}"
+    verify_program(program)
+    loose = [axis.name for axis in program.lanes if axis not in form.dimension]
+    check(not loose, head, f"lane axes {', '.join(loose)} have no dimension")
+    body = list(statements(program.body))
+    values = {s.var for s in body if isinstance(s, Let | Update)}
+    check(form.cheap <= values, head, "something that may be approximate is no value of it")
+    loaded = {s.var for s in body if isinstance(s, Let) and isinstance(s.value, Load)}
+    accesses = loaded | {s for s in body if isinstance(s, Put)}
+    check(form.copies.keys() <= accesses, head, "something that is copied is no access of it")
+
+
+def print_form(form: Form) -> str:
+    """Return the program and what is said about it, as text."""
+    lanes = ", ".join(f"{axis.name}: {place}" for axis, place in form.dimension.items())
+    lines = [print_program(form.program), f"dimensions {lanes or '-'}"]
+    if form.cheap:
+        lines.append(f"approximate {', '.join(sorted(v.name for v in form.cheap))}")
+    lines += [f"copy {c.descriptor.name}" for c in form.copies.values()]
+    return "\n".join(lines)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.ir.atoms import Minimum
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
 
@@ -147,6 +148,7 @@ class Extern:
         moved: of a call that changes a part of its first argument, how many elements of that it
             reads and writes.
         sizes: those that are known once it has run.
+        region: of a call that is no operation but a loop over rows: what it runs.
     """
 
     node: str
@@ -161,12 +163,36 @@ class Extern:
     meaning: tuple[Def, ...] = ()
     moved: Index | None = None
     sizes: tuple[BoundSize, ...] = ()
+    region: Region | None = None
 
     @property
     def is_launch(self) -> bool:
         """Whether a kernel may run: not for a constant, a condition or arithmetic on sizes."""
         touched = extern_views(self) or any(b is not None for b in self.outputs)
         return bool(touched) and self.target != "get_attr"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What a loop over rows runs (``passes/chunk.py``), as a graph of some rows.
+
+    Attributes:
+        rows: of the whole; ``chunk`` of them at a time, ``count`` in the body's words.
+        body: the graph of one chunk. Its inputs: the rows it has, where the last chunk is short;
+            a buffer for each sliced and whole argument; the sums it adds to. It returns the rows'
+            results, and the sums over its rows.
+        results, sums, added: buffers of the graph around: made row by row; what the body's sums
+            are added to; and what the body itself adds to.
+    """
+
+    name: str
+    rows: Index
+    chunk: int
+    count: Index
+    body: Graph
+    results: tuple[Buffer, ...]
+    sums: tuple[Buffer, ...]
+    added: tuple[Buffer, ...]
 
 
 MINIMUM = "min"
@@ -202,12 +228,14 @@ class Graph:
         inputs: tensors, symbolic sizes, objects that externs take, or None for arguments nobody
             reads, in call order.
         outputs: what the call returns: views of buffers, sizes, constants, objects or None.
+        decisions: what was decided about it so far.
     """
 
     name: str
     inputs: tuple[Buffer | Size | InputObject | None, ...]
     nodes: tuple[Def | Extern, ...]
     outputs: tuple[Argument, ...]
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -318,10 +346,15 @@ def extern_views(extern: Extern) -> list[View]:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A graph cut into kernels: kernels, externs and loops over rows in execution order."""
+    """A graph cut into kernels: kernels, externs and loops over rows in execution order.
+
+    Attributes:
+        decisions: what led to it, those about the graph first.
+    """
 
     graph: Graph
     steps: tuple[Step, ...]
+    decisions: tuple[Decision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,9 @@
 
 * A name is defined once, before its use and in an enclosing scope; names in scope read differently.
 * A ``Let`` or ``Update`` is one node over variables and constants; dtypes as in ``verify.py``.
-* A variable has every lane that its value has. Indices vary along the grid, open loops and lanes;
-  where a loop starts and stops does not vary along lanes.
+* A variable has every lane that its value has; in a form for a printer (``codegen/orient.py``), a
+  copy of a tile may have twins of its lanes: rows for columns. Indices vary along the grid, open
+  loops and lanes; where a loop starts and stops does not vary along lanes.
 * An access has one index, into a buffer of the program or an array in scope. It is guarded by a
   bool or provably in range, where a loop's axis is less than any one of its stops.
 * ``Update`` changes a carry in scope. Sizes in indices are among the program's.
@@ -142,13 +143,30 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         check(set(value.over) <= value.body.axes, line, "it reduces lanes that its value lacks")
     if isinstance(value, Dot):
         held = value.left.axes & value.right.axes
-        check(held == frozenset(value.over), line, f"both operands have the lanes {held}")
+        both = held == frozenset(value.over) or (not held and _sums_over_twins(value))
+        check(both, line, f"both operands have the lanes {held}")
     if isinstance(value, Load):
         check(value.buffer.base in scope.reads, line, f"{value.buffer} is not in scope")
         check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")
         _verify_access(value.buffer, value.indices[0], value.guard, scope, line)
-    lanes = value.axes - scope.held
-    check(lanes <= var.axes, line, f"lanes {lanes - var.axes} of the value are missing")
+    missing = value.axes - scope.held - var.axes
+    turned = isinstance(value, Var) and _are_twins(missing, var.axes - value.axes)
+    check(turned or not missing, line, f"lanes {missing} of the value are missing")
+
+
+def _are_twins(missing: frozenset[Axis], instead: frozenset[Axis]) -> bool:
+    """Return True if one tile is another with rows for columns: its lanes are twins of these."""
+    lacking, having = ({(a.name, a.extent) for a in axes} for axes in (missing, instead))
+    return lacking <= having
+
+
+def _sums_over_twins(dot: Dot) -> bool:
+    """Return True if a product of oriented tiles sums over a lane of each, of one extent."""
+    if len(dot.over) != 2:
+        return False
+    left, right = dot.over
+    apart = left in dot.left.axes and right in dot.right.axes
+    return apart and left.extent is right.extent
 
 
 def _verify_name(node: Expr, scope: _Scope, line: str) -> None:

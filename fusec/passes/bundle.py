@@ -19,6 +19,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder, substitute_all
 from fusec.ir.graph import Bundle, Kernel, Schedule, Step, Store, kernel_sizes
 from fusec.ir.index import Axis, Index, Size, index, substitute
@@ -26,7 +27,6 @@ from fusec.ir.rewrite import rewrite
 from fusec.passes.coalesce import coalesce
 from fusec.passes.cost import Machine
 from fusec.passes.dag import Dag, chain_lengths, joined, sorted_steps, step_dependencies
-from fusec.passes.fuse import Decision
 
 LEAST = 3
 """Members of a bundle at least: its table costs the host about as much as another launch."""
@@ -38,8 +38,8 @@ MULTIPLE = 16
 Kind: TypeAlias = tuple[object, ...]
 
 
-def bundle(schedule: Schedule, machine: Machine) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Return the schedule with alike, independent kernels in bundles, and what was decided."""
+def bundle(schedule: Schedule, machine: Machine) -> Schedule:
+    """Return the schedule with alike, independent kernels in bundles."""
     steps = schedule.steps
     dag = step_dependencies(steps)
     groups: dict[Kind, list[int]] = {}
@@ -54,9 +54,13 @@ def bundle(schedule: Schedule, machine: Machine) -> tuple[Schedule, tuple[Decisi
             for positions, found in _bundles(steps, group):
                 made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
     if not made:
-        return schedule, ()
+        return schedule
     decisions = tuple(_decision(one, machine) for one in dict.fromkeys(made.values()))
-    return replace(schedule, steps=_joined(steps, dag, made)), decisions
+    return replace(
+        schedule,
+        steps=_joined(steps, dag, made),
+        decisions=(*schedule.decisions, *decisions),
+    )
 
 
 def _decision(made: Bundle, machine: Machine) -> Decision:

@@ -1,6 +1,6 @@
 """Run what stands around a far larger intermediate in chunks of rows, so that it never is whole.
 
-Spec: ``graph -> graph, regions``. An *expansion* is a product of matrices much wider than the rows
+Spec: ``graph -> graph``. An *expansion* is a product of matrices much wider than the rows
 it is made of (``passes/expansion.py``): the logits of a loss, rows x vocabulary. Its *region* is
 every line that reads it or anything as large, and what stands between them. If each line of the
 region is, row by row,
@@ -22,9 +22,10 @@ f32 where that is narrower. Nothing here knows what a loss is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Reduce, postorder
 from fusec.ir.graph import (
     Chunked,
@@ -32,7 +33,9 @@ from fusec.ir.graph import (
     Extern,
     Graph,
     Kernel,
+    Region,
     Schedule,
+    Step,
     View,
     argument_views,
 )
@@ -40,12 +43,7 @@ from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Cut
 from fusec.passes.cost import count, numel
 from fusec.passes.dag import below, between, dependencies, find_uses, reads
-from fusec.passes.dead_code import dead_code
-from fusec.passes.fuse import Decision
-from fusec.passes.inline import inline
 from fusec.passes.rows import NotByRows, RowBody
-from fusec.passes.share import share
-from fusec.passes.simplify import simplify
 
 RATIO = 6
 """Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
@@ -59,75 +57,48 @@ LARGE = 4
 TARGET = "fusec.rows"
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """What the call of ``name`` does.
-
-    Attributes:
-        rows: of the whole; ``chunk`` of them at a time, ``count`` in the body's words.
-        body: the graph of one chunk. Its inputs: the rows it has, where the last chunk is short;
-            a buffer for each sliced and whole argument; the sums it adds to. It returns the rows'
-            results, and the sums over its rows.
-        results, sums, added: buffers of the graph around: made row by row; what the body's sums
-            are added to; and what the body itself adds to.
-    """
-
-    name: str
-    rows: Index
-    chunk: int
-    count: Index
-    body: Graph
-    results: tuple[Buffer, ...]
-    sums: tuple[Buffer, ...]
-    added: tuple[Buffer, ...]
-
-
-def with_loops(
-    schedule: Schedule, regions: Sequence[Region], cut: Cut
-) -> tuple[Schedule, tuple[Decision, ...]]:
+def cut_loops(schedule: Schedule, cut: Cut) -> Schedule:
     """Return the schedule with loops for the calls of regions, whose bodies ``cut`` cuts."""
-    bodies = {region.name: (region, cut(region.body)) for region in regions}
-    if not bodies:
-        return schedule, ()
-    steps = [
-        _loop(step, bodies[step.node][0], bodies[step.node][1][0])
-        if isinstance(step, Extern) and step.target == TARGET
-        else step
-        for step in schedule.steps
-    ]
-    decisions = tuple(d for _, (_, made) in bodies.values() for d in made)
-    return replace(schedule, steps=tuple(steps)), decisions
+    steps: list[Step] = []
+    decisions = schedule.decisions
+    for step in schedule.steps:
+        if isinstance(step, Extern) and step.region is not None:
+            body = cut(step.region.body)
+            decisions += body.decisions
+            steps.append(_loop(step, step.region, body))
+        else:
+            steps.append(step)
+    return replace(schedule, steps=tuple(steps), decisions=decisions)
 
 
 def chunk(
-    graph: Graph, threshold: int, least_rows: int = 1
-) -> tuple[Graph, list[Region], list[Decision]]:
-    """Return the graph with calls in the place of regions, the regions, and what was decided.
-
-    Definitions are inlined first, so that views, casts and biases do not hide who reads a row.
+    graph: Graph, threshold: int, clean: Callable[[Graph], Graph], least_rows: int = 1
+) -> Graph:
+    """Return the graph with calls in the place of regions.
 
     Args:
         threshold: bytes from which an expansion is large; 0: none is.
+        clean: inlines definitions, so that views, casts and biases do not hide who reads a row.
         least_rows: of a chunk.
     """
     if not threshold or not any(_is_expansion(node, threshold) for node in graph.nodes):
-        return graph, [], []
+        return graph
     original = graph
-    graph = dead_code(inline(share(dead_code(simplify(graph)))))
-    regions: list[Region] = []
+    graph = clean(graph)
     decisions: list[Decision] = []
     refused: set[Buffer] = set()
     while (seed := _next_seed(graph, threshold, refused)) is not None:
         try:
-            graph, region = _take_out(graph, seed, f"rows_{len(regions)}", least_rows)
+            taken = sum(decision.taken for decision in decisions)
+            graph, region = _take_out(graph, seed, f"rows_{taken}", least_rows)
         except NotByRows as problem:
             refused.add(seed)
             decisions.append(Decision(seed.name, "chunks of rows", False, str(problem), None))
             continue
-        regions.append(region)
         reason = f"{region.chunk} of {region.rows} rows at a time"
         decisions.append(Decision(seed.name, "chunks of rows", True, reason, None))
-    return (graph if regions else original), regions, decisions
+    found = graph if any(decision.taken for decision in decisions) else original
+    return replace(found, decisions=(*graph.decisions, *decisions))
 
 
 def _is_expansion(node: Def | Extern, threshold: int) -> bool:
@@ -190,6 +161,7 @@ def _take_out(graph: Graph, seed: Buffer, name: str, least_rows: int) -> tuple[G
         members = grown
     results = tuple(b for b in body.made if b in returned or not readers.get(b, set()) <= members)
     region = body.region(results, sizes)
+    made = Region(name, rows, height, share_of, region.body, results, region.sums, region.added)
     call = Extern(
         name,
         TARGET,
@@ -197,8 +169,8 @@ def _take_out(graph: Graph, seed: Buffer, name: str, least_rows: int) -> tuple[G
         (),
         (*results, *region.sums, *region.added),
         f"in chunks of {height} rows",
+        region=made,
     )
-    made = Region(name, rows, height, share_of, region.body, results, region.sums, region.added)
     return _replaced(graph, members, below(dag, members), call, body.after), made
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
@@ -36,9 +37,8 @@ from fusec.ir.index import index
 from fusec.ir.text import print_graph
 from fusec.passes.cost import Machine, price, price_call
 from fusec.passes.dag import reads, writes
-from fusec.passes.fuse import Decision
 
-Cut: TypeAlias = Callable[[Graph], tuple[Schedule, tuple[Decision, ...]]]
+Cut: TypeAlias = Callable[[Graph], Schedule]
 """The passes from a graph to kernels."""
 
 
@@ -87,9 +87,7 @@ class Choice:
 Judge: TypeAlias = Callable[[Group], Choice]
 
 
-def cut_with_products(
-    graph: Graph, cut: Cut, judge: Judge | None
-) -> tuple[Schedule, tuple[Decision, ...]]:
+def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
     A kernel that won has the configuration that won.
@@ -102,7 +100,7 @@ def cut_with_products(
     verdicts: dict[str, Choice] = {}
     log: dict[str, Decision] = {}
     while opened:
-        schedule, decisions = cut(open_calls(graph, opened))
+        schedule = cut(open_calls(graph, opened))
         closed = _lonely(graph, schedule) & opened
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, opened - closed) if judge else ():
@@ -119,10 +117,10 @@ def cut_with_products(
                 closed |= calls
         if not closed:
             steps = tuple(configured.get(step, step) for step in schedule.steps)
-            return replace(schedule, steps=steps), (*decisions, *log.values())
+            return replace(schedule, steps=steps, decisions=(*schedule.decisions, *log.values()))
         opened -= closed
-    schedule, decisions = cut(graph)
-    return schedule, (*decisions, *log.values())
+    schedule = cut(graph)
+    return replace(schedule, decisions=(*schedule.decisions, *log.values()))
 
 
 _LOST = Choice(False, 0, "other calls stand between its kernels", 0.0)
@@ -133,7 +131,7 @@ def judge_by_model(cut: Cut, machine: Machine) -> Judge:
 
     def judge(group: Group) -> Choice:
         fused = sum(price(k, machine).us for k in group.kernels)
-        separate = modelled_us(cut(group.graph)[0], machine)
+        separate = modelled_us(cut(group.graph), machine)
         reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
         return Choice(fused < separate, 0, reason, separate - fused)
 

@@ -5,6 +5,8 @@ Spec: ``graph -> graph``; outputs and impure externs keep their values; order is
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import Def, Extern, Graph, argument_views, extern_views
 
@@ -25,4 +27,4 @@ def dead_code(graph: Graph) -> Graph:
                 live.update(view.buffer for view in extern_views(node))
     if len(kept) == len(graph.nodes):
         return graph
-    return Graph(graph.name, graph.inputs, tuple(reversed(kept)), graph.outputs)
+    return replace(graph, nodes=tuple(reversed(kept)))

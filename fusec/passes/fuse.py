@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from fusec.errors import InternalError
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
 from fusec.ir.index import Index, product
@@ -49,24 +50,6 @@ MAX_DEFS = 64
 MAX_NODES = 4000
 """Operations and loads in one kernel: g++ takes 0.5 to 3 ms for each (2026-11), 10 s for all."""
 TOO_LARGE = "too large to compile quickly"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One merge that was considered.
-
-    Attributes:
-        a, b: buffers of the two kernels, joined by ``+``.
-        taken: merged or not.
-        reason: the rule that allowed or forbade it.
-        saved_us: modelled time saved; None where the merge was not legal.
-    """
-
-    a: str
-    b: str
-    taken: bool
-    reason: str
-    saved_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +346,7 @@ class _Fuser:
                 extern = self.graph.nodes[node]
                 assert isinstance(extern, Extern)
                 steps.append(extern)
-        return Schedule(self.graph, tuple(steps))
+        return Schedule(self.graph, tuple(steps), (*self.graph.decisions, *self.decisions))
 
     def kernel(self, group: _Group, name: str) -> Kernel:
         try:
@@ -376,17 +359,15 @@ def _named(reason: tuple[str | int, ...], buffers: list[Buffer]) -> str:
     return "".join(buffers[p].name if isinstance(p, int) else p for p in reason)
 
 
-def fuse(
-    graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]
-) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Return the graph cut into kernels, and every merge that was considered.
+def fuse(graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]) -> Schedule:
+    """Return the graph cut into kernels, with every merge that was considered.
 
     Args:
         accepts: whether the target's schedules can run a kernel.
     """
     fuser = _Fuser(graph, machine, accepts)
     fuser.run()
-    return fuser.schedule(), tuple(fuser.decisions)
+    return fuser.schedule()
 
 
 def separate(graph: Graph) -> Schedule:
@@ -398,4 +379,4 @@ def separate(graph: Graph) -> Schedule:
             steps.append(node)
         else:
             steps.append(unify((node,), frozenset((node.buffer,)), f"k{next(count)}"))
-    return Schedule(graph, tuple(steps))
+    return Schedule(graph, tuple(steps), graph.decisions)

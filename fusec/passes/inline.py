@@ -12,6 +12,8 @@ cats fuse here, whatever their axes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Extern, Graph, Origin
 from fusec.ir.index import Axis, Index, index, product
@@ -31,7 +33,7 @@ def inline(graph: Graph) -> Graph:
     """Return the graph with trivial definitions substituted into their readers."""
     inliner = _Inliner(graph)
     nodes = [n if isinstance(n, Extern) else inliner.take(n) for n in graph.nodes]
-    return Graph(graph.name, graph.inputs, tuple(n for n in nodes if n is not None), graph.outputs)
+    return replace(graph, nodes=tuple(n for n in nodes if n is not None))
 
 
 class _Inliner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, I32, I64
@@ -53,7 +54,7 @@ def simplify(graph: Graph) -> Graph:
     nodes = tuple(_simplify_def(n) if isinstance(n, Def) else n for n in graph.nodes)
     if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
         return graph
-    return Graph(graph.name, graph.inputs, nodes, graph.outputs)
+    return replace(graph, nodes=nodes)
 
 
 def _simplify_def(line: Def) -> Def:

@@ -13,7 +13,7 @@ a mean is put together of parts about their own means (``squares.py``): it waits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.errors import InvalidIR
 from fusec.ir.contraction import factors
@@ -65,7 +65,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     nodes = _Splitter(found, parts).split(graph.nodes)
     if len(nodes) == len(graph.nodes):
         return graph
-    return Graph(graph.name, graph.inputs, tuple(nodes), graph.outputs)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:

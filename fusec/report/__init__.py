@@ -121,7 +121,7 @@ def _stage(
 ) -> list[Staged]:
     row = choose_target(target)
     options = Options.from_compile(None, None if race is None else {"race": race})
-    seen = observe(fn, inputs, train=train, dynamic=dynamic, options=options, scores=row.multiplies)
+    seen = observe(fn, inputs, train=train, dynamic=dynamic, options=options, target=row)
     staged = [take_through(one, row, options) for one in seen]
     for one in staged:
         one.check()

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fusec.ir.decision import Decision
 from fusec.ir.graph import (
     Bundle,
     Chunked,
@@ -37,7 +38,6 @@ from fusec.ir.graph import (
     all_launches,
 )
 from fusec.passes.cost import numel
-from fusec.passes.fuse import Decision
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
 from fusec.report.traffic import bytes_floor, bytes_moved, chunked_bytes, step_bytes

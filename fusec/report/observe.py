@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,12 +31,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
+from fusec.codegen.targets import Target, find_target
 from fusec.compiler import explain_fallback
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
 from fusec.report.subclasses import plain
+from fusec.stages import Context
+from fusec.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +51,21 @@ class Observed:
             or body of a higher-order operation "forward.true_graph_0".
         graph: functional ATen, as the compiler gets it.
         eager: what the same part of the model costs eager execution.
+        rewrites: what the stages before capture made; the forward's and the backward's are one.
     """
 
     name: str
     graph: fx.GraphModule
     eager: EagerCost
+    rewrites: Trace
 
 
 class _Observer:
     """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, options: Options, scores: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, context: Context) -> None:
         self.mode = mode
-        self.options = options
-        self.scores = scores
+        self.context = context
         self.observed: list[Observed] = []
         self.untraced: list[Exception] = []
 
@@ -70,28 +74,31 @@ class _Observer:
         with tracing(None):  # or branches were traced with fake tensors of Dynamo's mode
             forward, backward = count_eager(gm, plain)
 
+        rewrites = Trace("joint", texts=self.context.trace.texts)
+
         def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
             cost = backward if name == "backward" else forward
             whole = [o.name for o in self.observed if "." not in o.name]
             count = sum(label.partition("_")[0] == name for label in whole)
             label = f"{name}_{count}" if count else name
-            self.observed.append(Observed(label, graph, cost))
-            self.keep_parts(label, graph)
+            self.observed.append(Observed(label, graph, cost, rewrites))
+            self.keep_parts(label, graph, rewrites)
             return self.boxed(graph)
 
         try:
-            return compile_with(gm, inputs, keep, self.options, scores=self.scores)
+            return compile_with(gm, inputs, keep, replace(self.context, trace=rewrites))
         except DynamicOutputShapeException as error:  # Dynamo would take the call apart, unsaid
             self.untraced.append(error)
             return gm.forward
 
-    def keep_parts(self, label: str, graph: fx.GraphModule) -> None:
+    def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
         """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
         for attribute, part in find_parts(graph).items():
             moved = [bytes_ for _, bytes_ in node_costs(part)]
             name = f"{label}.{attribute}"
-            self.observed.append(Observed(name, part, EagerCost(len(moved), sum(moved))))
-            self.keep_parts(name, part)
+            cost = EagerCost(len(moved), sum(moved))
+            self.observed.append(Observed(name, part, cost, rewrites))
+            self.keep_parts(name, part, rewrites)
 
     def fake(self, value: Any) -> Any:
         """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
@@ -123,7 +130,8 @@ def observe(
     dynamic: bool = False,
     mode: FakeTensorMode | None = None,
     options: Options | None = None,
-    scores: bool = False,
+    target: Target | None = None,
+    texts: bool = False,
 ) -> tuple[Observed, ...]:
     """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
 
@@ -131,7 +139,9 @@ def observe(
         train: call the backward, too; floating inputs then require gradients.
         dynamic: symbolic sizes; without, they are static whatever shapes were seen before.
         options: those of the compile; by default what the environment says.
-        scores: as of ``backend.compile_with``: for targets with kernels for matrix products.
+        target: for which they are compiled; by default CPUs. A training step is cut in forward and
+            backward according to what its kernels can compute again.
+        texts: keep what the stages before capture made.
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
     Raises:
         ModelError: what the model itself raised.
@@ -140,7 +150,9 @@ def observe(
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
-    observer = _Observer(mode, options or Options.from_compile(None, None), scores)
+    chosen = options or Options.from_compile(None, None)
+    context = Context(target or find_target("cpu"), chosen, Trace("joint", texts=texts))
+    observer = _Observer(mode, context)
     with mode, _grad(train), _many_compiles():
         fake = _without_memory(fn, mode)
         args = [_fake_input(value, mode, train) for value in inputs]

@@ -19,11 +19,17 @@ from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
 from fusec.runtime import cpp_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_offline
-from fusec.trace import Trace
+from fusec.stages import DYNAMO, JOINT, PARTITION, Context, all_stages
+from fusec.trace import Record, Trace
 
-TEXT_STAGES = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+"""The structures on the way, each as it leaves the last stage that changes it."""
+REWRITES = tuple(stage.name for stage in all_stages())
+TEXT_STAGES = tuple(dict.fromkeys((*LEVELS, *REWRITES)))
 ASSEMBLY_STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 STAGES = (*TEXT_STAGES, *ASSEMBLY_STAGES)
+BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
+"""Stages that a forward and its backward have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Staged:
         return self.observed.name
 
     def text(self, stage: str) -> str:
-        """Return the text of a stage up to the wrapper.
+        """Return the text of a stage up to the wrapper, "" if this compile does without it.
 
         Raises:
             UsageError: for an unknown stage.
@@ -57,10 +63,18 @@ class Staged:
         """
         if stage not in TEXT_STAGES:
             raise UsageError.unknown("stage", stage, TEXT_STAGES)
-        if stage not in self.trace.stages:
-            self.check()
-            raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
-        return self.trace.stages[stage]
+        made = self.made(stage)
+        if made is not None:
+            return made.text
+        self.check()
+        if self.compiled is not None:
+            return ""
+        raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
+
+    def made(self, stage: str) -> Record | None:
+        """Return what a stage made; None if this compile has no such stage, or never reached it."""
+        records = (self.observed.rewrites if stage in BEFORE_CAPTURE else self.trace).records
+        return records.get(stage)
 
     def check(self) -> None:
         """Raise what stopped the compile, if something did."""
@@ -88,7 +102,7 @@ def take_through(observed: Observed, target: Target, options: Options) -> Staged
     """Compile one graph to source text, keeping the text of each stage that it reaches."""
     trace = Trace(observed.name, texts=True)
     try:
-        compiled = compile_to_source(observed.graph, observed.name, target, options, trace)
+        compiled = compile_to_source(observed.graph, Context(target, options, trace))
     except Unsupported as problem:
         return Staged(observed, target, trace, None, problem.reason)
     except Exception as error:  # a defect: the stages before it are what its finder needs
@@ -103,7 +117,7 @@ def check_stage(stage: str, target: Target) -> None:
     if stage in ASSEMBLY_STAGES and stage not in target.assembly:
         raise UsageError(
             f"target {target.name!r} has no stage {stage!r}: its kernels are {target.language}. "
-            f"Use --target {'|'.join(GPUS)}, or a stage out of {', '.join(TEXT_STAGES)}."
+            f"Use --target {'|'.join(GPUS)}, or a stage out of {', '.join(LEVELS)}."
         )
 
 
@@ -117,11 +131,11 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
     if staged.compiled is None:
         raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
     code = staged.compiled.code[kernel]  # kernels of one structure share the code of the first
-    program = staged.compiled.programs[code]
+    program, form = staged.compiled.programs[code], staged.compiled.forms[code]
     return compile_offline(
         staged.compiled.sources[code],
         code,
-        triton.signature(program),
+        triton.signature(form),
         triton.divisible_by_16(program),
         staged.target.name,
         num_warps=program.warps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fusec.codegen.table import print_blocks
 from fusec.codegen.triton import (
@@ -10,9 +11,9 @@ from fusec.codegen.triton import (
     print_descriptors,
     print_grid,
     print_kernel,
-    print_unpromised,
     signature,
 )
+from fusec.codegen.triton_form import form_of
 from fusec.ir.expr import Var
 from fusec.ir.program import Let, Program
 from fusec.runtime.triton_kernel import TileDescriptor, TritonSource
@@ -25,17 +26,21 @@ def triton_source(
     cheap: frozenset[Var] | None = None,
     warps: int | None = None,
 ) -> TritonSource:
-    descriptors = tuple(TileDescriptor(*fields) for fields in print_descriptors(program))
+    form, pointers = (form_of(program, descriptors=wanted) for wanted in (True, False))
+    if cheap is not None:
+        form, pointers = replace(form, cheap=cheap), replace(pointers, cheap=cheap)
+    descriptors = tuple(TileDescriptor(*fields) for fields in print_descriptors(form))
+    unpromised = print_kernel(pointers) if descriptors else ""
     return TritonSource(
         program.name,
-        print_kernel(program, cheap=cheap),
-        tuple(signature(program).items()),
+        print_kernel(form),
+        tuple(signature(form).items()),
         divisible_by_16(program, aligned),
         print_grid(program),
         program.warps if warps is None else warps,
         program.stages,
         descriptors,
-        print_unpromised(program, cheap=cheap),
+        print_kernel(form, aligned=False) if program.table else unpromised,
         print_blocks(program) if program.table else None,
     )
 

@@ -30,7 +30,7 @@ def staged(
 ) -> list[Staged]:
     options = Options.from_compile(None, {"race": "fused", **chosen})
     row = find_target(target)
-    seen = observe(fn, inputs, train=train, options=options, scores=row.multiplies)
+    seen = observe(fn, inputs, train=train, options=options, target=row)
     return [take_through(graph, row, options) for graph in seen]
 
 

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton import print_descriptors
+from fusec.codegen.triton_form import form_of
 from fusec.options import Options
-from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule.plan import Plan
-from fusec.pipeline import Compiled, compile_to_source, offered_plans
+from fusec.pipeline import Compiled, compile_to_source, flat_kernels
 from fusec.report.observe import observe
+from fusec.stages import Context, offered_plans
 from fusec.trace import Trace
 from tests.support import check
 from tests.triton_backend import gpu_pipeline
@@ -34,7 +35,7 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> li
 
 
 def compiled(fn, *inputs, train: bool = False, dynamic: bool = False) -> list[Compiled]:
-    seen = observe(fn, inputs, train=train, scores=True, dynamic=dynamic)
+    seen = observe(fn, inputs, train=train, target=find_target("sm_90"), dynamic=dynamic)
     return [gpu_pipeline(one.graph, one.name, race="fused", descriptors="always") for one in seen]
 
 
@@ -155,7 +156,7 @@ def test_an_unaligned_tensor_goes_by_pointers():
 def descriptors(fn, *inputs: torch.Tensor) -> dict[str, tuple]:
     (made,) = compiled(fn, *inputs)
     (program,) = made.programs.values()
-    return {name: tuple(rest) for name, _, *rest in print_descriptors(program)}
+    return {name: tuple(rest) for name, _, *rest in print_descriptors(form_of(program))}
 
 
 def test_ends_of_tensors_are_ends_of_descriptors():
@@ -200,9 +201,10 @@ def plans(
     (seen,) = observe(linear_and_sine, tensors((512, 64), (64, 512), dtype=dtype))
     options = Options.from_compile(None, {"race": "fused", **chosen})
     row = find_target(target, tf32=tf32)
-    made = compile_to_source(seen.graph, "g", row, options, Trace("g"))
-    (kernel,) = made.schedule.steps
-    return offered_plans(coalesce(row.algebra(kernel)), row, options)
+    context = Context(row, options, Trace("g"))
+    made = compile_to_source(seen.graph, context)
+    (flat,) = flat_kernels(made.schedule.steps, context).values()
+    return offered_plans(flat, context)
 
 
 @pytest.mark.parametrize("target", ("sm_90", "sm_100", "sm_120"))
@@ -229,5 +231,6 @@ def test_a_buffer_that_the_program_writes_stays_a_pointer():
     (*body, put) = program.body
     (left, _) = program.reads
     onto = replace(program, body=(*body, replace(put, buffer=left)), writes=(left,))
-    assert len(print_descriptors(program)) == 3
-    assert [pointer for _, pointer, *_ in print_descriptors(onto)] == [program.reads[1].name]
+    assert len(print_descriptors(form_of(program))) == 3
+    pointers = [pointer for _, pointer, *_ in print_descriptors(form_of(onto))]
+    assert pointers == [program.reads[1].name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fusec.codegen.triton import (
     print_kernel,
     signature,
 )
+from fusec.codegen.triton_form import form_of
 from fusec.codegen.triton_ops import ROWS, template
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
@@ -64,7 +66,7 @@ def run(
     run_program(program, storage, env.sizes)
     grid = tuple(eval_scalar(extent, env) for extent in grid_exprs(program))
     args = [*tensors.values(), *(env.sizes[s] for s in program.sizes)]
-    interpret(print_kernel(program), program.name, grid, args)
+    interpret(print_kernel(form_of(program)), program.name, grid, args)
     for b in program.writes:
         expected = torch.from_numpy(storage[b])
         tolerance = {"f32": 2e-6, "f64": 1e-12}.get(
@@ -375,8 +377,8 @@ def test_constants_are_stored_selected_and_reduced(dtype: DType) -> None:
 )
 def test_cheap_form_is_within_its_bound(name: str, relative: float, absolute: float) -> None:
     program = pointwise(name, F32)
-    source = print_kernel(program, cheap=named_values(program))
-    assert source != print_kernel(program)
+    source = print_kernel(replace(form_of(program), cheap=named_values(program)))
+    assert source != print_kernel(form_of(program))
     spread = torch.cat([torch.linspace(-90, 85, 100), torch.linspace(-6, 6, 100)])
     small = torch.logspace(-8, 0, 53)
     special = torch.tensor([0.0, float("inf"), -float("inf")])
@@ -393,7 +395,7 @@ def test_cheap_form_is_within_its_bound(name: str, relative: float, absolute: fl
 
 def test_kernel_text() -> None:
     program = programs.relu_chain(BF16, 4096, 1024, masked=False)
-    assert print_kernel(program).splitlines()[3:] == [
+    assert print_kernel(form_of(program)).splitlines()[3:] == [
         "",
         "@triton.jit",
         "def relu_chain(x, y):",
@@ -420,7 +422,7 @@ def test_comments_hold_whatever_a_source_line_holds() -> None:
     program = Program(
         "k", (), (), (), (), (), (), ("y[m] = x[m]\n\tprint('no')",), ("a\u2028b\x00.py:1",)
     )
-    assert "# y[m] = x[m]  print('no')\n# a b .py:1\n@triton.jit" in print_kernel(program)
+    assert "# y[m] = x[m]  print('no')\n# a b .py:1\n@triton.jit" in print_kernel(form_of(program))
 
 
 def test_names_are_made_unique_and_legal() -> None:
@@ -428,7 +430,7 @@ def test_names_are_made_unique_and_legal() -> None:
     b = Builder("k", (), (c,))
     b.put(buffer("for", F32, 4), c, b.load(buffer("x", F32, 4), c))
     program = b.program()
-    assert argument_names(program) == ("x", "for_1")
+    assert argument_names(form_of(program)) == ("x", "for_1")
     run(program, {"x": torch.ones(4)})
 
 
@@ -436,10 +438,10 @@ def test_large_buffers_are_addressed_in_64_bits() -> None:
     m, c = Axis("m", index(2**21)), Axis("c", index(2048))
     b = Builder("k", (m,), (c,))
     b.put(buffer("y", F32, 2**21, 2048), index(m) * 2048 + c, f32(0.0))
-    assert "tl.store(y + m.to(tl.int64) * 2048 + c, 0.0)" in print_kernel(b.program())
+    assert "tl.store(y + m.to(tl.int64) * 2048 + c, 0.0)" in print_kernel(form_of(b.program()))
     small = Builder("k", (Axis("m", index(2**20)),), (c,))
     small.put(buffer("y", F32, 2**20, 2048), index(small.grid[0]) * 2048 + c, f32(0.0))
-    assert "tl.store(y + m * 2048 + c, 0.0)" in print_kernel(small.program())
+    assert "tl.store(y + m * 2048 + c, 0.0)" in print_kernel(form_of(small.program()))
 
 
 def test_mask_positions_stay_in_32_bits() -> None:
@@ -448,12 +450,13 @@ def test_mask_positions_stay_in_32_bits() -> None:
     b = Builder("k", (outer,), (lane,))
     inside = b.op("lt", b.position(i), b.position(size))
     b.put(buffer("y", F32, size), i, f32(0.0), inside)
-    assert "int64" not in print_kernel(b.program(size)).replace("io.to(tl.int64) * 64 + ii, 0", "")
+    source = print_kernel(form_of(b.program(size)))
+    assert "int64" not in source.replace("io.to(tl.int64) * 64 + ii, 0", "")
 
 
 def test_signature_names_types_and_multiples_of_16() -> None:
     program = programs.layer_norm(Size("M", 8192), 256)
-    assert signature(program) == {
+    assert signature(form_of(program)) == {
         "x": "*bf16",
         "r": "*bf16",
         "w": "*bf16",
@@ -470,12 +473,12 @@ def test_scratch_arrays_are_refused() -> None:
     array = buffer("a", F32, 4)
     program = Program("k", (), (), (), (), (), (Scratch(array, index(4)),))
     with pytest.raises(InternalError, match="scratch"):
-        print_kernel(program)
+        print_kernel(form_of(program))
 
 
 def test_operation_without_meaning_is_refused() -> None:
     with pytest.raises(InternalError, match="no exp of i32"):
-        print_kernel(pointwise("exp", I32))
+        print_kernel(form_of(pointwise("exp", I32)))
 
 
 def test_prod_reduction_prints_its_function_once() -> None:
@@ -484,4 +487,4 @@ def test_prod_reduction_prints_its_function_once() -> None:
     x = b.load(buffer("x", F32, 8), c)
     for n in range(2):
         b.put(buffer("y", F32, 2), n, b.let(Reduce(PROD, (c,), x)))
-    assert print_kernel(b.program()).count("def _prod(a, b):") == 1
+    assert print_kernel(form_of(b.program())).count("def _prod(a, b):") == 1

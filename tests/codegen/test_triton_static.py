@@ -90,7 +90,7 @@ def test_windows_of_a_size_that_data_decides_have_no_fault(train: bool) -> None:
     inputs = torch.empty(4096, 256), torch.ones(4096, dtype=torch.bool)
     target, options = find_target("sm_90"), Options.from_compile(None, {})
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        seen = observe(windows, inputs, train=train, scores=target.multiplies)
+        seen = observe(windows, inputs, train=train, target=target)
     graphs = [take_through(one, target, options) for one in seen]
     assert any("min_0" in text for g in graphs for text in g.compiled.sources.values())
     assert judge(graphs).faults == ()

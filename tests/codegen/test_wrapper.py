@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from torch import fx, nn
 
 from fusec.codegen.targets import find_target
 from fusec.codegen.wrapper import callee, print_wrapper
+from fusec.errors import InvalidIR
 from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Buffer, Cast, Op
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, View
@@ -216,9 +217,13 @@ def test_kernels_of_random_graphs_read_what_was_written_for_them(drawn: Example)
     with small_limits(), np.errstate(all="ignore"):
         target = small_target("cpu")
         apart = separate(drawn.graph)
-        fused, _ = fuse(drawn.graph, target.machine, target.accepts)
+        fused = fuse(drawn.graph, target.machine, target.accepts)
         for schedule in (apart, fused):
-            Slots(schedule, lower_all(schedule, target)).run(sizes)
+            try:
+                programs = lower_all(schedule, target)
+            except InvalidIR:  # the prover's limits, on gathers below divisions
+                reject()
+            Slots(schedule, programs).run(sizes)
 
 
 # -- real tensors ----------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from fusec.ir.graph import Extern, Schedule
 from fusec.ir.interp import _bind_inputs, _collect_outputs, _run_extern
 from fusec.ir.interp_expr import Env, allocate
 from fusec.ir.program import Program
-from fusec.passes.fuse import fuse
+from fusec.passes.stage import fold
+from fusec.stages import FUSE
 from tests.fuzz.graphs import Example, copy_extern
-from tests.fuzz.pipeline import STAGES, lower_all
+from tests.fuzz.pipeline import context, lower_all
 
 TORCH: dict[DType, torch.dtype] = {
     F32: torch.float32, F64: torch.float64, BF16: torch.bfloat16, F16: torch.float16,
@@ -33,10 +34,7 @@ def compile_example(drawn: Example, target: Target) -> tuple[Schedule, dict[str,
     Raises:
         InvalidIR: where the verifier cannot prove an index to be in range.
     """
-    graph = drawn.graph
-    for _, stage in STAGES:
-        graph = stage(graph, target)
-    schedule, _ = fuse(graph, target.machine, target.accepts)
+    schedule = fold(FUSE, drawn.graph, context(target))
     return schedule, lower_all(schedule, target)
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from fusec.codegen import lower as lowering
-from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target, find_target
-from fusec.ir.graph import Extern, Graph, Schedule
+from fusec.ir.graph import Extern, Graph, Schedule, all_launches
 from fusec.ir.interp import (
     _bind_inputs,
     _collect_outputs,
@@ -27,19 +26,14 @@ from fusec.ir.interp import (
     run_schedule,
 )
 from fusec.ir.program import Program
-from fusec.ir.verify import verify_graph, verify_schedule
-from fusec.ir.verify_program import verify_program
+from fusec.options import Options
 from fusec.passes import fuse as fusion
 from fusec.passes import split_reduction as splitting
-from fusec.passes.coalesce import coalesce
-from fusec.passes.dead_code import dead_code
-from fusec.passes.fuse import fuse
-from fusec.passes.inline import inline
-from fusec.passes.library_bias import library_bias
 from fusec.passes.schedule import rowwise, vector_loops
-from fusec.passes.share import share
-from fusec.passes.simplify import simplify
-from fusec.passes.split_reduction import split_reduction
+from fusec.passes.stage import Stage, fold, fold_each
+from fusec.pipeline import flat_kernels
+from fusec.stages import FUSE, LOWER, Context
+from fusec.trace import Trace
 
 SMALL = (
     (splitting, "MIN_ELEMENTS", 16),
@@ -69,19 +63,36 @@ def small_target(name: str, width: int = 16) -> Target:
     return replace(target, machine=machine)
 
 
-STAGES: tuple[tuple[str, Callable[[Graph, Target], Graph]], ...] = (
-    ("simplify", lambda g, t: simplify(g)),
-    ("dead_code", lambda g, t: dead_code(g)),
-    ("share", lambda g, t: share(g)),
-    ("split_reduction", lambda g, t: split_reduction(g, t.machine)),
-    ("inline", lambda g, t: inline(g)),
-    ("dead_code again", lambda g, t: dead_code(g)),
-)
-"""What ``pipeline.optimise`` does before fusion."""
-
-
 class Mismatch(AssertionError):
     """A stage changed what a graph computes."""
+
+
+def context(target: Target, **chosen: Any) -> Context:
+    """Return a context under which each stage is verified."""
+    options = Options.from_compile(None, {"verify": True, **chosen})
+    return Context(target, options, Trace("fuzz"))
+
+
+@dataclass(frozen=True)
+class _Comparing:
+    """Runs stages as a context does, and compares what each makes with what a graph computes.
+
+    Attributes:
+        run: returns what a structure computes.
+    """
+
+    context: Context
+    expected: list[Any]
+    run: Callable[[Any], list[Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.context, name)
+
+    def apply(self, stage: Stage, structure: Any) -> Any:
+        made = self.context.apply(stage, structure)
+        if made is not structure:
+            _compare(stage.name, self.expected, self.run(made))
+        return made
 
 
 def check_pipeline(
@@ -91,17 +102,14 @@ def check_pipeline(
 
     Raises:
         Mismatch: naming the stage.
+        InvalidIR: naming the stage.
     """
     expected = run_graph(graph, inputs, extern)
-    staged = graph
-    for _, stage in STAGES:
-        staged = stage(staged, target)
-        verify_graph(staged)
-    _compare("passes before fusion", expected, run_graph(staged, inputs, extern))
-    schedule, _ = fuse(staged, target.machine, target.accepts)
-    schedule = library_bias(schedule)
-    verify_schedule(schedule)
-    _compare("fuse", expected, run_schedule(schedule, inputs, extern))
+
+    def run(made: Graph | Schedule) -> list[Any]:
+        return (run_graph if isinstance(made, Graph) else run_schedule)(made, inputs, extern)
+
+    schedule = fold(FUSE, graph, _Comparing(context(target), expected, run))
     programs = lower_all(schedule, target)
     _compare("lower", expected, run_programs(schedule, programs, inputs, extern))
     return schedule, programs
@@ -109,14 +117,8 @@ def check_pipeline(
 
 def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
     """Return the verified program of each kernel."""
-    programs: dict[str, Program] = {}
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            continue
-        flat = coalesce(target.algebra(step))
-        programs[step.name] = lower(flat, target.plans(flat)[0])
-        verify_program(programs[step.name])
-    return programs
+    flat = flat_kernels(all_launches(schedule), context(target))
+    return dict(fold_each(LOWER, flat, context(target)))
 
 
 def run_programs(

@@ -51,7 +51,7 @@ def staged(attention: str, target: str) -> Staged:
     """Return the block's compile with its kernels as fusion leaves them: no loop is split after."""
     x = torch.empty(2, 64, WIDTH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fusec.pipeline.split_loops", lambda schedule, split: schedule)
+        patch.setattr("fusec.stages.split_loops", lambda schedule, split: schedule)
         return fusec.kernels(Block(attention).eval(), x, target=target)[0].staged
 
 

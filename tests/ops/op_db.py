@@ -27,10 +27,12 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
+from fusec.codegen.targets import find_target
 from fusec.compiler import compile_graph, run_eagerly
 from fusec.ir.graph import Chunked, Extern, Schedule
 from fusec.options import Options
 from fusec.runtime.fake import with_memory_only
+from fusec.stages import Context
 from fusec.trace import Trace
 from tests.ops.operations_page import PAGE, page, row_of
 from tests.support import HALF, assert_agree
@@ -195,7 +197,12 @@ def compiled(call: Callable[..., Any], outcome: Outcome, **options: Any) -> Call
     chosen = Options.from_compile(None, {"strict": True, "cache": False, **options})
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(gm, inputs, partial(_compile_one, chosen, outcome), chosen)
+        return compile_with(
+            gm,
+            inputs,
+            partial(_compile_one, chosen, outcome),
+            Context(find_target("cpu"), chosen, Trace("joint")),
+        )
 
     return torch.compile(call, backend=backend, dynamic=False)
 
@@ -209,7 +216,7 @@ def _compile_one(
     if trace.problem is not None:
         outcome.externs.add((name, "all", trace.problem))
     else:
-        note_externs(trace.structures["kernels"], name, outcome)
+        note_externs(trace.records["kernels"].structure, name, outcome)
     return with_memory_only(bound, run_eagerly(gm))
 
 

@@ -11,12 +11,13 @@ from fusec.ir.graph import Bundle, Kernel
 from fusec.ir.interp import run_program, run_schedule
 from fusec.ir.text import print_step
 from fusec.ir.verify import verify_schedule
-from fusec.options import Options
 from fusec.passes.bundle import LEAST, bundle
 from fusec.passes.in_place import in_place
-from fusec.pipeline import cut_into_kernels, generate
-from fusec.trace import Trace
+from fusec.passes.stage import fold
+from fusec.pipeline import generate
+from fusec.stages import FUSE
 from tests.frontend.tracing import Captured
+from tests.fuzz.pipeline import context
 from tests.passes.test_in_place import arguments, copied
 
 TARGETS = ("cpu", "sm_90")
@@ -28,9 +29,9 @@ def run_pass(fn, *inputs, target="cpu"):
     captured(*inputs)
     (graph,) = captured.graphs
     row = find_target(target)
-    options = Options.from_compile(None, {"strict": True})
-    before = in_place(cut_into_kernels(graph, row, options, Trace("test"))[0])
-    after, decisions = bundle(before, row.machine)
+    before = in_place(fold(FUSE, graph, context(row)))
+    after = bundle(before, row.machine)
+    decisions = after.decisions[len(before.decisions) :]
     verify_schedule(after)
     values = arguments(graph, 0)
     for mine, theirs in zip(
@@ -117,8 +118,7 @@ def test_the_program_of_a_template_computes_each_member(target):
     given = [*tensors(*shapes), *tensors(*shapes)]
     after, _ = run_pass(steps, *given, target=target)
     (found,) = bundles(after)
-    options = Options.from_compile(None, {"strict": True, "verify": True})
-    program = generate(after, (), find_target(target), options).programs[found.name]
+    program = generate(after, context(find_target(target))).programs[found.name]
     assert program.table
     random = np.random.default_rng(0)
     for buffers, sizes in found.rows:

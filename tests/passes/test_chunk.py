@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fusec.codegen.targets import find_target
 from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce
 from fusec.ir.graph import Chunked, Def, Extern, Graph, Schedule, View
@@ -16,8 +17,11 @@ from fusec.ir.monoid import MAX, SUM
 from fusec.ir.text import print_schedule
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes import chunk as module
-from fusec.passes.chunk import chunk, chunk_rows, with_loops
-from fusec.passes.fuse import Decision, separate
+from fusec.passes.chunk import chunk, chunk_rows, cut_loops
+from fusec.passes.fuse import separate
+from fusec.passes.stage import fold
+from fusec.stages import CLEAN
+from tests.fuzz.pipeline import context
 from tests.ir.graphs import buffer, graph, whole
 from tests.passes.pipelines import numbers
 
@@ -38,8 +42,8 @@ def library(node: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     return [args[0] @ args[1]]
 
 
-def cut(graph: Graph) -> tuple[Schedule, tuple[Decision, ...]]:
-    return separate(graph), ()
+def clean(graph: Graph) -> Graph:
+    return fold(CLEAN, graph, context(find_target("cpu")))
 
 
 class Head:
@@ -97,9 +101,9 @@ def transposed(source: Buffer) -> View:
 def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
     """Cut a graph in chunks, and check that it computes what it did."""
     before = head.graph(*outputs)
-    after, regions, _ = chunk(before, 1)
+    after = chunk(before, 1, clean)
     verify_graph(after)
-    schedule, _ = with_loops(separate(after), regions, cut)
+    schedule = cut_loops(separate(after), separate)
     verify_schedule(schedule)
     expected = run_graph(before, head.inputs(), library)
     found = run_schedule(schedule, head.inputs(), library)
@@ -111,11 +115,10 @@ def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
 def whys(head: Head, *outputs: Buffer) -> list[str]:
     """Return why a graph is left as it is."""
     before = head.graph(*outputs)
-    after, regions, decisions = chunk(before, 1)
-    assert after is before
-    assert regions == []
-    assert not any(d.taken for d in decisions)
-    return [d.reason for d in decisions]
+    after = chunk(before, 1, clean)
+    assert after.nodes is before.nodes
+    assert not any(d.taken for d in after.decisions)
+    return [d.reason for d in after.decisions]
 
 
 def largest(loop: Chunked) -> int:
@@ -245,8 +248,8 @@ def test_a_maximum_over_rows_is_refused() -> None:
 def test_small_or_narrow_products_are_no_expansions() -> None:
     head = Head()
     before = head.graph(head.row_max())
-    assert chunk(before, 0)[0] is before
-    assert chunk(before, head.rows * V * 4 + 1)[0] is before
+    assert chunk(before, 0, clean) is before
+    assert chunk(before, head.rows * V * 4 + 1, clean) is before
 
 
 @pytest.mark.parametrize(

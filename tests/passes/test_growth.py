@@ -19,6 +19,7 @@ import pytest
 
 import fusec
 from fusec.codegen.targets import find_target
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
@@ -26,7 +27,7 @@ from fusec.ir.likeness import in_group, likeness
 from fusec.ir.monoid import SUM
 from fusec.passes import fuse as fusion
 from fusec.passes.dag import Order
-from fusec.passes.fuse import TOO_LARGE, Decision, fuse
+from fusec.passes.fuse import TOO_LARGE, fuse
 from fusec.passes.inline import inline
 from fusec.passes.simplify import simplify
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
@@ -151,7 +152,7 @@ def judged(count: int) -> tuple[int, int]:
         mock.patch.object(fusion, "MAX_DEFS", 4),
         mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified,
     ):
-        schedule, _ = fuse(layers(count), machine.machine, machine.accepts)
+        schedule = fuse(layers(count), machine.machine, machine.accepts)
     left = len(kernels(schedule))
     return unified.call_count - left, left
 
@@ -174,7 +175,7 @@ def test_a_reason_names_the_buffers_of_its_own_layer() -> None:
         lines.append(Def(buffer(f"y{k}", 512), (n,), both_ends))
     machine = find_target("cpu")
     example = graph(tuple(inputs), tuple(lines), lines[1].buffer, lines[3].buffer)
-    _, decisions = fuse(example, machine.machine, lambda _: True)
+    decisions = fuse(example, machine.machine, lambda _: True).decisions
     reasons = {(d.a, d.b): d.reason for d in decisions if "another place" in d.reason}
     assert reasons["s0", "y0"].startswith("y0 reads s0 at another place: ")
     assert reasons["s1", "y1"] == reasons["s0", "y0"].replace("0 ", "1 ")
@@ -183,7 +184,8 @@ def test_a_reason_names_the_buffers_of_its_own_layer() -> None:
 def test_a_kernel_that_would_be_too_large_says_so() -> None:
     machine = find_target("cpu")
     with mock.patch.object(fusion, "MAX_NODES", 8):
-        schedule, decisions = fuse(chain(3), machine.machine, machine.accepts)
+        schedule = fuse(chain(3), machine.machine, machine.accepts)
+    decisions = schedule.decisions
     assert len(kernels(schedule)) > 1
     assert all(isinstance(d, Decision) for d in decisions)
     assert TOO_LARGE in {d.reason for d in decisions if not d.taken}

@@ -9,11 +9,11 @@ from fusec.codegen.targets import find_target
 from fusec.ir.graph import Extern, Kernel
 from fusec.ir.interp import run_schedule
 from fusec.ir.verify import verify_schedule
-from fusec.options import Options
 from fusec.passes.in_place import COPY, in_place
-from fusec.pipeline import cut_into_kernels
-from fusec.trace import Trace
+from fusec.passes.stage import fold
+from fusec.stages import FUSE
 from tests.frontend.tracing import Captured
+from tests.fuzz.pipeline import context
 
 
 def copied(node, args, kwargs):
@@ -28,8 +28,7 @@ def run_pass(fn, *inputs):
     captured = Captured(fn)
     captured(*(i.clone() for i in inputs))
     (graph,) = captured.graphs
-    options = Options.from_compile(None, {"strict": True})
-    before, _ = cut_into_kernels(graph, find_target("cpu"), options, Trace("test"))
+    before = fold(FUSE, graph, context(find_target("cpu")))
     after = in_place(before)
     verify_schedule(after)
     given = [arguments(graph, i) for i in (0, 1)]

@@ -11,12 +11,12 @@ from fusec.codegen.targets import find_target
 from fusec.ir.graph import Kernel
 from fusec.ir.interp import run_schedule
 from fusec.ir.verify import verify_schedule
-from fusec.options import Options
+from fusec.passes.stage import fold
 from fusec.passes.store_parts import store_parts
-from fusec.pipeline import cut_into_kernels
-from fusec.trace import Trace
+from fusec.stages import FUSE
 from tests.frontend.tracing import Captured
 from tests.fuzz.graphs import copy_extern
+from tests.fuzz.pipeline import context
 
 X, Y = (torch.randn(64, 32, dtype=torch.float64) for _ in range(2))
 
@@ -26,10 +26,8 @@ def written(fn, *inputs, target="cpu"):
     captured = Captured(fn)
     captured(*inputs)
     (graph,) = captured.graphs
-    options = Options.from_compile(None, {"strict": True})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fusec.pipeline.store_parts", lambda schedule: schedule)
-        before, _ = cut_into_kernels(graph, find_target(target), options, Trace("test"))
+    others = [stage for stage in FUSE if stage.name != "store_parts"]
+    before = fold(others, graph, context(find_target(target)))
     after = store_parts(before)
     verify_schedule(after)
     values = [i.numpy() for i in inputs]

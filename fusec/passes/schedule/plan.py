@@ -14,9 +14,12 @@ point, in a loop, so that only the last of them can be ragged.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 
+from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
+from fusec.ir.verify import check
 
 
 class Place(enum.Enum):
@@ -106,6 +109,17 @@ class Plan:
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""
         return next(b for b in self.bindings if b.axis is axis)
+
+
+def verify_plan(kernel: Kernel, plan: Plan) -> None:
+    """Check that a plan binds each axis of a kernel, once.
+
+    Raises:
+        InvalidIR: naming the axes that are bound twice, or not at all, or are not the kernel's.
+    """
+    bound = Counter(binding.axis for binding in plan.bindings)
+    wrong = [a.name for a in {*bound, *kernel.axes} if bound[a] != 1 or a not in kernel.axes]
+    check(not wrong, f"plan of {kernel.name}", f"axes {', '.join(wrong)} are not bound once")
 
 
 def print_plan(name: str, plan: Plan) -> str:

@@ -1,0 +1,62 @@
+"""Identifiers for what is printed: each thing has one, and no two have the same.
+
+Worked example: ``names.new("x.weight")`` is ``x_weight``, then ``x_weight_1``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Named(Protocol):
+    """Something with a name, which others may have, too."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def identifier(text: str) -> str:
+    """Return a text as an identifier of any language: letters, digits, ``_``, a letter first."""
+    safe = re.sub(r"[^A-Za-z0-9_]", "_", text).lstrip("_")
+    return safe if safe[:1].isalpha() else f"v{safe}"
+
+
+class Names:
+    """The names in use.
+
+    Args:
+        reserved: those that nothing gets.
+        separator: stands in front of the number of a name that was taken.
+    """
+
+    def __init__(self, reserved: Iterable[str] = (), separator: str = "_") -> None:
+        self._separator = separator
+        self._counts = dict.fromkeys(reserved, 0)
+        self._given: dict[object, str] = {}
+
+    def new(self, wanted: str) -> str:
+        """Return ``wanted`` as an identifier, with the first free number if that is taken."""
+        name = base = identifier(wanted)
+        count = self._counts.get(base, 0)
+        while name in self._counts:
+            count += 1
+            name = f"{base}{self._separator}{count}"
+        self._counts[base] = count
+        self._counts[name] = 0 if name != base else count
+        return name
+
+    def __call__(self, thing: Named, prefix: str = "") -> str:
+        """Return the name of a thing; if it has none yet, its own after a prefix."""
+        name = self._given.get(thing)
+        if name is None:
+            name = self._given[thing] = self.new(prefix + thing.name)
+        return name
+
+    def __contains__(self, thing: object) -> bool:
+        return thing in self._given
+
+    def all(self) -> tuple[str, ...]:
+        """Return the names of things in the order in which they were given."""
+        return tuple(self._given.values())

@@ -1,0 +1,506 @@
+"""The one visible list of stages: every rewrite from Dynamo's graph to the form that is printed.
+
+Each is a ``Stage``, data. ``fold`` runs a list; after each stage the verifier of the structure runs
+(under ``verify``), and its text is kept (for ``fusec dump --stage NAME``). Whoever needs the list
+reads it here: the fuzzer, the goldens, the command line, the table in docs/design.md.
+
+Two stages have an inner list, ``FUSE``, which makes kernels of a graph: ``contract`` runs it for
+each set of products that it opens, and for each group whose two ways are compared (groups that are
+alike share the comparison); ``loops`` runs it for the body of each loop over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from fusec.codegen.lower import lower
+from fusec.codegen.targets import Target
+from fusec.codegen.triton_form import FORM, Form, print_form, verify_form
+from fusec.errors import InternalError, InvalidIR, StageError
+from fusec.frontend.capture import capture_with_values
+from fusec.frontend.draws import replace_draws
+from fusec.frontend.equal_sizes import unite_sizes
+from fusec.frontend.interpolation import keep_gradients_whole
+from fusec.frontend.masked_writes import write_by_masks
+from fusec.ir import text
+from fusec.ir.graph import Graph, Kernel, Schedule
+from fusec.ir.program import Program, print_program
+from fusec.ir.verify import verify_graph, verify_kernel, verify_schedule
+from fusec.ir.verify_program import verify_program
+from fusec.options import Options
+from fusec.partition import Joint, partition, recompute_scores
+from fusec.passes.bundle import bundle
+from fusec.passes.chunk import chunk, cut_loops
+from fusec.passes.coalesce import coalesce
+from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
+from fusec.passes.dead_code import dead_code
+from fusec.passes.eager_rounding import round_as_eager
+from fusec.passes.fuse import fuse, separate
+from fusec.passes.in_place import in_place
+from fusec.passes.inline import inline
+from fusec.passes.library_bias import library_bias
+from fusec.passes.recompute import recompute_wide
+from fusec.passes.row_parts import sum_rows_by_parts
+from fusec.passes.schedule.plan import Plan, print_plan, verify_plan
+from fusec.passes.share import share
+from fusec.passes.simplify import simplify
+from fusec.passes.split_loop import split_loops
+from fusec.passes.split_reduction import split_reduction
+from fusec.passes.stage import Stage, fold
+from fusec.passes.store_parts import store_parts
+from fusec.passes.write_part import write_parts
+from fusec.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A kernel with flat accesses and the plan by which it runs."""
+
+    kernel: Kernel
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What stages know of a compile beside their structure.
+
+    Attributes:
+        trace: where they leave what they made.
+        make_judge: gives the judge between the ways to run a product; by default the cost model.
+    """
+
+    target: Target
+    options: Options
+    trace: Trace
+    make_judge: Callable[[Cut], Judge] | None = None
+
+    def apply(self, stage: Stage, structure: Any) -> Any:
+        """Return what a stage makes of a structure, verified and kept as the options say.
+
+        Raises:
+            InvalidIR: naming the stage.
+        """
+        before = _printed(structure) if self.trace.texts else None
+        made = stage.run(structure, self)
+        if self.options.verify:
+            try:
+                verify(made)
+            except StageError as error:
+                raise error.in_stage(stage.name) from None
+        if self.trace.texts:
+            same = stage.takes == stage.gives
+            self.trace.keep(stage.name, made, _printed(made), before if same else None)
+        return made
+
+    def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a stage makes of each of some structures; see ``apply``."""
+
+        def run(given: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
+            return {name: stage.run(one, context) for name, one in given.items()}
+
+        made: Mapping[str, Any] = self.apply(replace(stage, run=run), structures)
+        return made
+
+    def quiet(self) -> Context:
+        """Return the context of a run that is only tried: it leaves no record."""
+        return replace(self, trace=Trace(self.trace.name))
+
+
+def verify(structure: Any) -> None:
+    """Check any structure that a stage makes.
+
+    Raises:
+        InvalidIR: saying what is not legal in it.
+    """
+    match structure:
+        case Graph():
+            verify_graph(structure)
+        case Schedule():
+            verify_schedule(structure)
+        case Kernel():
+            verify_kernel(structure)
+        case Planned():
+            verify_plan(structure.kernel, structure.plan)
+        case Program():
+            verify_program(structure)
+        case Form():
+            verify_form(structure)
+        case fx.GraphModule():
+            try:
+                structure.graph.lint()
+            except RuntimeError as error:
+                raise InvalidIR(str(error)) from error
+        case Mapping():
+            for one in structure.values():
+                verify(one)
+        case tuple():
+            for one in structure:
+                verify(one)
+        case Joint():
+            verify(structure.module)
+        case _:
+            raise InternalError(structure, stage="verify")
+
+
+def _printed(structure: Any) -> Callable[[], str]:
+    """Return what prints a structure; FX graphs, which stages change, are printed at once."""
+    match structure:
+        case Graph():
+            return partial(text.print_graph, structure)
+        case Schedule():
+            return partial(text.print_schedule, structure)
+        case Kernel():
+            return partial(text.print_kernel, structure)
+        case Planned():
+            return partial(print_plan, structure.kernel.name, structure.plan)
+        case Program():
+            return partial(print_program, structure)
+        case Form():
+            return partial(print_form, structure)
+        case fx.GraphModule():
+            now = structure.print_readable(print_output=False)
+            return lambda: now
+        case Mapping():
+            return partial(_joined, [_printed(one) for one in structure.values()])
+        case tuple():
+            return partial(_joined, [_printed(one) for one in structure])
+        case Joint():
+            return _printed(structure.module)
+        case _:
+            raise InternalError(structure, stage="dump")
+
+
+def _joined(prints: list[Callable[[], str]]) -> str:
+    return "\n\n".join(one() for one in prints)
+
+
+# -- which compiles have a stage, and how its function is called -----------------------------------
+
+
+def _stateless(context: Context) -> bool:
+    return not context.options.fallback_random
+
+
+def _fuses(context: Context) -> bool:
+    return context.options.fusion
+
+
+def _fuses_products(context: Context) -> bool:
+    return (
+        context.target.multiplies and context.options.fusion and context.options.race != "library"
+    )
+
+
+def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the run of a stage that knows its structure alone."""
+    return lambda structure, context: function(structure)
+
+
+def _changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], Any]:
+    """Return the run of a stage that changes an FX graph where it is."""
+
+    def run(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+        rewrite(gm)
+        return gm
+
+    return run
+
+
+_on_dynamo = partial(Stage, takes="Dynamo's graph", gives="Dynamo's graph")
+_on_fx = partial(Stage, takes="FX graph", gives="FX graph")
+_on_graph = partial(Stage, takes="Graph", gives="Graph")
+_on_schedule = partial(Stage, takes="Schedule", gives="Schedule")
+_on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
+
+
+# -- before capture --------------------------------------------------------------------------------
+
+DYNAMO = (
+    _on_dynamo(
+        "equal_sizes",
+        "lengths of the keys and the values of an attention become one symbol",
+        _changing(unite_sizes),
+    ),
+    _on_dynamo(
+        "whole_gradients",
+        "interpolations get a gradient that stays one operation",
+        _changing(keep_gradients_whole),
+    ),
+    _on_dynamo(
+        "masked_writes",
+        "writes that masks select become choices of elements",
+        _changing(write_by_masks),
+    ),
+)
+"""Rewrites of what Dynamo captured, before AOTAutograd."""
+
+INFERENCE = (
+    _on_fx(
+        "draws",
+        "random draws become functions of a seed and a position",
+        _changing(replace_draws),
+        only=_stateless,
+    ),
+)
+"""Rewrites of AOTAutograd's graph where there is no backward."""
+
+JOINT = (
+    *INFERENCE,
+    _on_fx(
+        "wide_products",
+        "products too wide to save (scores) are tagged: the backward computes them again",
+        _changing(recompute_scores),
+        only=_fuses_products,
+    ),
+)
+"""Rewrites of the joint graph of forward and backward."""
+
+PARTITION = Stage(
+    "partition",
+    "cuts it in forward and backward; what a fused backward computes again is not saved",
+    lambda joint, context: partition(
+        joint, context.options.chunk_bytes, context.options.memory_budget
+    ),
+    "joint FX graph",
+    "two FX graphs",
+    needs=("draws", "wide_products"),
+)
+
+CAPTURE = Stage(
+    "capture",
+    "one small function an ATen operation; what has none becomes an `Extern`",
+    lambda gm, context: capture_with_values(gm, context.trace.name),
+    "FX graph",
+    "Graph",
+    needs=("partition",),
+)
+
+
+# -- from a graph to kernels -----------------------------------------------------------------------
+
+
+def _cut(graph: Graph, context: Context) -> Schedule:
+    if not context.options.fusion:
+        return separate(graph)
+    return fuse(graph, context.target.machine, context.target.accepts)
+
+
+FUSE = (
+    _on_graph(
+        "simplify",
+        "rules that keep values: casts, comparisons of indices, guards, one-hot sums",
+        _alone(simplify),
+    ),
+    _on_graph("dead_code", "drops what nobody reads, so that readers count", _alone(dead_code)),
+    _on_graph("share", "definitions that are equal become one", _alone(share), needs=("simplify",)),
+    _on_graph(
+        "row_parts",
+        "sums over a product's rows become sums over its tiles, and a small final one",
+        _alone(sum_rows_by_parts),
+        only=_fuses_products,
+        needs=("share",),
+    ),
+    _on_graph(
+        "split_reduction",
+        "large column sums become a partial and a final sum",
+        lambda graph, context: split_reduction(graph, context.target.machine),
+        needs=("share", "row_parts"),
+    ),
+    _on_graph(
+        "inline",
+        "definitions not worth a place in memory go into their readers",
+        _alone(inline),
+        needs=("dead_code", "split_reduction"),
+    ),
+    _on_graph(
+        "recompute",
+        "products too wide to store (scores) are computed in each of their readers",
+        _alone(recompute_wide),
+        only=_fuses_products,
+        needs=("inline",),
+    ),
+    _on_graph(
+        "unread",
+        "drops what nobody reads any more",
+        _alone(dead_code),
+        needs=("inline", "recompute"),
+    ),
+    Stage(
+        "fuse",
+        "the rule above, priced; what is taken and what is rejected are decisions",
+        _cut,
+        "Graph",
+        "Schedule",
+        needs=("unread",),
+    ),
+    _on_schedule(
+        "library_bias",
+        "a bias that found no partner goes back to the library: `addmm`",
+        _alone(library_bias),
+        only=_fuses,
+        needs=("fuse",),
+    ),
+    _on_schedule(
+        "store_parts",
+        "parts of a cat that one kernel makes are stored in the whole by it",
+        _alone(store_parts),
+        only=_fuses,
+        needs=("fuse",),
+    ),
+    _on_schedule(
+        "split_loop",
+        "the loop of a product with few tiles is spread over programs, where that pays (GPU)",
+        lambda schedule, context: split_loops(schedule, context.target.split),
+        only=_fuses,
+        needs=("library_bias", "store_parts"),
+    ),
+)
+"""What makes kernels of a graph; run for each graph that ``contract`` and ``loops`` consider."""
+
+_BEFORE_CHUNK = ("simplify", "dead_code", "share", "inline", "unread")
+CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
+"""What ``chunk`` runs first: then views, casts and biases do not hide who reads a row."""
+
+
+def _chunk(graph: Graph, context: Context) -> Graph:
+    clean = partial(fold, CLEAN, context=context.quiet())
+    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.chunk_rows)
+
+
+def _contract(graph: Graph, context: Context) -> Schedule:
+    cut = partial(fold, FUSE, context=context)
+    if not _fuses_products(context):
+        schedule: Schedule = cut(graph)
+        return schedule
+    tried = partial(fold, FUSE, context=context.quiet())
+    if context.options.race == "fused":
+        judge = None
+    elif context.make_judge is None:
+        judge = judge_by_model(tried, context.target.machine)
+    else:
+        judge = context.make_judge(tried)
+    return cut_with_products(graph, cut, judge)
+
+
+PASSES = (
+    _on_graph(
+        "eager_rounding",
+        "marks 16-bit values as rounded",
+        _alone(round_as_eager),
+        only=lambda context: context.options.precision == "eager",
+    ),
+    _on_graph(
+        "chunk",
+        "lines around a far wider product become one call, whose body runs for some rows",
+        _chunk,
+        only=_fuses,
+        inner=CLEAN,
+    ),
+    Stage(
+        "contract",
+        "calls whose meaning index notation can say are *opened*, and closed where that loses (§4)",
+        _contract,
+        "Graph",
+        "Schedule",
+        needs=("eager_rounding", "chunk"),
+        inner=FUSE,
+    ),
+    _on_schedule(
+        "loops",
+        "calls that stand for regions become loops over rows, their bodies kernels",
+        lambda schedule, context: cut_loops(schedule, partial(fold, FUSE, context=context.quiet())),
+        needs=("chunk", "contract"),
+        inner=FUSE,
+    ),
+    _on_schedule(
+        "write_part",
+        "a change of a part of an input (a cache's next position) is written where it lies",
+        _alone(write_parts),
+        needs=("loops",),
+    ),
+    _on_schedule(
+        "in_place",
+        "a copy into an input at the end becomes a store of the kernel that made it",
+        _alone(in_place),
+        needs=("write_part",),
+    ),
+    _on_schedule(
+        "bundle",
+        "alike, independent pointwise kernels become one launch",
+        lambda schedule, context: bundle(schedule, context.target.machine),
+        # A recording launches at no cost to the host.
+        only=lambda context: context.options.fusion and not context.options.cudagraphs,
+        needs=("in_place",),
+    ),
+)
+"""From the captured graph to the schedule that runs."""
+
+
+# -- from a kernel to a program --------------------------------------------------------------------
+
+
+def offered_plans(flat: Kernel, context: Context) -> tuple[Plan, ...]:
+    """Return the plans of a kernel with flat accesses that the options leave, the first by rule."""
+    offered = context.target.plans(flat)
+    if context.options.descriptors == "auto":
+        return offered
+    wanted = context.options.descriptors == "always"
+    return tuple(plan for plan in offered if plan.descriptors is wanted) or offered
+
+
+def _plan(flat: Kernel, context: Context) -> Planned:
+    offered = offered_plans(flat, context)
+    return Planned(flat, offered[min(flat.configuration, len(offered) - 1)])
+
+
+KERNEL = (
+    _on_kernel(
+        "online_softmax",
+        "a divisor leaves a sum that becomes linear in an exponential by it (GPU)",
+        lambda kernel, context: context.target.algebra(kernel),
+    ),
+    _on_kernel(
+        "coalesce",
+        "flat offsets; neighbouring axes that walk memory as one become one",
+        _alone(coalesce),
+        needs=("online_softmax",),
+    ),
+)
+"""A kernel as schedules take it."""
+
+LOWER = (
+    Stage(
+        "plan",
+        "how each axis runs, by the target's `plans`: the one that won a race, or the first",
+        _plan,
+        "Kernel",
+        "Plan",
+        needs=("coalesce",),
+    ),
+    Stage(
+        "lower",
+        "one generic lowering; it decides nothing",
+        lambda planned, context: lower(planned.kernel, planned.plan),
+        "Plan",
+        "Program",
+        needs=("plan",),
+    ),
+)
+"""A kernel with flat accesses as a program."""
+
+
+def all_stages(form: tuple[Stage, ...] = FORM) -> Iterator[Stage]:
+    """Yield every stage in order, those that an inner list runs before the stage that has it.
+
+    Args:
+        form: the last ones, which a target's printer wants.
+    """
+    for stage in (*DYNAMO, *JOINT, PARTITION, CAPTURE, *PASSES, *KERNEL, *LOWER, *form):
+        if stage.name == "contract":
+            yield from stage.inner
+        yield stage
