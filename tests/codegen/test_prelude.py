@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusec.runtime.cpp_kernel import FLAGS, find_compiler, vector_width
+from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, prelude, source
 from tests.philox import random_bits
 
@@ -81,7 +81,9 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"this CPU has no vectors of {width} floats")
     directory = tmp_path_factory.mktemp("prelude")
     (directory / "all.cpp").write_text(source(width, exports()))
-    flags = [f for f in FLAGS if f not in ("-march=native", "-fopenmp")] + WIDTHS[width].split()
+    flags = [f for f in (*FLAGS, *OPTIMISE) if f not in ("-march=native", "-fopenmp")] + WIDTHS[
+        width
+    ].split()
     command = [compiler, *flags, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
     subprocess.run(command, cwd=directory, check=True)
     return Library(directory / "all.so", width)
@@ -525,7 +527,7 @@ def test_hot_functions_compile_to_vector_code_alone(width: int, tmp_path: Path) 
     compiler = find_compiler(None)
     if compiler is None or width > vector_width():
         pytest.skip("needs a C++ compiler and vectors of this width")
-    flags = [f for f in FLAGS if f not in ("-march=native", "-fopenmp", "-shared")]
+    flags = [f for f in (*FLAGS, *OPTIMISE) if f not in ("-march=native", "-fopenmp", "-shared")]
     flags += WIDTHS[width].split()
     (tmp_path / "hot.cpp").write_text(prelude(width) + HOT)
     command = [compiler, *flags, "-S", "hot.cpp", "-o", "-"]
