@@ -60,8 +60,10 @@ from fusec.ir.interp_scalar import Array, convert
 __all__ = [
     "Env",
     "ExternCall",
+    "KernelCall",
     "eval_expr",
     "from_storage",
+    "interpret_kernel",
     "run_graph",
     "run_kernel",
     "run_program",
@@ -76,6 +78,8 @@ Views arrive as strided arrays over the storage, so that a kernel that writes it
 sizes as ints, all else as itself.
 """
 
+KernelCall: TypeAlias = Callable[[Kernel, Env], None]
+"""Runs a kernel of a schedule on the storage and the sizes of an environment."""
 
 _SIGNS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -165,30 +169,42 @@ def run_graph(graph: Graph, inputs: Sequence[Any], extern: ExternCall | None = N
     return _collect_outputs(graph, env)
 
 
+def interpret_kernel(kernel: Kernel, env: Env) -> None:
+    """Run one kernel of a schedule on an environment, by its meaning."""
+    run_kernel(kernel, env.storage, env.sizes)
+
+
 def run_schedule(
-    schedule: Schedule, inputs: Sequence[Any], extern: ExternCall | None = None
+    schedule: Schedule,
+    inputs: Sequence[Any],
+    extern: ExternCall | None = None,
+    kernel: KernelCall = interpret_kernel,
 ) -> list[Any]:
-    """Return what the schedule's graph returns, computed by its kernels and externs."""
+    """Return what the schedule's graph returns, computed by its kernels and externs.
+
+    Args:
+        kernel: runs one kernel; another form of it, a program or machine code, may stand in.
+    """
     env = _bind_inputs(schedule.graph, inputs)
-    _run_steps(schedule, env, extern)
+    _run_steps(schedule, env, extern, kernel)
     return _collect_outputs(schedule.graph, env)
 
 
-def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None) -> None:
+def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
     for step in schedule.steps:
         match step:
             case Extern():
                 _run_extern(step, env, extern)
             case Chunked():
-                _run_chunked(step, env, extern)
+                _run_chunked(step, env, extern, kernel)
             case Kernel():
-                run_kernel(step, env.storage, env.sizes)
+                kernel(step, env)
             case Bundle():
-                for kernel in step.kernels:
-                    run_kernel(kernel, env.storage, env.sizes)
+                for member in step.kernels:
+                    kernel(member, env)
 
 
-def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None) -> None:
+def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
     """Run the body for each chunk of rows: results go into their rows, sums are added up."""
     rows = eval_scalar(loop.rows, env)
     for buffer in loop.made:
@@ -202,7 +218,7 @@ def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None) -> None:
         whole = [_window(view, env) for view in loop.whole]
         added = [from_storage(buffer, env) for buffer in loop.added]
         inner = _bind_inputs(loop.body.graph, (*sizes, *sliced, *whole, *added))
-        _run_steps(loop.body, inner, extern)
+        _run_steps(loop.body, inner, extern, kernel)
         values = _collect_outputs(loop.body.graph, inner)
         for buffer, value in zip(loop.results, values, strict=False):
             from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value

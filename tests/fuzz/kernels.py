@@ -10,8 +10,8 @@ import torch
 
 from fusec.codegen.targets import Target
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType
-from fusec.ir.graph import Extern, Schedule
-from fusec.ir.interp import _bind_inputs, _collect_outputs, _run_extern
+from fusec.ir.graph import Kernel, Schedule
+from fusec.ir.interp import run_schedule
 from fusec.ir.interp_expr import Env, allocate
 from fusec.ir.program import Program
 from fusec.passes.stage import fold
@@ -45,13 +45,11 @@ def run_kernels(
     kernel: Callable[[Program], Launch],
 ) -> list[Any]:
     """Return what a schedule's graph returns, computed by printed kernels."""
-    env = _bind_inputs(schedule.graph, inputs)
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            _run_extern(step, env, copy_extern)
-        else:
-            launch_on(env, programs[step.name], kernel(programs[step.name]))
-    return _collect_outputs(schedule.graph, env)
+
+    def run(step: Kernel, env: Env) -> None:
+        launch_on(env, programs[step.name], kernel(programs[step.name]))
+
+    return run_schedule(schedule, inputs, copy_extern, run)
 
 
 def launch_on(env: Env, program: Program, launch: Launch) -> None:

@@ -16,15 +16,8 @@ import numpy as np
 
 from fusec.codegen import lower as lowering
 from fusec.codegen.targets import Target, find_target
-from fusec.ir.graph import Extern, Graph, Schedule, all_launches
-from fusec.ir.interp import (
-    _bind_inputs,
-    _collect_outputs,
-    _run_extern,
-    run_graph,
-    run_program,
-    run_schedule,
-)
+from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
+from fusec.ir.interp import Env, run_graph, run_program, run_schedule
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes import fuse as fusion
@@ -125,13 +118,11 @@ def run_programs(
     schedule: Schedule, programs: dict[str, Program], inputs: tuple[Any, ...], extern: Any
 ) -> list[Any]:
     """Return what the schedule's graph returns, computed by the programs of its kernels."""
-    env = _bind_inputs(schedule.graph, inputs)
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            _run_extern(step, env, extern)
-        else:
-            run_program(programs[step.name], env.storage, env.sizes)
-    return _collect_outputs(schedule.graph, env)
+
+    def run(kernel: Kernel, env: Env) -> None:
+        run_program(programs[kernel.name], env.storage, env.sizes)
+
+    return run_schedule(schedule, inputs, extern, run)
 
 
 def _compare(stage: str, expected: list[Any], found: list[Any]) -> None:
