@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
-        quick = _sampled(item for item in items if "slow" not in item.keywords)
+        quick = _sampled(_firsts(item for item in items if "slow" not in item.keywords))
         config.hook.pytest_deselected(items=list(set(items).difference(quick)))
         items[:] = quick
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _firsts(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the tests, and of one function's cases that are marked ``first`` the first one."""
+    seen: set[tuple[object, str]] = set()
+    for item in items:
+        key = item.parent, getattr(item, "originalname", item.name)
+        if "first" not in item.keywords or key not in seen:
+            yield item
+        if "first" in item.keywords:
+            seen.add(key)
 
 
 def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -49,7 +60,7 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         marker = item.get_closest_marker("sampled")
         key = item.parent, getattr(item, "originalname", item.name)
-        if marker is None or seen[key] % marker.args[0] == 0:
+        if marker is None or "first" in item.keywords or seen[key] % marker.args[0] == 0:
             kept.append(item)
         seen[key] += 1
     return kept

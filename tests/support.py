@@ -31,8 +31,12 @@ from torch._dynamo.utils import same
 from torch.utils import _pytree as pytree
 
 from bench.workload import backend_of
+from tests.frontend.tracing import Captured
 
 BACKEND = os.environ.get("TEST_BACKEND", "fusec")
+
+CAPTURED = "captured"
+"""A backend that runs what the frontend captured by the NumPy interpreter; see `check_captured`."""
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -70,6 +74,8 @@ def compile_with(
     fn: Callable, backend: str = BACKEND, *, dynamic: bool | None = False, fullgraph: bool = True
 ) -> Callable:
     """Compile under the backend; fusec in strict mode, where a fault inside it is an error."""
+    if backend == CAPTURED:
+        return Captured(fn, dynamic=bool(dynamic))
     options = {"strict": True} if backend == "fusec" else None
     return torch.compile(
         fn, backend=backend_of(backend), dynamic=dynamic, fullgraph=fullgraph, options=options
@@ -102,15 +108,42 @@ def check(
     reference = run(_fresh(exact), inputs, train=train, dtype=torch.float64)
     module = _fresh(fn)
     compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
-    first = run(compiled, inputs, train=train, state=module)
-    again = run(compiled, inputs, train=train, state=_reset(module, fn))
-    compare(eager, first, reference, tol=tol)
-    compare(eager, again, reference, tol=tol)
+    runs = [run(compiled, inputs, train=train, state=module)]
+    if backend != CAPTURED:  # which hands out no memory twice
+        runs.append(run(compiled, inputs, train=train, state=_reset(module, fn)))
+    for found in runs:
+        compare(eager, found, reference, tol=tol)
     for given in more:
         eager = run(_fresh(fn), given, train=train)
         reference = run(_fresh(exact), given, train=train, dtype=torch.float64)
         found = run(compiled, given, train=train, state=_reset(module, fn))
         compare(eager, found, reference, tol=tol)
+
+
+def check_captured(fn: Callable, *inputs: Any, **how: Any) -> None:
+    """Assert that what the frontend makes of a function means what eager does; see `check`.
+
+    For what the frontend decides: values, special values, types, shapes and strides of operations
+    and of their gradients. It runs in the NumPy interpreter, without passes, printer and compiler,
+    so each family of operations has a test by `check` beside it.
+    """
+    check(fn, *inputs, backend=CAPTURED if BACKEND == "fusec" else BACKEND, **how)
+
+
+def _in_both(mark: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    runs = (
+        pytest.param(check_captured, id="captured"),
+        pytest.param(check, id="compiled", marks=mark),
+    )
+    return pytest.mark.parametrize("check", runs)
+
+
+in_both = _in_both(pytest.mark.first)
+"""A sweep over types, values, shapes or layouts: all cases as captured, and the first one compiled;
+with --slow all are compiled."""
+
+as_captured = _in_both(pytest.mark.slow)
+"""The same where the tests beside it compile the family: compiled with --slow alone."""
 
 
 def compare(eager: Run, compiled: Run, reference: Run, tol: float | None = None) -> None:

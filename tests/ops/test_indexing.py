@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import LAYOUTS, check, values, with_layout
+from tests.support import LAYOUTS, as_captured, check, in_both, values, with_layout
 
 INTS = (torch.int64, torch.int32)
 
@@ -34,7 +34,8 @@ GATHERS = {
 }
 
 
-def test_gathers_match_eager():
+@as_captured
+def test_gathers_match_eager(check):
     check(
         lambda x, i: {name: op(x, i) for name, op in GATHERS.items()},
         values(6, 9),
@@ -42,7 +43,8 @@ def test_gathers_match_eager():
     )
 
 
-def test_gathers_inside_a_chain_have_eager_gradients():
+@in_both
+def test_gathers_inside_a_chain_have_eager_gradients(check):
     check(
         lambda x, i: {name: op(x.exp(), i) * 2 + 1 for name, op in GATHERS.items()},
         values(6, 9),
@@ -52,7 +54,8 @@ def test_gathers_inside_a_chain_have_eager_gradients():
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64, torch.int32, torch.bool), ids=str)
-def test_gathers_of_other_dtypes_match_eager(dtype):
+@in_both
+def test_gathers_of_other_dtypes_match_eager(dtype, check):
     check(
         lambda x, i: {name: op(x, i) for name, op in GATHERS.items()},
         values(6, 9, dtype=dtype),
@@ -61,14 +64,16 @@ def test_gathers_of_other_dtypes_match_eager(dtype):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gathers_of_strided_tensors_match_eager(layout):
+@as_captured
+def test_gathers_of_strided_tensors_match_eager(layout, check):
     def gather(x, i):
         return x[i] + 1, x[:, i, 1:3] * 2, x.gather(2, i[None, None, :].expand(4, 6, -1)), x[i, i]
 
     check(gather, with_layout(values(4, 6, 8), layout), indices(5, below=4))
 
 
-def test_advanced_indices_separated_by_a_slice_come_first_as_in_eager():
+@in_both
+def test_advanced_indices_separated_by_a_slice_come_first_as_in_eager(check):
     def advanced(x, i, j):
         return (
             x[i, :, j] + 1,
@@ -87,7 +92,8 @@ def test_advanced_indices_separated_by_a_slice_come_first_as_in_eager():
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-def test_index_tensors_of_both_widths_match_eager(dtype):
+@as_captured
+def test_index_tensors_of_both_widths_match_eager(dtype, check):
     i = indices(7, below=6).to(dtype)
     check(
         lambda x, i: (x[i] * 2, x.index_select(0, i), F.embedding(i, x), x[i // 2] - x[i]),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tests.triton_backend  # noqa: F401  registers triton_interpreter
-from tests.support import FLOATS, check, values, with_layout
+from tests.support import FLOATS, as_captured, check, in_both, values, with_layout
 
 MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 
@@ -20,7 +20,8 @@ def affine(n, dtype=torch.float32):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @MODES
-def test_norms_over_the_last_axis_match_eager(dtype, train):
+@in_both
+def test_norms_over_the_last_axis_match_eager(dtype, train, check):
     def norms(x, w, b):
         return {
             "layer_norm": F.layer_norm(x, (x.shape[-1],), w, b),
@@ -43,7 +44,8 @@ def test_norms_of_odd_widths_match_eager(n):
 
 
 @MODES
-def test_norms_over_several_axes_match_eager(train):
+@as_captured
+def test_norms_over_several_axes_match_eager(train, check):
     def norms(x, w, b):
         return F.layer_norm(x, (4, 6), w, b), F.layer_norm(x * 2, (3, 4, 6)), F.rms_norm(x, (4, 6))
 
@@ -51,7 +53,8 @@ def test_norms_over_several_axes_match_eager(train):
 
 
 @MODES
-def test_norms_written_out_by_hand_match_eager(train):
+@in_both
+def test_norms_written_out_by_hand_match_eager(train, check):
     def norms(x, w):
         variance = x.float().pow(2).mean(-1, keepdim=True)
         rms = w * (x.float() * torch.rsqrt(variance + 1e-6)).to(x.dtype)
@@ -65,7 +68,8 @@ def test_norms_written_out_by_hand_match_eager(train):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("transposed", "expanded", "padded_rows", "stepped"))
-def test_norms_of_strided_rows_match_eager(layout):
+@as_captured
+def test_norms_of_strided_rows_match_eager(layout, check):
     x = with_layout(values(5, 6, 32), layout)
     check(
         lambda x, w, b: (F.layer_norm(x, (32,), w, b) + x, F.rms_norm(x, (32,), w)),
@@ -76,7 +80,8 @@ def test_norms_of_strided_rows_match_eager(layout):
 
 
 @MODES
-def test_layer_norm_of_the_channels_of_an_image_matches_eager(train):
+@in_both
+def test_layer_norm_of_the_channels_of_an_image_matches_eager(train, check):
     def norm(x, w, b):
         y = F.layer_norm(x.permute(0, 2, 3, 1), (6,), w, b).permute(0, 3, 1, 2)
         return y + x, F.gelu(y)
@@ -88,7 +93,8 @@ def test_layer_norm_of_the_channels_of_an_image_matches_eager(train):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @MODES
-def test_group_and_instance_norm_match_eager(layout, train):
+@in_both
+def test_group_and_instance_norm_match_eager(layout, train, check):
     def norms(x, w, b):
         return (
             F.group_norm(x, 2, w, b) * 2,
@@ -121,7 +127,8 @@ def test_batch_norm_normalises_and_updates_its_statistics(layout, training):
     ),
     ids=("plain", "no_affine", "no_statistics", "three_axes"),
 )
-def test_variants_of_batch_norm_match_eager(module):
+@in_both
+def test_variants_of_batch_norm_match_eager(module, check):
     norm = module()
     shape = (4, 7, 2, 3, 2) if isinstance(norm, nn.BatchNorm3d) else (9, 7)
     check(norm, values(*shape) * 3 + 1, train=True)

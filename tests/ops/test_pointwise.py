@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from tests.support import FLOATS, LAYOUTS, check, values, with_layout
+from tests.support import FLOATS, LAYOUTS, as_captured, check, in_both, values, with_layout
 
 ANY = {
     "abs": torch.abs,
@@ -192,7 +192,8 @@ def apply_all(table):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("family", DOMAINS)
-def test_unary_family_matches_eager(family, dtype):
+@as_captured
+def test_unary_family_matches_eager(family, dtype, check):
     table, low, high = DOMAINS[family]
     check(apply_all(table), values(7, 34, dtype=dtype, low=low, high=high))
 
@@ -200,37 +201,43 @@ def test_unary_family_matches_eager(family, dtype):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("family", ("any", "positive", "unit", "activations", "clamps"))
-def test_unary_family_has_eager_gradients(family, dtype):
+@in_both
+def test_unary_family_has_eager_gradients(family, dtype, check):
     table, low, high = DOMAINS[family]
     check(apply_all(table), values(5, 34, dtype=dtype, low=low, high=high), train=True)
 
 
-def test_rare_unary_operations_match_eager_wherever_they_run():
+@as_captured
+def test_rare_unary_operations_match_eager_wherever_they_run(check):
     check(apply_all(RARE), values(5, 33))
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_binary_family_matches_eager(dtype):
+@as_captured
+def test_binary_family_matches_eager(dtype, check):
     check(apply_all(BINARY), values(9, 33, dtype=dtype), values(9, 33, dtype=dtype, seed=1))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16), ids=str)
-def test_binary_family_has_eager_gradients(dtype):
+@in_both
+def test_binary_family_has_eager_gradients(dtype, check):
     x, y = values(4, 17, dtype=dtype), values(4, 17, dtype=dtype, seed=1)
     check(apply_all(BINARY), x, y, train=True)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_comparisons_match_eager_where_values_tie(dtype):
+@as_captured
+def test_comparisons_match_eager_where_values_tie(dtype, check):
     x = values(8, 33, dtype=torch.int64, low=-2, high=3).to(dtype)
     y = values(8, 33, dtype=torch.int64, low=-2, high=3, seed=1).to(dtype)
     check(apply_all(COMPARISONS), x, y)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
-def test_float_remainders_have_eager_signs(dtype):
+@in_both
+def test_float_remainders_have_eager_signs(dtype, check):
     # Quarters divide exactly, so that no rounding moves a quotient across an integer.
     x = values(6, 33, dtype=torch.int64, low=-40, high=40).to(dtype) / 4
     y = values(6, 33, dtype=torch.int64, low=1, high=9, seed=1).to(dtype) / 4
@@ -248,31 +255,36 @@ SPECIAL_TABLE = {name: op for name, op in SPECIAL_TABLE.items() if name not in U
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_special_values_pass_through_unary_operations_as_in_eager(dtype):
+@in_both
+def test_special_values_pass_through_unary_operations_as_in_eager(dtype, check):
     check(apply_all(SPECIAL_TABLE), torch.tensor(SPECIAL * 3, dtype=dtype))
 
 
-def test_special_values_pass_through_binary_operations_as_in_eager():
+@in_both
+def test_special_values_pass_through_binary_operations_as_in_eager(check):
     table = {**BINARY, **COMPARISONS}
     row = torch.tensor(SPECIAL)
     check(apply_all(table), row[:, None].expand(11, 11).clone(), row.expand(11, 11).clone())
 
 
-def test_denormal_and_largest_values_survive():
+@as_captured
+def test_denormal_and_largest_values_survive(check):
     info = torch.finfo(torch.float32)
     x = torch.tensor([info.max, -info.max, info.tiny, info.smallest_normal / 4, info.eps] * 4)
     check(lambda x: (x * 0.5, x + x, -x, x * x, x.abs().sqrt(), x / 3), x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_strided_operand_gives_eager_values_and_strides(layout):
+@as_captured
+def test_strided_operand_gives_eager_values_and_strides(layout, check):
     x = with_layout(values(6, 10, 14), layout)
     y = values(6, 10, 14, seed=1)
     check(lambda x, y: (x * 2 + y, torch.exp(x), F.relu(x) - 1, y / (x.abs() + 1)), x, y)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_operands_of_one_layout_keep_it_as_eager_does(layout):
+@in_both
+def test_two_operands_of_one_layout_keep_it_as_eager_does(layout, check):
     x, y = (with_layout(values(4, 6, 8, seed=s), layout) for s in (0, 1))
     check(lambda x, y: (x + y, torch.where(x > 0, x, y), torch.tanh(x)), x, y, train=True)
 
@@ -311,7 +323,8 @@ BROADCASTS = [
 ]
 
 
-def test_broadcasting_shapes_match_eager():
+@as_captured
+def test_broadcasting_shapes_match_eager(check):
     tensors = [values(*shape, seed=i) for i, pair in enumerate(BROADCASTS) for shape in pair]
 
     def pairs(*args):
@@ -320,7 +333,8 @@ def test_broadcasting_shapes_match_eager():
     check(pairs, *tensors)
 
 
-def test_broadcast_gradients_are_summed_over_the_broadcast_axes():
+@in_both
+def test_broadcast_gradients_are_summed_over_the_broadcast_axes(check):
     tensors = [values(*shape, seed=i) for i, pair in enumerate(BROADCASTS) for shape in pair]
     check(
         lambda *args: [torch.tanh(a) * b for a, b in zip(args[::2], args[1::2], strict=True)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support import check, values
+from tests.support import as_captured, check, in_both, values
 
 ALL_DTYPES = (
     torch.float32,
@@ -39,7 +39,8 @@ def one_of(dtype, *shape, seed=0):
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("left", ALL_DTYPES, ids=str)
-def test_every_pair_of_dtypes_promotes_as_in_eager(left):
+@as_captured
+def test_every_pair_of_dtypes_promotes_as_in_eager(left, check):
     x = one_of(left, 4, 9)
     others = [one_of(right, 4, 9, seed=1 + i) for i, right in enumerate(ALL_DTYPES)]
 
@@ -49,7 +50,8 @@ def test_every_pair_of_dtypes_promotes_as_in_eager(left):
     check(promote, x, *others)
 
 
-def test_zero_dimensional_tensors_do_not_widen_the_other_operand():
+@as_captured
+def test_zero_dimensional_tensors_do_not_widen_the_other_operand(check):
     rows = [one_of(dtype, 3, 7) for dtype in ALL_DTYPES]
     scalars = [one_of(d, seed=3) for d in (torch.float64, torch.float32, torch.int64, torch.bool)]
 
@@ -59,7 +61,8 @@ def test_zero_dimensional_tensors_do_not_widen_the_other_operand():
     check(promote, rows, scalars)
 
 
-def test_python_scalars_promote_by_category_alone():
+@in_both
+def test_python_scalars_promote_by_category_alone(check):
     rows = [one_of(dtype, 3, 7) for dtype in ALL_DTYPES]
 
     def promote(*rows):
@@ -69,7 +72,8 @@ def test_python_scalars_promote_by_category_alone():
 
 
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
-def test_mixed_floating_dtypes_match_eager(train):
+@in_both
+def test_mixed_floating_dtypes_match_eager(train, check):
     inputs = [one_of(d, 5, 9, seed=i) for i, d in enumerate(ALL_DTYPES[:4])]
     check(
         lambda a, b, c, d: (a * b, b * c, c + d, a * d + b, a + 2 * c.sigmoid()),
@@ -80,7 +84,8 @@ def test_mixed_floating_dtypes_match_eager(train):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", ALL_DTYPES, ids=str)
-def test_casts_to_every_dtype_match_eager(source):
+@in_both
+def test_casts_to_every_dtype_match_eager(source, check):
     if source.is_floating_point:
         # Halves and thirds on both sides of zero: casts truncate, toward zero.
         x = torch.tensor([-14.7, -3.5, -2.4, -1.0, -0.6, -0.0, 0.2, 0.5, 1.5, 2.5, 14.9] * 3)
@@ -120,7 +125,8 @@ def test_rounding_feeds_an_equality_as_in_eager(dtype):
     check(lambda x: x.to(dtype).amin(0), values(9, 17), train=True)
 
 
-def test_type_predicates_and_views_of_casts_match_eager():
+@as_captured
+def test_type_predicates_and_views_of_casts_match_eager(check):
     def convert(x, i):
         return x.type_as(i), i.type_as(x), x.half().t(), i.bool() | (x > 0), x.long().sum()
 
@@ -129,7 +135,8 @@ def test_type_predicates_and_views_of_casts_match_eager():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ALL_INTS, ids=str)
-def test_integer_arithmetic_matches_eager_on_negative_operands(dtype):
+@in_both
+def test_integer_arithmetic_matches_eager_on_negative_operands(dtype, check):
     low = 0 if dtype == torch.uint8 else -50
     x = values(9, 33, dtype=dtype, low=low, high=50)
     y = values(9, 33, dtype=dtype, low=1, high=9, seed=1)
@@ -166,7 +173,8 @@ def test_integer_arithmetic_matches_eager_on_negative_operands(dtype):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ALL_INTS, ids=str)
-def test_bits_and_shifts_match_eager(dtype):
+@in_both
+def test_bits_and_shifts_match_eager(dtype, check):
     x = values(9, 17, dtype=dtype, low=0 if dtype == torch.uint8 else -50, high=60)
     y = values(9, 17, dtype=dtype, low=0, high=6, seed=1)
 
@@ -203,7 +211,8 @@ def test_integer_overflow_wraps_around_as_in_eager():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("exponent", range(8))
-def test_integer_powers_match_eager(exponent):
+@in_both
+def test_integer_powers_match_eager(exponent, check):
     x = values(5, 9, dtype=torch.int64, low=-4, high=5)
     check(
         lambda x, f, t: (x**exponent, f**exponent, f**-exponent, torch.pow(exponent, t), x**t),
@@ -218,7 +227,8 @@ def test_integer_powers_have_eager_gradients_at_zero():
     check(lambda x: (x**0, x**1, x**2, x**3, x**4), x, train=True)
 
 
-def test_boolean_algebra_matches_eager():
+@as_captured
+def test_boolean_algebra_matches_eager(check):
     a, b = (values(7, 33, dtype=torch.bool, seed=s) for s in (0, 1))
 
     def algebra(a, b):
@@ -242,7 +252,8 @@ def test_boolean_algebra_matches_eager():
     check(algebra, a, b)
 
 
-def test_where_promotes_and_broadcasts_its_branches():
+@as_captured
+def test_where_promotes_and_broadcasts_its_branches(check):
     c = values(4, 1, dtype=torch.bool)
     x, i = values(4, 9), values(9, dtype=torch.int64)
 

@@ -8,7 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import BACKEND, FLOATS, LAYOUTS, TORCH, check, externs, values, with_layout
+from tests.support import (
+    BACKEND,
+    FLOATS,
+    LAYOUTS,
+    TORCH,
+    as_captured,
+    check,
+    externs,
+    in_both,
+    values,
+    with_layout,
+)
 
 # Variances of one value are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
@@ -100,19 +111,22 @@ def over_axes(tables, dim, keepdim):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("shape", "dim"), AXES, ids=str)
-def test_reductions_over_axes_match_eager(shape, dim):
+@as_captured
+def test_reductions_over_axes_match_eager(shape, dim, check):
     keepdim = len(shape) % 2 == 1
     check(over_axes((OVER_AXES, COUNTS, OVER_ONE_AXIS), dim, keepdim), values(*shape))
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("shape", "dim"), AXES[::3], ids=str)
-def test_reductions_have_eager_gradients(shape, dim):
+@as_captured
+def test_reductions_have_eager_gradients(shape, dim, check):
     check(over_axes((OVER_AXES,), dim, False), values(*shape), train=True)
 
 
 @pytest.mark.parametrize("dim", (0, -1))
-def test_reductions_along_one_axis_have_eager_gradients(dim):
+@in_both
+def test_reductions_along_one_axis_have_eager_gradients(dim, check):
     without = () if TORCH >= (2, 13) else ("aminmax",)  # no gradient in torch 2.11
     table = {name: op for name, op in OVER_ONE_AXIS.items() if name not in without}
     check(over_axes((table,), dim, True), values(6, 17), train=True)
@@ -120,12 +134,14 @@ def test_reductions_along_one_axis_have_eager_gradients(dim):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_reductions_of_each_floating_dtype_match_eager(dtype):
+@in_both
+def test_reductions_of_each_floating_dtype_match_eager(dtype, check):
     check(over_axes((OVER_AXES, COUNTS, OVER_ONE_AXIS), -1, True), values(6, 129, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64), ids=str)
-def test_reductions_of_other_dtypes_have_eager_gradients(dtype):
+@as_captured
+def test_reductions_of_other_dtypes_have_eager_gradients(dtype, check):
     check(over_axes((OVER_AXES,), (0, 2), True), values(3, 5, 33, dtype=dtype), train=True)
 
 
@@ -146,17 +162,20 @@ SIZES = (1, 7, 17, 31, 33, 100, 1000, 4097)
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", SIZES)
-def test_full_reductions_of_odd_sizes_match_eager(n):
+@in_both
+def test_full_reductions_of_odd_sizes_match_eager(n, check):
     check(lambda x: {name: op(x) for name, op in EVERYTHING.items()}, values(n, seed=n))
 
 
 @pytest.mark.parametrize("shape", ((3, 5, 7), (64, 65), (1, 1), ()), ids=str)
-def test_full_reductions_of_several_axes_match_eager(shape):
+@as_captured
+def test_full_reductions_of_several_axes_match_eager(shape, check):
     check(lambda x: {name: op(x) for name, op in EVERYTHING.items()}, values(*shape))
 
 
 @pytest.mark.parametrize("shape", ((33,), (6, 65)), ids=str)
-def test_full_reductions_have_eager_gradients(shape):
+@as_captured
+def test_full_reductions_have_eager_gradients(shape, check):
     table = {k: op for k, op in EVERYTHING.items() if k in ("sum", "mean", "var", "norm", "prod")}
     check(lambda x: {name: op(x * 2) for name, op in table.items()}, values(*shape), train=True)
 
@@ -173,7 +192,8 @@ def test_row_softmax_and_statistics_of_odd_sizes_match_eager(n):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_reductions_of_strided_tensors_match_eager(layout):
+@as_captured
+def test_reductions_of_strided_tensors_match_eager(layout, check):
     def reduce(x):
         return x.sum(-1), x.mean(0), x.amax(1), x.softmax(-1), x.argmax(-1), x.sum(), x.var((0, 2))
 
@@ -211,12 +231,14 @@ INTEGER_REDUCTIONS = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dim", (0, 1))
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.int8), ids=str)
-def test_integer_reductions_match_eager(dtype, dim):
+@in_both
+def test_integer_reductions_match_eager(dtype, dim, check):
     x = values(6, 17, dtype=dtype, low=0 if dtype == torch.uint8 else -3, high=4)
     check(lambda x: {name: op(x, dim) for name, op in INTEGER_REDUCTIONS.items()}, x)
 
 
-def test_boolean_reductions_match_eager():
+@as_captured
+def test_boolean_reductions_match_eager(check):
     def reduce(x):
         return (
             x.any(),
@@ -239,7 +261,8 @@ def test_boolean_reductions_match_eager():
     check(reduce, values(6, 17, dtype=torch.bool))
 
 
-def test_reductions_may_change_the_dtype():
+@as_captured
+def test_reductions_may_change_the_dtype(check):
     def reduce(x, h):
         return (
             x.sum(1, dtype=torch.float64),
@@ -254,7 +277,8 @@ def test_reductions_may_change_the_dtype():
     check(reduce, values(6, 17), values(6, 17, dtype=torch.float16))
 
 
-def test_positions_of_ties_are_the_first_as_in_eager():
+@in_both
+def test_positions_of_ties_are_the_first_as_in_eager(check):
     x = values(9, 33, dtype=torch.int64, low=-1, high=2).float()
 
     def positions(x):
@@ -282,7 +306,8 @@ def test_gradient_of_amax_is_shared_between_ties_and_that_of_max_is_not():
 
 
 @pytest.mark.parametrize("special", (math.nan, math.inf, -math.inf), ids=str)
-def test_special_values_pass_through_reductions_as_in_eager(special):
+@in_both
+def test_special_values_pass_through_reductions_as_in_eager(special, check):
     x = values(6, 33)
     x[0, 4] = x[1, 0] = x[1, 32] = x[2, 17] = special
     x[3] = special
@@ -335,7 +360,8 @@ def test_variance_of_one_value_is_nan_or_zero_as_in_eager():
     )
 
 
-def test_reductions_of_tensors_without_elements_match_eager():
+@as_captured
+def test_reductions_of_tensors_without_elements_match_eager(check):
     def reduce(a, b):
         return (
             a.sum(),
@@ -392,7 +418,8 @@ def test_long_reductions_are_split_without_loss(rows, columns):
     check(lambda x: (x.sum(0), x.sum(1), x.sum(), x.var(0), x.amax(0), x.mean(1)), x, tol=1e-4)
 
 
-def test_cumulative_operations_match_eager():
+@in_both
+def test_cumulative_operations_match_eager(check):
     def cumulative(x):
         return (
             x.cumsum(0),
@@ -407,7 +434,8 @@ def test_cumulative_operations_match_eager():
     check(cumulative, values(6, 17), train=True)
 
 
-def test_order_statistics_match_eager_wherever_they_run():
+@as_captured
+def test_order_statistics_match_eager_wherever_they_run(check):
     check(lambda x: (x.sort(-1), x.topk(3, -1), x.median(-1), x.kthvalue(4, -1)), values(6, 17))
 
 
@@ -424,7 +452,8 @@ def test_a_sum_over_an_expanded_axis_counts_every_copy():
 
 
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
-def test_reductions_take_dynamic_shapes(train):
+@in_both
+def test_reductions_take_dynamic_shapes(train, check):
     def reduce(x):
         return x.sum(-1), x.mean(0), x.softmax(-1), x.var(-1), x.amax(0), x.sum() / x.shape[0]
 
