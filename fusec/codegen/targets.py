@@ -1,12 +1,12 @@
 """The targets: one row each. The only place that asks which target code is made for.
 
-A row says what the machine costs (for fusion), how a kernel is scheduled, and which printer writes
-it. A new target is one printer, one loader in ``runtime`` and one row here.
+A row says what its machine can do (``passes/machine.py``: for fusion and schedules), and how
+kernels of its language are scheduled and printed. A new target is one printer, one loader in
+``runtime`` and one row here.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,50 +15,110 @@ from fusec.codegen import cpp, triton
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
 from fusec.ir.graph import Kernel
-from fusec.passes.cost import Machine
+from fusec.passes.machine import Machine, Resources
 from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
-from fusec.passes.schedule.plan import Limits, Plan
-from fusec.passes.schedule.vector_loops import accepts_vector_loops, plan_vector_loops
-from fusec.passes.split_loop import Split, split_loop
+from fusec.passes.schedule.plan import Plan
+from fusec.passes.schedule.vector_loops import accepts_cpu, cpu_plans
+from fusec.passes.split_loop import split_loop
 from fusec.passes.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
+class Codegen:
+    """How kernels become source in one language, for any machine that it is made for.
+
+    Attributes:
+        language: "cpp" or "triton": the printer, and the loader in ``runtime``.
+        device: torch's name of the device type.
+        algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
+        plans, accepts, split: as of ``Target``, for a machine.
+        print_kernel: what the stages of ``form`` make of a program -> source text.
+        form: the stages from a program to what is printed.
+    """
+
+    language: str
+    device: str
+    algebra: Callable[[Kernel], Kernel]
+    plans: Callable[[Kernel, Machine], tuple[Plan, ...]]
+    accepts: Callable[[Kernel, Machine], bool]
+    split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
+    print_kernel: Callable[[Any], str]
+    form: tuple[Stage, ...] = ()
+
+
+CPP = Codegen(
+    "cpp",
+    "cpu",
+    lambda kernel: kernel,
+    cpu_plans,
+    accepts_cpu,
+    lambda kernel, machine: None,
+    cpp.print_kernel,
+)
+TRITON = Codegen(
+    "triton", "cuda", online_softmax, gpu_plans, accepts_gpu, split_loop, triton.print_kernel, FORM
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """What codegen needs to know of a target.
+    """What a compile needs to know of a target.
 
     Attributes:
         name: as the command line spells it.
-        language: "cpp" or "triton": the printer, and the loader in ``runtime``.
-        machine: modelled rates.
-        plans: schedules of a kernel with flat accesses: the one chosen by rule first, then those
-            that a race may prefer.
-        algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
-        accepts: whether a kernel can be scheduled; fusion asks before it merges.
-        split: a kernel as a partial and a final one, where its loop is better split.
-        form: the stages from a program to what is printed.
-        print_kernel: what these make -> source text.
-        device: torch's name of the device type.
+        machine: what it can do.
+        codegen: how its kernels become source.
         assembly: stages below the source, as the command line calls them -> as the compiler does.
     """
 
     name: str
-    language: str
     machine: Machine
-    algebra: Callable[[Kernel], Kernel]
-    plans: Callable[[Kernel], tuple[Plan, ...]]
-    accepts: Callable[[Kernel], bool]
-    split: Split
-    print_kernel: Callable[[Any], str]
-    device: str
-    form: tuple[Stage, ...] = ()
+    codegen: Codegen
     assembly: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def language(self) -> str:
+        """The language of its kernels: "cpp" or "triton"."""
+        return self.codegen.language
+
+    @property
+    def device(self) -> str:
+        """Torch's name of its device type."""
+        return self.codegen.device
 
     @property
     def multiplies(self) -> bool:
         """Whether kernels may compute products of matrices themselves."""
-        return self.machine.products_per_us > 0
+        return self.machine.multiplies
+
+    def algebra(self, kernel: Kernel) -> Kernel:
+        """Return the kernel by rules that change rounding, before its axes are flattened."""
+        return self.codegen.algebra(kernel)
+
+    def plans(self, kernel: Kernel) -> tuple[Plan, ...]:
+        """Return schedules of a kernel with flat accesses, the one by rule first.
+
+        The others are those that a race may prefer.
+        """
+        return self.codegen.plans(kernel, self.machine)
+
+    def accepts(self, kernel: Kernel) -> bool:
+        """Return True if a kernel can be scheduled; fusion asks before it merges."""
+        return self.codegen.accepts(kernel, self.machine)
+
+    def split(self, kernel: Kernel) -> tuple[Kernel, Kernel] | None:
+        """Return a kernel as a partial and a final one, where its loop is better split."""
+        return self.codegen.split(kernel, self.machine)
+
+    @property
+    def form(self) -> tuple[Stage, ...]:
+        """The stages from a program to what is printed."""
+        return self.codegen.form
+
+    def print_kernel(self, form: Any) -> str:
+        """Return the source text of a program, or of what ``form`` makes of one."""
+        return self.codegen.print_kernel(form)
 
 
 CPU_MACHINE = Machine(
@@ -72,6 +132,7 @@ H200_MACHINE = Machine(
     parts=264,
     tile=128,
     products_per_us=3.95e8,
+    sm=Resources(shared_bytes=232448, tile_registers=160, from_shared=True, descriptors=True),
     chunk_rows=2048,
     part_share=0.01,
 )
@@ -83,67 +144,39 @@ A100_MACHINE = Machine(
     parts=216,
     tile=128,
     products_per_us=1.4e8,
+    sm=Resources(shared_bytes=166912, tile_registers=128),
     chunk_rows=2048,
     part_share=0.01,
 )
-
-
-def _cpu(width: int) -> Target:
-    return Target(
-        "cpu",
-        "cpp",
-        CPU_MACHINE,
-        lambda kernel: kernel,
-        lambda kernel: (plan_vector_loops(kernel, width),),
-        accepts_vector_loops,
-        lambda kernel: None,
-        cpp.print_kernel,
-        "cpu",
-    )
-
+RTX_5090_MACHINE = replace(
+    A100_MACHINE,
+    units=170,
+    parts=340,
+    sm=Resources(shared_bytes=101376, tile_registers=128, descriptors=True),
+)
+MI300_MACHINE = replace(
+    H200_MACHINE, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)
+)
 
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
 _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
 
-
-H200_LIMITS = Limits(
-    shared_bytes=232448, tile_registers=160, from_shared=True, units=132, descriptors=True
-)
-A100_LIMITS = Limits(shared_bytes=166912, tile_registers=128, units=108)
-
-
-def _gpu(
-    name: str, machine: Machine, limits: Limits, assembly: Mapping[str, str], *, tf32: bool
-) -> Target:
-    if tf32:
-        machine, limits = replace(machine, slow_f32=2), replace(limits, tf32=True)
-    return Target(
-        name,
-        "triton",
-        machine,
-        online_softmax,
-        functools.partial(gpu_plans, limits=limits),
-        functools.partial(accepts_gpu, limits=limits),
-        functools.partial(split_loop, machine=machine),
-        triton.print_kernel,
-        "cuda",
-        FORM,
-        assembly,
-    )
-
-
 GPUS = {
-    "sm_80": (A100_MACHINE, A100_LIMITS, _NVIDIA),
-    "sm_90": (H200_MACHINE, H200_LIMITS, _NVIDIA),
-    "sm_100": (H200_MACHINE, H200_LIMITS, _NVIDIA),
-    "sm_120": (
-        A100_MACHINE,
-        replace(A100_LIMITS, shared_bytes=101376, units=170, descriptors=True),
-        _NVIDIA,
-    ),
-    "gfx942": (H200_MACHINE, replace(A100_LIMITS, shared_bytes=65536, units=304), _AMD),
+    "sm_80": (A100_MACHINE, _NVIDIA),
+    "sm_90": (H200_MACHINE, _NVIDIA),
+    "sm_100": (H200_MACHINE, _NVIDIA),
+    "sm_120": (RTX_5090_MACHINE, _NVIDIA),
+    "gfx942": (MI300_MACHINE, _AMD),
 }
 NAMES = ("cpu", *GPUS)
+
+
+def _gpu(name: str, row: str, *, tf32: bool) -> Target:
+    """Return the target of a name by the row of a GPU."""
+    machine, assembly = GPUS[row]
+    if tf32:
+        machine = replace(machine, sm=replace(machine.sm, tf32=True))
+    return Target(name, machine, TRITON, assembly)
 
 
 def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
@@ -156,9 +189,9 @@ def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Tar
         UsageError: if there is no such target.
     """
     if name == "cpu":
-        return _cpu(vector_width)
+        return Target("cpu", replace(CPU_MACHINE, vector=vector_width), CPP)
     if name in GPUS:
-        return _gpu(name, *GPUS[name], tf32=tf32)
+        return _gpu(name, name, tf32=tf32)
     raise UsageError.unknown("target", name, NAMES)
 
 
@@ -176,4 +209,4 @@ def target_of_device(name: str, vector_width: int = 16, *, tf32: bool = False) -
     older = [version for version in versions if version <= int(name[3:])]
     if not older:
         raise UsageError.unknown("target", name, NAMES)
-    return _gpu(name, *GPUS[versions[max(older)]], tf32=tf32)
+    return _gpu(name, versions[max(older)], tf32=tf32)

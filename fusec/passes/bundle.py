@@ -25,8 +25,8 @@ from fusec.ir.graph import Bundle, Kernel, Schedule, Step, Store, kernel_sizes
 from fusec.ir.index import Axis, Index, Size, index, substitute
 from fusec.ir.rewrite import rewrite
 from fusec.passes.coalesce import coalesce
-from fusec.passes.cost import Machine
 from fusec.passes.dag import Dag, chain_lengths, joined, sorted_steps, step_dependencies
+from fusec.passes.machine import Machine
 
 LEAST = 3
 """Members of a bundle at least: its table costs the host about as much as another launch."""

@@ -35,8 +35,9 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import index
 from fusec.ir.text import print_graph
-from fusec.passes.cost import Machine, price, price_call
+from fusec.passes.cost import price, price_call
 from fusec.passes.dag import reads, writes
+from fusec.passes.machine import Machine
 
 Cut: TypeAlias = Callable[[Graph], Schedule]
 """The passes from a graph to kernels."""

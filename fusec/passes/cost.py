@@ -1,8 +1,6 @@
 """Modelled time of a kernel: bytes over bandwidth, operations over rate, and a launch.
 
-Ranks alternatives; a benchmark has the last word. Rates: H200 measured copy 4.3 TB/s and its issue
-budget (6.9 thread-instructions a byte); CPU: one shared socket, two cores, measured 2026-11 within
-a factor of two.
+Ranks alternatives; a benchmark has the last word. The rates are those of ``passes/machine.py``.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, po
 from fusec.ir.graph import Extern, Kernel, extern_views, kernel_nodes
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import Spread, spread
-from fusec.passes.schedule.plan import Limits
 
 TILED = 0.85
 """Rate of fusec's products of matrices beside the library's (Triton beside cuBLAS: 0.8 to 1.0)."""
@@ -30,38 +28,6 @@ NESTED, NESTED_LIBRARY = 0.55, 0.75
 
 LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
 """Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the price of a kernel depends on.
-
-    Attributes:
-        bytes_per_us: memory traffic, reads and writes together.
-        operations_per_us: multiply-adds of one f32 lane.
-        products_per_us: multiply-adds of 16-bit matrix products; 0 where the target has no schedule
-            for them, so that they stay the library's.
-        launch_us: from one kernel to the next, host and device.
-        units: grid points that keep the machine busy.
-        parts: partial results of a split reduction, where their bytes allow it.
-        part_share: bytes that these may move, as a share of what is summed; where so many parts as
-            above take more, there is one for each of ``units``.
-        tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
-        slow_f32: how much longer products in f32 take than in 16 bits.
-        chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
-            written, once a chunk, which so many rows of products hide.
-    """
-
-    bytes_per_us: float
-    operations_per_us: float
-    launch_us: float
-    units: int
-    parts: int
-    tile: int
-    products_per_us: float = 0.0
-    chunk_rows: int = 256
-    slow_f32: int = 8
-    part_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +107,7 @@ def kernel_operations(kernel: Kernel) -> int:
     return total
 
 
-def kernel_products(kernel: Kernel, slow_f32: int = 8) -> float:
+def kernel_products(kernel: Kernel, slow_f32: int) -> float:
     """Return the multiply-adds of matrix products, those in f32 ``slow_f32`` times."""
     return _products(kernel_nodes(kernel), slow_f32)
 
@@ -170,11 +136,11 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     operations = kernel_operations(kernel)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     found = None
-    if machine.products_per_us:
+    if machine.multiplies:
         if products := kernel_products(kernel, machine.slow_f32):
             rate = NESTED if _nests_products(kernel) else TILED
             work = max(work, products / (rate * machine.products_per_us))
-        found = spread(kernel, Limits(units=machine.units))
+        found = spread(kernel, machine)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
         return Price(moved, operations, work / busy + machine.launch_us)
@@ -213,7 +179,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
     for line in call.meaning:
         products += _products(postorder((line.expr,)), machine.slow_f32)
     rate = machine.products_per_us * (NESTED_LIBRARY if len(call.meaning) > 1 else 1.0)
-    work = max(moved / machine.bytes_per_us, products / rate if rate else 0.0)
+    work = max(moved / machine.bytes_per_us, products / rate if machine.multiplies else 0.0)
     launches = 2 if _is_split(call, machine) else 1
     return Price(moved, 0, work + launches * machine.launch_us)
 

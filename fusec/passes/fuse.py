@@ -28,8 +28,9 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
 from fusec.ir.index import Index, product
 from fusec.ir.likeness import in_group, likeness
-from fusec.passes.cost import Machine, numel, price
+from fusec.passes.cost import numel, price
 from fusec.passes.dag import Order, dependencies, find_uses, reads
+from fusec.passes.machine import Machine
 from fusec.passes.unify import Rejection, unify
 
 SHARED_BYTES = 1 << 12

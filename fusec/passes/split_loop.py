@@ -26,7 +26,8 @@ from fusec.ir.graph import Kernel, Schedule, Step, Store
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
 from fusec.ir.online import find_pivots, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
-from fusec.passes.cost import Machine, price
+from fusec.passes.cost import price
+from fusec.passes.machine import Machine
 from fusec.passes.online_softmax import online_softmax
 
 Split: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]

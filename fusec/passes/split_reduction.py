@@ -22,8 +22,9 @@ from fusec.ir.graph import Def, Extern, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.rewrite import rewrite
-from fusec.passes.cost import Machine, count, numel
+from fusec.passes.cost import count, numel
 from fusec.passes.dag import reads
+from fusec.passes.machine import Machine
 from fusec.passes.squares import Part, count_rows, find_squares, joined
 from fusec.passes.weighted_sums import softmax_weighted
 
@@ -58,7 +59,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     Raises:
         InvalidIR: if a reduction's monoid is not in the table of associative ones.
     """
-    whole = softmax_weighted(graph) if machine.products_per_us else frozenset()
+    whole = softmax_weighted(graph) if machine.multiplies else frozenset()
     lines = [n for n in graph.nodes if isinstance(n, Def) and n.buffer not in whole]
     found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
     parts = _count_parts(graph, found, machine)

@@ -53,7 +53,8 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _fuse_all(monkeypatch: pytest.MonkeyPatch, divide: Split) -> None:
     machine = replace(ROW.machine, launch_us=1e3)
-    row = replace(ROW, machine=machine, split=divide)
+    codegen = replace(ROW.codegen, split=lambda kernel, machine: divide(kernel))
+    row = replace(ROW, machine=machine, codegen=codegen)
     monkeypatch.setattr(triton_backend, "find_target", lambda name: row)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from fusec.codegen.targets import find_target, target_of_device
+from fusec.codegen.targets import GPUS, find_target, target_of_device
 from fusec.errors import UsageError
+from fusec.ir.dtype import BF16, F32, DType
+from fusec.passes.cost import price
+from fusec.passes.schedule.plan import Place, Plan
+from tests.passes.schedule.flat import attention, products
 
 
 def test_a_device_between_two_rows_takes_the_older_one_under_its_own_name():
@@ -21,3 +27,29 @@ def test_unknown_names_and_devices_too_old_are_usage_errors():
             find("sm_70")
     with pytest.raises(UsageError):
         find_target("sm_91")
+
+
+def launched(plan: Plan) -> int:
+    """Return how many programs a plan launches."""
+    return math.prod(
+        -(-b.axis.extent.hint() // b.tile) for b in plan.bindings if b.place is Place.GRID
+    )
+
+
+@pytest.mark.parametrize("tf32", (False, True))
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("dtype", (BF16, F32), ids=("bf16", "f32"))
+def test_a_kernel_is_priced_with_the_programs_that_its_plan_launches(
+    name: str, dtype: DType, tf32: bool
+) -> None:
+    target = find_target(name, tf32=tf32)
+    shapes = ((4096, 4096, 512), (512, 1024, 1024), (16, 4096, 1024), (130, 300, 70))
+    kernels = [products(*shape, dtype=dtype) for shape in shapes]
+    kernels += [products(4096, 4096, 512, count=count, dtype=dtype) for count in (2, 3)]
+    kernels += [attention(32, 1024, 1024, depth, dtype) for depth in (32, 64, 128, 256)]
+    kernels += [attention(32, queries, 4096, 128, dtype) for queries in (1, 16, 100)]
+    for kernel in kernels:
+        if target.accepts(kernel):
+            spread = price(kernel, target.machine).spread
+            assert spread is not None
+            assert spread.programs == launched(target.plans(kernel)[0]), kernel

@@ -95,7 +95,12 @@ def names(graph: Graph) -> list[str]:
     return [n.buffer.name for n in graph.nodes if isinstance(n, Def)]
 
 
-def kernel_of(graph: Graph, *stored: Buffer) -> Kernel:
-    """Return one flat kernel that computes a graph, storing what it returns (and ``stored``)."""
+def unified(graph: Graph, *stored: Buffer) -> Kernel:
+    """Return one kernel that computes a graph, storing what it returns (and ``stored``)."""
     defs = tuple(n for n in graph.nodes if isinstance(n, Def))
-    return coalesce(unify(defs, find_uses(graph).live_out | set(stored)))
+    return unify(defs, find_uses(graph).live_out | set(stored))
+
+
+def kernel_of(graph: Graph, *stored: Buffer) -> Kernel:
+    """Return such a kernel with flat accesses."""
+    return coalesce(unified(graph, *stored))

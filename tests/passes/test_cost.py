@@ -11,7 +11,6 @@ from fusec.ir.graph import Def, Graph, Kernel
 from fusec.ir.index import Runtime, Size, index
 from fusec.ir.monoid import SUM
 from fusec.passes.cost import (
-    Machine,
     expression_cost,
     kernel_operations,
     kernel_traffic,
@@ -20,6 +19,7 @@ from fusec.passes.cost import (
     programs,
 )
 from fusec.passes.dag import find_uses
+from fusec.passes.machine import Machine
 from fusec.passes.unify import unify
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
 

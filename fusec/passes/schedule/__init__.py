@@ -13,14 +13,13 @@ from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.coalesce import coalesce
+from fusec.passes.machine import Machine
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
-from fusec.passes.schedule.plan import Limits, Plan
+from fusec.passes.schedule.plan import Plan
 
-COMMON = Limits()
-"""What every GPU has."""
 SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...] = (
     (pointwise.accepts, pointwise.plan),
     (rowwise.accepts, rowwise.plan),
@@ -28,24 +27,24 @@ SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...]
 )
 
 
-def gpu_plans(kernel: Kernel, limits: Limits = COMMON) -> tuple[Plan, ...]:
+def gpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with flat accesses for a GPU: the one chosen by rule comes first."""
-    if contraction.accepts(kernel, limits):
+    if contraction.accepts(kernel, machine):
         products = contraction.contractions(kernel)
-        return with_descriptors(contraction.plans(kernel, limits), products, limits)
+        return with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
     for accepts, plan in SCHEDULES:
         if accepts(kernel):
             return (plan(kernel),)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")
 
 
-def accepts_gpu(kernel: Kernel, limits: Limits = COMMON) -> bool:
+def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if some schedule can run the kernel: its loops nest, without private memory."""
     if contraction.contractions(kernel):
-        if not contraction.accepts(kernel, limits):
+        if not contraction.accepts(kernel, machine):
             return False
         # When it is planned, axes that walk memory as one are one, which may be no lanes any more.
-        return contraction.accepts(coalesce(kernel), limits)
+        return contraction.accepts(coalesce(kernel), machine)
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, arrays=False) is None:
         return False

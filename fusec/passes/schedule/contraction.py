@@ -20,7 +20,8 @@ from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
-from fusec.passes.schedule.plan import Binding, Limits, Place, Plan
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.plan import Binding, Place, Plan
 from fusec.passes.schedule.tiling import (
     BUSY,
     Roles,
@@ -139,17 +140,17 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], roles: Roles) -
     return True
 
 
-def accepts(kernel: Kernel, limits: Limits) -> bool:
+def accepts(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel with products whose axes have roles and whose tiles fit."""
     products = contractions(kernel)
     roles = find_roles(kernel) if products else None
     if roles is None:
         return False
-    work = _work(kernel, products, limits)
-    (tiling, *_) = tilings(kernel, roles, work, limits)
+    work = _work(kernel, products, machine)
+    (tiling, *_) = tilings(kernel, roles, work, machine)
     if _cuts_rows(kernel, products, roles):
         return False
-    return bool(roles.tiled) or work.registers(tiling) <= limits.tile_registers
+    return bool(roles.tiled) or work.registers(tiling) <= machine.sm.tile_registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class Spread:
         return min(1.0, max(self.programs * parts, 1) / (self.full * units))
 
 
-def spread(kernel: Kernel, limits: Limits) -> Spread | None:
+def spread(kernel: Kernel, machine: Machine) -> Spread | None:
     """Return how a kernel with products is spread, and how its loop is split where that is long.
 
     None if this schedule cannot run it.
@@ -184,17 +185,17 @@ def spread(kernel: Kernel, limits: Limits) -> Spread | None:
     roles = find_roles(kernel) if products else None
     if roles is None:
         return None
-    work = _work(kernel, products, limits)
-    (tiling, *_) = tilings(kernel, roles, work, limits)
+    work = _work(kernel, products, machine)
+    (tiling, *_) = tilings(kernel, roles, work, machine)
     count, axis = programs(kernel, tiling), roles.looped
     few = has_few_rows(roles)
     full = FULL_FEW_ROWS if few else 1.0
-    enough = (full if few else BUSY) * limits.units
+    enough = (full if few else BUSY) * machine.units
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return Spread(count, full)
     terms = axis.extent.hint()
     least = LEAST_KEYS if work.inner else LEAST_TERMS
-    parts = min(round(WAVES * limits.units / count), terms // least)
+    parts = min(round(WAVES * machine.units / count), terms // least)
     if parts < 2:
         return Spread(count, full)
     step = tiling.lanes[axis]
@@ -227,18 +228,18 @@ def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) ->
     )
 
 
-def plans(kernel: Kernel, limits: Limits) -> tuple[Plan, ...]:
+def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
     roles = find_roles(kernel)
     if roles is None:
         raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
-    work = _work(kernel, contractions(kernel), limits)
-    found = tilings(kernel, roles, work, limits)
-    most = SPARE * limits.tile_registers
+    work = _work(kernel, contractions(kernel), machine)
+    found = tilings(kernel, roles, work, machine)
+    most = SPARE * machine.sm.tile_registers
     plain = _has_plain_operands(kernel, roles)
     settled = (plain and work.registers(t) <= most for t in found)
     offered = (_plan(kernel, roles, t, settles=s) for t, s in zip(found, settled, strict=True))
-    return tuple(dict.fromkeys(replace(plan, tf32=limits.tf32) for plan in offered))
+    return tuple(dict.fromkeys(replace(plan, tf32=machine.sm.tf32) for plan in offered))
 
 
 def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
@@ -265,10 +266,10 @@ def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
     return True
 
 
-def _work(kernel: Kernel, products: dict[Reduce, Factors], limits: Limits) -> Work:
+def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> Work:
     nodes = postorder(s.expr for s in kernel.stores)
     nested = _nested([n for n in nodes if isinstance(n, Reduce)])
-    return find_work(kernel, products, nested.intersection(products), tf32=limits.tf32)
+    return find_work(kernel, products, nested.intersection(products), tf32=machine.sm.tf32)
 
 
 def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, settles: bool) -> Plan:

@@ -17,23 +17,24 @@ from dataclasses import replace
 from fusec.ir.contraction import Factors
 from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.index import Index, Size, index
-from fusec.passes.schedule.plan import Limits, Plan
+from fusec.passes.machine import Resources
+from fusec.passes.schedule.plan import Plan
 
 ALIGNED = 16
 """Bytes that divide a descriptor's address and strides; also what a launch promises of sizes."""
 
 
 def with_descriptors(
-    plans: tuple[Plan, ...], products: Mapping[Reduce, Factors], limits: Limits
+    plans: tuple[Plan, ...], products: Mapping[Reduce, Factors], sm: Resources
 ) -> tuple[Plan, ...]:
     """Return plans and, behind the first, each of them with descriptors where an operand allows it.
 
     The order is first, first with descriptors, second with descriptors, second, ...: what few
     configurations show is the difference and the likeliest tile.
     """
-    on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize == 2 or limits.tf32]
+    on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize == 2 or sm.tf32]
     operands = [load for parts in on_tensor_cores for load in _loads(parts)]
-    if not limits.descriptors or not any(map(_is_describable, operands)):
+    if not sm.descriptors or not any(map(_is_describable, operands)):
         return plans
     first, *others = plans
     pairs = [(replace(plan, descriptors=True), plan) for plan in others]

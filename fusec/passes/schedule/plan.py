@@ -31,29 +31,6 @@ class Place(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one program instance may take of a GPU's multiprocessor.
-
-    Attributes:
-        shared_bytes: shared memory of a block.
-        tile_registers: registers of a thread for the f32 tiles of a loop with products; the rest is
-            for addresses, and for operands where tensor cores do not read them from shared memory.
-        from_shared: whether tensor cores read operands from shared memory; otherwise these leave it
-            for registers, and a loop of n stages holds n - 1 tiles of each.
-        units: multiprocessors.
-        tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else lanes do, exactly.
-        descriptors: whether hardware copies tiles that a tensor descriptor names (NVIDIA's TMA).
-    """
-
-    shared_bytes: int = 166912
-    tile_registers: int = 128
-    from_shared: bool = False
-    units: int = 108
-    tf32: bool = False
-    descriptors: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Binding:
     """How one axis runs.
 

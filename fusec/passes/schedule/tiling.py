@@ -25,7 +25,7 @@ from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
-from fusec.passes.schedule.plan import Limits
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.pointwise import power_of_two
 
 MIN_LANES = 16
@@ -104,11 +104,11 @@ class Work:
         weight = (WIDE_INNER if between else WIDE) if self.wide else 1
         return held * weight / (32 * tiling.warps)
 
-    def shared_bytes(self, tiling: Tiling, looped: Axis | None, limits: Limits) -> int:
+    def shared_bytes(self, tiling: Tiling, looped: Axis | None, machine: Machine) -> int:
         """Return the bytes of shared memory that operands take."""
         total = 0
         for axes, itemsize in self.loads:
-            tiles = tiling.stages - (not limits.from_shared) if looped in axes else 1
+            tiles = tiling.stages - (not machine.sm.from_shared) if looped in axes else 1
             total += _area(axes, tiling.lanes) * itemsize * tiles
         return total
 
@@ -174,14 +174,14 @@ def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
 # -- the choice ----------------------------------------------------------------------------------
 
 
-def tilings(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> tuple[Tiling, ...]:
+def tilings(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> tuple[Tiling, ...]:
     """Return the tilings that fit, the one chosen by rule first; the smallest if none does."""
-    preferred = [_staged(t, roles, work, limits) for t in _preferred(kernel, roles, work, limits)]
+    preferred = [_staged(t, roles, work, machine) for t in _preferred(kernel, roles, work, machine)]
     fitting = [t for t in preferred if t is not None]
     if not fitting:
-        *_, smallest = _preferred(kernel, roles, work, limits)
+        *_, smallest = _preferred(kernel, roles, work, machine)
         return (smallest,)
-    others = [_staged(t, roles, work, limits) for t in _others(roles, work)]
+    others = [_staged(t, roles, work, machine) for t in _others(roles, work)]
     found = [fitting[0], *(t for t in others if t is not None), *fitting[1:FEW]]
     return tuple(_distinct(found))[:OFFERED]
 
@@ -195,13 +195,13 @@ def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
             yield tiling
 
 
-def _staged(tiling: Tiling, roles: Roles, work: Work, limits: Limits) -> Tiling | None:
+def _staged(tiling: Tiling, roles: Roles, work: Work, machine: Machine) -> Tiling | None:
     """Return a tiling with as many of its stages as fit, or None if it does not fit at all."""
-    if work.registers(tiling) > limits.tile_registers:
+    if work.registers(tiling) > machine.sm.tile_registers:
         return None
     for stages in range(tiling.stages, 1, -1):
         less = Tiling(tiling.lanes, tiling.warps, stages)
-        if work.shared_bytes(less, roles.looped, limits) <= limits.shared_bytes:
+        if work.shared_bytes(less, roles.looped, machine) <= machine.sm.shared_bytes:
             return less
     return None
 
@@ -218,7 +218,7 @@ _FEW_ROWS = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 """The same where one tile holds all rows."""
 
 
-def _preferred(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> Iterator[Tiling]:
+def _preferred(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> Iterator[Tiling]:
     """Yield tilings, the best first; the later ones take less and make more programs."""
     if work.inner or len(roles.tiled) < 2:
         one_tile = not roles.tiled or lanes_of(roles.tiled[0]) <= MIN_LANES
@@ -228,12 +228,12 @@ def _preferred(kernel: Kernel, roles: Roles, work: Work, limits: Limits) -> Iter
     if has_few_rows(roles):
         for columns in (128, 64, 32, 16):
             tiling = _tiling(roles, work, (FEW_ROWS, columns), 0, 4, 6)
-            if columns <= 64 or programs(kernel, tiling) >= 2 * limits.units:
+            if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
                 yield tiling
         return
     sides = [(128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
     shapes = [_fewest_warps(_tiling(roles, work, side, 0, 8, 3), work) for side in sides]
-    wanted = BUSY * limits.units
+    wanted = BUSY * machine.units
     enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, roles)]
     yield from enough
     yield from (t for t in shapes if _is_square(t, roles) and t not in enough)

@@ -15,6 +15,7 @@ from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis, is_turned
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
@@ -27,6 +28,11 @@ SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 MIN_GRID = 16
 """Grid points that balance the load of a few threads."""
+
+
+def cpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
+    """Return the plans of a flat kernel for a CPU: one."""
+    return (plan_vector_loops(kernel, machine.vector),)
 
 
 def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
@@ -133,7 +139,7 @@ def _all_turn(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -> boo
     return nest_order(kernel, lane, arrays=True) is not None
 
 
-def accepts_vector_loops(kernel: Kernel) -> bool:
+def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if one order of the kernel's loops serves all its reductions."""
     return nest_order(kernel, fastest_axis(kernel, kernel.axes), arrays=True) is not None
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from fusec.ir.dtype import F32, DType
+from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, IntoIndex, index
 from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.ir.scalar import ROUND
+from fusec.passes.coalesce import coalesce
+from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule.plan import Plan, print_plan
 from tests.ir.graphs import axes, buffer, graph, load, total
-from tests.passes.pipelines import kernel_of
+from tests.passes.pipelines import kernel_of, unified
 
 
 def bindings(plan: Plan) -> str:
@@ -87,3 +90,44 @@ def rows_and_columns(parts: int, height: int, width: int, *, limit: int | None =
     at = index(p) * height + i
     second = Def(w, (p, c), Reduce(SUM, (i,), Op("mul", (load(x, at, c), load(y, at, c)))))
     return kernel_of(graph((x,), (first, second), y, w))
+
+
+def products(m: int, n: int, k: int, *, count: int = 1, dtype: DType = BF16) -> Kernel:
+    """y0[m, n] = sum(k: x[m, k] * w0[k, n]), and so on for each of ``count`` weights."""
+    x = buffer("x", m, k, dtype=dtype)
+    inputs, defs = [x], []
+    for number in range(count):
+        w, y = buffer(f"w{number}", k, n, dtype=dtype), buffer(f"y{number}", m, n, dtype=dtype)
+        i, j, r = axes("m n k", m, n, k)
+        body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
+        inputs.append(w)
+        defs.append(Def(y, (i, j), to(Reduce(SUM, (r,), body), dtype)))
+    return kernel_of(graph(tuple(inputs), tuple(defs), *(d.buffer for d in defs)))
+
+
+def attention(heads: int, queries: int, keys: int, depth: int, dtype: DType = BF16) -> Kernel:
+    """y[b, m, d] = sum(n: softmax(n: sum(c: q[b, m, c] * k[b, n, c])) * v[b, n, d])."""
+    q, k, v, y = (
+        buffer(name, heads, extent, depth, dtype=dtype)
+        for name, extent in (("q", queries), ("k", keys), ("v", keys), ("y", queries))
+    )
+    top, whole = buffer("top", heads, queries), buffer("whole", heads, queries)
+
+    def score(b: Axis, m: Axis, n: Axis) -> Expr:
+        (c,) = axes("c", depth)
+        return total(SUM, c, Op("mul", (f32_of(load(q, b, m, c)), f32_of(load(k, b, n, c)))))
+
+    def weight(b: Axis, m: Axis, n: Axis) -> Expr:
+        return Op("exp", (Op("sub", (score(b, m, n), load(top, b, m))),))
+
+    own = [axes("b m n", heads, queries, keys) for _ in range(3)]
+    (b, m, n), (d,) = own[2], axes("d", depth)
+    share: Expr = Op("div", (weight(b, m, n), load(whole, b, m)))
+    share = Op(ROUND[dtype], (share,)) if dtype in ROUND else share
+    blend = total(SUM, n, Op("mul", (share, f32_of(load(v, b, n, d)))))
+    lines = (
+        Def(top, own[0][:2], total(MAX, own[0][2], score(*own[0]))),
+        Def(whole, own[1][:2], total(SUM, own[1][2], weight(*own[1]))),
+        Def(y, (b, m, d), to(blend, dtype)),
+    )
+    return coalesce(online_softmax(unified(graph((q, k, v), lines, y))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.dtype import BF16, F32, F64, DType
 from fusec.passes.schedule import gpu_plans
 from fusec.passes.schedule.pointwise import THREADS, accepts, plan, power_of_two
@@ -67,7 +68,7 @@ def test_a_transpose_of_few_rows_is_read_as_it_lies() -> None:
 
 def test_gpu_plans_peel_nothing_and_have_no_private_memory() -> None:
     for kernel in (line(64), rows(8, 64), columns(64, 8)):
-        found = gpu_plans(kernel)[0]
+        found = gpu_plans(kernel, H200_MACHINE)[0]
         assert not found.peel and not found.scratch
 
 

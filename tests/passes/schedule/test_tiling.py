@@ -7,35 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.targets import A100_LIMITS, H200_LIMITS
-from fusec.ir.dtype import BF16, F32, DType
+from fusec.codegen.targets import A100_MACHINE, H200_MACHINE
+from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
 from fusec.passes.coalesce import coalesce
+from fusec.passes.machine import Machine
 from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.contraction import MAX_LANES, contractions
-from fusec.passes.schedule.plan import Limits, Plan
+from fusec.passes.schedule.plan import Plan
 from fusec.passes.unify import unify
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
-from tests.passes.schedule.flat import bindings, f32_of, to
+from tests.passes.schedule.flat import bindings, f32_of, products
 
-TARGETS = pytest.mark.parametrize("limits", (H200_LIMITS, A100_LIMITS), ids=("sm_90", "sm_80"))
-
-
-def products(m: int, n: int, k: int, *, count: int = 1, dtype: DType = BF16) -> Kernel:
-    """y0[m, n] = sum(k: x[m, k] * w0[k, n]), and so on for each of ``count`` weights."""
-    x = buffer("x", m, k, dtype=dtype)
-    inputs, defs = [x], []
-    for number in range(count):
-        w, y = buffer(f"w{number}", k, n, dtype=dtype), buffer(f"y{number}", m, n, dtype=dtype)
-        i, j, r = axes("m n k", m, n, k)
-        body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
-        inputs.append(w)
-        defs.append(Def(y, (i, j), to(Reduce(SUM, (r,), body), dtype)))
-    return kernel_of(graph(tuple(inputs), tuple(defs), *(d.buffer for d in defs)))
+TARGETS = pytest.mark.parametrize("machine", (H200_MACHINE, A100_MACHINE), ids=("sm_90", "sm_80"))
 
 
 def sum_of_products(m: int, n: int, k: int, count: int) -> Kernel:
@@ -52,8 +40,8 @@ def sum_of_products(m: int, n: int, k: int, count: int) -> Kernel:
     return kernel_of(graph(tuple(inputs), (Def(y, (i, j), Cast(total, BF16)),), y))
 
 
-def first(kernel: Kernel, limits: Limits) -> Plan:
-    return gpu_plans(kernel, limits)[0]
+def first(kernel: Kernel, machine: Machine) -> Plan:
+    return gpu_plans(kernel, machine)[0]
 
 
 def tile(plan: Plan) -> tuple[int, ...]:
@@ -61,50 +49,51 @@ def tile(plan: Plan) -> tuple[int, ...]:
 
 
 @TARGETS
-def test_a_large_product_has_tiles_of_128_by_128_in_8_warps(limits: Limits) -> None:
-    plan = first(products(4096, 4096, 1024), limits)
+def test_a_large_product_has_tiles_of_128_by_128_in_8_warps(machine: Machine) -> None:
+    plan = first(products(4096, 4096, 1024), machine)
     assert bindings(plan) == "m=grid*128  n=grid*128  k=loop*64"
     assert (plan.warps, plan.stages) == (8, 3)
 
 
 @TARGETS
-def test_two_accumulators_fit_a_wide_tile_and_three_a_narrower_one(limits: Limits) -> None:
-    assert tile(first(products(4096, 4096, 1024, count=2), limits))[:2] == (128, 128)
-    assert tile(first(products(4096, 4096, 1024, count=3), limits))[:2] == (128, 64)
+def test_two_accumulators_fit_a_wide_tile_and_three_a_narrower_one(machine: Machine) -> None:
+    assert tile(first(products(4096, 4096, 1024, count=2), machine))[:2] == (128, 128)
+    assert tile(first(products(4096, 4096, 1024, count=3), machine))[:2] == (128, 64)
 
 
 @TARGETS
-def test_products_that_are_added_up_count_once(limits: Limits) -> None:
+def test_products_that_are_added_up_count_once(machine: Machine) -> None:
     assert len(contractions(sum_of_products(4096, 4096, 512, 3))) == 3
-    assert tile(first(sum_of_products(4096, 4096, 512, 3), limits))[:2] == (128, 128)
+    assert tile(first(sum_of_products(4096, 4096, 512, 3), machine))[:2] == (128, 128)
 
 
 def test_stages_are_as_many_as_shared_memory_holds() -> None:
     kernel = sum_of_products(4096, 4096, 512, 3)
-    assert first(kernel, A100_LIMITS).stages == 2
-    assert first(products(4096, 4096, 512), Limits(shared_bytes=49152)).stages == 2
+    assert first(kernel, A100_MACHINE).stages == 2
+    narrow = replace(A100_MACHINE, sm=replace(A100_MACHINE.sm, shared_bytes=49152))
+    assert first(products(4096, 4096, 512), narrow).stages == 2
 
 
 @TARGETS
-def test_few_rows_and_columns_make_smaller_tiles_for_more_programs(limits: Limits) -> None:
-    assert tile(first(products(512, 1024, 1024), limits))[:2] == (64, 64)
-    assert tile(first(products(16, 4096, 1024), limits))[:2] == (16, 64)
+def test_few_rows_and_columns_make_smaller_tiles_for_more_programs(machine: Machine) -> None:
+    assert tile(first(products(512, 1024, 1024), machine))[:2] == (64, 64)
+    assert tile(first(products(16, 4096, 1024), machine))[:2] == (16, 64)
 
 
 @TARGETS
-def test_f32_operands_have_shorter_steps(limits: Limits) -> None:
-    assert tile(first(products(4096, 4096, 1024, dtype=F32), limits)) == (128, 128, 32)
+def test_f32_operands_have_shorter_steps(machine: Machine) -> None:
+    assert tile(first(products(4096, 4096, 1024, dtype=F32), machine)) == (128, 128, 32)
 
 
 @TARGETS
 @pytest.mark.parametrize("count", (1, 2, 3))
-def test_a_race_is_offered_a_few_tilings_that_fit(limits: Limits, count: int) -> None:
-    found = gpu_plans(products(4096, 4096, 1024, count=count), limits)
+def test_a_race_is_offered_a_few_tilings_that_fit(machine: Machine, count: int) -> None:
+    found = gpu_plans(products(4096, 4096, 1024, count=count), machine)
     assert 2 <= len({replace(plan, descriptors=False) for plan in found}) <= 8
     assert len(set(found)) == len(found)
     for plan in found:
         m, n, _ = tile(plan)
-        assert count * m * n / (32 * plan.warps) <= limits.tile_registers
+        assert count * m * n / (32 * plan.warps) <= machine.sm.tile_registers
 
 
 def partial_sums(rows: int) -> Kernel:
@@ -121,9 +110,9 @@ def partial_sums(rows: int) -> Kernel:
 
 
 @TARGETS
-def test_column_sums_do_not_cut_a_products_rows_below_64(limits: Limits) -> None:
-    assert accepts_gpu(partial_sums(64), limits)
-    assert not accepts_gpu(partial_sums(32), limits)
+def test_column_sums_do_not_cut_a_products_rows_below_64(machine: Machine) -> None:
+    assert accepts_gpu(partial_sums(64), machine)
+    assert not accepts_gpu(partial_sums(32), machine)
 
 
 @pytest.mark.parametrize("rows", (4, 8))
@@ -140,6 +129,6 @@ def test_axes_that_walk_memory_as_one_are_one_where_tiles_must_fit(rows: int) ->
         Def(s, (o,), Reduce(SUM, (r, c), load(v, r, c))),
     )
     kernel = unify(defs, frozenset((y, z, s)))
-    assert accepts_gpu(kernel) is (rows * n <= MAX_LANES)
-    if accepts_gpu(kernel):
-        assert gpu_plans(coalesce(kernel))
+    assert accepts_gpu(kernel, A100_MACHINE) is (rows * n <= MAX_LANES)
+    if accepts_gpu(kernel, A100_MACHINE):
+        assert gpu_plans(coalesce(kernel), A100_MACHINE)

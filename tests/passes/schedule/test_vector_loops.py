@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Op, Reduce
 from fusec.ir.graph import Def, Kernel
@@ -14,7 +15,7 @@ from fusec.passes.schedule.vector_loops import (
     CHUNK_ELEMENTS,
     MIN_GRID,
     SUM_TILES,
-    accepts_vector_loops,
+    accepts_cpu,
     lane_axis,
     plan_vector_loops,
 )
@@ -125,13 +126,13 @@ def test_without_contiguous_memory_nothing_has_lanes() -> None:
 def test_one_reduction_is_planned_however_long_and_wide(shape: tuple[int, int]) -> None:
     """A vocabulary of 128256 columns is cut into chunks, and so is the array of their sums."""
     for kernel in (rows(*shape), columns(*shape)):
-        assert accepts_vector_loops(kernel)
+        assert accepts_cpu(kernel, CPU_MACHINE)
         assert plan_vector_loops(kernel, 16).bindings
 
 
 def test_a_private_array_longer_than_a_cache_is_refused() -> None:
-    assert accepts_vector_loops(rows_and_columns(4, 8, 1 << 16))
-    assert not accepts_vector_loops(rows_and_columns(4, 8, (1 << 16) + 64))
+    assert accepts_cpu(rows_and_columns(4, 8, 1 << 16), CPU_MACHINE)
+    assert not accepts_cpu(rows_and_columns(4, 8, (1 << 16) + 64), CPU_MACHINE)
 
 
 @pytest.mark.parametrize(
