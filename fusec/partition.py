@@ -43,11 +43,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.contractions import talks_to_ranks
+from fusec.passes.chunk import RATIO
+from fusec.passes.schedule.contraction import MAX_LANES
 
 aten = torch.ops.aten
 
-EXPANSION_RATIO = 6
-"""Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
 WORTH_A_PRODUCT = 2
 """An expansion of so many times the least bytes is computed again, rather than saved: that costs
 one product more beside three."""
@@ -68,8 +68,6 @@ LEAST_BUDGET = 1e-6
 """A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
 SCORES_BYTES = 1 << 20
 """Scores of less are as well saved."""
-SHORT_ROW = 256
-"""The widest head whose scores are computed again: its row is one tile."""
 
 _SAME_ROW = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
@@ -255,7 +253,7 @@ def find_expansions(
         if node.target not in products or node.op != "call_function":
             continue
         rows = node.args[0]
-        wide = _columns(node) >= EXPANSION_RATIO * _columns(rows)
+        wide = _columns(node) >= RATIO * _columns(rows)
         turned = _TURNS if node.target is aten.bmm.default else set()
         if wide and _size(node) >= threshold and _is_reduced(node, _SAME_ROW | turned):
             found.add(node)
@@ -299,7 +297,7 @@ def recompute_scores(joint: fx.GraphModule) -> None:
     found = {
         n
         for n in find_expansions(graph, SCORES_BYTES, (aten.bmm.default,))
-        if _columns(n.args[0]) <= SHORT_ROW
+        if _columns(n.args[0]) <= MAX_LANES
     }
     if found:
         recompute(_large(found) - _tangent_users(graph))

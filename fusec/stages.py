@@ -369,7 +369,7 @@ CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
 
 def _chunk(graph: Graph, context: Context) -> Graph:
     clean = partial(fold, CLEAN, context=context.quiet())
-    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.chunk_rows)
+    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.tuning)
 
 
 def _contract(graph: Graph, context: Context) -> Schedule:

@@ -19,6 +19,7 @@ call, so that a buffer handed out twice is seen.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from torch._dynamo.utils import same
 from torch.utils import _pytree as pytree
 
 from bench.workload import backend_of
+from fusec.codegen import targets
 from tests.frontend.tracing import Captured
 
 BACKEND = os.environ.get("TEST_BACKEND", "fusec")
@@ -417,6 +419,14 @@ def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
             return tensor.contiguous(memory_format=torch.channels_last)
         case _:
             raise ValueError(layout)
+
+
+def tune(monkeypatch: pytest.MonkeyPatch, **sizes: float) -> None:
+    """Compile from here on by other sizes than those of ``passes.machine.Tuning``."""
+    for name, row in targets.TARGETS.items():
+        tuning = dataclasses.replace(row.machine.tuning, **sizes)
+        machine = dataclasses.replace(row.machine, tuning=tuning)
+        monkeypatch.setitem(targets.TARGETS, name, dataclasses.replace(row, machine=machine))
 
 
 def externs(fn: Callable, *inputs: Any, train: bool = False) -> list[tuple[str, str]]:

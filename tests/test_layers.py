@@ -39,7 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "race": WHOLE,
     "verification": LOW | {"frontend", "runtime"},
     "compiler": WHOLE | {"race", "verification"},
-    "partition": LOW | {"trace", "ir", "frontend"},
+    "partition": LOW | {"trace", "ir", "frontend", "passes"},
     "backend": WHOLE | {"compiler", "partition"},
     "report": WHOLE | {"compiler", "backend"},
     "cli": WHOLE | {"compiler", "report", ""},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import warnings
 from collections.abc import Callable
@@ -12,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fusec.codegen import targets
 from fusec.errors import WrongKernel
-from fusec.passes import chunk
 from tests.planted import plant
-from tests.support import seeded, values
+from tests.support import seeded, tune, values
 
 LOGGER = "fusec.verify"
 
@@ -69,9 +66,7 @@ def test_sound_kernels_and_bundles_agree_and_results_stay_the_same(caplog):
 
 
 def test_results_of_a_loop_over_rows_are_compared(caplog, monkeypatch):
-    machine = dataclasses.replace(targets.CPU_MACHINE, chunk_rows=1)
-    monkeypatch.setattr(targets, "CPU_MACHINE", machine)
-    monkeypatch.setattr(chunk, "CHUNK_BYTES", 16 * 200 * 4)  # 16 of the 40 rows
+    tune(monkeypatch, chunk_bytes=16 * 200 * 4, chunk_rows=1)  # 16 of the 40 rows
     torch._dynamo.reset()
     options = {"verify": True, "strict": True, "chunk_bytes": 2000, "cache": False}
     call = torch.compile(

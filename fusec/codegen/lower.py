@@ -61,11 +61,6 @@ from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import is_turned
 from fusec.passes.schedule.plan import Plan
 
-KEEP_COST = 5
-"""Multiply-adds, loads and conversions a point from which a value is kept for the next sweep: to
-keep it is a store, and a load for each sweep."""
-KEEP_BYTES = 1 << 19
-"""The longest array kept for that: it has to stay in a core's cache."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -143,7 +138,7 @@ class _Lowering(Values):
             else:
                 task = item
             groups.setdefault(first, []).append(task)
-        if self.plan.scratch:
+        if self.plan.kept_bytes:
             for loop, group in groups.items():
                 if loop is not None:
                     keeps = self._worth_keeping(loop, group, later)
@@ -465,10 +460,10 @@ class _Lowering(Values):
                 continue
             if isinstance(node, Reduce | IndexValue) or unbound & node.axes != parts:
                 continue
-            if self._varying_cost(node, loop) < KEEP_COST or node in self.arrays:
+            if self._varying_cost(node, loop) < self.plan.kept_cost or node in self.arrays:
                 continue
             covered.update(postorder((node,)))
-            if length is None or length * 16 * node.dtype.itemsize > KEEP_BYTES:
+            if length is None or length * 16 * node.dtype.itemsize > self.plan.kept_bytes:
                 continue
             array, slot = self._array(node, self._hint(node))
             kept.append(Keep(node, array, slot))

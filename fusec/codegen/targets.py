@@ -15,7 +15,7 @@ from fusec.codegen import cpp, triton
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
 from fusec.ir.graph import Kernel
-from fusec.passes.machine import Machine, Resources
+from fusec.passes.machine import Machine, Resources, Tuning
 from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.plan import Plan
@@ -133,8 +133,8 @@ H200_MACHINE = Machine(
     tile=128,
     products_per_us=3.95e8,
     sm=Resources(shared_bytes=232448, tile_registers=160, from_shared=True, descriptors=True),
-    chunk_rows=2048,
     part_share=0.01,
+    tuning=Tuning(chunk_rows=2048),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -145,8 +145,8 @@ A100_MACHINE = Machine(
     tile=128,
     products_per_us=1.4e8,
     sm=Resources(shared_bytes=166912, tile_registers=128),
-    chunk_rows=2048,
     part_share=0.01,
+    tuning=Tuning(chunk_rows=2048),
 )
 RTX_5090_MACHINE = replace(
     A100_MACHINE,
@@ -161,26 +161,22 @@ MI300_MACHINE = replace(
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
 _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
 
-GPUS = {
-    "sm_80": (A100_MACHINE, _NVIDIA),
-    "sm_90": (H200_MACHINE, _NVIDIA),
-    "sm_100": (H200_MACHINE, _NVIDIA),
-    "sm_120": (RTX_5090_MACHINE, _NVIDIA),
-    "gfx942": (MI300_MACHINE, _AMD),
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("cpu", CPU_MACHINE, CPP),
+        Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
+        Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
+        Target("sm_100", H200_MACHINE, TRITON, _NVIDIA),
+        Target("sm_120", RTX_5090_MACHINE, TRITON, _NVIDIA),
+        Target("gfx942", MI300_MACHINE, TRITON, _AMD),
+    )
 }
-NAMES = ("cpu", *GPUS)
-
-
-def _gpu(name: str, row: str, *, tf32: bool) -> Target:
-    """Return the target of a name by the row of a GPU."""
-    machine, assembly = GPUS[row]
-    if tf32:
-        machine = replace(machine, sm=replace(machine.sm, tf32=True))
-    return Target(name, machine, TRITON, assembly)
+GPUS = tuple(name for name, target in TARGETS.items() if target.codegen is TRITON)
 
 
 def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
-    """Return the row of a target.
+    """Return the row of a target, for a CPU's vectors and with what torch's settings allow.
 
     Args:
         vector_width: f32 lanes of a CPU's vector registers: 16, 8 or 4.
@@ -188,11 +184,12 @@ def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Tar
     Raises:
         UsageError: if there is no such target.
     """
-    if name == "cpu":
-        return Target("cpu", replace(CPU_MACHINE, vector=vector_width), CPP)
-    if name in GPUS:
-        return _gpu(name, name, tf32=tf32)
-    raise UsageError.unknown("target", name, NAMES)
+    if name not in TARGETS:
+        raise UsageError.unknown("target", name, tuple(TARGETS))
+    row = TARGETS[name]
+    if row.codegen is CPP:
+        return replace(row, machine=replace(row.machine, vector=vector_width))
+    return replace(row, machine=replace(row.machine, sm=replace(row.machine.sm, tf32=tf32)))
 
 
 def target_of_device(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
@@ -203,10 +200,10 @@ def target_of_device(name: str, vector_width: int = 16, *, tf32: bool = False) -
     Raises:
         UsageError: if there is neither.
     """
-    if name in GPUS or not (name.startswith("sm_") and name[3:].isdigit()):
+    if name in TARGETS or not (name.startswith("sm_") and name[3:].isdigit()):
         return find_target(name, vector_width, tf32=tf32)
     versions = {int(known[3:]): known for known in GPUS if known.startswith("sm_")}
     older = [version for version in versions if version <= int(name[3:])]
     if not older:
-        raise UsageError.unknown("target", name, NAMES)
-    return _gpu(name, versions[max(older)], tf32=tf32)
+        raise UsageError.unknown("target", name, tuple(TARGETS))
+    return replace(find_target(versions[max(older)], tf32=tf32), name=name)

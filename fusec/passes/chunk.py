@@ -43,15 +43,11 @@ from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Cut
 from fusec.passes.cost import count, numel
 from fusec.passes.dag import below, between, dependencies, find_uses, reads
+from fusec.passes.machine import Tuning
 from fusec.passes.rows import NotByRows, RowBody
 
 RATIO = 6
 """Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
-CHUNK_BYTES = 1 << 25
-"""Bytes of the expansion in one chunk: few enough to leave memory alone, many enough for a GEMM
-whose other operand, read once a chunk, is as large (measured 2026-11: 16 to 128 MiB are alike)."""
-ALIGNED = 16
-"""Chunks begin at multiples of so many rows, which keeps addresses aligned."""
 LARGE = 4
 """What has a fourth of the expansion's elements is as large as it."""
 TARGET = "fusec.rows"
@@ -71,15 +67,13 @@ def cut_loops(schedule: Schedule, cut: Cut) -> Schedule:
     return replace(schedule, steps=tuple(steps), decisions=decisions)
 
 
-def chunk(
-    graph: Graph, threshold: int, clean: Callable[[Graph], Graph], least_rows: int = 1
-) -> Graph:
+def chunk(graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning: Tuning) -> Graph:
     """Return the graph with calls in the place of regions.
 
     Args:
         threshold: bytes from which an expansion is large; 0: none is.
         clean: inlines definitions, so that views, casts and biases do not hide who reads a row.
-        least_rows: of a chunk.
+        tuning: says how large a chunk is.
     """
     if not threshold or not any(_is_expansion(node, threshold) for node in graph.nodes):
         return graph
@@ -90,7 +84,7 @@ def chunk(
     while (seed := _next_seed(graph, threshold, refused)) is not None:
         try:
             taken = sum(decision.taken for decision in decisions)
-            graph, region = _take_out(graph, seed, f"rows_{taken}", least_rows)
+            graph, region = _take_out(graph, seed, f"rows_{taken}", tuning)
         except NotByRows as problem:
             refused.add(seed)
             decisions.append(Decision(seed.name, "chunks of rows", False, str(problem), None))
@@ -124,7 +118,7 @@ def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | N
 # -- the region ------------------------------------------------------------------------------------
 
 
-def _take_out(graph: Graph, seed: Buffer, name: str, least_rows: int) -> tuple[Graph, Region]:
+def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Graph, Region]:
     """Return the graph with a call in the place of an expansion's region.
 
     Raises:
@@ -139,7 +133,7 @@ def _take_out(graph: Graph, seed: Buffer, name: str, least_rows: int) -> tuple[G
     returned = {view.buffer for view in argument_views(graph.outputs)}
     rows, size = seed.shape[0], numel(seed)
     row_bytes = numel(seed) // max(rows.hint(), 1) * seed.dtype.itemsize
-    height = chunk_rows(rows, row_bytes, least_rows)
+    height = chunk_rows(rows, row_bytes, tuning)
     members = {producer[seed]}
     share_of = _count(rows, height)
     sizes = graph.sizes
@@ -199,14 +193,15 @@ def _replaced(
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def chunk_rows(rows: Index, row_bytes: int, least: int = 1) -> int:
-    """Return how many rows run at a time: an even share if one is near, else a multiple of 16."""
-    fit = max(CHUNK_BYTES // max(row_bytes, 1) // ALIGNED * ALIGNED, ALIGNED, least)
+def chunk_rows(rows: Index, row_bytes: int, tuning: Tuning) -> int:
+    """Return how many rows run at a time: an even share if one is near, else an aligned number."""
+    step = tuning.chunk_alignment
+    fit = max(tuning.chunk_bytes // max(row_bytes, 1) // step * step, step, tuning.chunk_rows)
     if not rows.is_constant:
         return fit
     if rows.const <= fit:
         return rows.const
-    even = [n for n in range(fit, fit // 2, -ALIGNED) if rows.const % n == 0]
+    even = [n for n in range(fit, fit // 2, -step) if rows.const % n == 0]
     return even[0] if even else fit
 
 

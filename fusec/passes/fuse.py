@@ -33,8 +33,6 @@ from fusec.passes.dag import Order, dependencies, find_uses, reads
 from fusec.passes.machine import Machine
 from fusec.passes.unify import Rejection, unify
 
-SHARED_BYTES = 1 << 12
-"""Two readers of a smaller buffer gain nothing by sharing it."""
 SMALL_BYTES = 1 << 24
 """Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
 MAX_ALIKE = 8
@@ -42,14 +40,8 @@ MAX_ALIKE = 8
 SIBLINGS = 6
 """Each reader of a shared buffer is paired with so many next readers."""
 DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
-DETOUR_LAUNCHES = 1.2
-"""Launches that a merge may have to save, to be worth a try with all that is between the two."""
 MAX_BETWEEN = 4
 """Groups that such a merge may take in."""
-MAX_DEFS = 64
-"""Definitions in one kernel: compilers, and readers, have their limits."""
-MAX_NODES = 4000
-"""Operations and loads in one kernel: g++ takes 0.5 to 3 ms for each (2026-11), 10 s for all."""
 TOO_LARGE = "too large to compile quickly"
 
 
@@ -198,7 +190,7 @@ class _Fuser:
             for buffer in self.reads[member]:
                 first.setdefault(buffer, member)
         for buffer, member in first.items():
-            if group.touched[buffer] >= SHARED_BYTES:
+            if group.touched[buffer] >= self.machine.tuning.shared_bytes:
                 found.update(self.near_readers(buffer, member))
         found.update(self.groups_alike(group))
         found.discard(group.serial)
@@ -230,7 +222,9 @@ class _Fuser:
     def is_too_large(self, a: int, b: int) -> bool:
         """Return True if two groups have too many definitions, or nodes, for one kernel."""
         x, y = self.groups[a], self.groups[b]
-        return len(x.members) + len(y.members) > MAX_DEFS or x.nodes + y.nodes > MAX_NODES
+        most = self.machine.tuning
+        defs, nodes = len(x.members) + len(y.members), x.nodes + y.nodes
+        return defs > most.kernel_definitions or nodes > most.kernel_nodes
 
     def push(self, saved: float, a: int, b: int, *, exact: bool) -> None:
         heapq.heappush(self.queue, (-saved, a, b, exact))
@@ -253,7 +247,7 @@ class _Fuser:
         """
         if not self.order.has_detour(a, b):
             return a, b
-        if self.at_best(a, b) < DETOUR_LAUNCHES * self.machine.launch_us:
+        if self.at_best(a, b) < self.machine.tuning.detour_launches * self.machine.launch_us:
             return None
         between = self.order.on_detours(a, b)
         if len(between) > MAX_BETWEEN or any(n not in self.groups for n in between):

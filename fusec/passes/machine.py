@@ -33,6 +33,59 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """Sizes from which passes and schedules do one thing and not another: measured choices.
+
+    Tests lower them, so that graphs small enough to interpret go through all that large ones do.
+
+    Attributes:
+        split_elements: elements of a reduction from which it is split in parts.
+            Fewer are not worth a second kernel (a launch is some 5 us).
+        least_part_rows, most_part_rows: rows of such a part of a column sum. They are added one by
+            one: longer chains lose digits that eager's sum keeps. On a GPU there may be more: short
+            rows share an iteration, and long ones have few rows a part until their bytes are many
+            (one percent: 266 rows of a LayerNorm in 16 bits, 133 in f32).
+        shared_bytes: two readers of a smaller buffer gain nothing by sharing it.
+        detour_launches: launches that a merge may have to save, to be worth a try with all that is
+            between the two.
+        kernel_definitions: definitions in one kernel: compilers, and readers, have their limits.
+        kernel_nodes: operations and loads in one kernel: g++ takes 0.5 to 3 ms for each (2026-11),
+            10 s for all.
+        resident_row: elements of a row that stay in a GPU's registers.
+        row_tile: elements of a tile of a row that is looped.
+        point_elements: elements of one grid point of a CPU's pointwise kernel: 16 KB of f32, well
+            inside a 32 KB L1 cache.
+        least_points: grid points that balance the load of a few threads.
+        kept_cost: multiply-adds, loads and conversions a point from which a CPU keeps a value for
+            the next sweep: to keep it is a store, and a load for each sweep.
+        kept_bytes: the longest array kept for that: it has to stay in a core's cache.
+        chunk_bytes: bytes of an expansion in one chunk: few enough to leave memory alone, many
+            enough for a GEMM whose other operand, read once a chunk, is as large (measured 2026-11:
+            16 to 128 MiB are alike).
+        chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
+            written, once a chunk, which so many rows of products hide.
+        chunk_alignment: chunks begin at multiples of so many rows, which keeps addresses aligned.
+    """
+
+    split_elements: int = 1 << 14
+    least_part_rows: int = 4
+    most_part_rows: int = 64
+    shared_bytes: int = 1 << 12
+    detour_launches: float = 1.2
+    kernel_definitions: int = 64
+    kernel_nodes: int = 4000
+    resident_row: int = 32768
+    row_tile: int = 4096
+    point_elements: int = 4096
+    least_points: int = 16
+    kept_cost: int = 5
+    kept_bytes: int = 1 << 19
+    chunk_bytes: int = 1 << 25
+    chunk_rows: int = 256
+    chunk_alignment: int = 16
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A target's machine.
 
@@ -48,8 +101,7 @@ class Machine:
         vector: f32 lanes of a CPU's vector registers.
         products_per_us: multiply-adds of 16-bit matrix products; 0 where no schedule has them.
         sm: what a program may take of a multiprocessor.
-        chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
-            written, once a chunk, which so many rows of products hide.
+        tuning: sizes that were found by measuring, or chosen.
     """
 
     bytes_per_us: float
@@ -61,8 +113,8 @@ class Machine:
     vector: int = 1
     products_per_us: float = 0.0
     sm: Resources = Resources()
-    chunk_rows: int = 256
     part_share: float = 1.0
+    tuning: Tuning = Tuning()
 
     @property
     def multiplies(self) -> bool:

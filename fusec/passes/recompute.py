@@ -22,12 +22,11 @@ from fusec.ir.index import Axis
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.cost import numel
 from fusec.passes.dag import find_uses, reads
+from fusec.passes.schedule.contraction import MAX_LANES
 from fusec.passes.simplify import simplify_exprs
 
 WIDE = 3
 """How many times the elements of all operands a product has that is computed again."""
-SHORT = 256
-"""The longest sum of products that is computed again: the operands' rows are lanes as a whole."""
 
 
 def recompute_wide(graph: Graph) -> Graph:
@@ -74,7 +73,8 @@ def _is_wide_product(line: Def) -> bool:
             return False
         terms *= axis.extent.const
     operands = sum(numel(buffer) for buffer in reads(line))
-    return terms <= SHORT and numel(line.buffer) >= WIDE * operands
+    # The operands' rows are lanes as a whole.
+    return terms <= MAX_LANES and numel(line.buffer) >= WIDE * operands
 
 
 def _follows(

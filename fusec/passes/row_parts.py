@@ -24,8 +24,9 @@ from fusec.ir.index import Axis, Index, contiguous_strides, index
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.ir.rewrite import rewrite
 from fusec.passes.dag import reads
+from fusec.passes.schedule.tiling import COLUMNS
 
-WIDTH = 128
+WIDTH = COLUMNS
 """Columns of a piece: those of a product's tile."""
 
 

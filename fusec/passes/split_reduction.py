@@ -28,15 +28,6 @@ from fusec.passes.machine import Machine
 from fusec.passes.squares import Part, count_rows, find_squares, joined
 from fusec.passes.weighted_sums import softmax_weighted
 
-MIN_ELEMENTS = 1 << 14
-"""A reduction of fewer elements is not worth a second kernel (a launch is some 5 us)."""
-MIN_ROWS_PER_PART = 4
-MAX_ROWS_PER_PART = 64
-"""A column's rows are added one by one: longer chains lose digits that eager's sum keeps.
-
-On a GPU there may be more: short rows share an iteration, and long ones have few rows a part until
-their bytes are many (one percent: 266 rows of a LayerNorm in 16 bits, 133 in f32)."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Split:
@@ -97,9 +88,11 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
         allowed = int(machine.part_share * summed) // (2 * part)
         columns = _contiguous_axis_is_kept(found[lines[0]])
         # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
-        wanted = max(machine.parts, rows // MAX_ROWS_PER_PART if columns else 1)
+        wanted = max(machine.parts, rows // machine.tuning.most_part_rows if columns else 1)
         number = min(wanted, allowed) if allowed >= machine.parts else machine.units
-        parts.update(dict.fromkeys(lines, max(1, min(number, rows // MIN_ROWS_PER_PART))))
+        parts.update(
+            dict.fromkeys(lines, max(1, min(number, rows // machine.tuning.least_part_rows)))
+        )
     return parts
 
 
@@ -193,8 +186,8 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     kept = product(a.extent for a in line.axes).hint()
     if (
         factors(reduction) is not None  # a product of matrices has schedules of its own
-        or rows * kept < MIN_ELEMENTS
-        or rows < 2 * MIN_ROWS_PER_PART
+        or rows * kept < machine.tuning.split_elements
+        or rows < 2 * machine.tuning.least_part_rows
         or reduction.axes - set(line.axes)
     ):
         return False
@@ -202,7 +195,7 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
         return False
     if _contiguous_axis_is_kept(reduction):
         # Windows, say: short columns, and as many as fill the machine without parts.
-        return rows > MAX_ROWS_PER_PART or kept < machine.units * machine.tile
+        return rows > machine.tuning.most_part_rows or kept < machine.units * machine.tile
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
     return kept < machine.units // 2 and row_us > 2 * machine.launch_us

@@ -41,6 +41,11 @@ def check_plan(kernel: Kernel, plan: Plan, sizes: dict[Size, int] | None = None)
         assert np.array_equal(a, b, equal_nan=True), (store.buffer, a, b)
 
 
+def cpu(bindings: tuple[Binding, ...], *, peel: bool = True) -> Plan:
+    """Return a plan in which values are kept from one loop to the next."""
+    return Plan(bindings, peel=peel, kept_cost=5, kept_bytes=1 << 19)
+
+
 def storage(kernel: Kernel, sizes: dict[Size, int]) -> dict[Buffer, np.ndarray]:
     """Return storage of small integers for everything a kernel reads."""
     env = Env(sizes=sizes)
@@ -84,9 +89,8 @@ def test_row_kernel_under_every_plan(extent: int, peel: bool) -> None:
     for (place, tile, _), rows in itertools.product(LANE_PLANS, (1, 2)):
         if place is Place.LANES and rows == 1 and extent == 1:
             continue
-        plan = Plan(
-            (Binding(m, Place.GRID, rows), Binding(c, place, tile)), peel=peel, scratch=peel
-        )
+        bindings = (Binding(m, Place.GRID, rows), Binding(c, place, tile))
+        plan = cpu(bindings) if peel else Plan(bindings)
         check_plan(kernel, plan)
 
 
@@ -97,7 +101,7 @@ def test_pointwise_kernel_in_chunks_of_lanes(extent: int) -> None:
     value = Op("mul", (load(x, m, c), f32(2)))
     kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
     for tile, chunk in itertools.product((1, 4, 16), (0, 1, 2, 3)):
-        check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.GRID, tile, chunk))))
+        check_plan(kernel, cpu((Binding(m, Place.GRID), Binding(c, Place.GRID, tile, chunk))))
 
 
 def turned(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel, Plan]:
@@ -109,7 +113,7 @@ def turned(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel, Pl
     value = Op("add", (load(x, c, m), Op("mul", (part, load(z, m, c)))))
     kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
     blocks = Binding(m, Place.GRID, 1, tile, turned=True)
-    return kernel, Plan((Binding(c, Place.LOOP, tile), blocks))
+    return kernel, cpu((Binding(c, Place.LOOP, tile), blocks))
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
@@ -132,7 +136,7 @@ def test_what_a_reduction_reads_is_turned_and_what_is_kept_is_not_read_again(ext
     kernel = Kernel("k", (p,), (c,), (Store(y, (index(c), index(p)), share),))
     for tile in (4, 16):
         blocks = Binding(c, Place.LOOP, 1, tile, turned=True)
-        program = lower(flatten(kernel), Plan((Binding(p, Place.GRID, tile, 2), blocks)))
+        program = lower(flatten(kernel), cpu((Binding(p, Place.GRID, tile, 2), blocks)))
         turned = [turned_block(loop, program.lanes[0]) for loop in loops(program.body)]
         assert sum(block is not None for block in turned) == 4  # twice, in full tiles and the rest
         expected, found = storage(flatten(kernel), {}), storage(flatten(kernel), {})
@@ -159,7 +163,7 @@ def test_symbolic_extents_are_ragged_unless_proven_otherwise(actual: int) -> Non
     size = Size("n", 32)
     kernel, m, c = row_sums(size)
     for tile, peel in itertools.product((1, 4, 16), (True, False)):
-        plan = Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, tile)), peel=peel)
+        plan = cpu((Binding(m, Place.GRID), Binding(c, Place.LOOP, tile)), peel=peel)
         check_plan(kernel, plan, {size: actual})
 
 
@@ -174,7 +178,7 @@ def test_column_sum_beside_row_sum_accumulates_in_an_array(extent: int) -> None:
     )
     kernel = Kernel("k", (), (m, c), stores)
     for tile in (1, 4, 16):
-        check_plan(kernel, Plan((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
+        check_plan(kernel, cpu((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
 
 
 def dear_rows(extent: int, term: Callable[[Expr], Expr]) -> Kernel:
@@ -189,7 +193,7 @@ def dear_rows(extent: int, term: Callable[[Expr], Expr]) -> Kernel:
 
 
 def by_rows(kernel: Kernel) -> Plan:
-    return Plan((Binding(kernel.grid[0], Place.GRID), Binding(kernel.inside[0], Place.LOOP, 16)))
+    return cpu((Binding(kernel.grid[0], Place.GRID), Binding(kernel.inside[0], Place.LOOP, 16)))
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
@@ -219,8 +223,8 @@ def test_reduction_folds_a_value_that_is_the_same_in_all_lanes(monoid: Monoid) -
     m, c = axes("m c", 2, 16)
     body = Select(below(c, 16), f32(2), f32(3))
     kernel = Kernel("k", (m,), (c,), (Store(y, (index(m),), Reduce(monoid, (c,), body)),))
-    check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.LANES, 16))))
-    check_plan(kernel, Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, 4))))
+    check_plan(kernel, cpu((Binding(m, Place.GRID), Binding(c, Place.LANES, 16))))
+    check_plan(kernel, cpu((Binding(m, Place.GRID), Binding(c, Place.LOOP, 4))))
 
 
 def test_load_that_varies_along_lanes_alone_stays_under_their_mask() -> None:
@@ -229,7 +233,7 @@ def test_load_that_varies_along_lanes_alone_stays_under_their_mask() -> None:
     (c,) = axes("c", 3)
     value = load(x, (index(c) + 1) % 2)
     kernel = Kernel("k", (), (c,), (Store(y, (index(c),), value),))
-    check_plan(kernel, Plan((Binding(c, Place.LOOP, 4),)))
+    check_plan(kernel, cpu((Binding(c, Place.LOOP, 4),)))
 
 
 @pytest.mark.parametrize("tile", [1, 4, 8, 16])
@@ -241,7 +245,7 @@ def test_ragged_axis_shorter_than_its_tile_ends_at_its_extent(tile: int) -> None
     total = Reduce(SUM, (i,), load(x, index(p) * 3 + i))
     kernel = Kernel("k", (p,), (i,), (Store(y, (index(p),), total),))
     for place in (Place.LOOP, Place.LANES)[: 2 if tile > 2 else 1]:
-        check_plan(kernel, Plan((Binding(p, Place.GRID), Binding(i, place, tile)), peel=False))
+        check_plan(kernel, cpu((Binding(p, Place.GRID), Binding(i, place, tile)), peel=False))
 
 
 def test_two_nested_reductions_over_different_axes() -> None:
@@ -252,14 +256,14 @@ def test_two_nested_reductions_over_different_axes() -> None:
     kernel = Kernel("k", (m,), (a, c), (Store(y, (index(m),), outer),))
     for tile in (1, 4):
         bindings = (Binding(m, Place.GRID), Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))
-        check_plan(kernel, Plan(bindings))
+        check_plan(kernel, cpu(bindings))
 
 
 def test_plan_that_binds_loops_in_an_impossible_order_is_an_internal_error() -> None:
     x, y = buffer("x", 3, 5), buffer("y", 3)
     m, c = axes("m c", 3, 5)
     kernel = Kernel("k", (m,), (c,), (Store(y, (index(m),), Reduce(SUM, (c,), load(x, m, c))),))
-    plan = Plan((Binding(c, Place.LOOP, 4), Binding(m, Place.LOOP)), scratch=False)
+    plan = Plan((Binding(c, Place.LOOP, 4), Binding(m, Place.LOOP)))
     with pytest.raises(InternalError):
         check_plan(kernel, plan)
 
@@ -271,7 +275,7 @@ def test_ragged_axis_in_lanes_beside_its_outer_axis_in_lanes() -> None:
     i = Axis("i", index(3), limit=index(7) - index(p) * 3)
     total = Reduce(SUM, (i,), load(x, index(p) * 3 + i))
     kernel = Kernel("k", (p,), (i,), (Store(y, (index(p),), total),))
-    check_plan(kernel, Plan((Binding(p, Place.GRID, 2), Binding(i, Place.LANES, 4)), peel=False))
+    check_plan(kernel, cpu((Binding(p, Place.GRID, 2), Binding(i, Place.LANES, 4)), peel=False))
 
 
 def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
@@ -285,7 +289,7 @@ def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
     value = Op("sub", (dear, Reduce(SUM, (a,), row)))
     kernel = Kernel("k", (), (a, c), (Store(y, (index(a), index(c)), value),))
     for tile in (1, 4):
-        check_plan(kernel, Plan((Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))))
+        check_plan(kernel, cpu((Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))))
 
 
 def test_a_load_before_a_loop_has_a_guard_of_its_own_though_one_in_the_loop_is_equal() -> None:
@@ -296,4 +300,4 @@ def test_a_load_before_a_loop_has_a_guard_of_its_own_though_one_in_the_loop_is_e
     both = Op("sub", (load(b, c, guard=few), load(x, m, c, guard=few)))
     kernel = Kernel("k", (), (m, c), (Store(y, (index(m), index(c)), both),))
     loop, lanes = Binding(m, Place.LOOP), Binding(c, Place.LANES, 8)
-    check_plan(kernel, Plan((loop, lanes), peel=False, scratch=False))
+    check_plan(kernel, Plan((loop, lanes)))

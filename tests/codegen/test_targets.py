@@ -17,8 +17,8 @@ from tests.passes.schedule.flat import attention, products
 def test_a_device_between_two_rows_takes_the_older_one_under_its_own_name():
     target = target_of_device("sm_89")
     assert target.name == "sm_89"
-    assert target.machine is find_target("sm_80").machine
-    assert target_of_device("sm_90").machine is find_target("sm_90").machine
+    assert target.machine == find_target("sm_80").machine
+    assert target_of_device("sm_90").machine == find_target("sm_90").machine
 
 
 def test_unknown_names_and_devices_too_old_are_usage_errors():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject
+from hypothesis import given
 from torch import fx, nn
 
 from fusec.codegen.targets import find_target
@@ -28,7 +28,7 @@ from fusec.ir.program import Program
 from fusec.passes.fuse import fuse, separate
 from fusec.runtime.executable import bind, restride
 from tests.fuzz.graphs import Example
-from tests.fuzz.pipeline import lower_all, small_limits, small_target
+from tests.fuzz.pipeline import lower_all, small_target
 from tests.ir.graphs import axes, buffer, graph, load, whole
 from tests.passes.pipelines import BOUNDED, random_graphs
 
@@ -214,15 +214,16 @@ def test_kernels_of_random_graphs_read_what_was_written_for_them(drawn: Example)
         for item, value in zip(drawn.graph.inputs, drawn.inputs, strict=True)
         if isinstance(item, Size)
     }
-    with small_limits(), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         target = small_target("cpu")
         apart = separate(drawn.graph)
         fused = fuse(drawn.graph, target.machine, target.accepts)
         for schedule in (apart, fused):
             try:
                 programs = lower_all(schedule, target)
-            except InvalidIR:  # the prover's limits, on gathers below divisions
-                reject()
+            except InvalidIR as error:  # the prover's limits, on some gathers below divisions
+                assert "not provably" in str(error)
+                continue
             Slots(schedule, programs).run(sizes)
 
 

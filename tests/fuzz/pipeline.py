@@ -6,53 +6,40 @@ share) are lowered, so that graphs small enough to interpret go through all that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-from fusec.codegen import lower as lowering
 from fusec.codegen.targets import Target, find_target
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.interp import Env, run_graph, run_program, run_schedule
 from fusec.ir.program import Program
 from fusec.options import Options
-from fusec.passes import fuse as fusion
-from fusec.passes import split_reduction as splitting
-from fusec.passes.schedule import rowwise, vector_loops
+from fusec.passes.machine import Tuning
 from fusec.passes.stage import Stage, fold, fold_each
 from fusec.pipeline import flat_kernels
 from fusec.stages import FUSE, LOWER, Context
 from fusec.trace import Trace
 
-SMALL = (
-    (splitting, "MIN_ELEMENTS", 16),
-    (splitting, "MIN_ROWS_PER_PART", 2),
-    (fusion, "SHARED_BYTES", 1),
-    (rowwise, "RESIDENT", 16),
-    (rowwise, "LOOP_TILE", 16),
-    (vector_loops, "CHUNK_ELEMENTS", 64),
-    (vector_loops, "MIN_GRID", 4),
-    (lowering, "KEEP_COST", 1),
+SMALL = Tuning(
+    split_elements=16,
+    least_part_rows=2,
+    shared_bytes=1,
+    resident_row=16,
+    row_tile=16,
+    point_elements=64,
+    least_points=4,
+    kept_cost=1,
 )
-
-
-@contextmanager
-def small_limits() -> Iterator[None]:
-    """Lower every limit of size while the block runs."""
-    with ExitStack() as stack:
-        for module, name, value in SMALL:
-            stack.enter_context(mock.patch.object(module, name, value))
-        yield
+"""Sizes from which passes do something, for small graphs."""
 
 
 def small_target(name: str, width: int = 16) -> Target:
-    """Return a target whose launches are dear, so that fusion is eager."""
+    """Return a target of low limits whose launches are dear, so that fusion is eager."""
     target = find_target(name, width)
-    machine = replace(target.machine, launch_us=1e3, units=16, parts=4)
+    machine = replace(target.machine, launch_us=1e3, units=16, parts=4, tuning=SMALL)
     return replace(target, machine=machine)
 
 

@@ -10,7 +10,7 @@ import pytest
 from fusec.errors import InvalidIR
 from fusec.ir.verify import verify_graph
 from tests.fuzz.graphs import copy_extern, example
-from tests.fuzz.pipeline import check_pipeline, small_limits, small_target
+from tests.fuzz.pipeline import check_pipeline, small_target
 
 TARGETS = ("cpu", "sm_90")
 BATCH = 10
@@ -19,7 +19,7 @@ BATCH = 10
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"), small_limits():
+    with np.errstate(all="ignore"):
         yield
 
 

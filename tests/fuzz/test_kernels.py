@@ -14,7 +14,7 @@ from fusec.errors import InvalidIR
 from fusec.ir.interp import run_graph
 from tests.fuzz.graphs import copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
-from tests.fuzz.pipeline import small_limits, small_target
+from tests.fuzz.pipeline import small_target
 from tests.triton_backend import InterpretedKernel
 
 BATCH = 5
@@ -23,7 +23,7 @@ BATCH = 5
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"), small_limits():
+    with np.errstate(all="ignore"):
         yield
 
 

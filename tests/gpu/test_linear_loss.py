@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.gpu_timing import peak_bytes
-from fusec.passes import chunk
-from tests.support import check, compile_with, values
+from tests.support import check, compile_with, tune, values
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +19,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setenv("FUSEC_CHUNK_BYTES", "2000")
     monkeypatch.setenv("FUSEC_AUTOTUNE", "0")
     monkeypatch.setenv("FUSEC_CACHE", "0")  # sizes of chunks are not in its keys
-    monkeypatch.setattr(chunk, "CHUNK_BYTES", 1 << 16)
+    tune(monkeypatch, chunk_bytes=1 << 16)
 
 
 def operands(dtype):

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401  registers triton_interpreter
-from fusec.passes import fuse
-from tests.support import check, compile_with, values
+from tests.support import check, compile_with, tune, values
 
 SHAPES = [(300, 65), (67, 1000), (23, 4097), (512, 64)]
 
@@ -82,7 +81,7 @@ def test_gradients_of_parts_match_eager(backend, dynamic):
 @pytest.mark.parametrize("backend", ["fusec", "triton_interpreter"])
 def test_gradients_of_a_group_norm_in_one_pass_match_eager(backend, monkeypatch):
     """Sums of channels, of their group, and dx in one kernel, as of tensors that are large."""
-    monkeypatch.setattr(fuse, "DETOUR_LAUNCHES", 0)
+    tune(monkeypatch, detour_launches=0)
 
     def group_norm(x, w, b):
         return F.group_norm(x, 2, w, b)

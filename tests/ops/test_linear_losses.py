@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +9,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import fusec
-from fusec.codegen import targets as targets_module
-from fusec.passes import chunk
-from tests.support import check, compile_with, values
+from tests.support import check, compile_with, tune, values
 
 C, V = 16, 200
 ROWS = 16
@@ -26,9 +22,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CHUNK_BYTES", "2000")
     monkeypatch.setenv("FUSEC_VERIFY", "1")
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    monkeypatch.setattr(chunk, "CHUNK_BYTES", ROWS * V * 4)
-    machine = dataclasses.replace(targets_module.CPU_MACHINE, chunk_rows=1)
-    monkeypatch.setattr(targets_module, "CPU_MACHINE", machine)
+    tune(monkeypatch, chunk_bytes=ROWS * V * 4, chunk_rows=1)
 
 
 def loops(fn, *inputs: torch.Tensor, train: bool = True, dynamic: bool = False) -> dict[str, int]:
@@ -181,7 +175,7 @@ def peak_bytes(call) -> int:
 def test_no_more_than_a_chunk_is_in_memory(reduction, monkeypatch):
     rows, wide = 512, 2048
     monkeypatch.setenv("FUSEC_VERIFY", "0")  # it would keep what is compared
-    monkeypatch.setattr(chunk, "CHUNK_BYTES", 32 * wide * 4)
+    tune(monkeypatch, chunk_bytes=32 * wide * 4)
     x, w = values(rows, C).requires_grad_(), values(wide, C, seed=2).requires_grad_()
     t = values(rows, dtype=torch.int64, low=0, high=wide)
 

@@ -16,9 +16,9 @@ from fusec.ir.interp import run_graph, run_schedule
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.text import print_schedule
 from fusec.ir.verify import verify_graph, verify_schedule
-from fusec.passes import chunk as module
 from fusec.passes.chunk import chunk, chunk_rows, cut_loops
 from fusec.passes.fuse import separate
+from fusec.passes.machine import Tuning
 from fusec.passes.stage import fold
 from fusec.stages import CLEAN
 from tests.fuzz.pipeline import context
@@ -28,10 +28,7 @@ from tests.passes.pipelines import numbers
 C, V, ROWS = 2, 24, 4
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_BYTES", ROWS * V * 4)
-    monkeypatch.setattr(module, "ALIGNED", 1)
+TUNING = Tuning(chunk_bytes=ROWS * V * 4, chunk_rows=1, chunk_alignment=1)
 
 
 def library(node: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -101,7 +98,7 @@ def transposed(source: Buffer) -> View:
 def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
     """Cut a graph in chunks, and check that it computes what it did."""
     before = head.graph(*outputs)
-    after = chunk(before, 1, clean)
+    after = chunk(before, 1, clean, TUNING)
     verify_graph(after)
     schedule = cut_loops(separate(after), separate)
     verify_schedule(schedule)
@@ -115,7 +112,7 @@ def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
 def whys(head: Head, *outputs: Buffer) -> list[str]:
     """Return why a graph is left as it is."""
     before = head.graph(*outputs)
-    after = chunk(before, 1, clean)
+    after = chunk(before, 1, clean, TUNING)
     assert after.nodes is before.nodes
     assert not any(d.taken for d in after.decisions)
     return [d.reason for d in after.decisions]
@@ -248,21 +245,18 @@ def test_a_maximum_over_rows_is_refused() -> None:
 def test_small_or_narrow_products_are_no_expansions() -> None:
     head = Head()
     before = head.graph(head.row_max())
-    assert chunk(before, 0, clean) is before
-    assert chunk(before, head.rows * V * 4 + 1, clean) is before
+    assert chunk(before, 0, clean, TUNING) is before
+    assert chunk(before, head.rows * V * 4 + 1, clean, TUNING) is before
 
 
 @pytest.mark.parametrize(
     ("rows", "found"), ((4096, 512), (4095, 512), (100, 100), (4096 + 16, 512), (4000, 400))
 )
-def test_chunks_are_even_shares_where_one_is_near(
-    rows: int, found: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ALIGNED", 16)
-    monkeypatch.setattr(module, "CHUNK_BYTES", 512 * 1000)
-    assert chunk_rows(index(rows), 1000) == found
+def test_chunks_are_even_shares_where_one_is_near(rows: int, found: int) -> None:
+    tuning = Tuning(chunk_bytes=512 * 1000, chunk_rows=1)
+    assert chunk_rows(index(rows), 1000, tuning) == found
 
 
-def test_symbolic_rows_have_chunks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_BYTES", 512 * 1000)
-    assert chunk_rows(index(Size("s0", 77)), 1000) == 512
+def test_symbolic_rows_have_chunks_of_one_size() -> None:
+    tuning = Tuning(chunk_bytes=512 * 1000, chunk_rows=1)
+    assert chunk_rows(index(Size("s0", 77)), 1000, tuning) == 512

@@ -9,6 +9,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +30,7 @@ from fusec.passes import fuse as fusion
 from fusec.passes.dag import Order
 from fusec.passes.fuse import TOO_LARGE, fuse
 from fusec.passes.inline import inline
+from fusec.passes.machine import Tuning
 from fusec.passes.simplify import simplify
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import kernels
@@ -147,12 +149,10 @@ def layers(count: int) -> Graph:
 
 def judged(count: int) -> tuple[int, int]:
     """Return how many groups are unified to judge them, and how many kernels are left."""
-    machine = find_target("cpu")
-    with (
-        mock.patch.object(fusion, "MAX_DEFS", 4),
-        mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified,
-    ):
-        schedule = fuse(layers(count), machine.machine, machine.accepts)
+    target = find_target("cpu")
+    machine = replace(target.machine, tuning=Tuning(kernel_definitions=4))
+    with mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified:
+        schedule = fuse(layers(count), machine, target.accepts)
     left = len(kernels(schedule))
     return unified.call_count - left, left
 
@@ -182,9 +182,9 @@ def test_a_reason_names_the_buffers_of_its_own_layer() -> None:
 
 
 def test_a_kernel_that_would_be_too_large_says_so() -> None:
-    machine = find_target("cpu")
-    with mock.patch.object(fusion, "MAX_NODES", 8):
-        schedule = fuse(chain(3), machine.machine, machine.accepts)
+    target = find_target("cpu")
+    machine = replace(target.machine, tuning=Tuning(kernel_nodes=8))
+    schedule = fuse(chain(3), machine, target.accepts)
     decisions = schedule.decisions
     assert len(kernels(schedule)) > 1
     assert all(isinstance(d, Decision) for d in decisions)

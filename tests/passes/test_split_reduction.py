@@ -17,13 +17,14 @@ from fusec.ir.interp import run_graph
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.verify import verify_graph
 from fusec.passes.dag import reads
-from fusec.passes.split_reduction import MAX_ROWS_PER_PART, split_reduction
+from fusec.passes.split_reduction import split_reduction
 from tests.fuzz.graphs import Example, copy_extern
-from tests.fuzz.pipeline import small_limits, small_target
+from tests.fuzz.pipeline import small_target
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import BOUNDED, check_same, names, numbers, random_graphs
 
 SIXTEEN = replace(CPU_MACHINE, parts=16)
+MOST_ROWS = SIXTEEN.tuning.most_part_rows
 
 
 def column_sums(rows: IntoIndex, columns: int, monoid: Monoid = SUM) -> Graph:
@@ -54,9 +55,9 @@ def reduced(line: Def) -> Reduce:
 def test_short_columns_enough_for_all_programs_are_whole() -> None:
     """The windows of a pooling in channels last: nothing would be gained by parts."""
     columns = SIXTEEN.units * SIXTEEN.tile
-    for short in (column_sums(9, columns), column_sums(MAX_ROWS_PER_PART, columns)):
+    for short in (column_sums(9, columns), column_sums(MOST_ROWS, columns)):
         assert split_reduction(short, SIXTEEN) is short
-    for other in (column_sums(9, columns // 2), column_sums(2 * MAX_ROWS_PER_PART, columns)):
+    for other in (column_sums(9, columns // 2), column_sums(2 * MOST_ROWS, columns)):
         assert names(split_reduction(other, SIXTEEN)) == ["w_part", "w"]
 
 
@@ -97,10 +98,10 @@ def test_a_divisor_near_the_wanted_rows_makes_even_parts() -> None:
 
 
 def test_long_columns_get_more_parts_so_that_chains_of_sums_stay_short() -> None:
-    rows = 64 * MAX_ROWS_PER_PART
+    rows = 64 * MOST_ROWS
     first = partial(split_reduction(column_sums(rows, 8), SIXTEEN))
     assert first.axes[0].extent is index(64)
-    assert reduced(first).over[0].extent is index(MAX_ROWS_PER_PART)
+    assert reduced(first).over[0].extent is index(MOST_ROWS)
 
 
 GPU = replace(SIXTEEN, part_share=0.01)
@@ -278,6 +279,6 @@ def test_squares_about_a_mean_of_other_values_are_summed_as_they_are() -> None:
 @BOUNDED
 @given(drawn=random_graphs(symbols=True))
 def test_random_graphs_compute_the_same(drawn: Example) -> None:
-    with small_limits(), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         after = split_reduction(drawn.graph, small_target("cpu").machine)
     check_same(drawn.graph, after, drawn.inputs)

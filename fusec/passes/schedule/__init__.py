@@ -20,7 +20,7 @@ from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 
-SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel], Plan]], ...] = (
+SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel, Machine], Plan]], ...] = (
     (pointwise.accepts, pointwise.plan),
     (rowwise.accepts, rowwise.plan),
     (columnwise.accepts, columnwise.plan),
@@ -34,7 +34,7 @@ def gpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         return with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
     for accepts, plan in SCHEDULES:
         if accepts(kernel):
-            return (plan(kernel),)
+            return (plan(kernel, machine),)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")
 
 
@@ -50,7 +50,7 @@ def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
         return False
     if fast is None or not columns_beside_rows(kernel, fast):
         return True
-    return rowwise.sums_fit(kernel, fast)
+    return rowwise.sums_fit(kernel, fast, machine.tuning)
 
 
 def columns_beside_rows(kernel: Kernel, row: Axis | None) -> bool:

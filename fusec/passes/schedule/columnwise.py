@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
-from fusec.passes.schedule.pointwise import GPU, power_of_two
+from fusec.passes.schedule.pointwise import power_of_two
 
 COLUMNS = 128
 ROWS = 32
@@ -24,7 +25,7 @@ def accepts(kernel: Kernel) -> bool:
     return bool(kernel.inside) and fastest_axis(kernel, kernel.axes) in kernel.grid
 
 
-def plan(kernel: Kernel) -> Plan:
+def plan(kernel: Kernel, machine: Machine) -> Plan:
     """Return the plan of a column reduction."""
     column = fastest_axis(kernel, kernel.axes)
     if column is None:
@@ -39,4 +40,4 @@ def plan(kernel: Kernel) -> Plan:
         width *= 2  # few rows: a thread has 16 bytes of more columns
     grid = [Binding(a, Place.GRID, width if a is column else 1) for a in kernel.grid]
     loops = [Binding(a, Place.LOOP) for a in outer]
-    return Plan((*grid, *loops, Binding(last, Place.LOOP, rows)), 4, **GPU)
+    return Plan((*grid, *loops, Binding(last, Place.LOOP, rows)), 4)

@@ -34,7 +34,7 @@ from fusec.passes.schedule.tiling import (
 )
 
 MAX_LANES = 256
-"""The widest axis that is lanes as a whole."""
+"""The widest axis that is lanes as a whole: a row of operands, so that scores are recomputed."""
 GROUP = 8
 """Rows of tiles that run together along the columns."""
 MIN_ROWS = 64
@@ -285,8 +285,6 @@ def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, settles: bool) -> Pla
     return Plan(
         (*grid, *loops, *lanes),
         tiling.warps,
-        peel=False,
-        scratch=False,
         stages=tiling.stages if multiplies else 1,
         group=GROUP if grouped else 0,
         dots=True,

@@ -57,7 +57,8 @@ class Plan:
     Attributes:
         bindings: one for each axis, in nesting order: grid first, then loops, outermost first.
         warps: warps of a program instance (a GPU's tunable).
-        peel: full tiles run without masks, the ragged rest in a second loop; else all are masked.
+        peel: full tiles run without masks, the ragged rest in a second loop, which is more code;
+            else all are masked.
         stages: iterations of a loop that are under way at once, loads ahead (a GPU's tunable).
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
@@ -67,13 +68,14 @@ class Plan:
         settles: tiles that lie wholly inside a mask run in a loop of their own, without it.
         reloads: what a loop does not change is loaded again in each iteration, from a cache: tiles
             would take registers that the loop needs.
-        scratch: arrays in memory private to an instance may be used (a CPU's cache).
+        kept_cost, kept_bytes: a value of so many operations that a later loop needs again is kept,
+            in an array of at most so many bytes, private to an instance (in a CPU's cache); none
+            is where that is 0.
     """
 
     bindings: tuple[Binding, ...]
     warps: int = 4
-    peel: bool = True
-    scratch: bool = True
+    peel: bool = False
     stages: int = 1
     group: int = 0
     dots: bool = False
@@ -82,6 +84,8 @@ class Plan:
     settles: bool = False
     tf32: bool = False
     reloads: bool = False
+    kept_cost: int = 0
+    kept_bytes: int = 0
 
     def binding(self, axis: Axis) -> Binding:
         """Return how ``axis`` runs."""

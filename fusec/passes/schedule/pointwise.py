@@ -11,6 +11,7 @@ from __future__ import annotations
 from fusec.ir.expr import Op, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import accesses, fastest_axis, step
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
@@ -28,11 +29,11 @@ def accepts(kernel: Kernel) -> bool:
     return not kernel.inside
 
 
-def plan(kernel: Kernel) -> Plan:
+def plan(kernel: Kernel, machine: Machine) -> Plan:
     """Return the plan of a pointwise kernel."""
     fast = fastest_axis(kernel, kernel.grid)
     if fast is None:
-        return Plan(tuple(Binding(a, Place.GRID) for a in kernel.grid), warps=1, **GPU)
+        return Plan(tuple(Binding(a, Place.GRID) for a in kernel.grid), warps=1)
     other = _other_fast_axis(kernel, fast)
     if other is not None:
         return _square(kernel, fast, other)
@@ -58,10 +59,6 @@ def _is_heavy(kernel: Kernel) -> bool:
     """Return True where a function's code takes more registers than its operands."""
     nodes = postorder(s.expr for s in kernel.stores)
     return any(isinstance(n, Op) and n.name in ("sin", "cos", "tan", "lgamma") for n in nodes)
-
-
-GPU = {"peel": False, "scratch": False}
-"""What no GPU plan does: peeled loops double the code, and lanes have no private memory."""
 
 
 def tile_elements(kernel: Kernel) -> int:
@@ -97,4 +94,4 @@ def _square(kernel: Kernel, fast: Axis, other: Axis) -> Plan:
 
 def _plan(kernel: Kernel, tiles: dict[Axis, int], warps: int) -> Plan:
     bindings = tuple(Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid)
-    return Plan(bindings, warps, **GPU)
+    return Plan(bindings, warps)

@@ -15,13 +15,12 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, Load, Reduce, loads, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
+from fusec.passes.machine import Machine, Tuning
 from fusec.passes.schedule.access import fastest_axis, limiting_axes
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
-from fusec.passes.schedule.pointwise import GPU, power_of_two
+from fusec.passes.schedule.pointwise import power_of_two
 
-RESIDENT = 32768
-"""Elements of a row that stay in registers."""
 RESIDENT_BYTES = 1 << 17
 """Bytes of a row, of all that is summed, up to which it does not spill: 4 for each of 32768."""
 RESIDENT_TILES = 65536
@@ -36,8 +35,6 @@ RESIDENT_BYTES_BESIDE = 3 << 15
 
 Longer rows in f32 spill 350 to 670 bytes a thread, more than it costs to read them again.
 """
-LOOP_TILE = 4096
-"""Elements of a tile of a row that is looped."""
 LOOP_ROW = 256
 """Elements of a part of a row from which a loop over parts keeps a warp busy."""
 MANY_SUMS = 3
@@ -56,7 +53,7 @@ def accepts(kernel: Kernel) -> bool:
     return bool(kernel.inside) and (fast is None or fast in kernel.inside)
 
 
-def plan(kernel: Kernel) -> Plan:
+def plan(kernel: Kernel, machine: Machine) -> Plan:
     """Return the plan of a row kernel."""
     fast = fastest_axis(kernel, kernel.axes)
     row = fast if fast is not None else _last_axis(kernel)
@@ -65,15 +62,15 @@ def plan(kernel: Kernel) -> Plan:
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     width = power_of_two(extent)
-    parts = _parts(kernel, nest, row)
+    parts = _parts(kernel, nest, row, machine.tuning)
     outer = [a for a in nest if a is not row and a not in parts]
     sums = _column_sums(kernel, row)
     loops = [Binding(a, Place.LOOP) for a in outer]
-    if not _row_fits(kernel, row):
+    if not _row_fits(kernel, row, machine.tuning):
         grid = [Binding(a, Place.GRID) for a in kernel.grid]
-        tile = min(LOOP_TILE, max(width, 16))
+        tile = min(machine.tuning.row_tile, max(width, 16))
         warps = max(1, min(16, tile // 256))
-        plan = Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), warps, **GPU)
+        plan = Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), warps)
         return replace(plan, online=True)
     lanes = [Binding(a, Place.LANES, power_of_two(a.extent.const)) for a in parts]
     lanes.append(Binding(row, Place.LANES, max(width, 2)))
@@ -94,7 +91,7 @@ def plan(kernel: Kernel) -> Plan:
     warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
     stages = _stages(kernel, outer[-1], row, width) if loops and sums else 1
     reloads = bool(loops) and width >= RELOADED
-    return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads, **GPU)
+    return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads)
 
 
 def _is_odd(kernel: Kernel, row: Axis) -> bool:
@@ -111,7 +108,7 @@ def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int) -> int:
     return max(1, min(4, 1 + AHEAD_BYTES // size)) if size else 1
 
 
-def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis) -> tuple[Axis, ...]:
+def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis, tuning: Tuning) -> tuple[Axis, ...]:
     """Return the axes of parts that a split row has, if all of them fit registers together.
 
     Each reduction runs over the row, over its parts, or over both, so that nothing is carried.
@@ -122,7 +119,7 @@ def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis) -> tuple[Axis, ...
         return ()
     length = power_of_two(others[0].extent.const) * power_of_two(row.extent.const)
     narrow = row.extent.const < LOOP_ROW
-    return others if narrow and length <= LOOP_TILE else ()
+    return others if narrow and length <= tuning.row_tile else ()
 
 
 def _column_sums(kernel: Kernel, row: Axis) -> int:
@@ -137,22 +134,22 @@ def _last_axis(kernel: Kernel) -> Axis:
     return next((a for a in reversed(kernel.inside) if a not in fixed), kernel.inside[-1])
 
 
-def is_resident(row: Axis) -> bool:
+def is_resident(row: Axis, tuning: Tuning) -> bool:
     """Return True if a whole row stays in registers."""
-    fits = row.extent.is_constant and power_of_two(row.extent.const) <= RESIDENT
+    fits = row.extent.is_constant and power_of_two(row.extent.const) <= tuning.resident_row
     return fits and row.limit is None
 
 
-def sums_fit(kernel: Kernel, row: Axis) -> bool:
+def sums_fit(kernel: Kernel, row: Axis, tuning: Tuning) -> bool:
     """Return True if the column sums of a kernel over rows stay in registers beside a row."""
     tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
-    fits = _row_fits(kernel, row) and _row_bytes(kernel, row) <= RESIDENT_BYTES_BESIDE
+    fits = _row_fits(kernel, row, tuning) and _row_bytes(kernel, row) <= RESIDENT_BYTES_BESIDE
     return fits and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
 
 
-def _row_fits(kernel: Kernel, row: Axis) -> bool:
+def _row_fits(kernel: Kernel, row: Axis, tuning: Tuning) -> bool:
     """Return True if a whole row of all that is summed along it stays in registers."""
-    if not is_resident(row):
+    if not is_resident(row, tuning):
         return False
     return _row_bytes(kernel, row) <= RESIDENT_BYTES
 

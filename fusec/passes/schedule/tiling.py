@@ -28,6 +28,8 @@ from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.pointwise import power_of_two
 
+COLUMNS = 128
+"""Rows and columns of the widest tile that is chosen by rule."""
 MIN_LANES = 16
 """The narrowest tile of a tensor core's product."""
 LOOP_BYTES = 128
@@ -226,12 +228,12 @@ def _preferred(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> It
             yield _tiling(roles, work, (rows, rows), step, warps, stages)
         return
     if has_few_rows(roles):
-        for columns in (128, 64, 32, 16):
+        for columns in (COLUMNS, 64, 32, 16):
             tiling = _tiling(roles, work, (FEW_ROWS, columns), 0, 4, 6)
             if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
                 yield tiling
         return
-    sides = [(128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
+    sides = [(COLUMNS, COLUMNS), (COLUMNS, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
     shapes = [_fewest_warps(_tiling(roles, work, side, 0, 8, 3), work) for side in sides]
     wanted = BUSY * machine.units
     enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, roles)]

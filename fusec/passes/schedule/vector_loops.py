@@ -15,32 +15,35 @@ from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
-from fusec.passes.machine import Machine
+from fusec.passes.machine import Machine, Tuning
 from fusec.passes.schedule.access import fastest_axis, is_turned
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
-CHUNK_ELEMENTS = 4096
-"""Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1 cache."""
 MOST_OF_A_WINDOW = 16
 """Points of a reduction that lanes walk through one after the other, in a register."""
 SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
-MIN_GRID = 16
-"""Grid points that balance the load of a few threads."""
 
 
 def cpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return the plans of a flat kernel for a CPU: one."""
-    return (plan_vector_loops(kernel, machine.vector),)
+    tuning = machine.tuning
+    plan = Plan(
+        _bindings(kernel, machine),
+        peel=True,
+        kept_cost=tuning.kept_cost,
+        kept_bytes=tuning.kept_bytes,
+    )
+    return (plan,)
 
 
-def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
-    """Return the plan of a flat kernel for vectors of ``width`` lanes."""
-    both = turned_axes(kernel, width)
+def _bindings(kernel: Kernel, machine: Machine) -> tuple[Binding, ...]:
+    """Return how each axis of a flat kernel runs, in vectors of the machine's width."""
+    both = turned_axes(kernel, machine.vector)
     if both is not None:
-        return _plan_turned(kernel, *both, width)
-    lane = lane_axis(kernel, width)
+        return _turned(kernel, *both, machine)
+    lane = lane_axis(kernel, machine.vector)
     grid = [a for a in kernel.grid if a is not lane]
     nest = nest_order(kernel, lane, arrays=True)
     if nest is None:
@@ -49,38 +52,40 @@ def plan_vector_loops(kernel: Kernel, width: int) -> Plan:
     bindings = [Binding(a, Place.GRID) for a in grid]
     loops = [Binding(a, Place.LOOP) for a in inside]
     if lane is None:
-        return Plan((*bindings, *loops))
-    own = _lanes(kernel, lane, width, product(a.extent for a in grid).hint())
+        return (*bindings, *loops)
+    own = _lanes(kernel, lane, machine, product(a.extent for a in grid).hint())
     if lane not in kernel.inside and _is_window(inside):
-        return Plan((*bindings, own, *loops))
-    return Plan((*bindings, *loops, own))
+        return (*bindings, own, *loops)
+    return (*bindings, *loops, own)
 
 
-def _plan_turned(kernel: Kernel, lane: Axis, turned: Axis, width: int) -> Plan:
-    """Return the plan in which loads are contiguous along ``turned``, and lanes are along another.
+def _turned(kernel: Kernel, lane: Axis, turned: Axis, machine: Machine) -> tuple[Binding, ...]:
+    """Return bindings by which loads are contiguous along ``turned``, and lanes are along another.
 
     Blocks of a pointwise kernel follow each other as loads walk: 1.5 times as fast as the other way
     (2026-11). Loops are inside those over lanes: what they reduce to stays in a register.
     """
+    width = machine.vector
     others = [a for a in kernel.grid if a is not lane and a is not turned]
     bindings = [Binding(a, Place.GRID) for a in others]
     if turned in kernel.grid:
         own = Binding(lane, Place.GRID, width, 1)
-        return Plan((*bindings, own, Binding(turned, Place.GRID, 1, width, turned=True)))
+        return (*bindings, own, Binding(turned, Place.GRID, 1, width, turned=True))
     blocks = Binding(turned, Place.LOOP, 1, width, turned=True)
     nest = nest_order(kernel, lane, arrays=True) or ()
-    own = _lanes(kernel, lane, width, product(a.extent for a in others).hint())
+    own = _lanes(kernel, lane, machine, product(a.extent for a in others).hint())
     loops = [blocks if a is turned else Binding(a, Place.LOOP) for a in nest]
-    return Plan((*bindings, own, *loops))
+    return (*bindings, own, *loops)
 
 
-def _lanes(kernel: Kernel, lane: Axis, width: int, outer: int) -> Binding:
+def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
     """Return how the lane axis runs beside ``outer`` other points of the grid."""
-    tile = width if lane.extent.hint() >= width // 2 else 1
-    if lane in kernel.inside or (outer >= MIN_GRID and not _is_long(lane, width)):
+    tile = machine.vector if lane.extent.hint() >= machine.vector // 2 else 1
+    is_long = lane.extent.hint() > 16 * machine.tuning.point_elements
+    if lane in kernel.inside or (outer >= machine.tuning.least_points and not is_long):
         blocks = SUM_TILES if _sums_many(kernel, lane, tile) else 0
         return Binding(lane, Place.LOOP, tile, blocks)
-    return Binding(lane, Place.GRID, tile, _chunk(lane, tile, outer))
+    return Binding(lane, Place.GRID, tile, _chunk(lane, tile, outer, machine.tuning))
 
 
 def lane_axis(kernel: Kernel, width: int) -> Axis | None:
@@ -160,15 +165,11 @@ def _is_window(inside: list[Axis]) -> bool:
     return bool(inside) and points.is_constant and points.const <= MOST_OF_A_WINDOW
 
 
-def _is_long(lane: Axis, width: int) -> bool:
-    return lane.extent.hint() > 16 * CHUNK_ELEMENTS
-
-
-def _chunk(lane: Axis, tile: int, outer: int) -> int:
+def _chunk(lane: Axis, tile: int, outer: int, tuning: Tuning) -> int:
     """Return tiles a grid point: a cache's worth, less where that would leave too few points."""
     tiles = -(-lane.extent.hint() // tile)
-    wanted = max(1, MIN_GRID // max(outer, 1))
-    chunk = max(1, min(CHUNK_ELEMENTS // tile, -(-tiles // wanted)))
+    wanted = max(1, tuning.least_points // max(outer, 1))
+    chunk = max(1, min(tuning.point_elements // tile, -(-tiles // wanted)))
     if lane.extent.is_constant:
         # A divisor of the number of tiles saves the loop's second bound.
         exact = [c for c in range(max(1, chunk // 2), chunk + 1) if tiles % c == 0]

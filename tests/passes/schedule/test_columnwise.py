@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Def
 from fusec.ir.monoid import SUM
-from fusec.passes.schedule import accepts_gpu, gpu_plans
-from fusec.passes.schedule.columnwise import accepts, plan
+from fusec.passes.schedule import accepts_gpu, columnwise, gpu_plans
+from fusec.passes.schedule.columnwise import accepts
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, rows, rows_and_columns
+
+plan = functools.partial(columnwise.plan, machine=H200_MACHINE)
 
 
 def test_columns_are_accepted_rows_and_pointwise_kernels_are_not() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.dtype import BF16, F32, F64, DType
 from fusec.passes.schedule import gpu_plans
-from fusec.passes.schedule.pointwise import THREADS, accepts, plan, power_of_two
+from fusec.passes.schedule import pointwise as schedule
+from fusec.passes.schedule.pointwise import THREADS, accepts, power_of_two
 from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, transposed
+
+plan = functools.partial(schedule.plan, machine=H200_MACHINE)
 
 
 def test_only_kernels_without_reductions_are_pointwise() -> None:
@@ -69,7 +74,7 @@ def test_a_transpose_of_few_rows_is_read_as_it_lies() -> None:
 def test_gpu_plans_peel_nothing_and_have_no_private_memory() -> None:
     for kernel in (line(64), rows(8, 64), columns(64, 8)):
         found = gpu_plans(kernel, H200_MACHINE)[0]
-        assert not found.peel and not found.scratch
+        assert not found.peel and not found.kept_bytes
 
 
 def test_powers_of_two_round_up() -> None:

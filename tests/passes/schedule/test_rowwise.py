@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.index import Axis, Size, index
-from fusec.passes.schedule import accepts_gpu
-from fusec.passes.schedule.rowwise import accepts, is_resident, plan
+from fusec.passes.schedule import accepts_gpu, rowwise
+from fusec.passes.schedule.rowwise import accepts, is_resident
 from tests.passes.schedule.flat import (
     bindings,
     columns,
@@ -16,6 +18,9 @@ from tests.passes.schedule.flat import (
     rows_and_columns,
     split_rows,
 )
+
+plan = functools.partial(rowwise.plan, machine=H200_MACHINE)
+TUNING = H200_MACHINE.tuning
 
 
 def test_rows_are_accepted_columns_and_pointwise_kernels_are_not() -> None:
@@ -80,12 +85,13 @@ def test_long_parts_of_a_row_are_a_loop_of_4096_elements_an_iteration() -> None:
 def test_a_row_of_unknown_length_is_a_loop_whatever_its_hint() -> None:
     n = Size("N", 512)
     assert bindings(plan(rows(Size("M", 8), n))) == "m=grid  k=loop*512"
-    assert not is_resident(Axis("c", index(n)))
+    assert not is_resident(Axis("c", index(n)), TUNING)
 
 
 def test_residence_is_decided_by_the_padded_row() -> None:
-    assert is_resident(Axis("c", index(32768))) and not is_resident(Axis("c", index(32769)))
-    assert not is_resident(Axis("c", index(64), limit=index(Size("N", 40))))
+    assert is_resident(Axis("c", index(32768)), TUNING)
+    assert not is_resident(Axis("c", index(32769)), TUNING)
+    assert not is_resident(Axis("c", index(64), limit=index(Size("N", 40))), TUNING)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fusec.codegen.targets import CPU_MACHINE
@@ -10,22 +12,27 @@ from fusec.ir.expr import Buffer, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Size, index
 from fusec.ir.monoid import MAX
-from fusec.passes.schedule.plan import Place
+from fusec.passes.schedule.plan import Place, Plan
 from fusec.passes.schedule.vector_loops import (
-    CHUNK_ELEMENTS,
-    MIN_GRID,
     SUM_TILES,
     accepts_cpu,
+    cpu_plans,
     lane_axis,
-    plan_vector_loops,
 )
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
 
+TUNING = CPU_MACHINE.tuning
+
+
+def plan_of(kernel: Kernel, width: int = 16) -> Plan:
+    (plan,) = cpu_plans(kernel, replace(CPU_MACHINE, vector=width))
+    return plan
+
 
 def found(kernel: Kernel, width: int = 16) -> str:
-    return bindings(plan_vector_loops(kernel, width))
+    return bindings(plan_of(kernel, width))
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
@@ -59,46 +66,46 @@ def test_outputs_of_short_windows_are_lanes_where_they_fill_vectors(
 
 
 def test_the_places_of_a_window_are_innermost_so_that_their_maximum_is_in_a_register() -> None:
-    tiles = CHUNK_ELEMENTS // 16
+    tiles = TUNING.point_elements // 16
     assert found(windows(1 << 20, 5)) == f"o=grid*16 by {tiles}  k=loop"
 
 
 def test_a_long_vector_is_cut_into_chunks_of_a_cache() -> None:
-    tiles = CHUNK_ELEMENTS // 16
+    tiles = TUNING.point_elements // 16
     assert found(line(1 << 20)) == f"c=grid*16 by {tiles}"
 
 
 def test_a_short_vector_is_cut_into_points_enough_for_all_threads() -> None:
     kernel = line(16 * 64)
-    (binding,) = plan_vector_loops(kernel, 16).bindings
+    (binding,) = plan_of(kernel).bindings
     assert binding.place is Place.GRID
-    assert 64 // binding.chunk == MIN_GRID
+    assert 64 // binding.chunk == TUNING.least_points
 
 
 @pytest.mark.parametrize("tiles", [4095, 3 * 77 * 5, 1024 + 32])
 def test_a_chunk_divides_the_tiles_where_a_divisor_is_near(tiles: int) -> None:
-    (binding,) = plan_vector_loops(line(16 * tiles), 16).bindings
+    (binding,) = plan_of(line(16 * tiles)).bindings
     assert tiles % binding.chunk == 0
 
 
 def test_an_extent_known_at_launch_is_cut_by_its_hint() -> None:
-    assert found(line(Size("N", 1 << 20))) == f"c=grid*16 by {CHUNK_ELEMENTS // 16}"
+    assert found(line(Size("N", 1 << 20))) == f"c=grid*16 by {TUNING.point_elements // 16}"
 
 
 def test_few_long_rows_are_cut_as_well() -> None:
-    (outer, lane) = plan_vector_loops(pointwise(2, 100_000), 16).bindings
+    (outer, lane) = plan_of(pointwise(2, 100_000)).bindings
     assert outer.place is lane.place is Place.GRID
     assert lane.chunk > 0
 
 
 def test_a_column_sum_keeps_its_loop_outside_of_the_lanes() -> None:
     """Memory is walked in order; the sums of a chunk of columns wait in a private array."""
-    plan = plan_vector_loops(columns(4096, 768), 16)
+    plan = plan_of(columns(4096, 768))
     assert [(b.axis.name, b.place) for b in plan.bindings] == [
         ("m", Place.LOOP),
         ("c", Place.GRID),
     ]
-    assert plan.scratch and plan.peel
+    assert plan.kept_bytes and plan.peel
 
 
 def test_partial_column_sums_run_beside_rows() -> None:
@@ -119,7 +126,7 @@ def test_without_contiguous_memory_nothing_has_lanes() -> None:
     x, y = (Buffer(n, shape, (index(32), index(2)), F32) for n in "xy")
     m, c = axes("m c", 6, 8)
     kernel = kernel_of(graph((x,), (Def(y, (m, c), Op("neg", (load(x, m, c),))),), y))
-    assert {b.tile for b in plan_vector_loops(kernel, 16).bindings} == {1}
+    assert {b.tile for b in plan_of(kernel).bindings} == {1}
 
 
 @pytest.mark.parametrize("shape", [(8, 1 << 17), (1 << 17, 8), (3, 200_000)], ids=str)
@@ -127,7 +134,7 @@ def test_one_reduction_is_planned_however_long_and_wide(shape: tuple[int, int]) 
     """A vocabulary of 128256 columns is cut into chunks, and so is the array of their sums."""
     for kernel in (rows(*shape), columns(*shape)):
         assert accepts_cpu(kernel, CPU_MACHINE)
-        assert plan_vector_loops(kernel, 16).bindings
+        assert plan_of(kernel).bindings
 
 
 def test_a_private_array_longer_than_a_cache_is_refused() -> None:
