@@ -115,19 +115,20 @@ class _Finder:
         self.values = {s.var: s.value for s in body if isinstance(s, Let)}
         self.lanes = frozenset(program.lanes)
         self.dimension = dimension
-        self.operands = self._operands(body, tf32=program.tf32)
+        self.operands = self._operands(body)
         self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
         self.written = {s.buffer.base for s in body if isinstance(s, Put)}
         self.copies: dict[Var | Put, Copy] = {}
 
-    def _operands(self, body: Iterable[Statement], *, tf32: bool) -> set[Expr]:
+    def _operands(self, body: Iterable[Statement]) -> set[Expr]:
         """Return the values that tensor cores multiply, as they are or but for type and order."""
         found: set[Expr] = set()
         stack: list[Expr] = []
         for statement in body:
             if isinstance(statement, Let | Update) and isinstance(statement.value, Dot):
-                left, right = statement.value.left, statement.value.right
-                stack += [left, right] if left.dtype.itemsize == 2 or tf32 else []
+                dot = statement.value
+                on_tensor_cores = dot.left.dtype.itemsize == 2 or dot.tf32
+                stack += [dot.left, dot.right] if on_tensor_cores else []
         while stack:
             node = stack.pop()
             if node not in found:

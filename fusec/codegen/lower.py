@@ -515,5 +515,4 @@ def lower(kernel: Kernel, plan: Plan) -> Program:
         plan.group,
         product(a.extent for a in kernel.axes),
         plan.descriptors,
-        plan.tf32,
     )

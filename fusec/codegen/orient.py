@@ -285,7 +285,8 @@ class _Orienter:
             self.need(dot.into, order)
             into = self.used(dot.into, order)
         both = (self.twin(over, COLUMNS), self.twin(over, ROWS))
-        return Dot(self.used(left, left_order), self.used(right, right_order), both, into)
+        operands = self.used(left, left_order), self.used(right, right_order)
+        return Dot(*operands, both, into, dot.tf32)
 
     def reduce(self, value: Reduce, order: Order) -> Reduce:
         body = dict(order)

@@ -454,7 +454,7 @@ class _Printer:
     def _dot(self, dot: Dot) -> str:
         operands = [self._name(child) for child in children(dot)]
         if dot.left.dtype is F32:
-            operands.append(f'input_precision="{"tf32" if self.program.tf32 else "ieee"}"')
+            operands.append(f'input_precision="{"tf32" if dot.tf32 else "ieee"}"')
         return f"tl.dot({', '.join(operands)})"
 
     def _reduce(self, reduce: Reduce) -> str:

@@ -226,7 +226,8 @@ class Values:
 
     def _dot(self, node: Reduce, into: Var | None) -> Dot:
         left, right = map(self._atom, self._dot_operands(node))
-        return Dot(left, right, tuple(a for a in node.over if a in self.lanes), into)
+        over = tuple(a for a in node.over if a in self.lanes)
+        return Dot(left, right, over, into, self.plan.tf32)
 
     def _folded(self, scope: Scope, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> Reduce:
         """Fold lanes; a value that lacks some of them is the same in each, and counts as often."""

@@ -239,13 +239,13 @@ class Dot(_Expr):
     """``into + sum(over: left * right)`` of tiles, accumulated in f32: what tensor cores do.
 
     ``left`` and ``right`` have one type, and both have the lane axes ``over``; each other lane axis
-    belongs to one of them.
+    belongs to one of them. Under ``tf32`` operands in f32 are rounded to 10 bits of mantissa.
     """
 
-    __slots__ = ("into", "left", "over", "right")
+    __slots__ = ("into", "left", "over", "right", "tf32")
 
     def __init__(
-        self, left: Expr, right: Expr, over: tuple[Axis, ...], into: Expr | None = None
+        self, left: Expr, right: Expr, over: tuple[Axis, ...], into: Expr | None, tf32: bool
     ) -> None:
         if left.dtype is not right.dtype:
             raise InvalidIR(f"dot of {left.dtype} and {right.dtype}")
@@ -253,12 +253,9 @@ class Dot(_Expr):
         self.right = right
         self.over = over
         self.into = into
+        self.tf32 = tf32
         self.dtype = F32
         self.axes = (left.axes | right.axes) - frozenset(over)
-
-    @classmethod
-    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
-        return fields if len(fields) == 4 else (*fields, None)
 
 
 Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Var | Dot
@@ -404,7 +401,8 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             return Reduce(node.monoid, over, new[node.body]) if over else new[node.body]
         case Dot():
             into = None if node.into is None else new[node.into]
-            return Dot(new[node.left], new[node.right], _bound(node.over, indices), into)
+            over = _bound(node.over, indices)
+            return Dot(new[node.left], new[node.right], over, into, node.tf32)
         case Load():
             guard = None if node.guard is None else new[node.guard]
             where = node.indices

@@ -109,7 +109,6 @@ class Program:
         stages: for a GPU, how many iterations of a loop are under way at once: loads run ahead.
         group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
             in blocks of so many along the second to last grid axis; 0 for row by row.
-        tf32: for a GPU, ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: for a GPU, operands of products are copied by tensor descriptors where they
             can be.
         table: it runs for each row of a table, which has the addresses of its buffers and its
@@ -131,7 +130,6 @@ class Program:
     group: int = 0
     work: Index | None = None
     descriptors: bool = False
-    tf32: bool = False
     table: bool = False
 
     @property

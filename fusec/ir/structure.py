@@ -51,7 +51,7 @@ class _Structure:
             grid,
             lanes,
             [
-                f"{program.warps},{program.stages},{program.group},{program.descriptors},{program.tf32},{program.table}",
+                f"{program.warps},{program.stages},{program.group},{program.descriptors},{program.table}",
                 work,
             ],
         ]
@@ -108,7 +108,7 @@ class _Structure:
                 return f"{node.monoid}({over}:{self.expr(node.body)})"
             case Dot():
                 over = ",".join(str(self.number(a)) for a in node.over)
-                return f"dot({over}:{','.join(map(self.expr, children(node)))})"
+                return f"dot{node.tf32}({over}:{','.join(map(self.expr, children(node)))})"
             case _:
                 raise InternalError(node, stage="ir.structure")
 

@@ -121,7 +121,7 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
         case Dot():
             over = ", ".join(a.name for a in node.over)
             operands = ", ".join(_strip(text[c]) for c in children(node))
-            return f"dot({over}: {operands})"
+            return f"{'tf32' if node.tf32 else 'dot'}({over}: {operands})"
         case Var():
             return node.name
         case _:
