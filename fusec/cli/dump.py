@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fusec.cli.inputs import EXAMPLES, parse_spec
 from fusec.cli.output import progress, show
+from fusec.codegen.targets import TARGETS
 from fusec.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help=f"an argument of the call: {EXAMPLES}; one for each, in order",
     )
-    parser.add_argument(
-        "--target", help="cpu, sm_80, sm_90, sm_100, sm_120 or gfx942; default: this machine's"
-    )
+    parser.add_argument("--target", help=f"one of {', '.join(TARGETS)}; default: this machine's")
     parser.add_argument(
         "--race",
         metavar="auto|fused|library",

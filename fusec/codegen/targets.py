@@ -202,7 +202,7 @@ def target_of_device(name: str, vector_width: int = 16, *, tf32: bool = False) -
     """
     if name in TARGETS or not (name.startswith("sm_") and name[3:].isdigit()):
         return find_target(name, vector_width, tf32=tf32)
-    versions = {int(known[3:]): known for known in GPUS if known.startswith("sm_")}
+    versions = {int(known[3:]): known for known in TARGETS if known.startswith("sm_")}
     older = [version for version in versions if version <= int(name[3:])]
     if not older:
         raise UsageError.unknown("target", name, tuple(TARGETS))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.targets import GPUS, find_target, target_of_device
+from fusec.codegen.targets import GPUS, TARGETS, find_target, target_of_device
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F32, DType
 from fusec.passes.cost import price
@@ -27,6 +28,17 @@ def test_unknown_names_and_devices_too_old_are_usage_errors():
             find("sm_70")
     with pytest.raises(UsageError):
         find_target("sm_91")
+
+
+def test_another_gpu_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the multiprocessors, a third of the shared memory: the plan has fewer stages."""
+    row = TARGETS["sm_80"]
+    machine = replace(row.machine, units=54, sm=replace(row.machine.sm, shared_bytes=49152))
+    monkeypatch.setitem(TARGETS, "sm_86", replace(row, name="sm_86", machine=machine))
+    kernel = products(4096, 4096, 512)
+    stages = [find_target(name).plans(kernel)[0].stages for name in ("sm_80", "sm_86")]
+    assert stages == [3, 2]
+    assert target_of_device("sm_87").machine.units == 54
 
 
 def launched(plan: Plan) -> int:
