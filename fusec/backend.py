@@ -18,7 +18,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._guards import TracingContext
 
-from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly, target_of
+from fusec.codegen.targets import find_target
+from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly, target_for
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.overlap import writes_shared_memory
@@ -126,8 +127,11 @@ def _partition(
 
 def _context(inputs: Sequence[Any], options: Options) -> Context:
     """Return the context of what comes before capture: the target of the inputs' device."""
-    kinds = {i.device.type for i in inputs if isinstance(i, torch.Tensor)}
-    target = target_of(torch.device("cuda" if "cuda" in kinds else "cpu"), options)
+    devices = (i.device for i in inputs if isinstance(i, torch.Tensor) and i.device.type != "cpu")
+    try:
+        target = target_for(next(devices, torch.device("cpu")), options)
+    except FusecError:  # graphs on it run as eager kernels
+        target = find_target("cpu")
     return Context(target, options, Trace("joint"))
 
 

@@ -108,12 +108,7 @@ def run_eagerly(gm: fx.GraphModule) -> Call:
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Call:
     device = graph_device(gm)
-    target = target_of(device, options)
-    if target.device != device.type:
-        raise UsageError(
-            f"the target {target.name!r} is for looking at code of another device than this "
-            f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
-        )
+    target = target_for(device, options)
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
         key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}")
@@ -167,19 +162,6 @@ def _compile_parts(
     }
 
 
-def target_of(device: torch.device, options: Options) -> Target:
-    """Return the target that the options name, or else that of a device.
-
-    Raises:
-        Unsupported: if a device has none.
-        UsageError: if there is none of that name.
-    """
-    width = cpp_kernel.vector_width()
-    if options.target is not None:
-        return find_target(options.target, width, tf32=allows_tf32())
-    return target_of_device(device_target(device), width, tf32=allows_tf32())
-
-
 def allows_tf32() -> bool:
     """Return True if torch's setting lets products of f32 round their operands to 10 bits.
 
@@ -190,6 +172,25 @@ def allows_tf32() -> bool:
     if own == "none":  # as all backends
         own = torch.backends.fp32_precision  # type: ignore[attr-defined]
     return own == "tf32"
+
+
+def target_for(device: torch.device, options: Options) -> Target:
+    """Return the target of graphs on a device: the one that the options name, or the device's own.
+
+    Raises:
+        Unsupported: if kernels cannot be made for the device.
+        UsageError: if the options name one that does not run there.
+    """
+    width = cpp_kernel.vector_width()
+    if options.target is None:
+        return target_of_device(device_target(device), width, tf32=allows_tf32())
+    target = find_target(options.target, width, tf32=allows_tf32())
+    if target.device != device.type:
+        raise UsageError(
+            f"the target {target.name!r} is for looking at code of another device than this "
+            f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
+        )
+    return target
 
 
 def device_target(device: torch.device) -> str:
