@@ -22,16 +22,14 @@ import torch.nn.functional as F
 from torch import fx
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices
+from fusec.frontend.call import Call
 from fusec.frontend.dynamo_graph import plain_parts
 from fusec.frontend.pooling import Affine, over_places
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ZERO, Value
 from fusec.frontend.views import IntoSize
 from fusec.ir.dtype import compute_type
-from fusec.ir.expr import Expr, cast
 from fusec.ir.index import Index
-from fusec.ir.monoid import SUM
 
 aten = torch.ops.aten
 _ALIGNED = {"linear", "bilinear", "trilinear", "bicubic"}
@@ -115,10 +113,7 @@ def _nearest_gradient(*, center: float) -> Callable[..., Value]:
             factor = _factor(large, small, scale, center)
             windows.append(Affine(large, small, factor, factor, 0))
 
-        def element(i: Indices, guard: Expr | None) -> Expr:
-            return cast(grad.at(i, guard), kind)
-
-        return call.define(lambda at: over_places(windows, at, SUM, element))
+        return call.define(lambda at: over_places(windows, at).total(grad, kind))
 
     return rule
 

@@ -14,28 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import div, equal, less, select
-from fusec.frontend.call import Call, Indices
+from fusec.frontend.arithmetic import div, equal
+from fusec.frontend.call import Body, Call, Indices
+from fusec.frontend.domain import Domain, Extreme, Pick, flat
 from fusec.frontend.meaning import MEANINGS, Products
 from fusec.frontend.registry import lowers
-from fusec.frontend.value import ONE, ZERO, Value
+from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.frontend.views import IntoSize
 from fusec.ir.dtype import I32, I64, DType, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, in_range, op
+from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, contiguous_strides, index, product
-from fusec.ir.monoid import MAX, MIN, SUM, Monoid
-from fusec.ir.scalar import ROUND
+from fusec.ir.monoid import MAX, SUM
 
 aten = torch.ops.aten
 Place: TypeAlias = "tuple[Index, Expr | None]"
-Body: TypeAlias = "Callable[[Indices, Expr | None], Expr]"
-"""What is reduced: of indices, and of the guard under which they are in range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +133,25 @@ Windows: TypeAlias = "Affine | Adaptive"
 _Way: TypeAlias = "tuple[Index, Callable[[Index, Index], Place]]"
 
 
-def over_places(windows: Sequence[Windows], at: Indices, monoid: Monoid, body: Body) -> Expr:
-    """Return the reduction of ``body`` over the elements of the window that ``at`` ends with."""
-    return _reduce([(w.places, w.place) for w in windows], at, monoid, body)
+def over_places(windows: Sequence[Windows], at: Indices) -> Domain:
+    """Return the elements of the window that ``at`` ends with; numbers are of all elements."""
+    return _domain([(w.places, w.place) for w in windows], [w.extent for w in windows], at)
 
 
-def over_windows(windows: Sequence[Windows], at: Indices, body: Body) -> Expr:
-    """Return the sum of ``body`` over the windows in which the element at ``at`` lies."""
-    return _reduce([(w.around, w.window) for w in windows], at, SUM, body)
+def over_windows(windows: Sequence[Windows], at: Indices) -> Domain:
+    """Return the windows in which the element at ``at`` lies."""
+    return _domain([(w.around, w.window) for w in windows], [w.outputs for w in windows], at)
 
 
-def _reduce(ways: Sequence[_Way], at: Indices, monoid: Monoid, body: Body) -> Expr:
-    axes = [Axis(f"k{d}", extent) for d, (extent, _) in enumerate(ways)]
+def _domain(ways: Sequence[_Way], extents: Sequence[Index], at: Indices) -> Domain:
+    axes = tuple(Axis(f"k{d}", extent) for d, (extent, _) in enumerate(ways))
     first = len(at) - len(ways)
     where, guard = list(at), None
-    for d, ((extent, step), axis) in enumerate(zip(ways, axes, strict=True)):
-        where[first + d], inside = step(at[first + d], ZERO if extent is ONE else index(axis))
+    for d, (k, (_, step)) in enumerate(zip(positions(axes), ways, strict=True)):
+        where[first + d], inside = step(at[first + d], k)
         guard = both(guard, inside)
-    inner = body(tuple(where), guard)
-    over = tuple(axis for axis in axes if axis.extent is not ONE)
-    return Reduce(monoid, over, inner) if over else inner
+    number = flat(tuple(where[first:]), contiguous_strides(tuple(extents)))
+    return Domain(axes, tuple(where), number, guard)
 
 
 # -- means ----------------------------------------------------------------------------------------
@@ -164,10 +162,8 @@ def mean(call: Call, x: Value, windows: Sequence[Windows], divisor: int | None =
     kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
-        total = over_places(windows, at, SUM, lambda i, guard: cast(x.at(i, guard), kind))
-        return quotient(total, _divisor(windows, at, divisor, kind))
-
-    def quotient(total: Expr, count: Expr) -> Expr:
+        total = over_places(windows, at).total(x, kind)
+        count = _divisor(windows, at, divisor, kind)
         return div(total, count) if kind.is_float else op("truncdiv", total, count)
 
     return call.define(body)
@@ -179,11 +175,12 @@ def mean_gradient(
     """Emit what each element gets of the gradients of the means that it is part of."""
     kind = compute_type(call.out.dtype)
 
-    def share(i: Indices, guard: Expr | None) -> Expr:
-        part = div(cast(grad.at(i, guard), kind), _divisor(windows, i, divisor, kind))
-        return part if guard is None else select(guard, part, Const(0.0, kind))
+    def body(at: Indices) -> Expr:
+        around = over_windows(windows, at)
+        share = div(around.read(grad, kind), _divisor(windows, around.where, divisor, kind))
+        return around.reduce(SUM, share)
 
-    return call.define(lambda at: over_windows(windows, at, share))
+    return call.define(body)
 
 
 def _divisor(windows: Sequence[Windows], at: Indices, divisor: int | None, kind: DType) -> Expr:
@@ -288,66 +285,23 @@ def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Va
 
     The place is the first one's; of NaNs, as eager's loop leaves it, the last one's.
     """
-    kind = compute_type(call.out.dtype)
-    extents = tuple(w.extent for w in windows)
-    steps, count = contiguous_strides(extents), product(extents)
+    count = product(w.extent for w in windows)
     # Twice as many lanes hold places of 32 bits.
-    place_kind = I32 if count.is_constant and count.const < 2**31 else I64
-    nowhere = Const(MIN.identity(place_kind), place_kind)
-
-    def element(i: Indices, guard: Expr | None) -> Expr:
-        value = _exactly(x, i, guard, kind)
-        lowest = Const(MAX.identity(kind), kind)
-        return value if guard is None else select(guard, value, lowest)
-
-    best = call.define(lambda at: over_places(windows, at, MAX, element), 0)
-
-    def place(at: Indices) -> Expr:
-        extremum = cast(best.at(at), kind)
-
-        def candidate(i: Indices, guard: Expr | None) -> Expr:
-            value = _exactly(x, i, guard, kind)
-            flat = IndexValue(_flat(i, steps), place_kind)
-            key = select(equal(value, extremum), flat, nowhere)
-            if kind.is_float:
-                key = select(op("isnan", value), op("not", flat), key)
-            return key if guard is None else select(guard, key, nowhere)
-
-        key = over_places(windows, at, MIN, candidate)
-        return select(less(key, 0), op("not", key), key) if kind.is_float else key
-
-    return best, call.define(place, 1)
+    number = I32 if count.is_constant and count.const < 2**31 else I64
+    over = partial(over_places, windows)
+    return Extreme(x, over, MAX, Pick.FIRST_BUT_LAST_NAN, number).define(call)
 
 
-def _exactly(x: Value, i: Indices, guard: Expr | None, kind: DType) -> Expr:
-    """Return an element rounded as it is stored, so that its maximum can be found again."""
-    value = cast(x.at(i, guard), kind)
-    return op(ROUND[x.dtype], value) if x.dtype in ROUND else value
-
-
-def _flat(i: Indices, steps: Indices) -> Index:
-    place = ZERO
-    for position, step in zip(i[len(i) - len(steps) :], steps, strict=True):
-        place = place + position * step
-    return place
-
-
-def maximum_gradient(
-    grad: Value, places: Value, windows: Sequence[Windows]
-) -> Callable[[Indices], Expr]:
+def maximum_gradient(grad: Value, places: Value, windows: Sequence[Windows]) -> Body:
     """Return what flows to each element from the windows whose place it is."""
     kind = compute_type(grad.dtype)
     steps = contiguous_strides(tuple(w.extent for w in windows))
 
     def body(at: Indices) -> Expr:
-        own = IndexValue(_flat(at, steps))
-
-        def share(i: Indices, guard: Expr | None) -> Expr:
-            chosen = equal(cast(places.at(i, guard), I64), own)
-            chosen = chosen if guard is None else op("and", guard, chosen)
-            return select(chosen, cast(grad.at(i, guard), kind), Const(0, kind))
-
-        return over_windows(windows, at, share)
+        own = IndexValue(flat(at[len(at) - len(windows) :], steps))
+        around = over_windows(windows, at)
+        chosen = equal(around.read(places, I64), own)
+        return around.reduce(SUM, around.read(grad, kind), only=chosen)
 
     return body
 

@@ -1,6 +1,6 @@
 """Scans and searches: reductions over what lies before an element, or below it.
 
-Each element is reduced anew, in the eager kernel's order, while that is short (``direct.py``).
+Each element is reduced anew, in the eager kernel's order, while that is short (``domain.py``).
 Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted boundaries b::
 
     y[i] = sum(j: where(j <= i, x[j], 0))
@@ -10,21 +10,18 @@ Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted bounda
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, equal, negate, select, sub
+from fusec.frontend.arithmetic import equal, negate
 from fusec.frontend.call import Call, Indices, Scalar, common_type, read_exact
-from fusec.frontend.direct import check_steps
+from fusec.frontend.domain import Extreme, Pick, check_steps, logsumexp, prefixes, reduction
 from fusec.frontend.promotion import result_type
-from fusec.frontend.reductions import finite
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
-from fusec.frontend.views import replaced, wrap
-from fusec.ir.dtype import BOOL, F32, I64, DType, accumulate_type, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, Reduce, cast, op
+from fusec.ir.dtype import BOOL, I64, DType, accumulate_type
+from fusec.ir.expr import Expr, Reduce, cast, op
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
 
@@ -35,50 +32,11 @@ _SCAN, _SEARCH = "a scan along an axis", "a search"
 # -- scans ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What lies at or before an element along one axis of ``x``."""
-
-    x: Value
-    axis: int
-
-    def reduce(self, monoid: Monoid, at: Indices, body: Callable[[Indices], Expr]) -> Expr:
-        """Return the reduction of ``body(indices into the tensor)`` up to the element at ``at``."""
-        extent = self.x.shape[self.axis]
-        if extent is ONE:
-            return body(at)
-        over = Axis("j", extent)
-        value = body(replaced(at, self.axis, index(over)))
-        before = op("le", IndexValue(index(over)), IndexValue(at[self.axis]))
-        identity = Const(monoid.identity(value.dtype), value.dtype)
-        return Reduce(monoid, (over,), select(before, value, identity))
-
-
-def prefix(x: Value, dim: int) -> Prefix | None:
-    """Return the prefixes along an axis; None for a tensor without axes, which is its own scan.
-
-    Raises:
-        Unsupported: if the axis is long.
-    """
-    if not x.shape:
-        return None
-    axis = wrap(dim, len(x.shape))
-    check_steps(x.shape, (x.shape[axis],), _SCAN)
-    return Prefix(x, axis)
-
-
 def scan(call: Call, x: Value, dim: int, monoid: Monoid) -> Value:
     """Emit a sum or product of all elements up to each, in the result's accumulation type."""
-    before = prefix(x, dim)
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
-    exact = not kind.is_float and x.dtype.is_float
-
-    def element(i: Indices) -> Expr:
-        return cast(read_exact(x, i, F32), kind) if exact else cast(x.at(i), kind)
-
-    if before is None:
-        return call.define(element)
-    return call.define(lambda at: before.reduce(monoid, at, element))
+    before = prefixes(x, dim, _SCAN)
+    return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 
 
 @lowers(aten.cumsum.default)
@@ -93,27 +51,10 @@ def cumprod(call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None)
 
 def extreme_scan(call: Call, x: Value, dim: int, monoid: Monoid) -> tuple[Value, Value]:
     """Emit the extreme up to each element, and the last place of an equal one, or of a NaN."""
-    before = prefix(x, dim)
+    before = prefixes(x, dim, _SCAN)
     if x.dtype is BOOL:
         raise Unsupported("the greatest truth value so far")
-    kind = compute_type(x.dtype)
-    if before is None:
-        return call.define(x.at, 0), call.define(lambda at: Const(0, I64), 1)
-    best = call.define(lambda at: before.reduce(monoid, at, lambda i: read_exact(x, i, kind)), 0)
-
-    def place(at: Indices) -> Expr:
-        extreme = cast(best.at(at), kind)
-
-        def candidate(i: Indices) -> Expr:
-            value = read_exact(x, i, kind)
-            found = equal(value, extreme)
-            if kind.is_float:
-                found = op("or", found, op("isnan", value))
-            return select(found, cast(IndexValue(i[before.axis]), I64), Const(0, I64))
-
-        return before.reduce(MAX, at, candidate)
-
-    return best, call.define(place, 1)
+    return Extreme(x, before, monoid, Pick.LAST).define(call)
 
 
 @lowers(aten.cummax.default)
@@ -128,22 +69,7 @@ def cummin(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(call: Call, x: Value, dim: int) -> Value:
-    before = prefix(x, dim)
-    kind = compute_type(call.out.dtype)
-    if before is None:
-        return call.define(x.at)
-
-    def top(at: Indices) -> Expr:
-        return finite(before.reduce(MAX, at, lambda i: cast(x.at(i), kind)))
-
-    shift = call.scratch("max", x.shape, kind, top)
-
-    def body(at: Indices) -> Expr:
-        own = shift.at(at)
-        total = before.reduce(SUM, at, lambda i: op("exp", sub(cast(x.at(i), kind), own)))
-        return add(op("log", total), own)
-
-    return call.define(body)
+    return logsumexp(call, x, x.shape, prefixes(x, dim, _SCAN))
 
 
 # -- searches -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 If an index names one element of each line, the result compares it with every element's place,
 whatever the size. Otherwise elements may collide: each looks through all sources, which is worth it
-for few (``direct.py``); of those that replace, the last one counts, as in eager's loop on CPUs.
+for few (``domain.py``); of those that replace, the last one counts, as in eager's loop on CPUs.
 
 Worked example, ``scatter_add`` along the only axis, with m sources::
 
@@ -21,12 +21,12 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import add, div, less, mul, select
 from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
-from fusec.frontend.direct import check_steps
+from fusec.frontend.domain import Domain, check_steps, flat
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
 from fusec.frontend.views import delinearise, replaced, wrap
 from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, in_range, op
+from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
 from fusec.ir.index import Index, Runtime, contiguous_strides, index, is_in_range, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 
@@ -48,23 +48,26 @@ class Senders:
     sends: Callable[[Indices, Indices], tuple[Expr, Expr | None]]
     source: Callable[[Indices, Indices, Expr | None], Expr]
 
-    def reduce(self, monoid: Monoid, at: Indices, body: Callable[[Indices], Expr]) -> Expr:
-        """Return the reduction of ``body(number)`` over the sources that send to ``at``."""
+    def at(self, at: Indices) -> Domain:
+        """Return the sources that send to the element at ``at``, as a domain."""
         axes = make_axes(self.extents, "j")
         number = positions(axes)
-        sends, guard = self.sends(at, number)
-        value = body(number)
-        chosen = select(both(guard, sends) or sends, value, identity(monoid, value.dtype))
-        over = tuple(axis for axis in axes if axis.extent is not ONE)
-        return Reduce(monoid, over, chosen) if over else chosen
+        sends, there = self.sends(at, number)
+        return Domain(axes, number, flat(number, contiguous_strides(self.extents)), there, sends)
 
     def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
         """Return what a source sends, as ``kind``."""
         return cast(self.source(at, number, self.sends(at, number)[1]), kind)
 
+    def combined(self, monoid: Monoid, at: Indices, kind: DType) -> Expr:
+        """Return all that an element is sent, combined."""
+        domain = self.at(at)
+        return domain.reduce(monoid, self.value(at, domain.where, kind))
 
-def identity(monoid: Monoid, dtype: DType) -> Const:
-    return Const(monoid.identity(dtype), dtype)
+    def last(self, at: Indices) -> Expr:
+        """Return the number of the last source that sends to an element; below 0 if none does."""
+        domain = self.at(at)
+        return domain.reduce(MAX, IndexValue(domain.number))
 
 
 def element(x: Value, at: Indices) -> Indices:
@@ -79,19 +82,14 @@ def replace_last(call: Call, x: Value, senders: Senders) -> Value:
     """Emit each element as the last source that names it, or as it was."""
     check_steps(call.out.shape, senders.extents, _COLLIDE)
     kind = compute_type(call.out.dtype)
-    steps = contiguous_strides(senders.extents)
-    count = product(senders.extents)
+    extents = senders.extents
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
-
-        def own(number: Indices) -> Expr:
-            return IndexValue(sum((n * s for n, s in zip(number, steps, strict=True)), ZERO))
-
-        last = senders.reduce(MAX, at, lambda number: cast(own(number), I64))
+        last = senders.last(at)
         hit = op("ge", last, Const(0, I64))
-        place = index(Runtime(select(hit, last, Const(0, I64)), count))
-        number = delinearise(place, senders.extents)
+        place = index(Runtime(select(hit, last, Const(0, I64)), product(extents)))
+        number = delinearise(place, extents)
         return select(hit, senders.value(at, number, kind), cast(x.at(at), kind))
 
     return call.define(body)
@@ -113,7 +111,7 @@ def combine(
     def body(at: Indices) -> Expr:
         at = element(x, at)
         old = cast(x.at(at), kind)
-        new = senders.reduce(monoid, at, lambda number: senders.value(at, number, kind))
+        new = senders.combined(monoid, at, kind)
         if include_self:
             return op(monoid.combine, old, new)
         return select(named(senders, at), new, old)
@@ -128,8 +126,8 @@ def average(call: Call, x: Value, senders: Senders, *, include_self: bool) -> Va
     def body(at: Indices) -> Expr:
         at = element(x, at)
         old = cast(x.at(at), kind)
-        total = senders.reduce(SUM, at, lambda number: senders.value(at, number, kind))
-        count = senders.reduce(SUM, at, lambda _: Const(1, kind))
+        total = senders.combined(SUM, at, kind)
+        count = senders.at(at).reduce(SUM, Const(1, kind))
         if include_self:
             total, count = add(old, total), add(count, 1)
         quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
@@ -140,7 +138,7 @@ def average(call: Call, x: Value, senders: Senders, *, include_self: bool) -> Va
 
 def named(senders: Senders, at: Indices) -> Expr:
     """Return whether any source names the element."""
-    return op("ge", senders.reduce(MAX, at, lambda _: Const(1, I64)), Const(1, I64))
+    return op("ge", senders.at(at).reduce(MAX, Const(1, I64)), Const(1, I64))
 
 
 # -- along one axis -------------------------------------------------------------------------------

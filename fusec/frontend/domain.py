@@ -1,0 +1,308 @@
+"""Domains: what one element of a result is reduced over, and what is computed of that once.
+
+The reduced axes of a tensor, what lies before an element, the elements of a window, the sources of
+a scatter: each is a *domain*, axes that number points, where each point lies, and which of them
+count. Worked example, ``cumsum`` of a line of n elements; the domain of y[i] has the axes ``(j,)``,
+the indices ``(j,)`` and the guard ``j <= i``::
+
+    y[i] = sum(j: where(j <= i, x[j], 0))
+
+A scan, a scatter or a search in this *direct form* computes again where an eager kernel remembers.
+That is one kernel, which fuses, is the same in each run, and takes (elements of the result) x
+(points of each) steps where the eager kernel takes their sum. Up to ``MOST_STEPS`` it costs less
+than calling one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusec.errors import Unsupported
+from fusec.frontend.arithmetic import add, equal, less, like, select, sub
+from fusec.frontend.call import Body, Call, Indices
+from fusec.frontend.value import ONE, ZERO, Value
+from fusec.frontend.views import replaced, wrap
+from fusec.ir.dtype import BOOL, F32, I64, DType, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, op
+from fusec.ir.index import Axis, Index, contiguous_strides, index, product
+from fusec.ir.monoid import ALL, ANY, MAX, MIN, SUM, Monoid
+from fusec.ir.scalar import ROUND
+
+MOST_STEPS = 1 << 15
+"""Twice as many cost what the eager kernel's call does: cumsum, scatter_add, index_add, bucketize
+on one core with 16 lanes, 2026-11."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The points that one element of a result combines.
+
+    Attributes:
+        axes: number the points; an axis of one element is left out of reductions.
+        where: a point's indices into what is reduced.
+        number: the points in row-major order, or by their place in the whole tensor.
+        inside: whether a point lies in the tensor's memory; None: all do.
+        guard: whether a point counts; None: all do.
+    """
+
+    axes: tuple[Axis, ...]
+    where: Indices
+    number: Index
+    inside: Expr | None = None
+    guard: Expr | None = None
+
+    def read(self, x: Value, kind: DType) -> Expr:
+        """Return a tensor's element at a point, 0 where that is not inside."""
+        return cast(x.at(self.where, self.inside), kind)
+
+    def exact(self, x: Value, kind: DType) -> Expr:
+        """Return what ``read`` does, of a 16-bit float as it is stored."""
+        if x.dtype in ROUND:
+            return cast(op(ROUND[x.dtype], self.read(x, F32)), kind)
+        return self.read(x, kind)
+
+    def term(self, x: Value, kind: DType) -> Expr:
+        """Return an element in the type of a sum: exact where that is an integer."""
+        return self.read(x, kind) if kind.is_float else self.exact(x, kind)
+
+    def reduce(self, monoid: Monoid, value: Expr, only: Expr | None = None) -> Expr:
+        """Return the reduction of a value at the points that count and have ``only``."""
+        counts = both(both(self.inside, self.guard), only)
+        return self._over(monoid, value, counts)
+
+    def total(self, x: Value, kind: DType) -> Expr:
+        """Return the sum of a tensor's elements; outside they are read as 0."""
+        return self._over(SUM, self.read(x, kind), self.guard)
+
+    def _over(self, monoid: Monoid, value: Expr, counts: Expr | None) -> Expr:
+        if counts is not None:
+            value = select(counts, value, identity(monoid, value.dtype))
+        over = tuple(axis for axis in self.axes if axis.extent is not ONE)
+        return Reduce(monoid, over, value) if over else value
+
+
+Domains: TypeAlias = Callable[[Indices], Domain]
+"""The domain of each element of a result, with axes of its own for each time it is asked."""
+
+
+def reduction(over: Domains, monoid: Monoid, value: Callable[[Domain], Expr]) -> Body:
+    """Return ``monoid(points: value)`` as a function of the result's indices."""
+
+    def body(at: Indices) -> Expr:
+        domain = over(at)
+        return domain.reduce(monoid, value(domain))
+
+    return body
+
+
+def identity(monoid: Monoid, dtype: DType) -> Const:
+    return Const(monoid.identity(dtype), dtype)
+
+
+def flat(where: Indices, steps: Indices) -> Index:
+    """Return ``sum(where * steps)``."""
+    return sum((i * step for i, step in zip(where, steps, strict=True)), ZERO)
+
+
+def check_steps(shape: Indices, terms: Indices, reason: str) -> None:
+    """Let a direct form pass if it is short.
+
+    Args:
+        shape: of the result.
+        terms: the extents that are reduced for each of its elements.
+    Raises:
+        Unsupported: with the reason, if it is long or of symbolic size.
+    """
+    steps = product((*shape, *terms))
+    if not steps.is_constant or steps.const > MOST_STEPS:
+        raise Unsupported(reason)
+
+
+# -- the domains of reductions and scans ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The reduced dimensions of a tensor's shape; the result keeps them with extent 1, or not."""
+
+    extents: Indices
+    dims: tuple[int, ...]
+    keepdim: bool
+
+    @property
+    def shape(self) -> Indices:
+        """The shape of the result."""
+        kept = [ONE if d in self.dims else e for d, e in enumerate(self.extents)]
+        if self.keepdim:
+            return tuple(kept)
+        return tuple(e for d, e in enumerate(kept) if d not in self.dims)
+
+    def count(self, kind: DType) -> Expr:
+        """Return the number of elements that one result combines."""
+        total = product(self.extents[d] for d in self.dims)
+        return cast(IndexValue(total), kind) if total.terms else Const(total.const, kind)
+
+    def at(self, at: Indices) -> Domain:
+        """Return the domain of the result's element at ``at``."""
+        axes = {d: Axis(f"r{d}", self.extents[d]) for d in self.dims}
+        where = [ZERO if a.extent is ONE else index(a) for a in axes.values()]
+        steps = contiguous_strides(tuple(self.extents[d] for d in self.dims))
+        return Domain(tuple(axes.values()), self._where(at, where), flat(tuple(where), steps))
+
+    def first(self, at: Indices) -> Indices:
+        """Return the indices of the first point of the domain at ``at``."""
+        return self._where(at, [ZERO] * len(self.dims))
+
+    def _where(self, at: Indices, reduced: Sequence[Index]) -> Indices:
+        inner, kept = iter(reduced), iter(at)
+        full: list[Index] = []
+        for d in range(len(self.extents)):
+            outer = ZERO if d in self.dims and not self.keepdim else next(kept)
+            full.append(next(inner) if d in self.dims else outer)
+        return tuple(full)
+
+    def result(self, at: Indices) -> Indices:
+        """Return the result's indices, from those of the tensor; with ``keepdim`` not."""
+        return tuple(i for d, i in enumerate(at) if d not in self.dims)
+
+
+def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) -> Region:
+    """Return the reduced region; no dimensions, or None, means all of them.
+
+    Raises:
+        Unsupported: if it has no elements.
+    """
+    rank = len(x.shape)
+    if isinstance(dims, int):
+        dims = (dims,)
+    named = {wrap(d, rank) for d in dims} if dims else set(range(rank))
+    chosen = sorted(named) if rank else []
+    if any(x.shape[d].is_constant and x.shape[d].const == 0 for d in chosen):
+        raise Unsupported("an empty tensor")
+    return Region(x.shape, tuple(chosen), keepdim)
+
+
+def prefixes(x: Value, dim: int, reason: str) -> Domains:
+    """Return what lies at or before each element along an axis; of a scalar, itself.
+
+    Raises:
+        Unsupported: with the reason, if the axis is long.
+    """
+    if not x.shape:
+        return lambda at: Domain((), at, ZERO)
+    axis = wrap(dim, len(x.shape))
+    extent = x.shape[axis]
+    check_steps(x.shape, (extent,), reason)
+
+    def before(at: Indices) -> Domain:
+        if extent is ONE:
+            return Domain((), at, ZERO)
+        over = Axis("j", extent)
+        last = op("le", IndexValue(index(over)), IndexValue(at[axis]))
+        return Domain((over,), replaced(at, axis, index(over)), index(over), guard=last)
+
+    return before
+
+
+# -- the extreme and its place --------------------------------------------------------------------
+
+
+class Pick(enum.Enum):
+    """Which of several equal extremes is meant, and which of several NaNs."""
+
+    FIRST = enum.auto()
+    LAST = enum.auto()
+    FIRST_BUT_LAST_NAN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The greatest or least element of each domain of a tensor, and its number.
+
+    NaN is greater than the greatest, and less than the least. 16-bit floats are compared as they
+    are stored, so that the extreme is found again.
+
+    Attributes:
+        monoid: MAX or MIN.
+        number: the type of numbers.
+    """
+
+    x: Value
+    over: Domains
+    monoid: Monoid
+    pick: Pick = Pick.FIRST
+    number: DType = I64
+
+    @property
+    def kind(self) -> DType:
+        """The type in which elements are compared; of bools the extreme is any or all."""
+        return BOOL if self.x.dtype is BOOL else compute_type(self.x.dtype)
+
+    def define(self, call: Call) -> tuple[Value, Value]:
+        """Emit a call's two results: the extremes and their numbers."""
+        best = call.define(self.value, 0)
+        return best, call.define(self.place(best), 1)
+
+    def define_place(self, call: Call, shape: Indices) -> Value:
+        """Emit a call's only result, the numbers; the extremes have a shape and are scratch."""
+        return call.define(self.place(call.scratch("best", shape, self.kind, self.value)))
+
+    def value(self, at: Indices) -> Expr:
+        """Return the extreme of the domain at ``at``."""
+        monoid = self.monoid
+        if self.kind is BOOL:
+            monoid = ANY if monoid is MAX else ALL
+        domain = self.over(at)
+        return domain.reduce(monoid, domain.exact(self.x, self.kind))
+
+    def place(self, best: Value) -> Body:
+        """Return the number of the extreme, given the extremes."""
+
+        def body(at: Indices) -> Expr:
+            domain = self.over(at)
+            value = domain.exact(self.x, self.kind)
+            own = IndexValue(domain.number, self.number)
+            found = equal(value, cast(best.at(at), self.kind))
+            chosen = MAX if self.pick is Pick.LAST else MIN
+            nowhere = identity(chosen, self.number)
+            if not self.kind.is_float:
+                return domain.reduce(chosen, select(found, own, nowhere))
+            if self.pick is not Pick.FIRST_BUT_LAST_NAN:
+                found = op("or", found, op("isnan", value))
+                return domain.reduce(chosen, select(found, own, nowhere))
+            # ~n of a NaN's number is below all numbers, and least for the last.
+            key = select(op("isnan", value), op("not", own), select(found, own, nowhere))
+            key = domain.reduce(chosen, key)
+            return select(less(key, 0), op("not", key), key)
+
+        return body
+
+
+# -- logarithms of sums of exponentials -----------------------------------------------------------
+
+
+def logsumexp(call: Call, x: Value, shape: Indices, over: Domains) -> Value:
+    """Emit ``log(sum(points: exp(x)))`` of each domain, relative to its maximum."""
+    kind = compute_type(call.out.dtype)
+    greatest = reduction(over, MAX, lambda points: points.read(x, kind))
+    top = call.scratch("max", shape, kind, lambda at: finite(greatest(at)))
+    total = exponentials(x, top, over)
+    return call.define(lambda at: add(op("log", total(at)), top.at(at)))
+
+
+def exponentials(x: Value, top: Value, over: Domains) -> Body:
+    """Return ``sum(points: exp(x - top))`` as a function of the result's indices."""
+
+    def body(at: Indices) -> Expr:
+        domain, shift = over(at), top.at(at)
+        return domain.reduce(SUM, op("exp", sub(domain.read(x, shift.dtype), shift)))
+
+    return body
+
+
+def finite(value: Expr) -> Expr:
+    """Return 0 for an infinite maximum, from which nothing can be subtracted."""
+    return select(op("isinf", value), like(0.0, value), value)
