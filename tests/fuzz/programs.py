@@ -142,8 +142,7 @@ JOINS = (
 )  # fmt: skip
 REDUCTIONS = (
     "{x}.sum({d})", "{x}.sum({d}, keepdim=True)", "{x}.mean({d}, keepdim=True)", "{x}.mean()",
-    "{x}.mean({d})", "{x}.var({d})",
-    "{x}.std({d}, keepdim=True) | {x}.std({d}).clamp(min=1e-30)",  # its slope at 0 is infinite
+    "{x}.mean({d})", "{x}.var({d})", "{x}.std({d}, keepdim=True)",
     "torch.logsumexp({x}, {d})", "{x}.amax({d}, keepdim=True) | gap({x}, {d})",
     "{x}.amin({d}) | gap({x}, {d})", "{x}.norm()",
     "{x}.sum(({d}, {e}))", "{x}.mean(({d}, {e}), keepdim=True)", "{x}.prod({d}) * 0.1",

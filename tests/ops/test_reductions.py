@@ -354,6 +354,37 @@ def test_variance_survives_a_large_mean():
     check(lambda x: (torch.var_mean(x, 1), x.std(0), F.layer_norm(x, (1000,))), x)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("shape", ((3, 7), (3, 4097)))
+def test_spread_of_equal_values_is_zero_and_so_is_the_slope_of_a_deviation(shape, dtype):
+    def spread(x):
+        one = x[:, :1]
+        deviations = x.std(-1, correction=0), *torch.std_mean(x, -1), one.std(1, correction=0)
+        return *deviations, x.var(-1), *torch.var_mean(x, -1), one.var(1, correction=0)
+
+    x = torch.tensor([0.1, -3.3, 1e6 + 0.1]).to(dtype)[:, None].expand(shape).contiguous()
+    mean = x[:, 0].clone()
+    products = torch.compile(lambda x: ((x * 1.7).std(-1), F.gelu(x).std(-1)), backend=BACKEND)(x)
+    assert not torch.count_nonzero(torch.stack(products))  # a product less another, rounded once
+    found = torch.compile(spread, backend=BACKEND)(x.requires_grad_())
+    for k, value in enumerate(found):
+        assert torch.equal(value, mean if k in (2, 6) else torch.zeros_like(mean)), k
+    (slope,) = torch.autograd.grad((found[0] + found[1] + found[3]).sum(), x)
+    assert torch.count_nonzero(slope) == 0
+
+
+def test_spread_of_infinities_is_nan():
+    x = torch.tensor([[math.inf] * 3, [-math.inf, 1.0, 2.0], [1.0, math.inf, 2.0]])
+    check(lambda x: (x.std(-1), x[:1, :1].var(1, correction=0), torch.std_mean(x, 1)[0]), x)
+
+
+def test_spread_of_a_large_offset_keeps_the_digits_of_the_differences():
+    x = values(6, 1000) + 1e6
+    check(
+        lambda x: (x.std(-1), x.var(0), *torch.var_mean(x), torch.std_mean(x, 1)[0]), x, train=True
+    )
+
+
 def test_variance_of_one_value_is_nan_or_zero_as_in_eager():
     check(
         lambda x: (x.var(1), x.var(1, correction=0), x.std(1), torch.var_mean(x, 1)), values(5, 1)
