@@ -42,7 +42,7 @@ from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusec.frontend.contractions import talks_to_ranks
+from fusec.frontend.fallbacks import talks_to_ranks
 from fusec.passes.chunk import RATIO
 from fusec.passes.schedule.contraction import MAX_LANES
 

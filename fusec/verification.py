@@ -31,7 +31,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fusec.errors import WrongKernel
-from fusec.frontend.contractions import written_arguments
+from fusec.frontend.fallbacks import written_arguments
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.agreement import disagreement
 

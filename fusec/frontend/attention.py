@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import read
-from fusec.frontend.meaning import MEANINGS, Indices, Products, contraction, exact, is_matrix
+from fusec.frontend.call import Body, Call, Indices, read
+from fusec.frontend.fallbacks import ATTENTION
+from fusec.frontend.products import contraction, exact, is_matrix
+from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import BOOL, F32, DType
-from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
-from fusec.ir.graph import Def
+from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select
 from fusec.ir.index import Axis, Index, floordiv, index
-from fusec.ir.monoid import MAX, SUM
+from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.scalar import ROUND
 
 aten = torch.ops.aten
@@ -87,69 +87,61 @@ def _weight(value: Expr, dtype: DType) -> Expr:
     return Op(ROUND[dtype], (value,)) if dtype in ROUND else value
 
 
-def _forward(call: Products, attention: _Attention, statistics: Buffer | None) -> tuple[Def, ...]:
-    lines: list[Def] = []
+def _forward(call: Call, a: _Attention, *, statistics: bool = True) -> None:
+    """Emit the result and, if they are asked for, the logarithms of the rows' sums.
 
-    def scratch(suffix: str, shape: Indices, body: Callable[[Indices], Expr]) -> Buffer:
-        buffer = call.scratch(suffix, shape, F32)
-        lines.append(call.define(buffer, body))
-        return buffer
-
-    a = attention
+    Raises:
+        Unsupported: if the statistics are not one number a row.
+    """
     row = (a.batch, a.heads, a.rows)
-    scores = scratch("scores", a.shape, a.scores)
+    statistics = statistics and len(call.results) > 1
+    if statistics and call.results[1].shape != row:
+        raise Unsupported("statistics of another shape")
 
-    def over_keys(at: Indices, monoid: Any, term: Callable[[Index], Expr]) -> Expr:
+    def over_keys(at: Indices, monoid: Monoid, term: Callable[[Index], Expr]) -> Expr:
         axis = Axis("n", a.keys)
         return Reduce(monoid, (axis,), term(index(axis)))
 
-    top = scratch("top", row, lambda at: over_keys(at, MAX, lambda n: Load(scores, (*at, n))))
-    weight = scratch(
+    scores = call.scratch("scores", a.shape, F32, a.scores)
+    top = call.scratch(
+        "top", row, F32, lambda at: over_keys(at, MAX, lambda n: scores.at((*at, n)))
+    )
+    weight = call.scratch(
         "weight",
         a.shape,
-        lambda at: Op("exp", (Op("sub", (Load(scores, at), Load(top, at[:3]))),)),
+        F32,
+        lambda at: Op("exp", (Op("sub", (scores.at(at), top.at(at[:3]))),)),
     )
-    total = scratch("total", row, lambda at: over_keys(at, SUM, lambda n: Load(weight, (*at, n))))
+    total = call.scratch(
+        "total", row, F32, lambda at: over_keys(at, SUM, lambda n: weight.at((*at, n)))
+    )
 
     def unless_hidden(at: Indices, value: Expr) -> Expr:
         """Return 0 for a row whose keys are all masked, as the library does, or ``value``."""
         if a.mask is None:
             return value
-        return Select(Op("eq", (Load(top, at), _LOWEST)), _ZERO, value)
+        return Select(Op("eq", (top.at(at), _LOWEST)), _ZERO, value)
 
     def output(at: Indices) -> Expr:
         b, h, m, e = at
 
         def term(n: Index) -> tuple[Expr, Expr]:
-            share = Op("div", (Load(weight, (b, h, m, n)), Load(total, (b, h, m))))
+            share = Op("div", (weight.at((b, h, m, n)), total.at((b, h, m))))
             return _weight(share, a.v.dtype), exact(a.v, (b, a.head(h), n, e))
 
         return unless_hidden((b, h, m), contraction(a.keys, term))
 
-    lines.append(call.define(call.result(), output))
-    if statistics is not None:
-        lines.append(
-            call.define(
-                statistics,
-                lambda at: unless_hidden(
-                    at, Op("add", (Load(top, at), Op("log", (Load(total, at),))))
-                ),
-            )
-        )
-    return tuple(lines)
+    def logarithm(at: Indices) -> Expr:
+        return unless_hidden(at, Op("add", (top.at(at), Op("log", (total.at(at),)))))
+
+    call.define(output, 0)
+    if statistics:
+        call.define(logarithm, 1)
 
 
-def _statistics(call: Products, attention: _Attention) -> Buffer | None:
-    """Return the buffer of the rows' logarithms of sums, if the call has one of their shape."""
-    a = attention
-    found = call.outputs[1] if len(call.outputs) > 1 else None
-    if found is not None and found.shape != (a.batch, a.heads, a.rows):
-        raise Unsupported("statistics of another shape")
-    return found
-
-
-def _flash_cpu(
-    call: Products,
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default, library=lambda _: ATTENTION)
+def flash_cpu(
+    call: Call,
     q: Value,
     k: Value,
     v: Value,
@@ -158,14 +150,19 @@ def _flash_cpu(
     *,
     attn_mask: Value | None = None,
     scale: float | None = None,
-) -> tuple[Def, ...]:
+) -> None:
     _without_dropout(dropout_p)
     attention = _Attention(q, k, v, attn_mask, is_causal, scale)
-    return _forward(call, attention, _statistics(call, attention))
+    _forward(call, attention)
 
 
-def _efficient(
-    call: Products,
+@lowers(
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    library=lambda _: ATTENTION,
+)
+def efficient(
+    call: Call,
     q: Value,
     k: Value,
     v: Value,
@@ -176,14 +173,15 @@ def _efficient(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[Def, ...]:
+) -> None:
     _without_dropout(dropout_p)
     attention = _Attention(q, k, v, attn_bias, is_causal, scale)
-    return _forward(call, attention, _statistics(call, attention) if compute_log_sumexp else None)
+    _forward(call, attention, statistics=compute_log_sumexp)
 
 
-def _flash(
-    call: Products,
+@lowers(aten._scaled_dot_product_flash_attention.default, library=lambda _: ATTENTION)
+def flash(
+    call: Call,
     q: Value,
     k: Value,
     v: Value,
@@ -192,10 +190,10 @@ def _flash(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
-) -> tuple[Def, ...]:
+) -> None:
     _without_dropout(dropout_p)
     attention = _Attention(q, k, v, None, is_causal, scale)
-    return _forward(call, attention, _statistics(call, attention))
+    _forward(call, attention)
 
 
 def _without_dropout(probability: float) -> None:
@@ -203,20 +201,22 @@ def _without_dropout(probability: float) -> None:
         raise Unsupported("dropout of the library's attention: its random numbers are its own")
 
 
+def _row_delta(a: _Attention, grad: Value, out: Value) -> Body:
+    def body(at: Indices) -> Expr:
+        axis = Axis("e", a.width)
+        here = (*at, index(axis))
+        product = Op("mul", (read(grad, here, F32), read(out, here, F32)))
+        return Reduce(SUM, (axis,), product)
+
+    return body
+
+
 class _Gradient:
     """The gradients of one call: each definition computes the scores it needs itself."""
 
-    def __init__(
-        self, attention: _Attention, grad: Value, out: Value, statistics: Value, delta: Buffer
-    ) -> None:
-        self.attention, self.grad, self.out = attention, grad, out
+    def __init__(self, attention: _Attention, grad: Value, statistics: Value, delta: Value) -> None:
+        self.attention, self.grad = attention, grad
         self.statistics, self.delta = statistics, delta
-
-    def row_delta(self, at: Indices) -> Expr:
-        axis = Axis("e", self.attention.width)
-        here = (*at, index(axis))
-        product = Op("mul", (read(self.grad, here, F32), read(self.out, here, F32)))
-        return Reduce(SUM, (axis,), product)
 
     def weight(self, at: Indices) -> Expr:
         scores = self.attention.scores(at)
@@ -230,7 +230,7 @@ class _Gradient:
         back = contraction(
             a.width, lambda e: (exact(self.grad, (b, h, m, e)), exact(a.v, (*values, e)))
         )
-        difference = Op("sub", (back, Load(self.delta, (b, h, m))))
+        difference = Op("sub", (back, self.delta.at((b, h, m))))
         return Op("mul", (Op("mul", (self.weight(at), difference)), Const(a.scale, F32)))
 
     def query(self, at: Indices) -> Expr:
@@ -271,8 +271,11 @@ class _Gradient:
         return Reduce(SUM, (group, row), Op("mul", factors))
 
 
-def _flash_cpu_backward(
-    call: Products,
+@lowers(
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, library=lambda _: ATTENTION
+)
+def flash_cpu_backward(
+    call: Call,
     grad: Value,
     q: Value,
     k: Value,
@@ -284,25 +287,10 @@ def _flash_cpu_backward(
     *,
     attn_mask: Value | None = None,
     scale: float | None = None,
-) -> tuple[Def, ...]:
+) -> None:
     _without_dropout(dropout_p)
     a = _Attention(q, k, v, attn_mask, is_causal, scale)
-    delta = call.scratch("delta", (a.batch, a.heads, a.rows), F32)
-    gradient = _Gradient(a, grad, out, statistics, delta)
-    return (
-        call.define(delta, gradient.row_delta),
-        call.define(call.result(0), gradient.query),
-        call.define(call.result(1), gradient.key),
-        call.define(call.result(2), gradient.value),
-    )
-
-
-MEANINGS.update(
-    {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_cpu,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _flash_cpu_backward,
-        aten._scaled_dot_product_efficient_attention.default: _efficient,
-        aten._scaled_dot_product_cudnn_attention.default: _efficient,
-        aten._scaled_dot_product_flash_attention.default: _flash,
-    }
-)
+    delta = call.scratch("delta", (a.batch, a.heads, a.rows), F32, _row_delta(a, grad, out))
+    gradient = _Gradient(a, grad, statistics, delta)
+    for result, body in enumerate((gradient.query, gradient.key, gradient.value)):
+        call.define(body, result)

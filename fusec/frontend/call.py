@@ -66,13 +66,16 @@ class Call:
     """One call of an ATen operation.
 
     Attributes:
+        name: what the names of its buffers begin with.
         results: the type of each tensor it returns.
+        outputs: the results' buffers, where a library's call has made them already.
     """
 
     lines: Lines
     name: str
     results: tuple[TensorType, ...]
     origin: Origin
+    outputs: tuple[Buffer | None, ...] = ()
 
     @property
     def out(self) -> TensorType:
@@ -87,6 +90,11 @@ class Call:
 
         A tensor whose traced strides overlap gets row-major memory.
         """
+        if self.outputs:
+            given = self.outputs[result]
+            if given is None:
+                raise Unsupported("a result that is no tensor")
+            return self.lines.define(given, body, self.origin)
         name = self.name if len(self.results) == 1 else f"{self.name}_{result}"
         kind = self.results[result]
         if kind.overlaps:

@@ -15,7 +15,7 @@ Worked example: ``permute`` of a weight, ``mm``, ``add`` become::
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +26,6 @@ from fusec.frontend import (
     activations,
     attention,
     comparisons,
-    contractions,
     creation,
     indexing,
     interpolation,
@@ -40,9 +39,9 @@ from fusec.frontend import (
 )
 from fusec.frontend.arguments import Arguments, Opaque, share_memory
 from fusec.frontend.call import Call, Lines
-from fusec.frontend.meaning import MEANINGS, Products
+from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.origin import extern_name, op_name, origin_of
-from fusec.frontend.registry import find_lowering
+from fusec.frontend.registry import Lowering, find_lowering
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.frontend.written_parts import parts_of_inputs
@@ -68,7 +67,6 @@ _RULES = (
     activations,
     attention,
     comparisons,
-    contractions,
     creation,
     indexing,
     pointwise,
@@ -195,7 +193,7 @@ class _Capture:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             if node.meta.get("unbacked_bindings"):
-                return self._extern(node, value, contractions.reason_for(node.target))
+                return self._extern(node, value)
             return self.lines.sizes.index(value)
         if isinstance(value, torch.SymFloat):
             return self._symbolic_float(node, value)
@@ -209,13 +207,18 @@ class _Capture:
         if "val" not in node.meta and node.users:
             raise Unsupported(f"{op_name(node.target)}: results that were not traced")
         results = tuple(self._result_types(value))
+        self.types[node] = results
+        lowering = find_lowering(node.target)
         reason = self._obstacle(node, results)
-        rule = find_lowering(node.target)
-        if reason is not None or rule is None:
-            return self._extern(node, value, reason or contractions.reason_for(node.target))
+        if reason is not None or lowering is None or not results:
+            return self._extern(node, value, reason)
+        call = Call(self.lines, node.name, results, origin_of(node))
+        preferred = lowering.library(call)
+        if preferred is not None:
+            return self._extern(node, value, preferred, lowering)
         mark = len(self.lines.nodes)
         try:
-            return self._lower(node, results, rule)
+            return self._lower(node, call, lowering)
         except Unsupported as problem:
             del self.lines.nodes[mark:]
             return self._extern(node, value, problem.reason)
@@ -239,14 +242,11 @@ class _Capture:
         except Unsupported:
             return Opaque(node, symbolic=True)
 
-    def _lower(
-        self, node: fx.Node, results: tuple[TensorType, ...], rule: Callable[..., Any]
-    ) -> Any:
-        call = Call(self.lines, node.name, results, origin_of(node))
+    def _lower(self, node: fx.Node, call: Call, lowering: Lowering) -> Any:
         args = [self.arguments.for_lowering(a) for a in node.args]
         kwargs = {k: self.arguments.for_lowering(a) for k, a in node.kwargs.items()}
-        made = rule(call, *args, **kwargs)
-        if not any(kind.overlaps for kind in results):
+        made = lowering.rule(call, *args, **kwargs)
+        if not call.outputs and not any(kind.overlaps for kind in call.results):
             self._own(made, node.meta["val"], (node.name, None))
         return made
 
@@ -275,9 +275,8 @@ class _Capture:
 
     def _obstacle(self, node: fx.Node, results: tuple[TensorType, ...]) -> str | None:
         """Return why this call cannot be lowered whatever its operation, or None."""
-        self.types[node] = results
         if not results:
-            return contractions.reason_for(node.target)
+            return None
         if node.meta.get("unbacked_bindings"):
             return "a result that depends on data"
         if node in self.parts:
@@ -316,9 +315,21 @@ class _Capture:
             known = self.types[node] = tuple(self._result_types(node.meta.get("val")))
         return known
 
-    def _extern(self, node: fx.Node, value: Any, reason: str) -> Any:
-        """Emit a call of the eager kernel and return its results."""
-        for written in contractions.written_arguments(node):
+    def _extern(
+        self,
+        node: fx.Node,
+        value: Any,
+        reason: str | None = None,
+        lowering: Lowering | None = None,
+    ) -> Any:
+        """Emit a call of the eager kernel and return its results.
+
+        Args:
+            reason: why, if that is not its operation's.
+            lowering: says what the call means.
+        """
+        known = EagerCall.of(node)
+        for written in known.written:
             self.arguments.settle(written, node)
         args = tuple(
             self.arguments.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
@@ -354,34 +365,35 @@ class _Capture:
                 args,
                 kwargs,
                 outputs,
-                reason,
+                known.reason if reason is None else reason,
                 origin_of(node),
-                contractions.is_impure(node),
+                known.impure,
                 many,
-                self._meaning(node, outputs),
+                () if lowering is None else self._meaning(node, outputs, lowering),
                 sizes=self._bound_sizes(values if outputs else [value]),
             )
         )
         return result
 
-    def _meaning(self, node: fx.Node, outputs: tuple[Buffer | None, ...]) -> tuple[Def, ...]:
-        """Return the definitions that a call stands for, if a rule knows them.
+    def _meaning(
+        self, node: fx.Node, outputs: tuple[Buffer | None, ...], lowering: Lowering
+    ) -> tuple[Def, ...]:
+        """Return the definitions that a call stands for.
 
         None where an operand's sizes are not known to be those that the call asks for: the eager
         kernel looks at them when it runs.
         """
-        rule = MEANINGS.get(node.target)
-        if rule is None or self._obstacle(node, self.types[node]) is not None:
-            return ()
-        operands = [self.env[a] if isinstance(a, fx.Node) else a for a in node.args]
-        kwargs = {k: self.env[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items()}
-        call = Products(self.lines, node.name, outputs, origin_of(node))
+        call = Call(self.lines, "", self.types[node], origin_of(node), outputs)
+        mark = len(self.lines.nodes)
         try:
-            meaning = rule(call, *operands, **kwargs)
+            self._lower(node, call, lowering)
+            meaning = tuple(line for line in self.lines.nodes[mark:] if isinstance(line, Def))
             for line in meaning:
                 verify_expr(line.expr, frozenset(line.axes), line.buffer.name)
         except (Unsupported, InvalidIR):
             return ()
+        finally:
+            del self.lines.nodes[mark:]
         return meaning
 
     def _bound_sizes(self, values: list[Any]) -> tuple[BoundSize, ...]:

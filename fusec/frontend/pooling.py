@@ -19,17 +19,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import div, equal
 from fusec.frontend.call import Body, Call, Indices
 from fusec.frontend.domain import Domain, Extreme, Pick, flat
-from fusec.frontend.meaning import MEANINGS, Products
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.frontend.views import IntoSize
 from fusec.ir.dtype import I32, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
-from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, contiguous_strides, index, product
 from fusec.ir.monoid import MAX, SUM
 
@@ -339,18 +336,15 @@ def register_maxima(rank: int, pool: Any, backward: Any) -> None:
         numbers = (kernel, stride or kernel, padding, dilation)
         return maximum_gradient(grad, places, affine(rank, x.shape, grad.shape, numbers))
 
-    def meaning(call: Products, *args: Any) -> tuple[Def, ...]:
-        return (call.define(call.result(), gradient(*args)),)
-
     def backward_rule(call: Call, *args: Any) -> Value:
-        if rank == 2 and call.out.strides[-3] is not ONE:
-            raise Unsupported("a maximum's gradient: one store for each window")
         return call.define(gradient(*args))
 
+    def one_store_each(call: Call) -> str | None:
+        rows = rank == 2 and call.out.strides[-3] is not ONE
+        return "a maximum's gradient: one store for each window" if rows else None
+
     lowers(pool)(forward_rule)
-    lowers(backward)(backward_rule)
-    if rank == 2:
-        MEANINGS[backward] = meaning
+    lowers(backward, library=one_store_each)(backward_rule)
 
 
 def register_adaptive_maxima(rank: int, pool: Any, backward: Any) -> None:

@@ -1,6 +1,6 @@
 """The table of lowerings: an ATen operation -> the function that writes it in index notation.
 
-A lowering is called as ``rule(call, *args, **kwargs)``: ``call`` knows what was traced and emits
+A rule is called as ``rule(call, *args, **kwargs)``: ``call`` knows what was traced and emits
 definitions; tensors among the arguments are ``Value``, symbolic integers ``Index``, lists are
 tuples, everything else is as in the FX node. It returns a ``Value``, or a tuple of them for
 several results, or raises ``Unsupported``, upon which the node becomes an ``Extern``.
@@ -9,17 +9,39 @@ To add an operation, write one such function in the file it belongs to and name 
 
     @lowers(aten.addcmul.default)
     def addcmul(call, x, a, b, *, value=1): ...
+
+A row may prefer the library's call, and say why. The node then is an ``Extern`` whose ``meaning``
+is what the rule emits; where a kernel of fusec's own wins, that takes the call's place
+(``passes/contract.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError
+from fusec.frontend.call import Call
 
-Lowering = Callable[..., Any]
-_Rule = TypeVar("_Rule", bound=Lowering)
+Rule: TypeAlias = Callable[..., Any]
+Preference: TypeAlias = Callable[[Call], str | None]
+"""Why the library's call is preferred, or None where it is not."""
+_Rule = TypeVar("_Rule", bound=Rule)
+
+
+def never(call: Call) -> str | None:
+    """Prefer no library's call."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """A row of the table."""
+
+    rule: Rule
+    library: Preference = never
+
 
 LOWERINGS: dict[Any, Lowering] = {}
 BY_NAME: dict[str, Lowering] = {}
@@ -33,24 +55,22 @@ def find_lowering(target: Any) -> Lowering | None:
 
 def lowers_named(name: str) -> Callable[[_Rule], _Rule]:
     """Register the decorated function as the lowering of an operation known by its name."""
-
-    def register(rule: _Rule) -> _Rule:
-        if name in BY_NAME:
-            raise InternalError(f"two lowerings of {name}", stage="frontend")
-        BY_NAME[name] = rule
-        return rule
-
-    return register
+    return _register(BY_NAME, (name,), never)
 
 
-def lowers(*targets: Any) -> Callable[[_Rule], _Rule]:
+def lowers(*targets: Any, library: Preference = never) -> Callable[[_Rule], _Rule]:
     """Register the decorated function as the lowering of ``targets`` (operator overloads)."""
+    return _register(LOWERINGS, targets, library)
 
+
+def _register(
+    table: dict[Any, Lowering], targets: tuple[Any, ...], library: Preference
+) -> Callable[[_Rule], _Rule]:
     def register(rule: _Rule) -> _Rule:
         for target in targets:
-            if target in LOWERINGS:
+            if target in table:
                 raise InternalError(f"two lowerings of {target}", stage="frontend")
-            LOWERINGS[target] = rule
+            table[target] = Lowering(rule, library)
         return rule
 
     return register

@@ -1,11 +1,12 @@
-"""What runs as an eager kernel for now, and why: the reasons that ``fusec explain`` shows.
+"""Which eager kernels are called, and why: the reasons that ``fusec explain`` shows.
 
-Products of matrices, convolutions, attention and sorting have no lowering yet, nor have the random
-draws that ``draws.py`` leaves alone; each is one ``Extern``. So is everything that no table names.
+What no lowering writes in index notation is one ``Extern``, with its row's reason here; what no
+table names says so itself.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch import fx
 
 from fusec.frontend.origin import op_name
 
-_CONTRACTION = "contraction: runs in the library"
+CONTRACTION = "contraction: runs in the library"
 _CONVOLUTION = "convolution: runs in the library"
 _POOLING = "pooling: runs in the library"
-_ATTENTION = "attention: runs in the library"
+ATTENTION = "attention: runs in the library"
 _PADDING = "padding by what is inside: the library copies rows"
 _SORTING = "sorting"
 _SCAN = "a scan along an axis"
@@ -31,7 +32,7 @@ _DATA_DEPENDENT = "a result that depends on data"
 # reason, then the operations it holds for
 _TABLE = (
     (
-        _CONTRACTION,
+        CONTRACTION,
         """mm bmm addmm baddbmm addbmm addmv addr dot vdot mv matmul linear _int_mm _scaled_mm
         _addmm_activation _weight_int4pack_mm _weight_int8pack_mm _trilinear _grouped_mm
         linear_backward matmul_backward""",
@@ -89,6 +90,25 @@ _IMPURE_HIGHER_ORDER = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class EagerCall:
+    """What is known of an FX node's call of an eager kernel.
+
+    Attributes:
+        reason: why its operation is not lowered, in a few words.
+        written: the tensors that it changes.
+        impure: it must be kept, and kept in order: it writes, draws, asserts or sends.
+    """
+
+    reason: str
+    written: tuple[fx.Node, ...]
+    impure: bool
+
+    @classmethod
+    def of(cls, node: fx.Node) -> EagerCall:
+        return cls(reason_for(node.target), tuple(written_arguments(node)), is_impure(node))
+
+
 def reason_for(target: Any) -> str:
     """Return why the calls of ``target`` are not lowered, in a few words."""
     if talks_to_ranks(target):
@@ -99,7 +119,7 @@ def reason_for(target: Any) -> str:
         if packet in _REASON_OF:
             return _REASON_OF[packet]
         if "scaled_dot_product" in packet or "_attention" in packet:
-            return _ATTENTION
+            return ATTENTION
         if draws_random_numbers(target):
             return _RANDOM
         return f"no lowering for {target}"

@@ -1,0 +1,72 @@
+"""Products of matrices, in index notation: sums of products.
+
+A contraction is captured as the library's call, with its meaning beside it; where one kernel of
+fusec's own is the better choice, the definitions take the call's place (``passes/contract.py``).
+16-bit operands are read exactly: tensor cores multiply what eager's kernel would have stored.
+
+Worked example: ``mm(x, w.t())`` means ``mm[m, n] = sum(k: f32(x[m, k]) * f32(w[n, k]))``, rounded
+to the result's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Indices, read_exact
+from fusec.frontend.fallbacks import CONTRACTION
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.expr import Expr, Op, Reduce
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.monoid import SUM
+
+aten = torch.ops.aten
+
+
+def contraction(extent: Index, term: Callable[[Index], tuple[Expr, Expr]]) -> Expr:
+    """Return ``sum(k: a(k) * b(k))`` for a pair of factors in f32."""
+    over = Axis("k", extent)
+    a, b = term(index(over))
+    return Reduce(SUM, (over,), Op("mul", (a, b)))
+
+
+def exact(value: Value, at: Indices) -> Expr:
+    """Return an element in f32 as it is in memory: rounded, where its type is a 16-bit float."""
+    return read_exact(value, at, F32)
+
+
+def is_matrix(x: Any) -> bool:
+    """Return True for a tensor of a type that tensor cores multiply."""
+    return isinstance(x, Value) and x.dtype in (F32, F16, BF16)
+
+
+def _matrices(*operands: Any) -> None:
+    if not all(map(is_matrix, operands)):
+        raise Unsupported("a product of a type without tensor cores")
+
+
+@lowers(aten.mm.default, library=lambda _: CONTRACTION)
+def mm(call: Call, a: Value, b: Value) -> Value:
+    _matrices(a, b)
+
+    def body(at: Indices) -> Expr:
+        m, n = at
+        return contraction(a.shape[1], lambda k: (exact(a, (m, k)), exact(b, (k, n))))
+
+    return call.define(body)
+
+
+@lowers(aten.bmm.default, library=lambda _: CONTRACTION)
+def bmm(call: Call, a: Value, b: Value) -> Value:
+    _matrices(a, b)
+
+    def body(at: Indices) -> Expr:
+        batch, m, n = at
+        return contraction(a.shape[2], lambda k: (exact(a, (batch, m, k)), exact(b, (batch, k, n))))
+
+    return call.define(body)
