@@ -51,8 +51,8 @@ from fusec.ir.index import (
     most_atom,
     substitute,
 )
-from fusec.ir.program import For, Let, Program, Put, Statement, Update
-from fusec.passes.schedule.descriptors import ALIGNED, is_multiple
+from fusec.ir.program import MULTIPLE, For, Let, Program, Put, Statement, Update
+from fusec.passes.schedule.descriptors import is_multiple
 
 MAX_RANK = 5
 """Axes of a descriptor, at most; and elements along each axis of its tile."""
@@ -165,7 +165,7 @@ class _Finder:
     def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> Copy | None:
         """Return the copy that stands for an access, or None."""
         lanes = offset.axes & self.lanes
-        box = _Box.of(offset, lanes, ALIGNED // buffer.dtype.itemsize)
+        box = _Box.of(offset, lanes, MULTIPLE // buffer.dtype.itemsize)
         bounds = self.bounds(guard, lanes)
         if buffer.dtype not in (BF16, F16, F32) or box is None or bounds is None:
             return None

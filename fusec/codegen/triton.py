@@ -49,7 +49,6 @@ from fusec.codegen.triton_arguments import (
 )
 from fusec.codegen.triton_form import Form
 from fusec.codegen.triton_index import (
-    MAX_SIZE,
     IndexText,
     fits_32_bits,
     is_plain,
@@ -74,7 +73,17 @@ from fusec.ir.expr import (
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import Monoid
-from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import (
+    MULTIPLE,
+    Carry,
+    For,
+    Let,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+)
 
 _TYPES = {
     "bool": "int1",
@@ -177,12 +186,12 @@ class _Printer:
             at = f"addresses + row * {len(self.program.buffers)} + {position}"
             lines.append(f"{name} = tl.load({at}).to(tl.pointer_type(tl.{kind}))")
             if self.aligned:
-                lines.append(f"{name} = tl.multiple_of({name}, 16)")
+                lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
         for position, size in enumerate(self.program.sizes):
             name, count = self.names.of(size), len(self.program.sizes)
             lines.append(f"{name} = tl.load(sizes + row * {count} + {position})")
-            if size.hint % 16 == 0:
-                lines.append(f"{name} = tl.multiple_of({name}, 16)")
+            if size.hint % MULTIPLE == 0:
+                lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
         return lines
 
     def _flat_grid(self, used: list[Axis]) -> list[str]:
@@ -528,7 +537,6 @@ def _number(value: float | int | bool) -> str:
 
 
 __all__ = [
-    "MAX_SIZE",
     "argument_names",
     "divisible_by_16",
     "grid_exprs",

@@ -19,7 +19,7 @@ from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE
 from fusec.codegen.wrapper import print_size
 from fusec.ir.expr import Buffer, Var
 from fusec.ir.index import Axis, Index, Size, index, product
-from fusec.ir.program import Program
+from fusec.ir.program import MULTIPLE, Program
 
 _POINTERS = {
     "bool": "*i1",
@@ -111,7 +111,7 @@ def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None)
         return tuple(range(len(TABLE)))
     aligned = aligned or {}
     facts = [aligned.get(b.name, True) for b in program.buffers]
-    facts += [s.hint % 16 == 0 for s in program.sizes]
+    facts += [s.hint % MULTIPLE == 0 for s in program.sizes]
     return tuple(position for position, fact in enumerate(facts) if fact)
 
 

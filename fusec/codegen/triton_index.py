@@ -28,10 +28,7 @@ from fusec.ir.index import (
     Size,
     is_nonnegative,
 )
-from fusec.ir.program import Let, Program, Put, Update
-
-MAX_SIZE = 2**31 - 2**20
-"""The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
+from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update
 
 _INT32_MAX = 2**31 - 1
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))

@@ -36,6 +36,11 @@ from typing import TypeAlias
 from fusec.ir.expr import Buffer, Const, Expr, Var
 from fusec.ir.index import Axis, Index, Size
 
+MULTIPLE = 16
+"""A launch tells a GPU's kernel which addresses, in bytes, and sizes are multiples of it."""
+MAX_SIZE = 2**31 - 2**20
+"""The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Let:

@@ -23,6 +23,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder, substitute_all
 from fusec.ir.graph import Bundle, Kernel, Schedule, Step, Store, kernel_sizes
 from fusec.ir.index import Axis, Index, Size, index, substitute
+from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.coalesce import coalesce
 from fusec.passes.dag import Dag, chain_lengths, joined, sorted_steps, step_dependencies
@@ -30,10 +31,6 @@ from fusec.passes.machine import Machine
 
 LEAST = 3
 """Members of a bundle at least: its table costs the host about as much as another launch."""
-MOST_ELEMENTS = 2**31 - 2**20
-"""Points of a member at most, so that its size is a 32-bit argument of any target."""
-MULTIPLE = 16
-"""Extents that are multiples of this promise wide accesses; members agree in whether they are."""
 
 Kind: TypeAlias = tuple[object, ...]
 
@@ -95,6 +92,7 @@ def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int],
     classes: dict[tuple[bool, ...], list[int]] = {}
     for position, kernel in flat.items():
         if _is_simple(kernel):
+            # Members agree in whether their extents promise wide accesses.
             whole = tuple(a.extent.const % MULTIPLE == 0 for a in kernel.grid)
             classes.setdefault(whole, []).append(position)
     found = []
@@ -119,7 +117,7 @@ def _is_simple(kernel: Kernel) -> bool:
             if node.guard is not None or any(True for _ in index_exprs(node.indices[0])):
                 return False
             places.append(node.indices[0])
-    return points <= MOST_ELEMENTS and all(_is_affine(p, kernel.axes) for p in places)
+    return points <= MAX_SIZE and all(_is_affine(p, kernel.axes) for p in places)
 
 
 def _is_affine(place: Index, axes: tuple[Axis, ...]) -> bool:

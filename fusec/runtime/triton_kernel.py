@@ -53,9 +53,10 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 """Targets that a test covers; others of the same families may work."""
 
 MAX_SIZE = 2**31 - 2**20
-"""The greatest size that a launch may pass: what ``codegen.triton_index.MAX_SIZE`` assumes."""
+"""The greatest size that a launch may pass: what ``ir.program.MAX_SIZE`` assumes."""
 
-_MULTIPLE = 16
+MULTIPLE = 16
+"""What divides an address or size that a kernel was promised: as of ``ir.program.MULTIPLE``."""
 _KEPT = 256
 """Addresses and sizes for which a kernel keeps its descriptors."""
 _DESCRIPTOR = "tensordesc<"
@@ -248,7 +249,7 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
         UsageError: if there is no such target.
     """
     gpu = parse_target(target)
-    attributes = {(position,): [["tt.divisibility", _MULTIPLE]] for position in kernel.divisible}
+    attributes = {(position,): [["tt.divisibility", MULTIPLE]] for position in kernel.divisible}
     function = load_function(kernel.source, kernel.name)
     source = ASTSource(function, dict(kernel.signature), {}, attributes)
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
@@ -458,7 +459,7 @@ class TritonKernel:
                     f"size {name}={value} of kernel {self.kernel.name} is beyond {MAX_SIZE}; "
                     "compile with dynamic=False, which makes sizes constants."
                 )
-        divisible = tuple(p for p in self.kernel.divisible if values[p] % _MULTIPLE == 0)
+        divisible = tuple(p for p in self.kernel.divisible if values[p] % MULTIPLE == 0)
         with self._lock:
             variant = self._variants.get(divisible)
             if variant is None:
@@ -500,7 +501,7 @@ class TritonTable:
                 self._kept.pop(next(iter(self._kept)))
             addresses = torch.tensor(key, dtype=torch.int64, device=f"cuda:{self.kernel.device}")
             self._kept[key] = addresses
-        kernel = self.kernel if table.are_multiples(key, _MULTIPLE) else self._unaligned()
+        kernel = self.kernel if table.are_multiples(key, MULTIPLE) else self._unaligned()
         kernel(addresses, *found)
         # Dropped while a stream other than that of the copy reads it, its memory would be reused.
         addresses.record_stream(torch.cuda.current_stream(self.kernel.device))
@@ -533,7 +534,7 @@ def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
     conditions = [f"{size} > {MAX_SIZE}" for size in sizes]
     if kernel.divisible:
         facts = " | ".join(passed[position] for position in kernel.divisible)
-        conditions.insert(0, f"({facts}) & {_MULTIPLE - 1}")
+        conditions.insert(0, f"({facts}) & {MULTIPLE - 1}")
     lines = [f"_{name} = {name}.data_ptr()" for name in pointers]
     if conditions:
         lines += [f"if {' or '.join(conditions)}:", f"    return _other({parameters})"]

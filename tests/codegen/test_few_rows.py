@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusec.codegen.targets import find_target
+from fusec.codegen.targets import TARGETS, find_target
 from fusec.ir.graph import Kernel
 from fusec.passes.split_loop import Split, split_loop
 from tests import triton_backend
@@ -55,7 +55,7 @@ def _fuse_all(monkeypatch: pytest.MonkeyPatch, divide: Split) -> None:
     machine = replace(ROW.machine, launch_us=1e3)
     codegen = replace(ROW.codegen, split=lambda kernel, machine: divide(kernel))
     row = replace(ROW, machine=machine, codegen=codegen)
-    monkeypatch.setattr(triton_backend, "find_target", lambda name: row)
+    monkeypatch.setitem(TARGETS, triton_backend.TARGET, row)
 
 
 # -- linear layers ---------------------------------------------------------------------------------

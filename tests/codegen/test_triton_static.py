@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.codegen import triton_index
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton_ops import template
 from fusec.errors import InternalError, UsageError
+from fusec.ir import program as promised
 from fusec.ir.dtype import BF16, BOOL, DTYPES, F32, F64, I32, I64, U8, DType
 from fusec.ir.expr import Const
 from fusec.ir.index import Axis, Size, index
@@ -127,8 +127,9 @@ def test_program_compiles(program: Program, target: str) -> None:
     compiled(program, target=target)
 
 
-def test_greatest_size_is_the_launcher_s() -> None:
-    assert triton_index.MAX_SIZE == triton_kernel.MAX_SIZE
+def test_kernels_are_promised_what_the_launcher_checks() -> None:
+    assert promised.MAX_SIZE == triton_kernel.MAX_SIZE
+    assert promised.MULTIPLE == triton_kernel.MULTIPLE
 
 
 def every_reduction(dtype: DType) -> Program:

@@ -17,11 +17,9 @@ from dataclasses import replace
 from fusec.ir.contraction import Factors
 from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.index import Index, Size, index
+from fusec.ir.program import MULTIPLE
 from fusec.passes.machine import Resources
 from fusec.passes.schedule.plan import Plan
-
-ALIGNED = 16
-"""Bytes that divide a descriptor's address and strides; also what a launch promises of sizes."""
 
 
 def with_descriptors(
@@ -57,7 +55,7 @@ def _is_describable(load: Load) -> bool:
     units = [a for a in offset.axes if _is_one(offset.coefficient(a))]
     if load.guard is not None or len(units) != 1:
         return False
-    return is_multiple(offset - index(units[0]), ALIGNED // load.dtype.itemsize)
+    return is_multiple(offset - index(units[0]), MULTIPLE // load.dtype.itemsize)
 
 
 def _is_one(value: Index | None) -> bool:
@@ -72,6 +70,6 @@ def is_multiple(value: Index, of: int) -> bool:
 
     def divides(monomial: tuple[object, ...], coefficient: int) -> bool:
         sizes = (a for a in monomial if isinstance(a, Size))
-        return coefficient % of == 0 or any(s.hint % ALIGNED == 0 for s in sizes)
+        return coefficient % of == 0 or any(s.hint % MULTIPLE == 0 for s in sizes)
 
     return value.const % of == 0 and all(divides(m, c) for m, c in value.terms)
