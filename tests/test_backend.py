@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec import backend, compiler
 from fusec.errors import Unsupported
+from fusec.stages import Context
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,10 @@ def test_scores_are_computed_again_only_for_kernels_that_are_made(
             raise Unsupported(f"no target for device {device}")
         return target
 
-    def compile_with(*_: object, scores: bool) -> bool:
-        return scores
+    def compile_with(*arguments: object) -> bool:
+        context = arguments[-1]
+        assert isinstance(context, Context)
+        return context.target.multiplies
 
     monkeypatch.setattr(compiler, "device_target", name_of)
     monkeypatch.setattr(backend, "compile_with", compile_with)
