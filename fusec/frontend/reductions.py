@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, div, equal, like, select, sub
+from fusec.frontend.arithmetic import div, equal, like, select, sub
 from fusec.frontend.call import Body, Call, Indices, Scalar
 from fusec.frontend.comparisons import truth
 from fusec.frontend.domain import (
@@ -155,10 +155,12 @@ class ExactSpread:
     their differences' digits.
 
     Attributes:
+        plain: the mean by itself.
         first: that value, over the result's indices.
         rest: the spread of ``x - first``.
     """
 
+    plain: Body
     first: Body
     rest: Spread
 
@@ -172,10 +174,14 @@ class ExactSpread:
         # Compared, for a compiler may round ``a * b - first`` only once, which is not 0.
         rest = select(equal(here, first), like(0.0, here), sub(here, first))
         spread = Spread.of(call, Value(x.shape, kind, axes, rest), over, correction)
-        return cls(lambda at: cast(x.at(over.first(at)), kind), spread)
+        own = mean(over, lambda p: p.read(x, kind))
+        return cls(own, lambda at: cast(x.at(over.first(at)), kind), spread)
 
     def mean(self, at: Indices) -> Expr:
-        return add(self.first(at), self.rest.center.at(at))
+        # Relative to a first value that is far larger, digits of the mean would be lost.
+        first, plain = self.first(at), self.plain(at)
+        near = op("le", op("abs", first), op("mul", like(2.0, plain), op("abs", plain)))
+        return select(near, op("add", first, self.rest.center.at(at)), plain)
 
     def variance(self, at: Indices) -> Expr:
         first, rest = self.first(at), self.rest.variance(at)
