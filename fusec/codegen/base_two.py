@@ -21,7 +21,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Dot, Expr, Op, Select, Var
 from fusec.ir.names import Names
 from fusec.ir.online import unscaled
-from fusec.ir.program import Carry, For, Let, Program, Statement
+from fusec.ir.program import Carry, For, Let, Program, Statement, statements
 
 LOG2_E = math.log2(math.e)
 HUGE = 2.0**27
@@ -48,11 +48,11 @@ _NAMES = Let | Carry
 
 class _Rewriter:
     def __init__(self, program: Program, cheap: frozenset[Var]) -> None:
-        lets = [s for s in _statements(program.body) if isinstance(s, Let)]
+        lets = [s for s in statements(program.body) if isinstance(s, Let)]
         self.cheap = cheap
         self.values: dict[Expr, Expr] = {s.var: s.value for s in lets}
         self.serial = max((s.var.serial for s in lets), default=0)
-        self.names = Names(s.var.name for s in _statements(program.body) if isinstance(s, _NAMES))
+        self.names = Names(s.var.name for s in statements(program.body) if isinstance(s, _NAMES))
 
     def block(self, body: tuple[Statement, ...]) -> Iterator[Statement]:
         for statement in body:
@@ -115,10 +115,3 @@ class _Rewriter:
     def let(self, name: str, value: Expr, like: Var) -> Let:
         self.serial += 1
         return Let(Var(self.names.new(f"v_{name}"), value.dtype, like.axes, self.serial), value)
-
-
-def _statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, For):
-            yield from _statements(statement.body)

@@ -43,7 +43,7 @@ from fusec.ir.expr import (
     children,
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
-from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update, statements
 from fusec.ir.scalar import CHECKED
 
 PARALLEL_WORK = 1 << 15
@@ -74,15 +74,6 @@ def prelude(width: int) -> str:
 def print_kernel(program: Program) -> str:
     """Return the C++ function of a program."""
     return _Printer(program).print()
-
-
-def _all_statements(body: tuple[Statement, ...]) -> list[Statement]:
-    found: list[Statement] = []
-    for statement in body:
-        found.append(statement)
-        if isinstance(statement, For):
-            found.extend(_all_statements(statement.body))
-    return found
 
 
 class _Printer:
@@ -571,7 +562,7 @@ def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
     """Return values that are only ever stored: their rounding may be left to the store."""
     stored: set[Var] = set()
     read: set[Expr] = set()
-    for statement in _all_statements(body):
+    for statement in statements(body):
         match statement:
             case Let() | Update():
                 read.update(children(statement.value))

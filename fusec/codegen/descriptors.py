@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from fusec.codegen.orient import ROWS, statements
+from fusec.codegen.orient import ROWS
 from fusec.codegen.triton_index import fits_32_bits
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import (
@@ -51,7 +51,7 @@ from fusec.ir.index import (
     most_atom,
     substitute,
 )
-from fusec.ir.program import MULTIPLE, For, Let, Program, Put, Statement, Update
+from fusec.ir.program import MULTIPLE, For, Let, Program, Put, Statement, Update, statements
 from fusec.passes.schedule.descriptors import is_multiple
 
 MAX_RANK = 5

@@ -16,7 +16,7 @@ the rows of a and acc, k in the columns of a and the rows of b, n in the columns
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import InternalError
@@ -33,7 +33,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.names import Names
-from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
+from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, statements
 
 ROWS, COLUMNS = 0, 1
 Order = dict[Axis, int]
@@ -70,14 +70,6 @@ def orient(program: Program) -> tuple[Program, dict[Axis, int]]:
     body = orienter.block(program.body)
     lanes = tuple(orienter.twins.values())
     return replace(program, body=body, lanes=lanes), orienter.dimension
-
-
-def statements(body: Iterable[Statement]) -> Iterator[Statement]:
-    """Yield every statement, those of loops included."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, For):
-            yield from statements(statement.body)
 
 
 class _Orienter:

@@ -17,12 +17,12 @@ also stored as f32, s and t are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
 from fusec.ir.monoid import MAX, MIN
-from fusec.ir.program import For, Let, Program, Put, Statement, Update
+from fusec.ir.program import Let, Program, Put, Statement, Update, statements
 
 
 def rounded_to_16_bits(program: Program) -> frozenset[Var]:
@@ -30,8 +30,8 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     values: set[Var] = set()
     exact: set[Expr] = set()
     feeds: dict[Var, list[Expr]] = {}
-    statements = list(_statements(program.body))
-    for statement in statements:
+    body = list(statements(program.body))
+    for statement in body:
         match statement:
             case Let() | Update():
                 values.add(statement.var)
@@ -45,11 +45,11 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     seen = _sources(exact, feeds)
     picked = (
         child
-        for s in statements
+        for s in body
         if isinstance(s, Let | Update) and s.var in seen and _picks(s.value)
         for child in children(s.value)
     )
-    weights = _weights(statements) - exact - _sources(picked, feeds)
+    weights = _weights(body) - exact - _sources(picked, feeds)
     return frozenset(v for v in values if v.dtype is F32 and (v not in seen or v in weights))
 
 
@@ -72,14 +72,14 @@ def _picks(value: Expr) -> bool:
     return isinstance(value, Op) and value.name in ("maximum", "minimum")
 
 
-def _weights(statements: list[Statement]) -> set[Expr]:
+def _weights(body: list[Statement]) -> set[Expr]:
     """Return the ``exp(s - m)`` that are rounded, and what their sums are multiplied by."""
     named: dict[Expr, Expr] = {}
     weights: set[Expr] = set()
     rounded: set[Expr] = set()
     factors: set[Expr] = set()
     others: set[Expr] = set()
-    for statement in statements:
+    for statement in body:
         match statement:
             case Update(var=sum_, value=Op(name="mul", args=(old, factor))) if old is sum_:
                 factors.add(factor)
@@ -114,10 +114,3 @@ def _passes_on(value: Expr) -> bool:
     if _rounds(value) or value.dtype is not F32:
         return False
     return isinstance(value, Op | Cast | Select | Reduce | Var | Dot)
-
-
-def _statements(body: Iterable[Statement]) -> Iterator[Statement]:
-    for statement in body:
-        yield statement
-        if isinstance(statement, For):
-            yield from _statements(statement.body)

@@ -16,12 +16,12 @@ from typing import Any
 from fusec.codegen.base_two import base_two
 from fusec.codegen.descriptors import Copies, Descriptor, find_copies
 from fusec.codegen.one_sum import one_sum
-from fusec.codegen.orient import has_dots, orient, statements
+from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.sink import sink
 from fusec.ir.expr import Load, Var
 from fusec.ir.index import Axis
-from fusec.ir.program import Let, Program, Put, Update, print_program
+from fusec.ir.program import Let, Program, Put, Update, print_program, statements
 from fusec.ir.verify import check
 from fusec.ir.verify_program import verify_program
 from fusec.passes.stage import Stage

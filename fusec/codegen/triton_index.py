@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fusec.codegen.orient import statements
 from fusec.codegen.triton_ops import STAGE
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, I64
@@ -28,7 +27,7 @@ from fusec.ir.index import (
     Size,
     is_nonnegative,
 )
-from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update
+from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update, statements
 
 _INT32_MAX = 2**31 - 1
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))

@@ -30,6 +30,7 @@ Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*1
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -141,6 +142,14 @@ class Program:
     def buffers(self) -> tuple[Buffer, ...]:
         """Every buffer argument once, in the order of a launch: reads, then writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+
+def statements(body: Iterable[Statement]) -> Iterator[Statement]:
+    """Yield the statements of a block in order, each loop followed by those in it."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, For):
+            yield from statements(statement.body)
 
 
 def print_program(program: Program) -> str:

@@ -34,12 +34,12 @@ from fusec.errors import BuildError, UsageError
 from fusec.ir.expr import Dot, Reduce
 from fusec.ir.graph import all_launches
 from fusec.ir.index import product
-from fusec.ir.program import Carry, Let, Program, Update
+from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.report.explanation import format_bytes, format_table, report_graph
 from fusec.report.stages import Staged, assemble
 from fusec.report.static_rules import CheckedKernel, Finding, find_faults
 from fusec.report.traffic import step_bytes
-from fusec.report.widths import Access, match_accesses, statements
+from fusec.report.widths import Access, match_accesses
 from fusec.runtime.static_checks import PROCESSORS, StaticReport, inspect_kernel
 
 SCHEMA = 1

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.codegen.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
 from fusec.ir.index import Axis, Index, Size, product
-from fusec.ir.program import For, Let, Program, Put, Statement, Update
+from fusec.ir.program import Let, Program, Put, Update, statements
 from fusec.runtime.static_checks import WIDE, GlobalAccess
 
 SCALAR = "one value for all threads of a row or program"
@@ -204,11 +204,3 @@ def _bound(side: Expr, axis: Axis, values: Mapping[Var, Expr]) -> int:
             return _divisor(value, axis)
         case _:
             return 1
-
-
-def statements(body: Iterable[Statement]) -> Iterator[Statement]:
-    """Yield the statements of a block and of the loops in it."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, For):
-            yield from statements(statement.body)
