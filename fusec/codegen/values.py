@@ -33,10 +33,9 @@ from fusec.ir.expr import (
     children,
     postorder,
     rebuild,
-    substitute_all,
 )
-from fusec.ir.graph import Kernel, Store
-from fusec.ir.index import Axis, Index, index, substitute
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import Monoid
 from fusec.ir.online import scale_after_maximum
 from fusec.ir.program import Let, Statement
@@ -74,22 +73,18 @@ class Values:
         self.serial = 0
         self.running: dict[Reduce, tuple[int, set[Expr]]] = {}
         cut = self.layout.cut
-        roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
-        exprs = uniform_comparisons(substitute_all(roots, cut), tuple(self.lanes))
-        exprs = scale_after_maximum(exprs) if plan.online else exprs
-        self.stores = [
-            Store(s.buffer, (substitute(s.indices[0], cut),), e)
-            for s, e in zip(kernel.stores, exprs, strict=False)
-        ]
-        names = (n for _, n in kernel.labels)
-        self.labels = dict(zip(exprs[len(self.stores) :], names, strict=True))
-        self.dots = self._find_dots(exprs) if plan.dots else {}
+        cut_up = kernel.substitute(cut).map(
+            lambda exprs: uniform_comparisons(exprs, tuple(self.lanes))
+        )
+        cut_up = cut_up.map(scale_after_maximum) if plan.online else cut_up
+        self.stores, self.labels = cut_up.stores, dict(cut_up.labels)
+        self.dots = self._find_dots() if plan.dots else {}
         self.scopes = [Scope(None, frozenset(), self.layout.masks)]
 
-    def _find_dots(self, exprs: tuple[Expr, ...]) -> dict[Reduce, Factors]:
+    def _find_dots(self) -> dict[Reduce, Factors]:
         """Return the contractions of two tiles: each factor owns one lane, and they share one."""
         found: dict[Reduce, Factors] = {}
-        for node in postorder(exprs):
+        for node in postorder((*(s.expr for s in self.stores), *self.labels)):
             if not isinstance(node, Reduce) or (parts := cut_factors(node)) is None:
                 continue
             owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]

@@ -396,12 +396,12 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
         case Select():
             return Select(new[node.condition], new[node.then], new[node.other])
         case Reduce():
-            over = _bound(node.over, indices)
+            over = replace_bound(node.over, indices)
             _check_capture(node, over, indices)
             return Reduce(node.monoid, over, new[node.body]) if over else new[node.body]
         case Dot():
             into = None if node.into is None else new[node.into]
-            over = _bound(node.over, indices)
+            over = replace_bound(node.over, indices)
             return Dot(new[node.left], new[node.right], over, into, node.tf32)
         case Load():
             guard = None if node.guard is None else new[node.guard]
@@ -418,7 +418,7 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             return node
 
 
-def _bound(over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None) -> tuple[Axis, ...]:
+def replace_bound(over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None) -> tuple[Axis, ...]:
     """Rename, split or merge bound axes: each is replaced by the axes of what it maps to."""
     if not indices:
         return over

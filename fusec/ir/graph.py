@@ -17,14 +17,22 @@ Worked example, LayerNorm's first half::
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.atoms import Minimum
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, postorder
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
+from fusec.ir.expr import (
+    Buffer,
+    Expr,
+    IndexValue,
+    Load,
+    postorder,
+    replace_bound,
+    substitute_all,
+)
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +299,29 @@ class Kernel:
     @property
     def axes(self) -> tuple[Axis, ...]:
         return self.grid + self.inside
+
+    def map(self, rule: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Kernel:
+        """Return the kernel with all its expressions, labels' included, rewritten in one go.
+
+        So labels still name what they named: what is equal before is equal after.
+        """
+        labels = tuple(value for value, _ in self.labels)
+        found = iter(rule((*(store.expr for store in self.stores), *labels)))
+        stores = tuple(replace(store, expr=next(found)) for store in self.stores)
+        return replace(self, stores=stores, labels=tuple((next(found), n) for _, n in self.labels))
+
+    def substitute(self, mapping: Mapping[Axis, Index]) -> Kernel:
+        """Return the kernel with axes renamed, split or merged: in values, places and loops."""
+        mapped = self.map(lambda exprs: substitute_all(exprs, mapping))
+        return replace(
+            mapped,
+            grid=replace_bound(self.grid, mapping),
+            inside=replace_bound(self.inside, mapping),
+            stores=tuple(
+                replace(s, indices=tuple(substitute(i, mapping) for i in s.indices))
+                for s in mapped.stores
+            ),
+        )
 
 
 @functools.lru_cache(maxsize=8)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder, substitute_all
+from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, Store
-from fusec.ir.index import Axis, Index, index, substitute
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import rewrite
 from fusec.passes.simplify import repeated
 
@@ -44,15 +44,9 @@ def flatten(kernel: Kernel) -> Kernel:
         # What is read through a stride of 0 does not vary along that axis any more.
         return repeated(node) if isinstance(node, Reduce) else node
 
-    roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
-    exprs = rewrite(roots, flat)
-    stores = tuple(
-        Store(s.buffer.flat(), (s.buffer.offset(s.indices),), e)
-        for s, e in zip(kernel.stores, exprs, strict=False)
-    )
-    names = (name for _, name in kernel.labels)
-    labels = tuple(zip(exprs[len(stores) :], names, strict=True))
-    return replace(kernel, stores=stores, labels=labels)
+    kernel = kernel.map(lambda exprs: rewrite(exprs, flat))
+    stores = (Store(s.buffer.flat(), (s.buffer.offset(s.indices),), s.expr) for s in kernel.stores)
+    return replace(kernel, stores=tuple(stores))
 
 
 def offsets(kernel: Kernel) -> list[Index]:
@@ -87,21 +81,4 @@ def _mergeable(kernel: Kernel, outer: Axis, inner: Axis) -> bool:
 def _merge(kernel: Kernel, outer: Axis, inner: Axis) -> Kernel:
     both = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
     mapping = {outer: index(both) // inner.extent, inner: index(both) % inner.extent}
-    roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
-    exprs = substitute_all(roots, mapping)
-    stores = tuple(
-        Store(s.buffer, (substitute(s.indices[0], mapping),), e)
-        for s, e in zip(kernel.stores, exprs, strict=False)
-    )
-    names = (name for _, name in kernel.labels)
-
-    def swap(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(both if a is outer else a for a in axes if a is not inner)
-
-    return replace(
-        kernel,
-        grid=swap(kernel.grid),
-        inside=swap(kernel.inside),
-        stores=stores,
-        labels=tuple(zip(exprs[len(stores) :], names, strict=True)),
-    )
+    return kernel.substitute(mapping)

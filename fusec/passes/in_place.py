@@ -143,14 +143,8 @@ class _InPlace:
             return step
         order = _store_order(step, self.taken)
         assert order is not None
-        exprs = rewriter(tuple(s.expr for s in order))
-        stores = tuple(
-            Store(self.taken.get(s.buffer, s.buffer), s.indices, e)
-            for s, e in zip(order, exprs, strict=True)
-        )
-        labels = rewriter(tuple(e for e, _ in step.labels))
-        names = (name for _, name in step.labels)
-        return replace(step, stores=stores, labels=tuple(zip(labels, names, strict=True)))
+        stores = (replace(s, buffer=self.taken.get(s.buffer, s.buffer)) for s in order)
+        return replace(step, stores=tuple(stores)).map(rewriter)
 
 
 def _is_point(kernel: Kernel, store: Store, x: Buffer) -> bool:

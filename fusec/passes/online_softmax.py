@@ -9,22 +9,11 @@ Worked example: ``sum(n: round(exp(s - m) / l) * v)`` becomes ``sum(n: round(exp
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fusec.ir.graph import Kernel, Store
+from fusec.ir.graph import Kernel
 from fusec.ir.online import factor_out
 from fusec.passes.simplify import settle_rounding
 
 
 def online_softmax(kernel: Kernel) -> Kernel:
     """Return the kernel with divisors outside the sums that become online by it."""
-    labels = tuple(expr for expr, _ in kernel.labels)
-    exprs = factor_out((*(s.expr for s in kernel.stores), *labels))
-    exprs = settle_rounding(exprs)
-    stores = tuple(
-        Store(s.buffer, s.indices, e) for s, e in zip(kernel.stores, exprs, strict=False)
-    )
-    names = (name for _, name in kernel.labels)
-    return replace(
-        kernel, stores=stores, labels=tuple(zip(exprs[len(stores) :], names, strict=True))
-    )
+    return kernel.map(lambda exprs: settle_rounding(factor_out(exprs)))

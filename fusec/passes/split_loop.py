@@ -170,21 +170,15 @@ def _final(
         if pivot is not None:
             body = _corrected(node, pivot, read, total[pivot])
         total[node] = Reduce(node.monoid, (part,), body)
-    roots = (*(s.expr for s in kernel.stores), *(e for e, _ in kernel.labels))
-    exprs = _with_totals(roots, total)
-    stores = tuple(
-        Store(s.buffer, s.indices, e) for s, e in zip(kernel.stores, exprs, strict=False)
-    )
-    used = _used(stores)
-    inside = {a for n in _reductions(stores) for a in n.over}
-    inside |= {a for a in kernel.inside if not all(a in _written(s) for s in stores)}
-    names = zip(exprs[len(stores) :], (name for _, name in kernel.labels), strict=True)
+    final = kernel.map(lambda exprs: _with_totals(exprs, total))
+    used = _used(final.stores)
+    inside = {a for n in _reductions(final.stores) for a in n.over}
+    inside |= {a for a in kernel.inside if not all(a in _written(s) for s in final.stores)}
     return replace(
-        kernel,
+        final,
         grid=tuple(a for a in kernel.axes if a in used and a not in inside),
         inside=tuple(a for a in (part, *kernel.inside) if a in used and a in inside),
-        stores=stores,
-        labels=tuple((e, name) for e, name in names if cut.whole not in e.axes),
+        labels=tuple((e, name) for e, name in final.labels if cut.whole not in e.axes),
     )
 
 

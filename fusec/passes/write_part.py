@@ -266,17 +266,7 @@ class _WriteParts:
     def _rewritten(self, step: Step, rewriter: Rewriter) -> Step:
         match step:
             case Kernel():
-                stores = self._with_parts(step.stores)
-                exprs = rewriter(tuple(s.expr for s in stores))
-                labels = rewriter(tuple(e for e, _ in step.labels))
-                names = (name for _, name in step.labels)
-                return replace(
-                    step,
-                    stores=tuple(
-                        Store(s.buffer, s.indices, e) for s, e in zip(stores, exprs, strict=True)
-                    ),
-                    labels=tuple(zip(labels, names, strict=True)),
-                )
+                return replace(step, stores=self._with_parts(step.stores)).map(rewriter)
             case Extern():
                 kwargs = tuple((name, self._argument(value)) for name, value in step.kwargs)
                 return replace(step, args=tuple(map(self._argument, step.args)), kwargs=kwargs)
