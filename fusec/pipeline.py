@@ -21,10 +21,10 @@ from fusec.codegen.table import print_blocks
 from fusec.codegen.triton_form import by_pointers
 from fusec.frontend.capture import Held, main_device
 from fusec.ir import text
+from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, Kernel, Schedule, all_launches
 from fusec.ir.program import Program, print_program
-from fusec.ir.structure import structure
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
 from fusec.stages import CAPTURE, KERNEL, LOWER, PASSES, Context, verify
@@ -74,8 +74,8 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
     programs = fold_each(LOWER[1:], planned, context)
     programs = {name: _titled(programs[name], launch) for name, launch in launches.items()}
-    first: dict[str, str] = {}
-    code = {name: first.setdefault(structure(p), name) for name, p in programs.items()}
+    first: dict[object, str] = {}
+    code = {name: first.setdefault(canonical(p).form, name) for name, p in programs.items()}
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     forms = fold_each(context.target.form, distinct, context)
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}

@@ -4,10 +4,10 @@ Spec: ``schedule -> schedule``; the same kernels, some of them together in a ``B
 ``coalesce`` a pointwise kernel over contiguous tensors has one axis of n elements, whatever their
 shapes, so that the updates of all parameters differ in n and in their buffers alone.
 
-Two kernels are alike if they become the same *template*: their buffers replaced by placeholders, in
-the order of their appearance, their axes by axes whose extents are sizes. Nodes are interned, so
-the same template is the same objects. Kernels are independent if the longest chain of steps before
-them is as long: then no path joins them, and joining all those of one length closes no cycle.
+Two kernels are alike if they have one canonical form once their axes are replaced by axes whose
+extents are sizes: the *template*, over placeholders for buffers. Kernels are independent if the
+longest chain of steps before them is as long: then no path joins them, and joining all those of one
+length closes no cycle.
 
 Worked example: ``p[i, j] = p[i, j] - g[i, j]`` over 3x4 and ``q[i] = q[i] - h[i]`` over 17 become
 the template ``p[i] = p[i] - g[i]    i:n`` with the rows ``(p, g, 12)`` and ``(q, h, 17)``.
@@ -19,9 +19,10 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder, substitute_all
-from fusec.ir.graph import Bundle, Kernel, Schedule, Step, Store, kernel_sizes
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder
+from fusec.ir.graph import Bundle, Kernel, Schedule, Step, kernel_nodes, kernel_sizes
 from fusec.ir.index import Axis, Index, Size, index, substitute
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
@@ -131,12 +132,16 @@ def _is_affine(place: Index, axes: tuple[Axis, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A kernel seen as a row of a template."""
+    """A kernel over the axes of a template, in the place of its own.
 
-    template: Kernel
-    key: tuple[object, ...]
-    placeholders: tuple[Buffer, ...]
-    buffers: tuple[Buffer, ...]
+    Attributes:
+        form: equal for kernels that are alike.
+        places: where each buffer is read and written, in the order of the form's leaves.
+    """
+
+    kernel: Kernel
+    form: tuple[object, ...]
+    places: dict[Buffer, Index]
 
 
 def _of_one_class(
@@ -146,12 +151,11 @@ def _of_one_class(
     most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
     sizes = tuple(Size(f"n{n}" if n else "n", hint) for n, hint in enumerate(most))
     axes = tuple(Axis(f"i{n}" if n else "i", index(size)) for n, size in enumerate(sizes))
-    known: dict[tuple[object, ...], Buffer] = {}
     alike: dict[tuple[object, ...], list[tuple[int, _Member]]] = {}
     for position, kernel in flat.items():
-        member = _member(kernel, axes, known)
+        member = _member(kernel, axes)
         if member is not None:
-            alike.setdefault(member.key, []).append((position, member))
+            alike.setdefault(member.form, []).append((position, member))
     found = []
     for rows in alike.values():
         if len(rows) >= LEAST:
@@ -167,66 +171,44 @@ def _bundle(
     sizes: tuple[Size, ...],
 ) -> Bundle:
     kernels = tuple(k for p, _ in rows if isinstance(k := steps[p], Kernel))
-    first = rows[0][1]
-    used = kernel_sizes(first.template)
+    template, stands = _template(rows[0][1])
+    used = kernel_sizes(template)
     extents = {
         p: dict(zip(sizes, (a.extent.const for a in flat[p].grid), strict=True)) for p in flat
     }
-    table = tuple((m.buffers, tuple(extents[p][s] for s in used)) for p, m in rows)
-    return Bundle("", kernels, first.template, first.placeholders, used, table)
+    table = tuple((tuple(m.places), tuple(extents[p][s] for s in used)) for p, m in rows)
+    return Bundle("", kernels, template, stands, used, table)
 
 
-def _member(
-    kernel: Kernel, axes: tuple[Axis, ...], known: dict[tuple[object, ...], Buffer]
-) -> _Member | None:
-    """Return a flat kernel as a row; None if it reads one buffer in two ways.
-
-    Args:
-        known: placeholders by position, type and offset; changed.
-    """
-    mapping = {old: index(new) for old, new in zip(kernel.grid, axes, strict=True)}
-    labels = tuple(e for e, _ in kernel.labels)
-    exprs = substitute_all((*(s.expr for s in kernel.stores), *labels), mapping)
-    places = tuple(substitute(s.indices[0], mapping) for s in kernel.stores)
-    count = len(kernel.stores)
-    accesses = [(n.buffer, n.indices[0]) for n in postorder(exprs[:count]) if isinstance(n, Load)]
-    accesses += [(s.buffer, at) for s, at in zip(kernel.stores, places, strict=True)]
-    where: dict[Buffer, Index] = {}
+def _member(kernel: Kernel, axes: tuple[Axis, ...]) -> _Member | None:
+    """Return a flat kernel as a row; None if it reads one buffer in two ways."""
+    kernel = kernel.substitute({a: index(b) for a, b in zip(kernel.grid, axes, strict=True)})
+    accesses = [(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)]
+    accesses += [(s.buffer, s.indices[0]) for s in kernel.stores]
+    places: dict[Buffer, Index] = {}
     for buffer, at in accesses:
-        if where.setdefault(buffer.base, at) is not at:
+        if places.setdefault(buffer.base, at) is not at:
             return None
-    stands = {b: _placeholder(b, n, at, axes, known) for n, (b, at) in enumerate(where.items())}
+    values = tuple(s.expr for s in kernel.stores)
+    found = canonical(values, tuple((s.buffer, s.indices) for s in kernel.stores))
+    return _Member(kernel, found.form, {b: places[b] for b in found.of_kind(Buffer)})
+
+
+def _template(member: _Member) -> tuple[Kernel, tuple[Buffer, ...]]:
+    """Return a kernel over placeholders, each as long as its offsets reach, and these."""
+    stands: dict[Buffer, Buffer] = {}
+    for buffer, place in member.places.items():
+        last = substitute(place, {axis: axis.extent - 1 for axis in member.kernel.grid})
+        stands[buffer] = Buffer(buffer.name, (last + 1,), (index(1),), buffer.dtype)
 
     def replaced(node: Expr) -> Expr:
         if isinstance(node, Load) and node.buffer.base in stands:
             return Load(stands[node.buffer.base].flat(), node.indices, None)
         return node
 
-    exprs = rewrite(exprs, replaced)
-    stores = tuple(
-        Store(stands[s.buffer.base].flat(), (at,), e)
-        for s, at, e in zip(kernel.stores, places, exprs, strict=False)
-    )
-    names = (name for _, name in kernel.labels)
-    named = tuple(zip(exprs[count:], names, strict=True))
-    template = replace(kernel, grid=axes, stores=stores, labels=named)
-    key = tuple((s.buffer, s.indices, s.expr) for s in stores)
-    return _Member(template, key, tuple(stands.values()), tuple(where))
-
-
-def _placeholder(
-    buffer: Buffer,
-    number: int,
-    offset: Index,
-    axes: tuple[Axis, ...],
-    known: dict[tuple[object, ...], Buffer],
-) -> Buffer:
-    """Return what stands for a member's buffer: as long as its offsets reach."""
-    key = (number, buffer.dtype, offset)
-    if key not in known:
-        last = substitute(offset, {axis: axis.extent - 1 for axis in axes})
-        known[key] = Buffer(buffer.name, (last + 1,), (index(1),), buffer.dtype)
-    return known[key]
+    kernel = member.kernel.map(lambda exprs: rewrite(exprs, replaced))
+    stores = tuple(replace(s, buffer=stands[s.buffer.base].flat()) for s in kernel.stores)
+    return replace(kernel, stores=stores), tuple(stands.values())
 
 
 def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, Bundle]) -> tuple[Step, ...]:

@@ -14,11 +14,11 @@ its own for the bias and GELU take 1521 us by the model, one kernel 1639 us: the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
@@ -34,7 +34,6 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import index
-from fusec.ir.text import print_graph
 from fusec.passes.cost import price, price_call
 from fusec.passes.dag import reads, writes
 from fusec.passes.machine import Machine
@@ -59,13 +58,11 @@ class Group:
 
     @property
     def signature(self) -> str:
-        """The graph's text without names: equal for the layers of a deep model."""
-        names: dict[str, str] = {}
-        buffers = [b.name for b in self.graph.inputs if isinstance(b, Buffer)]
-        buffers += [b.name for n in self.graph.nodes for b in writes(n)]
-        for name in buffers:
-            names.setdefault(name, f"b{len(names)}")
-        return re.sub(r"\w+", lambda m: names.get(m[0], m[0]), print_graph(self.graph))
+        """The graph's form as text, the same in every process: equal for layers that are alike."""
+        buffers = [b for b in self.graph.inputs if isinstance(b, Buffer)]
+        buffers += [b for n in self.graph.nodes for b in writes(n)]
+        layouts = tuple((b.shape, b.strides) for b in buffers)
+        return repr(canonical(self.graph, layouts).form)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ again. A pair that shares much may have others between it, sums of sums say: all
 Every merge taken or rejected leaves a ``Decision``.
 
 A price, or a rejection, holds for all groups that are alike but for their buffers and axes
-(``ir.likeness``): the layers of a deep model are unified and priced once. Only the groups that are
+(``ir.canonical``): the layers of a deep model are unified and priced once. Only the groups that are
 left in the end become kernels one by one.
 """
 
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import networkx as nx
 
 from fusec.errors import InternalError
+from fusec.ir.canonical import Canonical, Leaf, canonical, common
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
-from fusec.ir.index import Index, product
-from fusec.ir.likeness import in_group, likeness
+from fusec.ir.index import Axis, Index, product
 from fusec.passes.cost import numel, price
 from fusec.passes.dag import Order, dependencies, find_uses, reads
 from fusec.passes.machine import Machine
@@ -94,9 +94,11 @@ class _Fuser:
         self.queue: list[tuple[float, int, int, bool]] = []
         self.decisions: list[Decision] = []
         self.too_large: dict[tuple[int, int], None] = {}
-        self.lines = {k: likeness(n) for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
+        self.lines = {k: canonical(n) for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
+        self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
         self.reads = {k: reads(graph.nodes[k]) for k in self.lines}
-        self.forms: dict[tuple[object, ...], int] = {}
+        kinds: dict[object, int] = {}
+        self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
         self.attempts: dict[tuple[int, ...], _Verdict | str] = {}
         self.known: dict[tuple[object, ...], _Verdict | tuple[str | int, ...]] = {}
 
@@ -123,10 +125,10 @@ class _Fuser:
         verdict = self.attempts.get(members)
         if verdict is None:
             stored = self.stored(members)
-            lines = [self.lines[k] for k in members]
             needed = tuple(d.buffer in stored for d in self.defs(members))
-            key = (needed, *in_group(lines, self.forms))
-            buffers = list(dict.fromkeys(b for line in lines for b in line.buffers))
+            kinds = tuple(map(self.kind.__getitem__, members))
+            key = (needed, kinds, common([self.lines[k] for k in members]))
+            buffers = list(dict.fromkeys(b for k in members for b in self.buffers[k]))
             if key not in self.known:
                 self.known[key] = self.judge(members, stored, buffers)
             judged = self.known[key]
@@ -348,6 +350,21 @@ class _Fuser:
             return unify(self.defs(group.members), frozenset(group.stored), name)
         except Rejection as rejection:  # a group that was like it has been accepted
             raise InternalError(f"{name}: {rejection.reason}", stage="passes.fuse") from rejection
+
+
+def _kind(line: Canonical) -> tuple[object, ...]:
+    """Return what a price, or a reason, depends on, but for which buffers and axes there are."""
+    return (line.form, *map(_described, line.leaves))
+
+
+def _described(leaf: Leaf) -> object:
+    match leaf:
+        case Buffer():
+            return leaf.shape, leaf.strides
+        case Axis():
+            return leaf.name
+        case _:
+            return leaf
 
 
 def _named(reason: tuple[str | int, ...], buffers: list[Buffer]) -> str:

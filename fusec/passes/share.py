@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, postorder
+from fusec.ir.canonical import canonical
+from fusec.ir.expr import Buffer, Expr, Load
 from fusec.ir.graph import Argument, Def, Extern, Graph, View, argument_views, extern_views
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis
 from fusec.ir.rewrite import rewrite
 
 
@@ -22,7 +23,6 @@ def share(graph: Graph) -> Graph:
     for node in graph.nodes:
         if isinstance(node, Extern) and node.impure:
             fixed.update(v.buffer for v in extern_views(node))
-    axes = _CanonicalAxes()
     first: dict[tuple[object, ...], Buffer] = {}
     instead: dict[Buffer, Buffer] = {}
     nodes: list[Def | Extern] = []
@@ -31,7 +31,7 @@ def share(graph: Graph) -> Graph:
             nodes.append(_reread(node, instead))
             continue
         line = _redirect(node, instead)
-        identity = (*_layout(line.buffer), axes.rename(line))
+        identity = _identity(line)
         known = first.setdefault(identity, line.buffer)
         if known is line.buffer or line.buffer in fixed or known in fixed:
             nodes.append(line)
@@ -42,31 +42,11 @@ def share(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _layout(buffer: Buffer) -> tuple[object, ...]:
-    return buffer.shape, buffer.strides, buffer.dtype
-
-
-class _CanonicalAxes:
-    """One axis for each position and extent, so that equal definitions become one expression."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[int, Index], Axis] = {}
-
-    def axis(self, position: int, extent: Index) -> Index:
-        found = self.known.get((position, extent))
-        if found is None:
-            found = self.known[position, extent] = Axis(f"c{position}", extent)
-        return index(found)
-
-    def rename(self, line: Def) -> Expr:
-        """Return the expression over canonical axes, bound ones in order of appearance."""
-        bound = [a for n in postorder((line.expr,)) if isinstance(n, Reduce) for a in n.over]
-        mapping = {
-            axis: self.axis(position, axis.extent)
-            for position, axis in enumerate(dict.fromkeys((*line.axes, *bound)))
-            if axis.limit is None
-        }
-        return line.expr.substitute(mapping)
+def _identity(line: Def) -> tuple[object, ...]:
+    """Return what is equal for definitions that compute the same, whatever their axes are."""
+    found = canonical(line)
+    read = (leaf for leaf in found.leaves if leaf is not line.buffer and not isinstance(leaf, Axis))
+    return (line.buffer.shape, line.buffer.strides, found.form, *read)
 
 
 def _redirect(line: Def, instead: dict[Buffer, Buffer]) -> Def:

@@ -24,7 +24,6 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
-from fusec.ir.likeness import in_group, likeness
 from fusec.ir.monoid import SUM
 from fusec.passes import fuse as fusion
 from fusec.passes.dag import Order
@@ -189,20 +188,6 @@ def test_a_kernel_that_would_be_too_large_says_so() -> None:
     assert len(kernels(schedule)) > 1
     assert all(isinstance(d, Decision) for d in decisions)
     assert TOO_LARGE in {d.reason for d in decisions if not d.taken}
-
-
-def test_likeness_sees_what_is_shared() -> None:
-    forms: dict[tuple[object, ...], int] = {}
-    x, y = buffer("x", ROWS, COLUMNS), buffer("y", ROWS, COLUMNS)
-    a, b = line("a", "add", x, y), line("b", "add", y, x)
-    twice = line("c", "add", x, x)
-    narrow = Def(buffer("d", ROWS), axes("i", ROWS), f32(1.0))
-    assert likeness(a).form == likeness(b).form
-    assert likeness(a).form != likeness(twice).form != likeness(narrow).form
-    groups = [(a, b), (b, a), (a, line("e", "add", x, y)), (a, line("f", "add", a.buffer, y))]
-    one, other, same, chained = (in_group([likeness(d) for d in g], forms) for g in groups)
-    assert one[:2] == other[:2]
-    assert len({one, same, chained}) == 3
 
 
 @pytest.mark.parametrize("seed", range(20))
