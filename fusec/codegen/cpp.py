@@ -43,6 +43,7 @@ from fusec.ir.expr import (
     children,
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
+from fusec.ir.names import Names
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update, statements
 from fusec.ir.scalar import CHECKED
 
@@ -82,33 +83,19 @@ class _Printer:
         self.lane = program.lanes[0] if program.lanes else None
         self.lines: list[str] = []
         self.depth = 0
-        self.names: dict[Axis | Buffer | Size, str] = {}
-        self.taken: set[str] = {"status"}
+        self.names = Names(("status",))
         self.frees: list[str] = []
         self.of_sizes: dict[Atom, str] = {}
         self.settled: list[str] = []
         self.place = 0  # where `settled` goes: the line in front of all loops
         self.unrounded = _used_by_puts_alone(program.body)
         self.positions: dict[Expr, Index] = {}
-        for buffer in program.buffers:
-            self.name(buffer, buffer.name)
-        for size in program.sizes:
-            self.name(size, size.name)
 
-    def name(self, item: Axis | Buffer | Size, wanted: str) -> str:
-        """Return the unique C++ name of an axis, buffer or size."""
-        known = self.names.get(item)
-        if known is None:
-            safe = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
-            prefix = "p" if isinstance(item, Buffer) else "i" if isinstance(item, Axis) else "n"
-            known = base = f"{prefix}_{safe}"
-            count = 1
-            while known in self.taken:
-                count += 1
-                known = f"{base}_{count}"
-            self.taken.add(known)
-            self.names[item] = known
-        return known
+    def name(self, item: Axis | Buffer | Size) -> str:
+        """Return the C++ name of an axis, buffer or size."""
+        if isinstance(item, Buffer):
+            return self.names(item.base, "p_")
+        return self.names(item, "i_" if isinstance(item, Axis) else "n_")
 
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -138,7 +125,7 @@ class _Printer:
         if self.program.grid:
             self.emit(self.pragma())
         for axis in self.program.grid:
-            i = self.name(axis, axis.name)
+            i = self.name(axis)
             self.emit(f"for (long long {i} = 0; {i} < {self.scalar_index(axis.extent)}; ++{i})")
         self.emit("{")
         self.depth += 1
@@ -155,11 +142,11 @@ class _Printer:
             self.emit(f"{parameter} = ({parameter.partition('*')[0]}*){address};")
         for position, size in enumerate(program.sizes):
             value = f"sizes[row * {len(program.sizes)} + {position}]"
-            self.emit(f"const long long {self.names[size]} = {value};")
+            self.emit(f"const long long {self.name(size)} = {value};")
         self.place = len(self.lines)
         rest = "places[2 * place + 1]"
         for axis in reversed(program.grid):
-            i, extent = self.name(axis, axis.name), self.scalar_index(axis.extent)
+            i, extent = self.name(axis), self.scalar_index(axis.extent)
             part = rest if axis is program.grid[0] else f"{rest} % ({extent})"
             self.emit(f"const long long {i} = {part};")
             rest = f"{rest} / ({extent})"
@@ -168,7 +155,7 @@ class _Printer:
         if self.program.table:
             arrays = ["void *const *addresses", "const int *sizes", "const int *places"]
             return [*arrays, "long long count", "long long work", "int *status"]
-        sizes = [f"const long long {self.names[s]}" for s in self.program.sizes]
+        sizes = [f"const long long {self.name(s)}" for s in self.program.sizes]
         return [*self.pointers(), *sizes, "int *status"]
 
     def pointers(self) -> list[str]:
@@ -177,7 +164,7 @@ class _Printer:
         found = []
         for buffer in self.program.buffers:
             qualifier = "" if buffer in written else "const "
-            found.append(f"{qualifier}m_{buffer.dtype} *__restrict {self.names[buffer]}")
+            found.append(f"{qualifier}m_{buffer.dtype} *__restrict {self.name(buffer)}")
         return found
 
     def pragma(self) -> str:
@@ -226,7 +213,7 @@ class _Printer:
         if block is not None:
             self.turned(block)
             return
-        i = self.name(loop.axis, loop.axis.name)
+        i = self.name(loop.axis)
         stop = self.least(loop.stops)
         start = self.scalar_index(loop.start)
         if is_unrolled(loop):
@@ -248,17 +235,17 @@ class _Printer:
 
     def turned(self, block: Block) -> None:
         """Print a loop that copies a block into an array as one call."""
-        memory = self.name(block.memory.base, block.memory.name)
+        memory = self.name(block.memory)
         at = f"{memory} + {self.scalar_index(block.start)}, {self.scalar_index(block.step)}"
         m = "" if block.guard is None else "m"
         mask = "" if block.guard is None else f", {block.guard.name}"
-        array = self.name(block.array.base, block.array.name)
+        array = self.name(block.array)
         dtype = block.array.dtype
         self.emit(f"ldt{m}_{dtype}({array}, {at}, {self.least(block.counts)}{mask});")
 
     def scratch(self, statement: Scratch) -> None:
         buffer = statement.buffer
-        name = self.name(buffer, buffer.name)
+        name = self.name(buffer)
         length = most(statement.length)
         kind = f"m_{buffer.dtype}"
         if length is not None and length * buffer.dtype.itemsize <= STACK_BYTES:
@@ -365,7 +352,7 @@ class _Printer:
     # -- memory ------------------------------------------------------------------------------------
 
     def load(self, node: Load, vector: bool) -> str:
-        pointer = self.name(node.buffer.base, node.buffer.name)
+        pointer = self.name(node.buffer)
         dtype = node.buffer.dtype
         offset = node.indices[0]
         guard = self.guarded(node.guard, offset)
@@ -397,7 +384,7 @@ class _Printer:
         return f"ldi{m}_{dtype}({pointer}, {self.vector_index(offset, I64)}{tail})"
 
     def put(self, statement: Put) -> None:
-        pointer = self.name(statement.buffer.base, statement.buffer.name)
+        pointer = self.name(statement.buffer)
         dtype = statement.buffer.dtype
         offset = statement.offset
         base, by = self.along_lane(offset)
@@ -470,7 +457,7 @@ class _Printer:
     def scalar_atom(self, atom: object) -> str:
         match atom:
             case Axis() | Size():
-                return self.names[atom] if atom in self.names else self.name(atom, atom.name)
+                return self.name(atom)
             case FloorDiv() | Mod():
                 known = self.of_sizes.get(atom)
                 if known is not None:

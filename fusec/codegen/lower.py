@@ -297,7 +297,7 @@ class _Lowering(Values):
         for axis in axes:
             slot = slot * axis.extent + index(axis)
         length = product(a.extent for a in axes)
-        name = self._unique(f"a_{hint}")
+        name = self.names.new(f"a_{hint}")
         array = Buffer(name, (length,), (index(1),), node.dtype)
         self.here.body.append(Scratch(array, length))
         return array, slot

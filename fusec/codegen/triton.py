@@ -132,9 +132,9 @@ class _Printer:
         self.names = name_arguments(program, form.descriptors)
         self.arguments = tuple(TABLE) if program.table else self.names.all()
         for axis in (*program.grid, *program.lanes):
-            self.names.add(axis)
-        self.index = IndexText(self.names.of, frozenset(program.lanes))
-        self.buffers = {b.base: self.names.of(b) for b in program.buffers}
+            self.names(axis)
+        self.index = IndexText(self.names, frozenset(program.lanes))
+        self.buffers = {b.base: self.names(b) for b in program.buffers}
         self.narrow = narrow_values(program)
         self.longer = _longer_towards_the_end(program)
         self.needs: dict[str, None] = {}
@@ -182,13 +182,13 @@ class _Printer:
         if self.program.grid:
             lines.append("pid = tl.load(places + 2 * place + 1)")
         for position, buffer in enumerate(self.program.buffers):
-            name, kind = self.names.of(buffer), _TYPES[buffer.dtype.name]
+            name, kind = self.names(buffer), _TYPES[buffer.dtype.name]
             at = f"addresses + row * {len(self.program.buffers)} + {position}"
             lines.append(f"{name} = tl.load({at}).to(tl.pointer_type(tl.{kind}))")
             if self.aligned:
                 lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
         for position, size in enumerate(self.program.sizes):
-            name, count = self.names.of(size), len(self.program.sizes)
+            name, count = self.names(size), len(self.program.sizes)
             lines.append(f"{name} = tl.load(sizes + row * {count} + {position})")
             if size.hint % MULTIPLE == 0:
                 lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
@@ -214,18 +214,18 @@ class _Printer:
         """
         if axis in self.longer:
             number = f"{self.index.factor(axis.extent - 1)} - {number}"
-        return f"{self.names.of(axis)} = {number}"
+        return f"{self.names(axis)} = {number}"
 
     def _grouped_grid(self) -> list[str]:
         """Number the tiles so that ``group`` rows of them share the columns they read."""
         *outer, rows, columns = self.program.grid
-        m, n = self.names.of(rows), self.names.of(columns)
+        m, n = self.names(rows), self.names(columns)
         height, width = (self.index.factor(a.extent) for a in (rows, columns))
         group = self.program.group
         lines = ["pid = tl.program_id(0)"]
         inner = rows.extent * columns.extent
         for axis in reversed(outer):
-            lines.append(f"{self.names.of(axis)} = pid // {self.index.factor(inner)}")
+            lines.append(f"{self.names(axis)} = pid // {self.index.factor(inner)}")
             if axis is not outer[0]:
                 lines[-1] += f" % {self.index.factor(axis.extent)}"
             inner = inner * axis.extent
@@ -246,7 +246,7 @@ class _Printer:
                 here = self.dimension[axis]
                 dims = [":" if d == here else "None" for d in range(self.rank)]
                 view = f"[{', '.join(dims)}]" if len(dims) > 1 else ""
-                lines.append(f"{self.names.of(axis)} = tl.arange(0, {_lane_extent(axis)}){view}")
+                lines.append(f"{self.names(axis)} = tl.arange(0, {_lane_extent(axis)}){view}")
         return lines
 
     def _shape(self, lanes: Iterable[Axis]) -> str:
@@ -267,10 +267,10 @@ class _Printer:
                 case Chain():
                     line = self._chain(statement)
                 case Let() | Update():
-                    line = f"{self.names.of(statement.var)} = {self._assigned(statement)}"
+                    line = f"{self.names(statement.var)} = {self._assigned(statement)}"
                 case Carry():
                     lanes, var = statement.var.axes, statement.var
-                    line = f"{self.names.of(var)} = {self._full(statement.initial, lanes)}"
+                    line = f"{self.names(var)} = {self._full(statement.initial, lanes)}"
                 case Put():
                     line = self._put(statement)
                 case For():
@@ -299,7 +299,7 @@ class _Printer:
         if self._would_unroll(loop):
             stop = f"{stop} * tl.num_programs(2)"  # times 1, and ptxas cannot know
         bounds = stop if start == "0" else f"{start}, {stop}"
-        name = self.names.of(loop.axis)
+        name = self.names(loop.axis)
         self.index.loops.add(loop.axis)
         call = f"range({bounds})"
         if self._loads_ahead(loop):
@@ -383,7 +383,7 @@ class _Printer:
     def _name(self, value: Expr) -> str:
         if not isinstance(value, Var):
             raise InternalError(value, stage=STAGE)
-        return self.names.of(value)
+        return self.names(value)
 
     def _load(self, load: Load) -> str:
         offset = load.indices[0]
@@ -394,7 +394,7 @@ class _Printer:
         return f"tl.load({pointer}, mask={self._name(load.guard)}, other={other})"
 
     def _load_tile(self, copy: Copy) -> str:
-        text = f"{self.names.of(copy.descriptor)}.load([{self._start(copy)}])"
+        text = f"{self.names(copy.descriptor)}.load([{self._start(copy)}])"
         *outer, rows, columns = copy.descriptor.tile
         if outer:
             text = f"tl.reshape({text}, ({rows}, {columns}))"
@@ -405,7 +405,7 @@ class _Printer:
         value = f"tl.trans({value})" if copy.turned else value
         if len(tile) > 2:
             value = f"tl.reshape({value}, ({', '.join(map(str, tile))}))"
-        return f"{self.names.of(copy.descriptor)}.store([{self._start(copy)}], {value})"
+        return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
 
     def _start(self, copy: Copy) -> str:
         return ", ".join(map(self.index.text, copy.start))

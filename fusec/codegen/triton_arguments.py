@@ -17,8 +17,8 @@ from fusec.codegen.descriptors import Descriptor
 from fusec.codegen.triton_form import Form
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE
 from fusec.codegen.wrapper import print_size
-from fusec.ir.expr import Buffer, Var
-from fusec.ir.index import Axis, Index, Size, index, product
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.names import Named, Names
 from fusec.ir.program import MULTIPLE, Program
 
 _POINTERS = {
@@ -55,7 +55,6 @@ TABLE = {"addresses": "*i64", "sizes": "*i32", "places": "*i32"}
 COUNT = "_count"
 """What a launch calls the number of its places."""
 _GRID_YZ_LIMIT = 65535
-Named: TypeAlias = Buffer | Size | Axis | Var | Descriptor
 DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]
 """The parameter's name, that of its buffer, the tile, and shape and strides as printed sizes."""
 
@@ -72,9 +71,9 @@ def signature(form: Form) -> dict[str, str]:
         return dict(TABLE)
     names = name_arguments(program, boxes)
     return {
-        **{names.of(b): _POINTERS[b.dtype.name] for b in program.buffers},
-        **{names.of(s): "i32" for s in program.sizes},
-        **{names.of(box): _descriptor_type(box) for box in boxes},
+        **{names(b): _POINTERS[b.dtype.name] for b in program.buffers},
+        **{names(s): "i32" for s in program.sizes},
+        **{names(box): _descriptor_type(box) for box in boxes},
     }
 
 
@@ -87,14 +86,14 @@ def print_descriptors(form: Form) -> tuple[DescriptorFields, ...]:
     """Return how a launch makes each descriptor of the kernel, in the order of its parameters."""
     program, boxes = form.program, form.descriptors
     names = name_arguments(program, boxes)
-    buffers = {b.base: names.of(b) for b in program.buffers}
+    buffers = {b.base: names(b) for b in program.buffers}
     return tuple(
         (
-            names.of(box),
+            names(box),
             buffers[box.buffer],
             box.tile,
-            tuple(print_size(extent, names.of) for extent in box.shape),
-            tuple(print_size(stride, names.of) for stride in box.strides),
+            tuple(print_size(extent, names) for extent in box.shape),
+            tuple(print_size(stride, names) for stride in box.strides),
         )
         for box in boxes
     )
@@ -129,7 +128,7 @@ def print_grid(program: Program) -> tuple[str, str, str]:
     if program.table:
         return COUNT, "1", "1"
     names = name_arguments(program)
-    x, y, z = (print_size(extent, names.of) for extent in grid_exprs(program))
+    x, y, z = (print_size(extent, names) for extent in grid_exprs(program))
     return x, y, z
 
 
@@ -141,40 +140,10 @@ def is_direct(grid: tuple[Axis, ...]) -> bool:
     )
 
 
-class Names:
-    """A name for each parameter, axis and value, all different, by identity of what is named."""
-
-    def __init__(self) -> None:
-        self._taken = set(_RESERVED)
-        self._names: dict[object, str] = {}
-
-    def add(self, thing: Named) -> str:
-        """Name something by its own name, with a number if that is taken."""
-        wanted = "".join(
-            c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in thing.name
-        )
-        wanted = wanted if wanted[:1].isalpha() else f"v{wanted}"
-        name, count = wanted, 0
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        self._names[thing] = name
-        return name
-
-    def all(self) -> tuple[str, ...]:
-        """Return the names given so far, in order."""
-        return tuple(self._names.values())
-
-    def of(self, thing: Named) -> str:
-        """Return the name of something, named now if it has none."""
-        return self._names.get(thing) or self.add(thing)
-
-
 def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:
     """Return names of buffers, sizes and descriptors, given in that order."""
-    names = Names()
+    names = Names(_RESERVED)
     things: tuple[Named, ...] = (*program.buffers, *program.sizes, *boxes)
     for thing in things:
-        names.add(thing)
+        names(thing)
     return names

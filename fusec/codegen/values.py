@@ -37,6 +37,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import Monoid
+from fusec.ir.names import Names
 from fusec.ir.online import scale_after_maximum
 from fusec.ir.program import Let, Statement
 from fusec.ir.rewrite import checked_where, is_checked
@@ -69,7 +70,7 @@ class Values:
         self.layout = Layout(plan)
         self.nest, self.lanes = self.layout.nest, self.layout.lanes
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
-        self.names: dict[str, int] = {}
+        self.names = Names()
         self.serial = 0
         self.running: dict[Reduce, tuple[int, set[Expr]]] = {}
         cut = self.layout.cut
@@ -290,18 +291,7 @@ class Values:
 
     def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
         self.serial += 1
-        return Var(self._unique(f"v_{hint}"), dtype, lanes, self.serial)
-
-    def _unique(self, wanted: str) -> str:
-        """Return ``wanted`` as an identifier, with the first free number if it is taken."""
-        wanted = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in wanted)
-        name, count = wanted, self.names.get(wanted, 0)
-        while name in self.names:
-            count += 1
-            name = f"{wanted}_{count}"
-        self.names[wanted] = count
-        self.names[name] = 0
-        return name
+        return Var(self.names.new(f"v_{hint}"), dtype, lanes, self.serial)
 
 
 def _is_loaded(factor: Expr) -> bool:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fusec.codegen.name_order import check_name_order
@@ -51,6 +50,7 @@ from fusec.ir.graph import (
     extern_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
+from fusec.ir.names import Names
 from fusec.ir.program import Program
 
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
@@ -68,26 +68,6 @@ _COLLECTIVE, _WAIT = "_c10d_functional.", "_c10d_functional.wait_tensor"
 """What another rank sends is in a collective's result once it was waited for, and not before."""
 
 
-@dataclass(slots=True)
-class _Names:
-    taken: set[str] = field(default_factory=lambda: set(_RESERVED))
-    of: dict[object, str] = field(default_factory=dict)
-
-    def __call__(self, item: Buffer | Size | InputObject) -> str:
-        known = self.of.get(item)
-        if known is None:
-            base = "".join(c if c.isalnum() or c == "_" else "_" for c in item.name)
-            plain = base and not base[0].isdigit() and not base.startswith("extern_")
-            base = base if plain else f"b_{base}"
-            known, count = base, 1
-            while known in self.taken:
-                count += 1
-                known = f"{base}_{count}"
-            self.taken.add(known)
-            self.of[item] = known
-        return known
-
-
 class _Wrapper:
     def __init__(
         self,
@@ -101,7 +81,9 @@ class _Wrapper:
         self.programs = programs
         self.code = code
         loops = {s.name for s in schedule.steps if isinstance(s, Chunked)}
-        self.names = _Names(taken=_RESERVED | set(programs) | loops | (_LOOP if loops else set()))
+        calls = {callee(s) for s in schedule.steps if isinstance(s, Extern)}
+        used = _RESERVED | set(programs) | loops | calls
+        self.names = Names(used | _LOOP if loops else used)
         self.inputs = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
         self.lines: list[str] = []
         self.last_use = self._last_uses()
@@ -333,7 +315,7 @@ class _Wrapper:
         """Free what was used for the last time here; keep a kernel's own buffers for reuse."""
         touched = dict.fromkeys(self._reads(step))
         for buffer in touched:
-            if self.last_use.get(buffer) != position or buffer not in self.names.of:
+            if self.last_use.get(buffer) != position or buffer not in self.names:
                 continue
             if buffer in self.reusable and self._wanted_later(buffer, position):
                 self.free.append(buffer)

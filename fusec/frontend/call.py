@@ -10,7 +10,6 @@ pass keeps.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -24,6 +23,7 @@ from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Extern, Origin
 from fusec.ir.index import Index, contiguous_strides
+from fusec.ir.names import Names
 from fusec.ir.scalar import ROUND
 
 Indices: TypeAlias = tuple[Index, ...]
@@ -37,21 +37,11 @@ class Lines:
 
     sizes: Sizes = field(default_factory=Sizes)
     nodes: list[Def | Extern] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    names: Names = field(default_factory=lambda: Names(separator="_v"))
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:
         """Return a new buffer under a name made safe and unique."""
-        return Buffer(self.unique_name(name), kind.shape, kind.strides, kind.dtype)
-
-    def unique_name(self, name: str) -> str:
-        safe = re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_")
-        safe = safe if safe[:1].isalpha() else f"v{safe}"
-        unique, count = safe, 1
-        while unique in self.names:
-            unique = f"{safe}_v{count}"
-            count += 1
-        self.names.add(unique)
-        return unique
+        return Buffer(self.names.new(name), kind.shape, kind.strides, kind.dtype)
 
     def define(self, buffer: Buffer, body: Body, origin: Origin) -> Value:
         """Append ``buffer[axes] = body(axes)`` and return the buffer as a value."""
