@@ -23,7 +23,7 @@ from fusec.frontend.capture import Held, main_device
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
-from fusec.ir.graph import Bundle, Kernel, Schedule, all_launches
+from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
 from fusec.ir.program import Program, print_program
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
@@ -94,8 +94,8 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     )
 
 
-def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mapping[str, Kernel]:
-    """Return the kernels with flat accesses that are planned for some launches, by name."""
+def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mapping[str, FlatKernel]:
+    """Return the kernels that are planned for some launches, by name."""
     kernels = {k.name: k for k in launches if isinstance(k, Kernel)}
     flat = fold_each(KERNEL, kernels, context)
     return {

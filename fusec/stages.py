@@ -28,9 +28,9 @@ from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.ir import text
-from fusec.ir.graph import Graph, Kernel, Schedule
+from fusec.ir.graph import FlatKernel, Graph, Kernel, Schedule
 from fusec.ir.program import Program, print_program
-from fusec.ir.verify import verify_graph, verify_kernel, verify_schedule
+from fusec.ir.verify import verify_flat, verify_graph, verify_kernel, verify_schedule
 from fusec.ir.verify_program import verify_program
 from fusec.options import Options
 from fusec.partition import Joint, partition, recompute_scores
@@ -59,9 +59,9 @@ from fusec.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kernel with flat accesses and the plan by which it runs."""
+    """A kernel and the plan by which it runs."""
 
-    kernel: Kernel
+    kernel: FlatKernel
     plan: Plan
 
 
@@ -125,6 +125,7 @@ def verify(structure: Any) -> None:
         case Kernel():
             verify_kernel(structure)
         case Planned():
+            verify_flat(structure.kernel)
             verify_plan(structure.kernel, structure.plan)
         case Program():
             verify_program(structure)
@@ -444,8 +445,8 @@ PASSES = (
 # -- from a kernel to a program --------------------------------------------------------------------
 
 
-def offered_plans(flat: Kernel, context: Context) -> tuple[Plan, ...]:
-    """Return the plans of a kernel with flat accesses that the options leave, the first by rule."""
+def offered_plans(flat: FlatKernel, context: Context) -> tuple[Plan, ...]:
+    """Return the plans of a kernel that the options leave, the first by rule."""
     offered = context.target.plans(flat)
     if context.options.descriptors == "auto":
         return offered
@@ -453,7 +454,7 @@ def offered_plans(flat: Kernel, context: Context) -> tuple[Plan, ...]:
     return tuple(plan for plan in offered if plan.descriptors is wanted) or offered
 
 
-def _plan(flat: Kernel, context: Context) -> Planned:
+def _plan(flat: FlatKernel, context: Context) -> Planned:
     offered = offered_plans(flat, context)
     return Planned(flat, offered[min(flat.configuration, len(offered) - 1)])
 
@@ -491,7 +492,7 @@ LOWER = (
         needs=("plan",),
     ),
 )
-"""A kernel with flat accesses as a program."""
+"""A kernel as schedules take it, as a program."""
 
 
 def all_stages(form: tuple[Stage, ...] = FORM) -> Iterator[Stage]:

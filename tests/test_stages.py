@@ -40,7 +40,9 @@ STAGES = {stage.name: stage for stage in all_stages()}
 
 # -- nothing outside -------------------------------------------------------------------------------
 
-STRUCTURES = {"Graph", "Schedule", "Kernel", "Program", "Form", "fx.GraphModule", "fx.Graph"}
+STRUCTURES = {
+    "Graph", "Schedule", "Kernel", "FlatKernel", "Program", "Form", "fx.GraphModule", "fx.Graph"
+}  # fmt: skip
 HOMES = {"fusec/stages.py", "fusec/codegen/triton_form.py"}
 ELSEWHERE = {
     ("fusec/codegen/targets.py", "online_softmax"): "the row that says whether the stage does it",

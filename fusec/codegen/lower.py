@@ -44,7 +44,7 @@ from fusec.ir.expr import (
     postorder,
     rebuild,
 )
-from fusec.ir.graph import Kernel, Store, kernel_sizes
+from fusec.ir.graph import FlatKernel, Store, kernel_sizes
 from fusec.ir.index import (
     Axis,
     Index,
@@ -65,7 +65,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class _Lowering(Values):
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+    def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
         self.pivots = self._find_pivots() if plan.online else {}
         self.growth: dict[tuple[Reduce, Scale], Var] = {}
@@ -490,8 +490,8 @@ def _neutral(reduction: Reduce) -> Const:
     return Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
 
 
-def lower(kernel: Kernel, plan: Plan) -> Program:
-    """Return the program of a kernel with flat accesses (see ``passes.coalesce``) under a plan.
+def lower(kernel: FlatKernel, plan: Plan) -> Program:
+    """Return the program of a kernel (see ``passes.coalesce``) under a plan.
 
     Raises:
         InternalError: if the plan binds the axes in a way the kernel cannot run.

@@ -14,7 +14,7 @@ from typing import Any
 from fusec.codegen import cpp, triton
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import FlatKernel, Kernel
 from fusec.passes.machine import Machine, Resources, Tuning
 from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
@@ -40,7 +40,7 @@ class Codegen:
     language: str
     device: str
     algebra: Callable[[Kernel], Kernel]
-    plans: Callable[[Kernel, Machine], tuple[Plan, ...]]
+    plans: Callable[[FlatKernel, Machine], tuple[Plan, ...]]
     accepts: Callable[[Kernel, Machine], bool]
     split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
     print_kernel: Callable[[Any], str]
@@ -96,8 +96,8 @@ class Target:
         """Return the kernel by rules that change rounding, before its axes are flattened."""
         return self.codegen.algebra(kernel)
 
-    def plans(self, kernel: Kernel) -> tuple[Plan, ...]:
-        """Return schedules of a kernel with flat accesses, the one by rule first.
+    def plans(self, kernel: FlatKernel) -> tuple[Plan, ...]:
+        """Return schedules of a kernel, the one by rule first.
 
         The others are those that a race may prefer.
         """

@@ -34,7 +34,7 @@ from fusec.ir.expr import (
     postorder,
     rebuild,
 )
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import Monoid
 from fusec.ir.names import Names
@@ -64,7 +64,7 @@ class Values:
             that change with them there.
     """
 
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+    def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
         self.kernel = kernel
         self.plan = plan
         self.layout = Layout(plan)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NewType, TypeAlias
 
 from fusec.ir.atoms import Minimum
 from fusec.ir.decision import Decision
@@ -324,14 +324,21 @@ class Kernel:
         )
 
 
+FlatKernel = NewType("FlatKernel", Kernel)
+"""A kernel whose loads and stores have one index: an element offset into ``Buffer.flat()``.
+
+``passes.coalesce`` makes it, and what plans and lowers kernels asks for it.
+"""
+
+
 @functools.lru_cache(maxsize=8)
 def kernel_nodes(kernel: Kernel) -> tuple[Expr, ...]:
     """Return the distinct nodes of what a kernel stores, children first; it is asked often."""
     return tuple(postorder(s.expr for s in kernel.stores))
 
 
-def kernel_sizes(kernel: Kernel) -> tuple[Size, ...]:
-    """Return the symbolic sizes that a flat kernel mentions, by name."""
+def kernel_sizes(kernel: FlatKernel) -> tuple[Size, ...]:
+    """Return the symbolic sizes that a kernel mentions, by name."""
     found: dict[Size, None] = {}
 
     def visit(value: Index) -> None:
@@ -439,15 +446,15 @@ class Bundle:
 
     Attributes:
         kernels: the members.
-        template: what they have in common, flat: over buffers and axes of its own, whose extents
-            are ``sizes``.
+        template: what they have in common, over buffers and axes of its own, whose extents are
+            ``sizes``.
         buffers: the template's.
         rows: of each member, the buffers that stand for ``buffers`` and the values of ``sizes``.
     """
 
     name: str
     kernels: tuple[Kernel, ...]
-    template: Kernel
+    template: FlatKernel
     buffers: tuple[Buffer, ...]
     sizes: tuple[Size, ...]
     rows: tuple[tuple[tuple[Buffer, ...], tuple[int, ...]], ...]

@@ -44,6 +44,7 @@ from fusec.ir.graph import (
     Chunked,
     Def,
     Extern,
+    FlatKernel,
     Graph,
     Kernel,
     Schedule,
@@ -301,6 +302,22 @@ def verify_kernel(kernel: Kernel) -> None:
     for load in loads(store.expr for store in kernel.stores):
         same = load.buffer.base not in bases or (load.buffer, load.indices) in places
         check(same, head, f"{load.buffer} is written, and read at another index")
+
+
+def verify_flat(kernel: FlatKernel) -> None:
+    """Check that a kernel has element offsets for indices, over axes of its own.
+
+    Raises:
+        InvalidIR: naming the buffer at fault.
+    """
+    head = f"flat kernel {kernel.name}"
+    _verify_reductions(kernel, head)
+    places: list[Load | Store] = [*kernel.stores, *loads(s.expr for s in kernel.stores)]
+    for place in places:
+        flat = place.buffer.base is not place.buffer
+        check(flat, head, f"{place.buffer} is not addressed by its element offset")
+        loose = place.indices[0].axes - frozenset(kernel.axes)
+        check(not loose, head, f"axes {_names(loose)} are not in scope")
 
 
 def _verify_reductions(kernel: Kernel, head: str) -> None:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder
-from fusec.ir.graph import Bundle, Kernel, Schedule, Step, kernel_nodes, kernel_sizes
+from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes, kernel_sizes
 from fusec.ir.index import Axis, Index, Size, index, substitute
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
@@ -85,7 +85,7 @@ def kernel_sizes_of(kernel: Kernel) -> tuple[Size, ...]:
 
 def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int], Bundle]]:
     """Return the bundles among some kernels, each with the positions of its members."""
-    flat: dict[int, Kernel] = {}
+    flat: dict[int, FlatKernel] = {}
     for position in group:
         step = steps[position]
         assert isinstance(step, Kernel)
@@ -103,8 +103,8 @@ def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int],
     return found
 
 
-def _is_simple(kernel: Kernel) -> bool:
-    """Return True if a flat kernel's accesses vary with its axes by constant, known steps."""
+def _is_simple(kernel: FlatKernel) -> bool:
+    """Return True if a kernel's accesses vary with its axes by constant, known steps."""
     points = 1
     for axis in kernel.axes:
         if axis.limit is not None or not axis.extent.is_constant:
@@ -139,13 +139,13 @@ class _Member:
         places: where each buffer is read and written, in the order of the form's leaves.
     """
 
-    kernel: Kernel
+    kernel: FlatKernel
     form: tuple[object, ...]
     places: dict[Buffer, Index]
 
 
 def _of_one_class(
-    steps: tuple[Step, ...], flat: dict[int, Kernel]
+    steps: tuple[Step, ...], flat: dict[int, FlatKernel]
 ) -> list[tuple[list[int], Bundle]]:
     rank = len(next(iter(flat.values())).grid)
     most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
@@ -166,7 +166,7 @@ def _of_one_class(
 
 def _bundle(
     steps: tuple[Step, ...],
-    flat: dict[int, Kernel],
+    flat: dict[int, FlatKernel],
     rows: list[tuple[int, _Member]],
     sizes: tuple[Size, ...],
 ) -> Bundle:
@@ -180,9 +180,10 @@ def _bundle(
     return Bundle("", kernels, template, stands, used, table)
 
 
-def _member(kernel: Kernel, axes: tuple[Axis, ...]) -> _Member | None:
-    """Return a flat kernel as a row; None if it reads one buffer in two ways."""
-    kernel = kernel.substitute({a: index(b) for a, b in zip(kernel.grid, axes, strict=True)})
+def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
+    """Return a kernel as a row; None if it reads one buffer in two ways."""
+    mapping = {old: index(new) for old, new in zip(kernel.grid, axes, strict=True)}
+    kernel = FlatKernel(kernel.substitute(mapping))
     accesses = [(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)]
     accesses += [(s.buffer, s.indices[0]) for s in kernel.stores]
     places: dict[Buffer, Index] = {}
@@ -194,7 +195,7 @@ def _member(kernel: Kernel, axes: tuple[Axis, ...]) -> _Member | None:
     return _Member(kernel, found.form, {b: places[b] for b in found.of_kind(Buffer)})
 
 
-def _template(member: _Member) -> tuple[Kernel, tuple[Buffer, ...]]:
+def _template(member: _Member) -> tuple[FlatKernel, tuple[Buffer, ...]]:
     """Return a kernel over placeholders, each as long as its offsets reach, and these."""
     stands: dict[Buffer, Buffer] = {}
     for buffer, place in member.places.items():
@@ -208,7 +209,7 @@ def _template(member: _Member) -> tuple[Kernel, tuple[Buffer, ...]]:
 
     kernel = member.kernel.map(lambda exprs: rewrite(exprs, replaced))
     stores = tuple(replace(s, buffer=stands[s.buffer.base].flat()) for s in kernel.stores)
-    return replace(kernel, stores=stores), tuple(stands.values())
+    return FlatKernel(replace(kernel, stores=stores)), tuple(stands.values())
 
 
 def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, Bundle]) -> tuple[Step, ...]:

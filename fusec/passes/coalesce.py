@@ -1,9 +1,9 @@
 """Address memory by flat offsets, and merge neighbouring axes that walk through memory as one.
 
-Spec: ``kernel -> kernel``; same stores. Each load and store has one index afterwards, the element
-offset. Axes a, b (a slower) become one axis n of extent A*B where every offset and every index
-value has ``B * coefficient(b)`` for the coefficient of a, and every reduction runs over both or
-neither: then ``a = n // B``, ``b = n % B`` and no division is left.
+Spec: ``kernel -> flat kernel``; same stores. Each load and store has one index afterwards, the
+element offset. Axes a, b (a slower) become one axis n of extent A*B where every offset and every
+index value has ``B * coefficient(b)`` for the coefficient of a, and every reduction runs over both
+or neither: then ``a = n // B``, ``b = n % B`` and no division is left.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder
-from fusec.ir.graph import Kernel, Store
+from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import rewrite
 from fusec.passes.simplify import repeated
 
 
-def coalesce(kernel: Kernel) -> Kernel:
+def coalesce(kernel: Kernel) -> FlatKernel:
     """Return the kernel with flat accesses and as few axes as they allow."""
-    kernel = flatten(kernel)
+    flat = flatten(kernel)
     merged = True
     while merged:
         merged = False
-        for group in (kernel.grid, kernel.inside):
+        for group in (flat.grid, flat.inside):
             for outer, inner in pairwise(group):
-                if _mergeable(kernel, outer, inner):
-                    kernel = _merge(kernel, outer, inner)
+                if _mergeable(flat, outer, inner):
+                    flat = _merge(flat, outer, inner)
                     merged = True
                     break
             if merged:
                 break
-    return kernel
+    return flat
 
 
-def flatten(kernel: Kernel) -> Kernel:
+def flatten(kernel: Kernel) -> FlatKernel:
     """Return the kernel with every load and store addressed by its element offset."""
 
     def flat(node: Expr) -> Expr:
@@ -46,11 +46,11 @@ def flatten(kernel: Kernel) -> Kernel:
 
     kernel = kernel.map(lambda exprs: rewrite(exprs, flat))
     stores = (Store(s.buffer.flat(), (s.buffer.offset(s.indices),), s.expr) for s in kernel.stores)
-    return replace(kernel, stores=tuple(stores))
+    return FlatKernel(replace(kernel, stores=tuple(stores)))
 
 
-def offsets(kernel: Kernel) -> list[Index]:
-    """Return every distinct index of a flat kernel: of loads, stores and index values."""
+def offsets(kernel: FlatKernel) -> list[Index]:
+    """Return every distinct index of a kernel: of loads, stores and index values."""
     found: dict[Index, None] = {}
     for store in kernel.stores:
         found[store.indices[0]] = None
@@ -62,7 +62,7 @@ def offsets(kernel: Kernel) -> list[Index]:
     return list(found)
 
 
-def _mergeable(kernel: Kernel, outer: Axis, inner: Axis) -> bool:
+def _mergeable(kernel: FlatKernel, outer: Axis, inner: Axis) -> bool:
     if outer.limit is not None or inner.limit is not None:
         return False
     for axis in kernel.axes:
@@ -78,7 +78,7 @@ def _mergeable(kernel: Kernel, outer: Axis, inner: Axis) -> bool:
     return True
 
 
-def _merge(kernel: Kernel, outer: Axis, inner: Axis) -> Kernel:
+def _merge(kernel: FlatKernel, outer: Axis, inner: Axis) -> FlatKernel:
     both = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
     mapping = {outer: index(both) // inner.extent, inner: index(both) % inner.extent}
-    return kernel.substitute(mapping)
+    return FlatKernel(kernel.substitute(mapping))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,8 @@ from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, Var
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store, View
 from fusec.ir.index import Axis, Index, Runtime, Size, index, is_in_range
 from fusec.ir.monoid import ANY, MAX, SUM
-from fusec.ir.verify import verify_expr, verify_graph, verify_kernel, verify_schedule
+from fusec.ir.verify import verify_expr, verify_flat, verify_graph, verify_kernel, verify_schedule
+from fusec.passes.coalesce import flatten
 from tests.ir.graphs import (
     axes,
     below,
@@ -257,6 +259,15 @@ def illegal_kernels() -> dict[str, tuple[Kernel, str]]:
             r"k0: y\[a\] = ...: load",
         ),
     }
+
+
+def test_flat_kernel_has_offsets_over_its_own_axes() -> None:
+    whole = kernel(put(XY, load(XY, A, B), A, B), grid=(A, B))
+    flat = flatten(whole)
+    verify_flat(flat)
+    mixed = replace(flat, stores=(replace(flat.stores[0], expr=whole.stores[0].expr),))
+    rejected(lambda: verify_flat(mixed), "k0: xy is not addressed by its element offset")
+    rejected(lambda: verify_flat(replace(flat, grid=(A,))), "k0: axes b are not in scope")
 
 
 @pytest.mark.parametrize("name", illegal_kernels())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fusec.errors import InternalError
 from fusec.ir.expr import Reduce, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.index import Axis
 from fusec.passes.coalesce import coalesce
 from fusec.passes.machine import Machine
@@ -27,8 +27,8 @@ SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel, Machine], Pla
 )
 
 
-def gpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
-    """Return plans of a kernel with flat accesses for a GPU: the one chosen by rule comes first."""
+def gpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+    """Return plans of a kernel for a GPU: the one chosen by rule comes first."""
     if contraction.accepts(kernel, machine):
         products = contraction.contractions(kernel)
         return with_descriptors(contraction.plans(kernel, machine), products, machine.sm)

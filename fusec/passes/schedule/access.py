@@ -11,7 +11,7 @@ from fusec.ir.index import Axis, Index, index, product
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store of a flat kernel: offset in elements, bytes an element, points."""
+    """One load or store: offset in elements, bytes an element, points."""
 
     offset: Index
     itemsize: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fusec.errors import InternalError
 from fusec.ir.expr import Load, Reduce, postorder
-from fusec.ir.graph import Kernel, kernel_nodes
+from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
 from fusec.passes.machine import Machine, Tuning
@@ -26,8 +26,8 @@ SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 
 
-def cpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
-    """Return the plans of a flat kernel for a CPU: one."""
+def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+    """Return the plans of a kernel for a CPU: one."""
     tuning = machine.tuning
     plan = Plan(
         _bindings(kernel, machine),
@@ -38,8 +38,8 @@ def cpu_plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     return (plan,)
 
 
-def _bindings(kernel: Kernel, machine: Machine) -> tuple[Binding, ...]:
-    """Return how each axis of a flat kernel runs, in vectors of the machine's width."""
+def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
+    """Return how each axis of a kernel runs, in vectors of the machine's width."""
     both = turned_axes(kernel, machine.vector)
     if both is not None:
         return _turned(kernel, *both, machine)
