@@ -410,7 +410,7 @@ class _Printer:
         """Return a load's guard and whether it has lanes, gathers checked for their range."""
         text = None if guard is None else self.operand(guard, False)
         vector = guard is not None and self.is_vector(guard)
-        for gather in _gathers(offset):
+        for gather in (atom for atom in offset.atoms() if isinstance(atom, Runtime)):
             expr = gather.expr
             wide = self.is_vector(expr)
             if isinstance(expr, Const):
@@ -531,18 +531,7 @@ class _Printer:
 
 def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
     """Return True if nothing but symbolic sizes is in a quotient or a remainder."""
-    return not atom.axes and not any(_gathers(part) for part in (atom.dividend, atom.divisor))
-
-
-def _gathers(offset: Index) -> list[Runtime]:
-    found: list[Runtime] = []
-    for monomial, _ in offset.terms:
-        for atom in monomial:
-            if isinstance(atom, Runtime):
-                found.append(atom)
-            elif isinstance(atom, FloorDiv | Mod):
-                found.extend(_gathers(atom.dividend))
-    return found
+    return not any(isinstance(a, Axis | Runtime) for a in index(atom).atoms())
 
 
 def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:

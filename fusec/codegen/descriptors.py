@@ -39,6 +39,7 @@ from fusec.ir.expr import (
     Var,
     children,
     index_exprs,
+    substitute,
 )
 from fusec.ir.index import (
     Axis,
@@ -49,7 +50,6 @@ from fusec.ir.index import (
     is_nonnegative,
     mod,
     most_atom,
-    substitute,
 )
 from fusec.ir.program import MULTIPLE, For, Let, Program, Put, Statement, Update, statements
 from fusec.passes.schedule.descriptors import is_multiple

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Expr, IndexValue, Op, both
-from fusec.ir.index import Axis, Index, floordiv, index, mod, most, substitute
+from fusec.ir.expr import Expr, IndexValue, Op, both, substitute
+from fusec.ir.index import Axis, Index, floordiv, index, mod, most
 from fusec.passes.schedule.plan import Binding, Place, Plan
 
 

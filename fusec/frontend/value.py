@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.ir.dtype import DType
-from fusec.ir.expr import Buffer, Const, Expr, Load, both
-from fusec.ir.index import Axis, Index, index, substitute
+from fusec.ir.expr import Buffer, Const, Expr, Load, both, substitute
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import is_index_only, with_guard
 
 ONE = index(1)

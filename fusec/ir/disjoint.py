@@ -14,7 +14,7 @@ determines nothing.
 
 from __future__ import annotations
 
-from fusec.ir.expr import Buffer
+from fusec.ir.expr import Buffer, substitute
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -26,7 +26,6 @@ from fusec.ir.index import (
     is_nonnegative,
     most_atom,
     product,
-    substitute,
 )
 
 

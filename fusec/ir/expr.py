@@ -27,15 +27,17 @@ from typing import Any, TypeAlias
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
 from fusec.ir.index import (
+    Atom,
     Axis,
     FloorDiv,
     Index,
     IntoIndex,
     Mod,
-    Quotient,
     Runtime,
+    floordiv,
     index,
     is_nonnegative,
+    mod,
 )
 from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
@@ -405,15 +407,12 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             return Dot(new[node.left], new[node.right], over, into, node.tf32)
         case Load():
             guard = None if node.guard is None else new[node.guard]
-            where = node.indices
-            if node.gathers:
-                where = tuple(_replace_runtime(i, new) for i in where)
-            if indices:
-                where = tuple(substitute_plain(i, indices) for i in where)
+            read = new.__getitem__ if node.gathers else None
+            where = tuple(substitute(i, indices or {}, read) for i in node.indices)
             return Load(node.buffer, where, guard)
         case IndexValue():
-            value = _replace_runtime(node.index, new) if node.gathers else node.index
-            return IndexValue(substitute_plain(value, indices) if indices else value, node.dtype)
+            read = new.__getitem__ if node.gathers else None
+            return IndexValue(substitute(node.index, indices or {}, read), node.dtype)
         case _:
             return node
 
@@ -441,54 +440,44 @@ def _check_capture(
             raise InternalError(f"{node.monoid} over {over} would bind {axis} -> {target}")
 
 
-def substitute_plain(value: Index, mapping: Mapping[Axis, Index]) -> Index:
-    """Substitute axes in an index whose gathers' expressions have been replaced already."""
-    if not value.axes or mapping.keys().isdisjoint(value.axes):
+def substitute(
+    value: Index, mapping: Mapping[Axis, Index], gather: Callable[[Expr], Expr] | None = None
+) -> Index:
+    """Return ``value`` with axes replaced; division atoms are rebuilt and simplified.
+
+    Args:
+        gather: gives what stands for an expression that is read; by default, that with its axes
+            replaced.
+    """
+    if gather is None and (not value.axes or mapping.keys().isdisjoint(value.axes)):
         return value
     total = index(value.const)
     for monomial, coefficient in value.terms:
-        term = index(coefficient)
+        product = index(coefficient)
         for atom in monomial:
-            match atom:
-                case Axis():
-                    term = term * (mapping.get(atom) or index(atom))
-                case FloorDiv() if atom.axes:
-                    term = term * (
-                        substitute_plain(atom.dividend, mapping)
-                        // substitute_plain(atom.divisor, mapping)
-                    )
-                case Mod():
-                    term = term * (
-                        substitute_plain(atom.dividend, mapping)
-                        % substitute_plain(atom.divisor, mapping)
-                    )
-                case _:
-                    term = term * index(atom)
-        total = total + term
+            product = product * _substitute_atom(atom, mapping, gather)
+        total = total + product
     return total
 
 
-def _replace_runtime(value: Index, new: Mapping[Expr, Expr]) -> Index:
-    """Return an index with the expressions of its gathers looked up in ``new``."""
-    total = index(value.const)
-    for monomial, coefficient in value.terms:
-        term = index(coefficient)
-        for atom in monomial:
-            match atom:
-                case Runtime():
-                    term = term * index(Runtime(new[atom.expr], atom.extent))
-                case FloorDiv() if not isinstance(atom, Quotient):
-                    term = term * (
-                        _replace_runtime(atom.dividend, new) // _replace_runtime(atom.divisor, new)
-                    )
-                case Mod():
-                    term = term * (
-                        _replace_runtime(atom.dividend, new) % _replace_runtime(atom.divisor, new)
-                    )
-                case _:
-                    term = term * index(atom)
-        total = total + term
-    return total
+def _substitute_atom(
+    atom: Atom, mapping: Mapping[Axis, Index], gather: Callable[[Expr], Expr] | None
+) -> Index:
+    match atom:
+        case Axis():
+            return mapping.get(atom) or index(atom)
+        case FloorDiv() | Mod():
+            dividend = substitute(atom.dividend, mapping, gather)
+            divisor = substitute(atom.divisor, mapping, gather)
+            if dividend is atom.dividend and divisor is atom.divisor:
+                return index(atom)
+            operation = floordiv if isinstance(atom, FloorDiv) else mod
+            return operation(dividend, divisor)
+        case Runtime():
+            expr = atom.expr.substitute(mapping) if gather is None else gather(atom.expr)
+            return index(Runtime(expr, atom.extent))
+        case _:
+            return index(atom)
 
 
 def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:

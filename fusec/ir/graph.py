@@ -30,9 +30,10 @@ from fusec.ir.expr import (
     Load,
     postorder,
     replace_bound,
+    substitute,
     substitute_all,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, substitute
+from fusec.ir.index import Axis, Index, Runtime, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +216,13 @@ def minimum_call(size: Minimum) -> Extern:
 
 
 def sizes_in(values: Iterable[Index]) -> set[Size]:
-    """Return the symbolic sizes that indices mention, the extents of their axes included."""
+    """Return the symbolic sizes that indices mention, those of the extents of their axes, too."""
     found: set[Size] = set()
-    for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
-        match atom:
-            case Size():
-                found.add(atom)
-            case FloorDiv() | Mod():
-                found |= sizes_in((atom.dividend, atom.divisor))
-            case Axis():
-                found |= sizes_in((atom.extent,))
+    for atom in (atom for value in values for atom in value.atoms()):
+        if isinstance(atom, Size):
+            found.add(atom)
+        elif isinstance(atom, Axis | Runtime):
+            found |= sizes_in((atom.extent,))
     return found
 
 
@@ -339,31 +337,14 @@ def kernel_nodes(kernel: Kernel) -> tuple[Expr, ...]:
 
 def kernel_sizes(kernel: FlatKernel) -> tuple[Size, ...]:
     """Return the symbolic sizes that a kernel mentions, by name."""
-    found: dict[Size, None] = {}
-
-    def visit(value: Index) -> None:
-        for monomial, _ in value.terms:
-            for atom in monomial:
-                if isinstance(atom, Size):
-                    found[atom] = None
-                elif isinstance(atom, FloorDiv | Mod):
-                    visit(atom.dividend)
-                    visit(atom.divisor)
-                elif isinstance(atom, Runtime):
-                    visit(atom.extent)
-
-    for store in kernel.stores:
-        visit(store.indices[0])
+    places = [store.indices[0] for store in kernel.stores]
     for node in kernel_nodes(kernel):
         if isinstance(node, Load):
-            visit(node.indices[0])
+            places.append(node.indices[0])
         elif isinstance(node, IndexValue):
-            visit(node.index)
-    for axis in kernel.axes:
-        visit(axis.extent)
-        if axis.limit is not None:
-            visit(axis.limit)
-    return tuple(sorted(found, key=lambda s: s.name))
+            places.append(node.index)
+    extents = (e for a in kernel.axes for e in (a.extent, a.limit) if e is not None)
+    return tuple(sorted(sizes_in((*places, *extents)), key=lambda size: size.name))
 
 
 def argument_views(args: tuple[Argument, ...]) -> list[View]:

@@ -16,7 +16,7 @@ Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeGuard
 
 from fusec.ir.atoms import Atom, Axis, FloorDiv, IntoIndex, Mod, Monomial, Quotient, Runtime, Size
@@ -44,7 +44,6 @@ __all__ = [
     "most",
     "most_atom",
     "product",
-    "substitute",
 ]
 
 
@@ -142,6 +141,15 @@ class Index(Node):
             elif holding:
                 return None
         return _sum(factors, 0)
+
+    def atoms(self) -> Iterator[Atom]:
+        """Yield the atoms of all products, those inside of divisions included."""
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                yield atom
+                if isinstance(atom, FloorDiv | Mod):
+                    yield from atom.dividend.atoms()
+                    yield from atom.divisor.atoms()
 
     def hint(self) -> int:
         """Return the value with each size at its hint and each axis at 0."""
@@ -550,33 +558,6 @@ def _constant_least(atom: Atom) -> int | None:
 
 def _all_nonnegative(atoms: Iterable[Atom]) -> bool:
     return all(_constant_least(atom) is not None for atom in atoms)
-
-
-def substitute(value: Index, mapping: Mapping[Axis, Index]) -> Index:
-    """Return ``value`` with axes replaced; division atoms are rebuilt and simplified."""
-    if not value.axes or mapping.keys().isdisjoint(value.axes):
-        return value
-    total = index(value.const)
-    for monomial, coefficient in value.terms:
-        product = index(coefficient)
-        for atom in monomial:
-            product = product * _substitute_atom(atom, mapping)
-        total = total + product
-    return total
-
-
-def _substitute_atom(atom: Atom, mapping: Mapping[Axis, Index]) -> Index:
-    match atom:
-        case Axis():
-            return mapping.get(atom) or index(atom)
-        case FloorDiv() if atom.axes:
-            return floordiv(substitute(atom.dividend, mapping), substitute(atom.divisor, mapping))
-        case Mod():
-            return mod(substitute(atom.dividend, mapping), substitute(atom.divisor, mapping))
-        case Runtime():
-            return index(Runtime(atom.expr.substitute(mapping), atom.extent))
-        case _:
-            return index(atom)
 
 
 def product(values: Iterable[IntoIndex]) -> Index:

@@ -32,8 +32,9 @@ from fusec.ir.expr import (
     Var,
     children,
     index_exprs,
+    substitute,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index, is_in_range, substitute
+from fusec.ir.index import Axis, Index, Size, index, is_in_range
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.verify import check, is_in_range_everywhere, verify_node_types
 
@@ -217,19 +218,8 @@ def _verify_index(value: Index, lanes: frozenset[Axis], scope: _Scope, line: str
         _verify_name(expr, scope, line)
     loose = value.axes - scope.held - lanes
     check(not loose, line, f"an index varies along {sorted(a.name for a in loose)}")
-    unknown = set(_sizes(value)) - scope.sizes
+    unknown = {a for a in value.atoms() if isinstance(a, Size)} - scope.sizes
     check(not unknown, line, f"sizes {sorted(s.name for s in unknown)} are not passed")
-
-
-def _sizes(value: Index) -> Iterator[Size]:
-    for monomial, _ in value.terms:
-        for atom in monomial:
-            match atom:
-                case Size():
-                    yield atom
-                case FloorDiv() | Mod():
-                    yield from _sizes(atom.dividend)
-                    yield from _sizes(atom.divisor)
 
 
 def _verify_access(

@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from fusec.ir.index import Axis, Index, index, substitute
+from fusec.ir.expr import substitute
+from fusec.ir.index import Axis, Index, index
 
 
 class AxisClasses:

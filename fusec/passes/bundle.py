@@ -21,9 +21,9 @@ from typing import TypeAlias
 
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder, substitute
 from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes, kernel_sizes
-from fusec.ir.index import Axis, Index, Size, index, substitute
+from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.coalesce import coalesce

@@ -29,10 +29,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Argument, Def, Extern, Graph, View
 from fusec.ir.index import (
     Axis,
-    FloorDiv,
     Index,
-    Mod,
-    Runtime,
     Size,
     contiguous_strides,
     index,
@@ -387,24 +384,14 @@ def _unravel(flat: Axis, axes: tuple[Axis, ...]) -> dict[Axis, Index]:
 
 def _varies(value: Index, axis: Axis) -> bool:
     """Return True if an index has an axis elsewhere than in what it reads from memory."""
-    return any(_has(atom, axis) for monomial, _ in value.terms for atom in monomial)
-
-
-def _has(atom: object, axis: Axis) -> bool:
-    match atom:
-        case FloorDiv() | Mod():
-            return _varies(atom.dividend, axis) or _varies(atom.divisor, axis)
-        case Runtime():
-            return False
-        case _:
-            return atom is axis
+    return axis in value.atoms()
 
 
 def _split(offset: Index, axis: Axis) -> tuple[Index, Index] | None:
     """Return (k, rest) of ``k*axis + rest``, where neither has the axis; None if one has."""
     stride, rest = index(0), index(offset.const)
     for monomial, coefficient in offset.terms:
-        holding = [atom for atom in monomial if _has(atom, axis)]
+        holding = [atom for atom in monomial if _varies(index(atom), axis)]
         term = index(coefficient)
         for atom in monomial:
             if atom is not axis:

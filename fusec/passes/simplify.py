@@ -26,6 +26,7 @@ from fusec.ir.expr import (
     both,
     cast,
     postorder,
+    substitute,
 )
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import (
@@ -39,7 +40,6 @@ from fusec.ir.index import (
     is_nonnegative,
     least,
     most,
-    substitute,
 )
 from fusec.ir.monoid import PROD, SUM, Monoid
 from fusec.ir.rewrite import Rewriter, is_checked, rewrite

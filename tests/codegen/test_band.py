@@ -9,8 +9,8 @@ import torch
 
 from fusec.codegen.band import loop_bounds
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
-from fusec.ir.index import Axis, Index, contiguous_strides, index, substitute
+from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, substitute
+from fusec.ir.index import Axis, Index, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import For
 from fusec.report.observe import observe

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fusec.ir.expr import substitute
 from fusec.ir.index import (
     Axis,
     FloorDiv,
@@ -25,7 +26,6 @@ from fusec.ir.index import (
     mod,
     most,
     product,
-    substitute,
 )
 from fusec.ir.interp import Env
 from fusec.ir.interp_expr import eval_scalar
