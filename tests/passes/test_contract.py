@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import fusec
+from fusec.passes import contract
 from fusec.report.explanation import GraphReport
 
 BF16 = torch.bfloat16
@@ -51,3 +53,16 @@ def test_a_sum_in_parts_of_a_products_rows_is_judged_with_its_product():
 def test_each_opened_product_leaves_a_verdict(fn, shapes):
     report = _explained(fn, *shapes)
     assert any("the library and the rest" in d.reason for d in report.decisions), report.decisions
+
+
+@pytest.mark.parametrize("layers", (2, 4))
+def test_layers_that_are_alike_are_judged_once(layers):
+    def residual(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = F.gelu(x @ w) + x
+        return x
+
+    with mock.patch.object(contract, "modelled_us", wraps=contract.modelled_us) as modelled:
+        report = _explained(residual, *((1024, 1024),) * (layers + 1))
+    assert len([d for d in report.decisions if "modelled: fused" in d.reason]) == layers
+    assert modelled.call_count == 1
