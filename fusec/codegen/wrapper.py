@@ -413,10 +413,10 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
     match atom:
         case Size():
             return names(atom)
-        case FloorDiv():
-            return f"(({print_size(atom.dividend, names)}) // ({print_size(atom.divisor, names)}))"
-        case Mod():
-            return f"(({print_size(atom.dividend, names)}) % ({print_size(atom.divisor, names)}))"
+        case FloorDiv() | Mod():
+            sign = "//" if isinstance(atom, FloorDiv) else "%"
+            dividend, divisor = print_size(atom.dividend, names), print_size(atom.divisor, names)
+            return f"(({dividend}) {sign} ({divisor}))"
         case Axis():
             raise InternalError(f"axis {atom} in the size of a buffer", stage="codegen.wrapper")
         case _:

@@ -11,6 +11,7 @@ from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
+    Buffer,
     Const,
     Expr,
     Load,
@@ -64,6 +65,20 @@ class Rewriter:
             changed = any(new[child] is not child for child in below)
             new[node] = self.rule(rebuild(node, new, None) if changed else node)
         return tuple(new[root] for root in roots)
+
+
+def reading(instead: Mapping[Buffer, Buffer]) -> Rule:
+    """Return the rule by which loads of some buffers read others, at the same indices.
+
+    It looks up what the mapping says by then.
+    """
+
+    def rule(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer in instead:
+            return Load(instead[node.buffer], node.indices, node.guard)
+        return node
+
+    return rule
 
 
 def around_reductions(

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, postorder, substitute
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, substitute
 from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes, kernel_sizes
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.program import MAX_SIZE, MULTIPLE
@@ -70,17 +70,11 @@ def _decision(made: Bundle, machine: Machine) -> Decision:
 
 def _rough_kind(kernel: Kernel) -> Kind | None:
     """Return what alike kernels have in common at first sight; None if a kernel is in no bundle."""
-    if kernel.inside or kernel_sizes_of(kernel):
-        return None
-    return tuple(store.buffer.dtype for store in kernel.stores)
-
-
-def kernel_sizes_of(kernel: Kernel) -> tuple[Size, ...]:
-    """Return the symbolic extents of a kernel that is not flat yet."""
     extents = [a.extent for a in kernel.axes]
     extents += [e for s in kernel.stores for e in (*s.buffer.shape, *s.buffer.strides)]
-    atoms = (atom for e in extents for monomial, _ in e.terms for atom in monomial)
-    return tuple(dict.fromkeys(a for a in atoms if isinstance(a, Size)))
+    if kernel.inside or not all(extent.is_constant for extent in extents):
+        return None
+    return tuple(store.buffer.dtype for store in kernel.stores)
 
 
 def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int], Bundle]]:
@@ -111,7 +105,7 @@ def _is_simple(kernel: FlatKernel) -> bool:
             return False
         points *= axis.extent.const
     places = [s.indices[0] for s in kernel.stores]
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         if isinstance(node, IndexValue):
             return False  # where a value depends on its place, extents are in the arithmetic
         if isinstance(node, Load):

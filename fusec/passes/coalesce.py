@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from fusec.ir.expr import Expr, IndexValue, Load, Reduce, postorder
-from fusec.ir.graph import FlatKernel, Kernel, Store
+from fusec.ir.expr import Expr, IndexValue, Load, Reduce
+from fusec.ir.graph import FlatKernel, Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import rewrite
 from fusec.passes.simplify import repeated
@@ -54,7 +54,7 @@ def offsets(kernel: FlatKernel) -> list[Index]:
     found: dict[Index, None] = {}
     for store in kernel.stores:
         found[store.indices[0]] = None
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         if isinstance(node, Load):
             found[node.indices[0]] = None
         elif isinstance(node, IndexValue):
@@ -68,7 +68,7 @@ def _mergeable(kernel: FlatKernel, outer: Axis, inner: Axis) -> bool:
     for axis in kernel.axes:
         if axis.limit is not None and axis.limit.axes & {outer, inner}:
             return False
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         if isinstance(node, Reduce) and (outer in node.over) != (inner in node.over):
             return False
     for offset in offsets(kernel):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.disjoint import has_distinct_elements
-from fusec.ir.expr import Buffer, Expr, Load, loads
+from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Extern,
     Kernel,
@@ -29,7 +29,7 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import index
-from fusec.ir.rewrite import Rewriter
+from fusec.ir.rewrite import Rewriter, reading
 from fusec.passes.dag import below, in_order, sorted_steps, step_dependencies, step_reads
 
 COPY = "aten.copy_.default"
@@ -94,7 +94,7 @@ class _InPlace:
         left = [copy for copy in self.copies if not self.take(copy)]
         if len(left) == len(self.copies):
             return self.schedule
-        rewriter = Rewriter(self._renamed)
+        rewriter = Rewriter(reading(self.taken))
         steps = [self._rewritten(step, rewriter) for step in self.steps]
         order = sorted_steps(self.dag)
         return replace(self.schedule, steps=(*(steps[k] for k in order), *left))
@@ -132,11 +132,6 @@ class _InPlace:
         if any(n.indices != store.indices or n.guard is not None for n in read):
             return False
         return _store_order(kernel, {**self.taken, new: x}) is not None
-
-    def _renamed(self, node: Expr) -> Expr:
-        if isinstance(node, Load) and node.buffer in self.taken:
-            return Load(self.taken[node.buffer], node.indices, node.guard)
-        return node
 
     def _rewritten(self, step: Step, rewriter: Rewriter) -> Step:
         if not isinstance(step, Kernel):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.canonical import canonical
-from fusec.ir.expr import Buffer, Expr, Load
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Def, Extern, Graph, View, argument_views, extern_views
 from fusec.ir.index import Axis
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import reading, rewrite
 
 
 def share(graph: Graph) -> Graph:
@@ -52,13 +52,7 @@ def _identity(line: Def) -> tuple[object, ...]:
 def _redirect(line: Def, instead: dict[Buffer, Buffer]) -> Def:
     if not instead:
         return line
-
-    def rule(node: Expr) -> Expr:
-        if isinstance(node, Load) and node.buffer in instead:
-            return Load(instead[node.buffer], node.indices, node.guard)
-        return node
-
-    (expr,) = rewrite((line.expr,), rule)
+    (expr,) = rewrite((line.expr,), reading(instead))
     return line if expr is line.expr else replace(line, expr=expr)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fusec.ir.disjoint import has_distinct_elements
-from fusec.ir.expr import Buffer, Expr, Load
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
     Chunked,
@@ -35,7 +35,7 @@ from fusec.ir.graph import (
     extern_views,
 )
 from fusec.ir.index import Index, index, is_in_range, product
-from fusec.ir.rewrite import Rewriter
+from fusec.ir.rewrite import Rewriter, reading
 from fusec.passes.dag import below, sorted_steps, step_dependencies, step_reads
 from fusec.passes.in_place import COPY, is_whole, whole_copy
 
@@ -130,7 +130,7 @@ class _WriteParts:
         taken = [self.take(copy) for copy in self.copies]
         if not any(taken):
             return self.schedule
-        rewriter = Rewriter(self._rename)
+        rewriter = Rewriter(reading(self.renamed))
         order = sorted_steps(self.dag)
         steps = [self._rewritten(step, rewriter) for k in order if (step := self.steps[k])]
         return replace(self.schedule, steps=tuple(steps))
@@ -257,11 +257,6 @@ class _WriteParts:
         return True
 
     # -- the new schedule -------------------------------------------------------------------------
-
-    def _rename(self, node: Expr) -> Expr:
-        if isinstance(node, Load) and node.buffer in self.renamed:
-            return Load(self.renamed[node.buffer], node.indices, node.guard)
-        return node
 
     def _rewritten(self, step: Step, rewriter: Rewriter) -> Step:
         match step:
