@@ -13,6 +13,8 @@ from fusec.ir.expr import Buffer, Cast, Expr, IndexValue, Load, Op
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Origin, Store, View
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.monoid import MAX, SUM
+from fusec.ir.program import Program
+from tests.codegen.programs import Builder
 from tests.ir.graphs import axes, buffer, f32, graph, load, position, total
 
 ROWS, COLUMNS = 64, 256
@@ -74,7 +76,33 @@ def test_all_else_is_part_of_a_form() -> None:
     assert forms == {name: canonical(expr).form for name, expr in variants().items()}
 
 
-def test_kernels_and_programs_have_forms() -> None:
+def summed(name: str = "k", *, rows: int = 4, stop: int = 16, twice: bool = False) -> Program:
+    """y[m] = sum(c: x[16*m + c]), in a loop; the second operand is y's old value if ``twice``."""
+    (m,), (c,) = axes("m", rows), axes("c", 16)
+    x, y = buffer(f"x_{name}", 64), buffer(f"y_{name}", 64)
+    b = Builder(name, (m,))
+    total = b.carry(f32(0.0))
+    with b.loop(c, stop):
+        b.update(total, Op("add", (total, b.load(x, index(m) * 16 + c))))
+    b.put(y, index(m), b.op("add", total, b.load(y, index(m))) if twice else total)
+    return b.program(notation=(name,))
+
+
+def test_programs_have_forms() -> None:
+    program = summed()
+    assert canonical(program).form == canonical(summed("other")).form
+    others = [
+        summed(rows=5),
+        summed(stop=8),
+        summed(twice=True),
+        replace(program, warps=8),
+        replace(program, body=program.body[:-1]),
+        replace(program, reads=program.writes, writes=program.reads),
+    ]
+    assert len({canonical(one).form for one in (program, *others)}) == 1 + len(others)
+
+
+def test_kernels_have_forms() -> None:
     def kernel(name: str, out: Buffer) -> Kernel:
         own = axes("m c", ROWS, COLUMNS)
         store = Store(out, tuple(map(index, own)), load(X, *own))
