@@ -413,7 +413,7 @@ PASSES = (
     ),
     _on_schedule(
         "loops",
-        "calls that stand for regions become loops over rows, their bodies kernels",
+        "the bodies of loops over rows become kernels, too",
         lambda schedule, context: cut_loops(schedule, partial(fold, FUSE, context=context.quiet())),
         needs=("chunk", "contract"),
         inner=FUSE,

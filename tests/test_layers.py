@@ -260,6 +260,45 @@ def holds_target_name(node: ast.AST) -> bool:
     )
 
 
+STEP_KINDS = {"Def", "Kernel", "Bundle", "Chunked", "Extern", "Constant", "SizeMinimum"}
+STEP_KINDS |= {"Line", "Step", "Call"}
+STEP_QUESTIONS = 15
+
+
+def step_violations(root: Path) -> list[str]:
+    """Too many questions outside ``ir`` of what kind a line or a step is: it should say itself."""
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in modules_of(root)
+        if module.layer != "ir"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and STEP_KINDS.intersection(n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name))
+    ]
+    return [" ".join(found)] if len(found) > STEP_QUESTIONS else []
+
+
+def operation_violations(root: Path) -> list[str]:
+    """Names of ATen's operations in passes, but for what docstrings say."""
+    return [
+        f"{module.path}:{node.lineno}: {node.value}"
+        for module in modules_of(root)
+        if module.layer == "passes"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and "aten." in node.value
+        and node not in docstrings(module.tree)
+    ]
+
+
+def docstrings(tree: ast.AST) -> list[ast.expr]:
+    """Return the strings that stand as statements: of modules, classes, functions, attributes."""
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+
+
 CHECKS = (
     layer_violations,
     library_violations,
@@ -267,6 +306,8 @@ CHECKS = (
     circle_violations,
     ceiling_violations,
     target_violations,
+    step_violations,
+    operation_violations,
 )
 
 
@@ -315,6 +356,9 @@ LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
         (target_violations, {"passes/a.py": "def f(o): return o.target.name in ('cpu', 'gpu')"}),
         (target_violations, {"passes/a.py": "def f(target): return target.startswith('sm_')"}),
         (target_violations, {"a.py": "match target:\n  case 'cpu': pass"}),
+        (step_violations, {"passes/a.py": "isinstance(x, Def | Size)\n" * (STEP_QUESTIONS + 1)}),
+        (step_violations, {"a.py": "isinstance(x, (str, Kernel))\n" * (STEP_QUESTIONS + 1)}),
+        (operation_violations, {"passes/a.py": "def f(call): return call.target == 'aten.mm'"}),
     ],
 )
 def test_a_planted_violation_is_found(
@@ -337,6 +381,9 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
         "ir/index.py": "import fusec.ir.atoms",
         "ir/atoms.py": "if TYPE_CHECKING:\n    from fusec.ir.index import Index",
         "passes/dag.py": "import networkx\nfrom fusec.ir import interp",
+        "passes/a.py": "'Of aten.mm.'\n" + "isinstance(x, Kernel)\n" * STEP_QUESTIONS,
+        "passes/b.py": "isinstance(x, Size)",
+        "ir/verify.py": "isinstance(x, Def)",
         "frontend/shapes.py": "import sympy, torch",
         "frontend/call.py": "def f(node): return node.target == 'output'",
         "runtime/cuda_graphs.py": "import torch._inductor.cudagraph_trees",

@@ -44,7 +44,7 @@ from fusec.ir.expr import (
     postorder,
     rebuild,
 )
-from fusec.ir.graph import FlatKernel, Store, kernel_sizes
+from fusec.ir.graph import FlatKernel, Store
 from fusec.ir.index import (
     Axis,
     Index,
@@ -504,7 +504,7 @@ def lower(kernel: FlatKernel, plan: Plan) -> Program:
         kernel.name,
         tuple(dict.fromkeys(reads)),
         tuple(dict.fromkeys(writes)),
-        kernel_sizes(kernel),
+        kernel.sizes,
         tuple(lowering.layout.grid),
         tuple(lowering.lanes),
         tuple(lowering.scopes[0].body),

@@ -31,11 +31,11 @@ from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
-    MINIMUM,
     Argument,
     Bundle,
     Chunked,
     Comparison,
+    Constant,
     Extern,
     Graph,
     InputObject,
@@ -43,11 +43,11 @@ from fusec.ir.graph import (
     Kernel,
     NodeConstant,
     Schedule,
+    SizeMinimum,
     SizeValue,
     Step,
     View,
     argument_views,
-    extern_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.names import Names
@@ -56,16 +56,9 @@ from fusec.ir.program import Program
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float", "watch",
-    MINIMUM,
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
-_KEEPS_NOTHING = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution")
-"""Eager kernels whose results never share memory with their arguments."""
-
-
-_COLLECTIVE, _WAIT = "_c10d_functional.", "_c10d_functional.wait_tensor"
-"""What another rank sends is in a collective's result once it was waited for, and not before."""
 
 
 class _Wrapper:
@@ -80,7 +73,7 @@ class _Wrapper:
         self.schedule = schedule
         self.programs = programs
         self.code = code
-        loops = {s.name for s in schedule.steps if isinstance(s, Chunked)}
+        loops = {loop.name for loop in schedule.loops}
         calls = {callee(s) for s in schedule.steps if isinstance(s, Extern)}
         used = _RESERVED | set(programs) | loops | calls
         self.names = Names(used | _LOOP if loops else used)
@@ -93,20 +86,20 @@ class _Wrapper:
 
     # -- liveness ----------------------------------------------------------------------------------
 
-    def _reads(self, step: Step) -> list[Buffer]:
-        if isinstance(step, Extern):
-            return [v.buffer for v in extern_views(step)]
-        if isinstance(step, Chunked):
-            return [v.buffer for v in step.views]
-        if isinstance(step, Bundle):
-            return [buffer for buffers, _ in step.rows for buffer in buffers]
-        program = self.programs[step.name]
-        return list(program.buffers)
+    def _touched(self, step: Step) -> tuple[Buffer, ...]:
+        """Return what has to be in memory while a step runs, if only it has a name."""
+        match step:
+            case Bundle():
+                return tuple(dict.fromkeys(b for buffers, _ in step.rows for b in buffers))
+            case Kernel():
+                return self.programs[step.name].buffers
+            case _:
+                return step.reads
 
     def _last_uses(self) -> dict[Buffer, int]:
         last: dict[Buffer, int] = {}
         for position, step in enumerate(self.schedule.steps):
-            for buffer in self._reads(step):
+            for buffer in self._touched(step):
                 last[buffer] = position
         for view in argument_views(self.schedule.graph.outputs):
             last[view.buffer] = len(self.schedule.steps)
@@ -116,24 +109,24 @@ class _Wrapper:
         """Return the last step that writes an input: whole, or a part of it."""
         last: dict[Buffer, int] = {}
         for position, step in enumerate(self.schedule.steps):
-            if isinstance(step, Kernel | Bundle):
-                last.update((s.buffer.base, position) for s in step.stores)
-            elif isinstance(step, Extern) and step.moved is not None:
-                last[extern_views(step)[0].buffer] = position
+            match step:
+                case Kernel() | Bundle():
+                    last.update((buffer, position) for buffer in step.writes)
+                case Extern() if step.written is not None:
+                    last[step.written.buffer] = position
         return last
 
     def _reusable(self) -> set[Buffer]:
         """Buffers that kernels make and nobody else can keep a view of."""
-        made = {
-            s.buffer.base
-            for k in self.schedule.steps
-            if isinstance(k, Kernel | Bundle)
-            for s in k.stores
-        }
+        made: set[Buffer] = set()
+        kept = set(self.inputs)
         for step in self.schedule.steps:
-            if isinstance(step, Extern) and not step.target.startswith(_KEEPS_NOTHING):
-                made.difference_update(v.buffer for v in extern_views(step))
-        return made - self.inputs
+            match step:
+                case Kernel() | Bundle():
+                    made.update(step.writes)
+                case Extern() if step.may_alias:
+                    kept.update(step.reads)
+        return made - kept
 
     # -- lines -------------------------------------------------------------------------------------
 
@@ -141,14 +134,21 @@ class _Wrapper:
         graph = self.schedule.graph
         self._inputs(graph)
         for position, step in enumerate(self.schedule.steps):
-            if isinstance(step, Kernel):
-                self._kernel(step)
-            elif isinstance(step, Bundle):
-                self._bundle(step)
-            elif isinstance(step, Extern):
-                self._extern(step)
-            else:
-                self._chunked(step)
+            match step:
+                case Kernel():
+                    self._kernel(step)
+                case Bundle():
+                    self._bundle(step)
+                case Chunked():
+                    self._chunked(step)
+                case Extern():
+                    self._extern(step)
+                case Constant():
+                    made = self.names(step.buffer)
+                    self.lines.append(f"{made} = constant({step.node!r}, ())")
+                case SizeMinimum():
+                    args = ", ".join(print_size(a, self.names) for a in step.size.args)
+                    self.lines.append(f"{self.names(step.size)} = min({args})")
             if self.watched is not None:
                 self._watch(position, step, self.watched)
             self._release(position, step)
@@ -156,8 +156,10 @@ class _Wrapper:
         comma = "," if len(graph.outputs) == 1 else ""
         self.lines.append(f"return ({outputs}{comma})")
         body = "\n".join(f"    {line}" for line in self.lines)
-        loops = [s for s in self.schedule.steps if isinstance(s, Chunked)]
-        bodies = [_Wrapper(s.body, self.programs, self.code).print(s.name) + "\n\n" for s in loops]
+        bodies = [
+            _Wrapper(loop.schedule, self.programs, self.code).print(loop.name) + "\n\n"
+            for loop in self.schedule.loops
+        ]
         title = "graph" if name == "call" else "a chunk of"
         return f"{''.join(bodies)}# {title} {graph.name}\ndef {name}(args):\n{body}\n"
 
@@ -181,7 +183,7 @@ class _Wrapper:
         program = self.programs[bundle.name]
         self._allocate_stored(bundle)
         buffers = [bundle.buffers.index(b) for b in program.buffers]
-        sizes = [bundle.sizes.index(s) for s in program.sizes]
+        sizes = [bundle.extents.index(s) for s in program.sizes]
         self.lines.append(f"{self.code[bundle.name]}((")
         for row, _ in bundle.rows:
             self.lines.append(f"    ({', '.join(self.names(row[k]) for k in buffers)},),")
@@ -190,7 +192,7 @@ class _Wrapper:
 
     def _allocate_stored(self, step: Kernel | Bundle) -> None:
         """Print the allocation of each buffer that a launch makes; it may write inputs in place."""
-        for buffer in dict.fromkeys(s.buffer.base for s in step.stores):
+        for buffer in step.writes:
             if buffer not in self.inputs:
                 self._allocate(buffer)
 
@@ -209,12 +211,8 @@ class _Wrapper:
         args = [self._argument(a) for a in extern.args]
         args += [f"{k}={self._argument(v)}" for k, v in extern.kwargs]
         made = extern.outputs
-        if extern.target == "get_attr":
-            assert made[0] is not None
-            self.lines.append(f"{self.names(made[0])} = constant({extern.node!r}, ())")
-            return
         call = f"{callee(extern)}({', '.join(args)})"
-        if extern.sizes:
+        if extern.gives:
             self._sized(extern, call)
             return
         used = [b for b in made if b is not None and b in self.last_use]
@@ -223,24 +221,24 @@ class _Wrapper:
             return
         if not extern.many and len(made) == 1:
             assert made[0] is not None
-            value = call if _is_pending(extern) else self._restride(made[0], call)
+            value = call if extern.is_pending else self._restride(made[0], call)
             self.lines.append(f"{self.names(made[0])} = {value}")
             return
         targets = [self.names(b) if b in self.last_use and b is not None else "_" for b in made]
         comma = "," if len(targets) == 1 else ""
         self.lines.append(f"{', '.join(targets)}{comma} = {call}")
-        for buffer in () if _is_pending(extern) else used:
+        for buffer in () if extern.is_pending else used:
             name = self.names(buffer)
             self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
     def _sized(self, extern: Extern, call: str) -> None:
         """Print a call whose results have sizes that are known only now."""
         results = [f"{self.names(b)}" if b is not None else "_" for b in extern.outputs] or ["_"]
-        for bound in extern.sizes:
+        for bound in extern.gives:
             if bound.axis is None:
                 results[bound.result] = self.names(bound.size)
         self.lines.append(f"{', '.join(results)}{',' if extern.many else ''} = {call}")
-        for bound in extern.sizes:
+        for bound in extern.gives:
             if bound.axis is not None:
                 name = self.names(bound.size)
                 self.lines.append(f"{name} = {results[bound.result]}.shape[{bound.axis}]")
@@ -250,7 +248,7 @@ class _Wrapper:
 
     def _chunked(self, loop: Chunked) -> None:
         """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
-        for buffer in loop.made:
+        for buffer in loop.writes:
             maker = "empty" if buffer in loop.results else "zeros"
             shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
             self.lines.append(f"{self.names(buffer)} = {maker}({shape}, {strides}, {buffer.dtype})")
@@ -259,12 +257,12 @@ class _Wrapper:
         self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
         if ragged:
             self.lines.append(f"    rows = min({loop.chunk}, {rows} - start)")
-        sizes = [i for i in loop.body.graph.inputs if isinstance(i, Size)]
+        sizes = [i for i in loop.graph.inputs if isinstance(i, Size)]
         args = ["rows" if index(s) is loop.count else self.names(s) for s in sizes]
         args += [self._rows_of(view, count) for view in loop.sliced]
         args += [self._view(view) for view in loop.whole] + [self.names(b) for b in loop.added]
         self.lines.append(f"    part = {loop.name}([{', '.join(args)}])")
-        outputs = argument_views(loop.body.graph.outputs)
+        outputs = argument_views(loop.graph.outputs)
         for position, (buffer, view) in enumerate(zip(loop.results, outputs, strict=False)):
             width = view.shape[1]
             row = View(buffer, (loop.rows, width), (width, index(1)), index(0))
@@ -293,17 +291,17 @@ class _Wrapper:
 
         An input that is written in several places holds its value after the last.
         """
-        if isinstance(step, Extern):
-            pending = _is_pending(step) or step.target == "get_attr"
-            made = () if pending else tuple(b for b in step.outputs if b in self.last_use)
-        elif isinstance(step, Chunked):
-            made = step.made
-        else:
-            made = tuple(dict.fromkeys(s.buffer.base for s in step.stores))
-        known = [b for b in made if b is not None and b in watched]
+        name: str | None = None
+        match step:
+            case Extern():
+                made = () if step.is_pending else step.writes
+            case Kernel() | Bundle() | Chunked():
+                name, made = step.name, step.writes
+            case _:
+                return
+        known = [b for b in made if b in watched and b in self.last_use]
         known = [b for b in known if self.last_write.get(b, position) == position]
         if known:
-            name = None if isinstance(step, Extern) else step.name
             values = ", ".join(repr(watched[b]) for b in known)
             tensors = ", ".join(self.names(b) for b in known)
             self.lines.append(f"watch({name!r}, ({values},), ({tensors},))")
@@ -313,7 +311,7 @@ class _Wrapper:
 
     def _release(self, position: int, step: Step) -> None:
         """Free what was used for the last time here; keep a kernel's own buffers for reuse."""
-        touched = dict.fromkeys(self._reads(step))
+        touched = dict.fromkeys(self._touched(step))
         for buffer in touched:
             if self.last_use.get(buffer) != position or buffer not in self.names:
                 continue
@@ -329,9 +327,11 @@ class _Wrapper:
             for b in self.free
         )
         for step in self.schedule.steps[position + 1 :]:
-            if not isinstance(step, Kernel | Bundle):
-                continue
-            for buffer in dict.fromkeys(s.buffer.base for s in step.stores):
+            made: tuple[Buffer, ...] = ()
+            match step:
+                case Kernel() | Bundle():
+                    made = step.writes
+            for buffer in made:
                 same = buffer.shape == dead.shape and buffer.strides == dead.strides
                 if same and buffer.dtype is dead.dtype:
                     if waiting == 0:
@@ -379,14 +379,9 @@ def _same_strides(view: View, buffer: Buffer) -> bool:
     )
 
 
-def _is_pending(extern: Extern) -> bool:
-    """Return True if the results may not be read yet, not even for a copy with other strides."""
-    return extern.target.startswith(_COLLECTIVE) and not extern.target.startswith(_WAIT)
-
-
 def callee(extern: Extern) -> str:
-    """Return what an extern is called by: its name if ATen or Python has it, or a bound name."""
-    if extern.target.startswith("aten.") or extern.target == MINIMUM:
+    """Return what an extern is called by: its name if ATen has it, or a bound name."""
+    if extern.target.startswith("aten."):
         return extern.target
     return f"extern_{extern.node}"
 

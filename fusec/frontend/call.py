@@ -21,7 +21,7 @@ from fusec.frontend.shapes import Sizes, TensorType
 from fusec.frontend.value import Number, Value, broadcast, make_axes, positions, whole
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
-from fusec.ir.graph import Def, Extern, Origin
+from fusec.ir.graph import Def, Line, Origin
 from fusec.ir.index import Index, contiguous_strides
 from fusec.ir.names import Names
 from fusec.ir.scalar import ROUND
@@ -36,7 +36,7 @@ class Lines:
     """The graph so far: its definitions and externs, and the names in use."""
 
     sizes: Sizes = field(default_factory=Sizes)
-    nodes: list[Def | Extern] = field(default_factory=list)
+    nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:

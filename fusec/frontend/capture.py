@@ -39,6 +39,7 @@ from fusec.frontend import (
 )
 from fusec.frontend.arguments import Arguments, Opaque, share_memory
 from fusec.frontend.call import Call, Lines
+from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.registry import Lowering, find_lowering
@@ -50,11 +51,13 @@ from fusec.ir.graph import (
     Argument,
     BoundSize,
     Comparison,
+    Constant,
     Def,
     Extern,
     Graph,
     InputObject,
-    minimum_call,
+    Line,
+    SizeMinimum,
     sizes_in,
 )
 from fusec.ir.index import Index, Size, index
@@ -174,17 +177,7 @@ class _Capture:
             return Opaque(node)
         buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
         self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
-        self.lines.nodes.append(
-            Extern(
-                node.name,
-                "get_attr",
-                (),
-                (),
-                (buffer,),
-                "constant of the model",
-                origin_of(node),
-            )
-        )
+        self.lines.nodes.append(Constant(node.name, buffer, origin_of(node)))
         return whole(buffer)
 
     # -- calls ------------------------------------------------------------------------------------
@@ -367,10 +360,11 @@ class _Capture:
                 outputs,
                 known.reason if reason is None else reason,
                 origin_of(node),
+                effect_of(node.target, args, kwargs),
                 known.impure,
                 many,
                 () if lowering is None else self._meaning(node, outputs, lowering),
-                sizes=self._bound_sizes(values if outputs else [value]),
+                self._bound_sizes(values if outputs else [value]),
             )
         )
         return result
@@ -422,18 +416,17 @@ class _Capture:
         self.arguments.owners[buffer] = value
         return buffer
 
-    def _with_minima(self) -> list[Def | Extern]:
+    def _with_minima(self) -> list[Line]:
         """Return the lines with the sizes that others make computed as soon as these are known."""
         waiting = list(self.lines.sizes.minima.values())
-        calls = [n for n in self.lines.nodes if isinstance(n, Extern)]
-        unknown = {b.size for call in calls for b in call.sizes} | set(waiting)
-        nodes: list[Def | Extern] = []
+        unknown = {size for line in self.lines.nodes for size in _given(line)} | set(waiting)
+        nodes: list[Line] = []
         for line in (None, *self.lines.nodes):
             if line is not None:
                 nodes.append(line)
-                unknown.difference_update(b.size for b in getattr(line, "sizes", ()))
+                unknown.difference_update(_given(line))
             while ready := [e for e in waiting if unknown.isdisjoint(sizes_in(e.args))]:
-                nodes.extend(map(minimum_call, ready))
+                nodes.extend(map(SizeMinimum, ready))
                 unknown.difference_update(ready)
                 waiting = [e for e in waiting if e not in ready]
         return nodes
@@ -445,6 +438,10 @@ class _Capture:
         missing = sorted(set(self.lines.sizes.used) - self.given)
         if missing:
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
+
+
+def _given(line: Line) -> set[Size]:
+    return {bound.size for bound in line.gives} if isinstance(line, Extern) else set()
 
 
 def main_device(gm: fx.GraphModule) -> torch.device:

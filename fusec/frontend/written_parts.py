@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.effects import UPDATES, WINDOW_UPDATES
+
 aten = torch.ops.aten
-_WINDOWS = {aten.slice_scatter.default, aten.select_scatter.default}
-_CALLS = {
-    aten.index_put.default, aten._unsafe_index_put.default, aten.index_copy.default,
-    aten.index_add.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
-}  # fmt: skip
+_PARTS = WINDOW_UPDATES | UPDATES.keys()
 SMALL = 8
 """A part is written by itself if the whole has at least so many times its elements."""
 
@@ -31,7 +29,7 @@ def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
     for copy in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
         target, node = copy.args[:2]
         chain = []
-        while isinstance(node, fx.Node) and node.target in _WINDOWS | _CALLS and _is_small(node):
+        while isinstance(node, fx.Node) and node.target in _PARTS and _is_small(node):
             chain.append(node)
             node = node.args[0]
         if node is target and target.op == "placeholder":
@@ -41,7 +39,7 @@ def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
 
 def _is_small(call: fx.Node) -> bool:
     """Return True if a window is small, or if the call is none: its extent is in the indices."""
-    if call.target in _CALLS:
+    if call.target in UPDATES:
         return True
     part = call.args[1]
     known = isinstance(part, fx.Node) and isinstance(part.meta.get("val"), torch.Tensor)

@@ -4,7 +4,7 @@ Grammar of the printed form::
 
     graph  ::= 'graph' name '(' buffer: dtype[shape], ... ')' line*  'return' buffer, ...
     line   ::= buffer '[' axis, ... ']' '=' expr            Def
-             | buffer, ... '=' 'extern' target '(' ... ')'  Extern, with the reason
+             | buffer, ... '=' 'extern' target '(' ... ')'  a ``Call``, with the reason
     kernel ::= 'kernel' name '->' buffer, ...  'grid' axis:extent ... 'inside' axis:extent ...
                (buffer '[' index, ... ']' '=' expr)*
 
@@ -17,213 +17,81 @@ Worked example, LayerNorm's first half::
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NewType, TypeAlias
+from typing import ClassVar, NewType, TypeAlias
 
-from fusec.ir.atoms import Minimum
+from fusec.errors import InternalError
+from fusec.ir.argument import (
+    Argument,
+    Comparison,
+    Condition,
+    InputObject,
+    Junction,
+    NodeConstant,
+    SizeValue,
+    View,
+    argument_views,
+    whole_view,
+)
 from fusec.ir.decision import Decision
+from fusec.ir.definition import (
+    NOWHERE,
+    Def,
+    Origin,
+    by_name,
+    loaded,
+    sizes_in,
+    sizes_in_axes,
+    sizes_in_exprs,
+)
 from fusec.ir.expr import (
     Buffer,
     Expr,
-    IndexValue,
-    Load,
     postorder,
     replace_bound,
     substitute,
     substitute_all,
 )
-from fusec.ir.index import Axis, Index, Runtime, Size
+from fusec.ir.extern import BoundSize, Call, Constant, Extern, SizeMinimum
+from fusec.ir.index import Axis, Index, Size
 
+__all__ = [
+    "Argument",
+    "BoundSize",
+    "Bundle",
+    "Call",
+    "Chunked",
+    "Comparison",
+    "Condition",
+    "Constant",
+    "Def",
+    "Extern",
+    "FlatKernel",
+    "Graph",
+    "InputObject",
+    "Junction",
+    "Kernel",
+    "Line",
+    "NodeConstant",
+    "Origin",
+    "Schedule",
+    "SizeMinimum",
+    "SizeValue",
+    "Step",
+    "Store",
+    "View",
+    "all_kernels",
+    "all_launches",
+    "argument_views",
+    "kernel_nodes",
+    "sizes_in",
+    "whole_view",
+]
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a definition comes from in the user's program.
-
-    Attributes:
-        ops: the ATen operations, in order, such as ``("add.Tensor", "mul.Tensor")``.
-        source: the user's lines, such as ``("model.py:41 in forward: x = x + r",)``.
-    """
-
-    ops: tuple[str, ...] = ()
-    source: tuple[str, ...] = ()
-
-    def __add__(self, other: Origin) -> Origin:
-        return Origin(
-            tuple(dict.fromkeys(self.ops + other.ops)),
-            tuple(dict.fromkeys(self.source + other.source)),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Def:
-    """``buffer[axes] = expr``: one line of index notation.
-
-    Attributes:
-        covers: buffers whose definitions were substituted into ``expr``, to be computed here.
-    """
-
-    buffer: Buffer
-    axes: tuple[Axis, ...]
-    expr: Expr
-    origin: Origin = Origin()
-    covers: tuple[Buffer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A strided window into a buffer, as eager kernels take it; sizes and strides in elements."""
-
-    buffer: Buffer
-    shape: tuple[Index, ...]
-    strides: tuple[Index, ...]
-    offset: Index
-
-
-@dataclass(frozen=True, slots=True)
-class SizeValue:
-    """A symbolic integer among an extern's arguments."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A condition on sizes among an extern's arguments; ``sign`` is Python's."""
-
-    sign: str
-    left: Index
-    right: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Junction:
-    """Conditions of which all hold, or at least one does; ``sign`` is ``and`` or ``or``."""
-
-    sign: str
-    parts: tuple[Condition, ...]
-
-
-Condition: TypeAlias = "Comparison | Junction | bool"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeConstant:
-    """An argument that only the FX graph can give: position ``path`` among the node's arguments."""
-
-    node: str
-    path: tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InputObject:
-    """An input that is neither tensor nor size, a process group say: passed on as it is."""
-
-    name: str
-
-
-Argument: TypeAlias = (
-    "View | SizeValue | Condition | NodeConstant | InputObject | int | float | bool | str "
-    "| tuple[Argument, ...] | None"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundSize:
-    """A size that depends on data, where a call gives it.
-
-    Attributes:
-        result: which of the call's results.
-        axis: of that, which extent; None if the result is the number itself.
-    """
-
-    size: Size
-    result: int
-    axis: int | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Extern:
-    """A call of the eager kernel of one FX node, with the reason why it is not lowered.
-
-    Attributes:
-        meaning: definitions that compute the same outputs, where index notation can say them: what
-            stands in the call's place where a kernel of fusec's own is the better choice.
-        node: name of the FX node, which holds the callable.
-        target: its printed name, such as ``aten.mm.default``.
-        outputs: buffers it makes, None for results that are not tensors.
-        impure: it writes its arguments or talks to other ranks; kept, in order.
-        many: the call returns a sequence.
-        moved: of a call that changes a part of its first argument, how many elements of that it
-            reads and writes.
-        sizes: those that are known once it has run.
-        region: of a call that is no operation but a loop over rows: what it runs.
-    """
-
-    node: str
-    target: str
-    args: tuple[Argument, ...]
-    kwargs: tuple[tuple[str, Argument], ...]
-    outputs: tuple[Buffer | None, ...]
-    reason: str
-    origin: Origin = Origin()
-    impure: bool = False
-    many: bool = False
-    meaning: tuple[Def, ...] = ()
-    moved: Index | None = None
-    sizes: tuple[BoundSize, ...] = ()
-    region: Region | None = None
-
-    @property
-    def is_launch(self) -> bool:
-        """Whether a kernel may run: not for a constant, a condition or arithmetic on sizes."""
-        touched = extern_views(self) or any(b is not None for b in self.outputs)
-        return bool(touched) and self.target != "get_attr"
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """What a loop over rows runs (``passes/chunk.py``), as a graph of some rows.
-
-    Attributes:
-        rows: of the whole; ``chunk`` of them at a time, ``count`` in the body's words.
-        body: the graph of one chunk. Its inputs: the rows it has, where the last chunk is short;
-            a buffer for each sliced and whole argument; the sums it adds to. It returns the rows'
-            results, and the sums over its rows.
-        results, sums, added: buffers of the graph around: made row by row; what the body's sums
-            are added to; and what the body itself adds to.
-    """
-
-    name: str
-    rows: Index
-    chunk: int
-    count: Index
-    body: Graph
-    results: tuple[Buffer, ...]
-    sums: tuple[Buffer, ...]
-    added: tuple[Buffer, ...]
-
-
-MINIMUM = "min"
-"""What the extern that computes a ``Minimum`` calls: Python's own."""
-
-
-def minimum_call(size: Minimum) -> Extern:
-    """Return the extern that computes a size from others."""
-    args = tuple(SizeValue(a) for a in size.args)
-    bound = (BoundSize(size, 0, None),)
-    return Extern(size.name, MINIMUM, args, (), (None,), "arithmetic on sizes", sizes=bound)
-
-
-def sizes_in(values: Iterable[Index]) -> set[Size]:
-    """Return the symbolic sizes that indices mention, those of the extents of their axes, too."""
-    found: set[Size] = set()
-    for atom in (atom for value in values for atom in value.atoms()):
-        if isinstance(atom, Size):
-            found.add(atom)
-        elif isinstance(atom, Axis | Runtime):
-            found |= sizes_in((atom.extent,))
-    return found
+Line: TypeAlias = "Def | Call | Chunked"
+"""What a graph is made of: one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +107,39 @@ class Graph:
 
     name: str
     inputs: tuple[Buffer | Size | InputObject | None, ...]
-    nodes: tuple[Def | Extern, ...]
+    nodes: tuple[Line, ...]
     outputs: tuple[Argument, ...]
     decisions: tuple[Decision, ...] = ()
+
+    @property
+    def defs(self) -> tuple[Def, ...]:
+        """The lines in index notation."""
+        return tuple(line for line in self.nodes if isinstance(line, Def))
+
+    @property
+    def externs(self) -> tuple[Extern, ...]:
+        """The calls of eager kernels."""
+        return tuple(line for line in self.nodes if isinstance(line, Extern))
+
+    @property
+    def returned(self) -> frozenset[Buffer]:
+        """The buffers of which it returns views."""
+        return frozenset(view.buffer for view in argument_views(self.outputs))
+
+    def map_defs(self, rule: Callable[[Def], Iterable[Line]]) -> Graph:
+        """Return the graph with the lines of ``rule`` in the place of each definition."""
+        nodes: list[Line] = []
+        for line in self.nodes:
+            nodes.extend(rule(line) if isinstance(line, Def) else (line,))
+        same = len(nodes) == len(self.nodes) and all(map(operator.is_, nodes, self.nodes))
+        return self if same else replace(self, nodes=tuple(nodes))
 
     @property
     def sizes(self) -> tuple[Size, ...]:
         """The symbolic sizes: inputs, extents of inputs, and those that externs give."""
         given = [item for item in self.inputs if isinstance(item, Size)]
-        calls = (node for node in self.nodes if isinstance(node, Extern))
-        bound = (bound.size for call in calls for bound in call.sizes)
-        return (*given, *(size for size, _, _ in self.measured), *bound)
+        bound = (size for node in self.nodes for size in node.defines_sizes)
+        return tuple(dict.fromkeys((*given, *(size for size, _, _ in self.measured), *bound)))
 
     @property
     def measured(self) -> tuple[tuple[Size, Buffer, int], ...]:
@@ -289,7 +179,7 @@ class Kernel:
     grid: tuple[Axis, ...]
     inside: tuple[Axis, ...]
     stores: tuple[Store, ...]
-    origin: Origin = Origin()
+    origin: Origin = NOWHERE
     defs: tuple[Buffer, ...] = ()
     labels: tuple[tuple[Expr, str], ...] = ()
     configuration: int = 0
@@ -321,6 +211,32 @@ class Kernel:
             ),
         )
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What one launch of it runs: itself. Those of a bundle are several."""
+        return (self,)
+
+    impure: ClassVar[bool] = False
+    is_launch: ClassVar[bool] = True
+    defines_sizes: ClassVar[tuple[Size, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        """The distinct buffers that it loads, in order."""
+        return loaded(store.expr for store in self.stores)
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        """The distinct buffers that it stores to, in order: also inputs, in place."""
+        return tuple(dict.fromkeys(store.buffer.base for store in self.stores))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The symbolic sizes that it needs, by name: if it is flat, its program's arguments."""
+        indices = [i for s in self.stores for i in (*s.indices, *s.buffer.strides)]
+        found = sizes_in_exprs(store.expr for store in self.stores)
+        return by_name(found | sizes_in_axes(self.axes) | sizes_in(indices))
+
 
 FlatKernel = NewType("FlatKernel", Kernel)
 """A kernel whose loads and stores have one index: an element offset into ``Buffer.flat()``.
@@ -335,34 +251,6 @@ def kernel_nodes(kernel: Kernel) -> tuple[Expr, ...]:
     return tuple(postorder(s.expr for s in kernel.stores))
 
 
-def kernel_sizes(kernel: FlatKernel) -> tuple[Size, ...]:
-    """Return the symbolic sizes that a kernel mentions, by name."""
-    places = [store.indices[0] for store in kernel.stores]
-    for node in kernel_nodes(kernel):
-        if isinstance(node, Load):
-            places.append(node.indices[0])
-        elif isinstance(node, IndexValue):
-            places.append(node.index)
-    extents = (e for a in kernel.axes for e in (a.extent, a.limit) if e is not None)
-    return tuple(sorted(sizes_in((*places, *extents)), key=lambda size: size.name))
-
-
-def argument_views(args: tuple[Argument, ...]) -> list[View]:
-    """Return every tensor view among (nested) arguments."""
-    found: list[View] = []
-    for arg in args:
-        if isinstance(arg, View):
-            found.append(arg)
-        elif isinstance(arg, tuple):
-            found.extend(argument_views(arg))
-    return found
-
-
-def extern_views(extern: Extern) -> list[View]:
-    """Return every tensor an extern reads."""
-    return argument_views(extern.args) + argument_views(tuple(v for _, v in extern.kwargs))
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A graph cut into kernels: kernels, externs and loops over rows in execution order.
@@ -374,6 +262,29 @@ class Schedule:
     graph: Graph
     steps: tuple[Step, ...]
     decisions: tuple[Decision, ...] = ()
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that are steps of their own."""
+        return tuple(step for step in self.steps if isinstance(step, Kernel))
+
+    @property
+    def externs(self) -> tuple[Extern, ...]:
+        """The calls of eager kernels, but for those inside loops."""
+        return tuple(step for step in self.steps if isinstance(step, Extern))
+
+    @property
+    def loops(self) -> tuple[Chunked, ...]:
+        """The loops over rows."""
+        return tuple(step for step in self.steps if isinstance(step, Chunked))
+
+    def map_kernels(self, rule: Callable[[Kernel], Iterable[Step]]) -> Schedule:
+        """Return the schedule with the steps of ``rule`` in the place of each kernel."""
+        steps: list[Step] = []
+        for step in self.steps:
+            steps.extend(rule(step) if isinstance(step, Kernel) else (step,))
+        same = len(steps) == len(self.steps) and all(map(operator.is_, steps, self.steps))
+        return self if same else replace(self, steps=tuple(steps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -388,6 +299,7 @@ class Chunked:
         rows: of the whole.
         chunk: rows at a time.
         count: the same as the body knows it; a size of its own if the last chunk may be short.
+        body: what runs for each chunk: a graph of so many rows, or a schedule of that graph.
         sliced: windows whose first axis is the rows.
         results: buffers of which the body makes some rows; row-major.
         sums: buffers that begin as 0.
@@ -398,22 +310,54 @@ class Chunked:
     rows: Index
     chunk: int
     count: Index
-    body: Schedule
+    body: Graph | Schedule
     sliced: tuple[View, ...]
     whole: tuple[View, ...]
     results: tuple[Buffer, ...]
     sums: tuple[Buffer, ...]
     added: tuple[Buffer, ...]
 
+    impure: ClassVar[bool] = False
+    is_launch: ClassVar[bool] = True
+    defines_sizes: ClassVar[tuple[Size, ...]] = ()
+
     @property
-    def made(self) -> tuple[Buffer, ...]:
-        """The buffers that are new after the loop."""
-        return (*self.results, *self.sums, *self.added)
+    def graph(self) -> Graph:
+        """The graph of so many rows."""
+        return self.body if isinstance(self.body, Graph) else self.body.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        """What runs for each chunk.
+
+        Raises:
+            InternalError: if the body was not fused.
+        """
+        if isinstance(self.body, Graph):
+            raise InternalError(f"the body of {self.name} is not fused", stage="ir.graph")
+        return self.body
 
     @property
     def views(self) -> tuple[View, ...]:
         """What the loop reads."""
         return (*self.sliced, *self.whole)
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        """The distinct buffers that the loop reads, in order."""
+        return tuple(dict.fromkeys(view.buffer.base for view in self.views))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        """The buffers that are new after the loop."""
+        return (*self.results, *self.sums, *self.added)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The symbolic sizes that it needs, by name."""
+        indices = [i for view in self.views for i in (*view.shape, *view.strides, view.offset)]
+        layouts = [i for buffer in self.writes for i in (*buffer.shape, *buffer.strides)]
+        return by_name(sizes_in((self.rows, *indices, *layouts)))
 
     @property
     def rounds(self) -> int:
@@ -428,17 +372,36 @@ class Bundle:
     Attributes:
         kernels: the members.
         template: what they have in common, over buffers and axes of its own, whose extents are
-            ``sizes``.
+            ``extents``.
         buffers: the template's.
-        rows: of each member, the buffers that stand for ``buffers`` and the values of ``sizes``.
+        rows: of each member, the buffers that stand for ``buffers`` and the values of ``extents``.
     """
 
     name: str
     kernels: tuple[Kernel, ...]
     template: FlatKernel
     buffers: tuple[Buffer, ...]
-    sizes: tuple[Size, ...]
+    extents: tuple[Size, ...]
     rows: tuple[tuple[tuple[Buffer, ...], tuple[int, ...]], ...]
+
+    impure: ClassVar[bool] = False
+    is_launch: ClassVar[bool] = True
+    defines_sizes: ClassVar[tuple[Size, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        """The distinct buffers that the members load, in order."""
+        return tuple(dict.fromkeys(b for kernel in self.kernels for b in kernel.reads))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        """The distinct buffers that the members store to, in order."""
+        return tuple(dict.fromkeys(b for kernel in self.kernels for b in kernel.writes))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The symbolic sizes that the members need, by name."""
+        return by_name({size for kernel in self.kernels for size in kernel.sizes})
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -453,7 +416,7 @@ class Bundle:
         return Origin(tuple(dict.fromkeys(ops)), tuple(dict.fromkeys(source)))
 
 
-Step: TypeAlias = Kernel | Extern | Chunked | Bundle
+Step: TypeAlias = "Kernel | Bundle | Chunked | Call"
 """What a schedule runs: one after the other."""
 
 
@@ -461,7 +424,7 @@ def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
     """Return the kernels of a schedule, those in bundles and in loops over rows included."""
     found: list[Kernel] = []
     for launch in all_launches(schedule):
-        found.extend(launch.kernels if isinstance(launch, Bundle) else (launch,))
+        found.extend(launch.kernels)
     return tuple(found)
 
 
@@ -470,7 +433,7 @@ def all_launches(schedule: Schedule) -> tuple[Kernel | Bundle, ...]:
     found: list[Kernel | Bundle] = []
     for step in schedule.steps:
         if isinstance(step, Chunked):
-            found.extend(all_launches(step.body))
+            found.extend(all_launches(step.schedule))
         elif isinstance(step, Kernel | Bundle):
             found.append(step)
     return tuple(found)

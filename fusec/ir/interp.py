@@ -22,17 +22,19 @@ import numpy as np
 from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
-    MINIMUM,
     Argument,
     Bundle,
+    Call,
     Chunked,
     Comparison,
+    Constant,
     Def,
     Extern,
     Graph,
     Junction,
     Kernel,
     Schedule,
+    SizeMinimum,
     SizeValue,
     Store,
     View,
@@ -71,7 +73,9 @@ __all__ = [
     "to_storage",
 ]
 
-ExternCall: TypeAlias = Callable[[Extern, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]]
+ExternCall: TypeAlias = Callable[
+    [Extern | Constant, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]
+]
 """Runs an extern: ``call(node, args, kwargs)`` returns one array (or None) for each of its outputs.
 
 Views arrive as strided arrays over the storage, so that a kernel that writes its arguments does;
@@ -161,12 +165,19 @@ def run_graph(graph: Graph, inputs: Sequence[Any], extern: ExternCall | None = N
         One value for each of ``graph.outputs``: arrays (copies), ints for sizes, others as given.
     """
     env = _bind_inputs(graph, inputs)
-    for node in graph.nodes:
-        if isinstance(node, Extern):
-            _run_extern(node, env, extern)
-        else:
-            _run_def(node, env)
+    _run_lines(graph, env, extern)
     return _collect_outputs(graph, env)
+
+
+def _run_lines(graph: Graph, env: Env, extern: ExternCall | None) -> None:
+    for node in graph.nodes:
+        match node:
+            case Def():
+                _run_def(node, env)
+            case Chunked():
+                _run_chunked(node, env, extern, interpret_kernel)
+            case _:
+                _run_call(node, env, extern)
 
 
 def interpret_kernel(kernel: Kernel, env: Env) -> None:
@@ -193,33 +204,35 @@ def run_schedule(
 def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
     for step in schedule.steps:
         match step:
-            case Extern():
-                _run_extern(step, env, extern)
             case Chunked():
                 _run_chunked(step, env, extern, kernel)
-            case Kernel():
-                kernel(step, env)
-            case Bundle():
+            case Kernel() | Bundle():
                 for member in step.kernels:
                     kernel(member, env)
+            case _:
+                _run_call(step, env, extern)
 
 
 def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
     """Run the body for each chunk of rows: results go into their rows, sums are added up."""
     rows = eval_scalar(loop.rows, env)
-    for buffer in loop.made:
+    for buffer in loop.writes:
         allocate(buffer, env)
     for buffer in (*loop.sums, *loop.added):
         from_storage(buffer, env)[...] = 0
     for start in range(0, rows, loop.chunk):
         count = min(loop.chunk, rows - start)
-        sizes = [env.sizes.get(i, count) for i in loop.body.graph.inputs if isinstance(i, Size)]
+        sizes = [env.sizes.get(i, count) for i in loop.graph.inputs if isinstance(i, Size)]
         sliced = [_window(view, env)[start : start + count] for view in loop.sliced]
         whole = [_window(view, env) for view in loop.whole]
         added = [from_storage(buffer, env) for buffer in loop.added]
-        inner = _bind_inputs(loop.body.graph, (*sizes, *sliced, *whole, *added))
-        _run_steps(loop.body, inner, extern, kernel)
-        values = _collect_outputs(loop.body.graph, inner)
+        inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added))
+        match loop.body:
+            case Graph():
+                _run_lines(loop.body, inner, extern)
+            case Schedule():
+                _run_steps(loop.body, inner, extern, kernel)
+        values = _collect_outputs(loop.graph, inner)
         for buffer, value in zip(loop.results, values, strict=False):
             from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value
         for buffer, value in zip(loop.sums, values[len(loop.results) :], strict=True):
@@ -256,16 +269,33 @@ def _collect_outputs(graph: Graph, env: Env) -> list[Any]:
     return [value.copy() if isinstance(value, np.ndarray) else value for value in values]
 
 
+def _run_call(node: Call, env: Env, extern: ExternCall | None) -> None:
+    match node:
+        case SizeMinimum():
+            env.sizes = {**env.sizes, node.size: min(eval_scalar(a, env) for a in node.size.args)}
+        case Constant():
+            (values,) = _call(extern, node, (), {})
+            to_storage(node.buffer, np.asarray(values), env)
+        case Extern():
+            _run_extern(node, env, extern)
+
+
+def _call(
+    extern: ExternCall | None,
+    node: Extern | Constant,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Sequence[Any]:
+    if extern is None:
+        raise InternalError(f"nothing runs extern {node.target}", stage=STAGE)
+    return extern(node, args, kwargs)
+
+
 def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
     args = tuple(_resolve(argument, env) for argument in node.args)
     kwargs = {name: _resolve(argument, env) for name, argument in node.kwargs}
-    if node.target == MINIMUM:
-        results: Sequence[Any] = (min(args),)
-    elif extern is not None:
-        results = extern(node, args, kwargs)
-    else:
-        raise InternalError(f"nothing runs extern {node.target}", stage=STAGE)
-    for bound in node.sizes:
+    results = _call(extern, node, args, kwargs)
+    for bound in node.gives:
         value = np.asarray(results[bound.result])
         number = int(value) if bound.axis is None else value.shape[bound.axis]
         env.sizes = {**env.sizes, bound.size: number}

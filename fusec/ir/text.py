@@ -24,8 +24,10 @@ from fusec.ir.expr import (
 from fusec.ir.graph import (
     Argument,
     Bundle,
+    Call,
     Chunked,
     Comparison,
+    Constant,
     Def,
     Extern,
     Graph,
@@ -34,6 +36,7 @@ from fusec.ir.graph import (
     Kernel,
     NodeConstant,
     Schedule,
+    SizeMinimum,
     SizeValue,
     Step,
     View,
@@ -169,14 +172,19 @@ def print_def(line: Def) -> str:
     return f"{line.buffer.name}[{axes}] = {line.expr!r}"
 
 
-def print_extern(line: Extern) -> str:
-    args = [print_argument(a) for a in line.args]
-    args += [f"{k}={print_argument(v)}" for k, v in line.kwargs]
-    names = ["_" if b is None else b.name for b in line.outputs]
-    for bound in (b for b in line.sizes if b.axis is None):
-        names[bound.result] = bound.size.name
-    outputs = ", ".join(names)
-    return f"{outputs} = extern {line.target}({', '.join(args)})    # {line.reason}"
+def print_call(line: Call) -> str:
+    match line:
+        case Constant():
+            names, args = [line.buffer.name], []
+        case SizeMinimum():
+            names, args = [line.size.name], [repr(size) for size in line.size.args]
+        case Extern():
+            args = [print_argument(a) for a in line.args]
+            args += [f"{k}={print_argument(v)}" for k, v in line.kwargs]
+            names = ["_" if b is None else b.name for b in line.outputs]
+            for bound in (b for b in line.gives if b.axis is None):
+                names[bound.result] = bound.size.name
+    return f"{', '.join(names)} = extern {line.target}({', '.join(args)})    # {line.reason}"
 
 
 def print_graph(graph: Graph) -> str:
@@ -197,8 +205,10 @@ def print_graph(graph: Graph) -> str:
         match node:
             case Def():
                 lines.append(f"  {print_def(node)}    : {print_type(node.buffer)}")
-            case Extern():
-                lines.append(f"  {print_extern(node)}")
+            case Chunked():
+                lines += [f"  {line}" for line in print_chunked(node).splitlines()]
+            case _:
+                lines.append(f"  {print_call(node)}")
     lines.append(f"  return {', '.join(map(print_argument, graph.outputs))}")
     return "\n".join(lines)
 
@@ -221,12 +231,12 @@ def print_step(step: Step) -> str:
     match step:
         case Kernel():
             return print_kernel(step)
-        case Extern():
-            return print_extern(step)
         case Chunked():
             return print_chunked(step)
         case Bundle():
             return print_bundle(step)
+        case _:
+            return print_call(step)
 
 
 def print_template(bundle: Bundle) -> str:
@@ -240,7 +250,7 @@ def print_bundle(bundle: Bundle) -> str:
     """Return what the members have in common, then a line for each of them."""
     lines = [print_template(bundle)]
     for kernel, (buffers, sizes) in zip(bundle.kernels, bundle.rows, strict=True):
-        pairs = [f"{s.name}={n}" for s, n in zip(bundle.sizes, sizes, strict=True)]
+        pairs = [f"{s.name}={n}" for s, n in zip(bundle.extents, sizes, strict=True)]
         names = ", ".join((*(b.name for b in buffers), *pairs))
         lines.append(f"  {kernel.name}({names})")
     return "\n".join(lines)
@@ -248,13 +258,13 @@ def print_bundle(bundle: Bundle) -> str:
 
 def print_chunked(loop: Chunked) -> str:
     """Return a loop over rows: what it slices and makes, then its body, indented."""
-    inner = [i for i in loop.body.graph.inputs if isinstance(i, Buffer)]
+    inner = [i for i in loop.graph.inputs if isinstance(i, Buffer)]
     sliced = [
         f"{i.name}: {print_type(i)} of {print_argument(v)}"
         for i, v in zip(inner, loop.sliced, strict=False)
     ]
     lines = [
-        f"rows {loop.name} -> {', '.join(b.name for b in loop.made)}"
+        f"rows {loop.name} -> {', '.join(b.name for b in loop.writes)}"
         f"    {loop.chunk} of {loop.rows} at a time",
         f"  sliced {'; '.join(sliced) or '-'}",
         f"  whole {', '.join(map(print_argument, loop.whole)) or '-'}",
@@ -262,7 +272,11 @@ def print_chunked(loop: Chunked) -> str:
     if loop.sums or loop.added:
         names = ", ".join(b.name for b in (*loop.sums, *loop.added))
         lines.append(f"  added up {names}")
-    body = print_schedule(loop.body)
+    match loop.body:
+        case Graph():
+            body = print_graph(loop.body)
+        case Schedule():
+            body = print_schedule(loop.body)
     lines += [f"  {line}" if line else "" for line in body.splitlines()]
     return "\n".join(lines)
 

@@ -41,6 +41,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import (
     Argument,
     Bundle,
+    Call,
     Chunked,
     Def,
     Extern,
@@ -50,7 +51,6 @@ from fusec.ir.graph import (
     Schedule,
     Store,
     argument_views,
-    extern_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, index, is_in_range, product
 from fusec.ir.monoid import ALL, ANY
@@ -229,10 +229,13 @@ def verify_graph(graph: Graph) -> None:
     """
     defined = {item for item in graph.inputs if isinstance(item, Buffer)}
     for node in graph.nodes:
-        if isinstance(node, Extern):
-            _verify_extern(node, defined)
-        else:
-            _verify_def(node, defined)
+        match node:
+            case Def():
+                _verify_def(node, defined)
+            case Chunked():
+                _verify_chunked(node, defined)
+            case _:
+                _verify_call(node, defined)
     _verify_outputs(graph, defined)
 
 
@@ -263,13 +266,13 @@ def _define(buffer: Buffer, defined: set[Buffer], line: str) -> None:
     defined.add(buffer.base)
 
 
-def _verify_extern(node: Extern, defined: set[Buffer]) -> None:
-    outputs = [buffer for buffer in node.outputs if buffer is not None]
-    line = f"{', '.join(map(repr, outputs)) or '_'} = extern {node.target}(...)"
-    for view in extern_views(node):
-        check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
-        check(len(view.shape) == len(view.strides), line, f"view of {view.buffer}: rank")
-    for buffer in outputs:
+def _verify_call(node: Call, defined: set[Buffer]) -> None:
+    line = f"{', '.join(map(repr, node.writes)) or '_'} = extern {node.target}(...)"
+    if isinstance(node, Extern):
+        for view in node.views:
+            check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
+            check(len(view.shape) == len(view.strides), line, f"view of {view.buffer}: rank")
+    for buffer in node.writes:
         check(buffer not in defined, line, f"{buffer} is defined twice")
         defined.add(buffer)
 
@@ -353,44 +356,52 @@ def verify_schedule(schedule: Schedule) -> None:
     defined = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     written = set(defined)
     for step in schedule.steps:
-        if isinstance(step, Extern):
-            _verify_extern(step, defined)
-            continue
-        if isinstance(step, Chunked):
-            _verify_chunked(step, defined)
-            continue
-        line = f"kernel {step.name}"
-        for load in loads(store.expr for store in step.stores):
-            known = load.buffer.base in defined
-            check(known, line, f"{load.buffer} is not defined yet")
-        for kernel in step.kernels if isinstance(step, Bundle) else (step,):
-            verify_kernel(kernel)
-            for buffer in dict.fromkeys(store.buffer.base for store in kernel.stores):
-                if buffer in written:  # in place, once
-                    written.remove(buffer)
-                    defined.remove(buffer)
-                _define(buffer, defined, line)
+        match step:
+            case Kernel() | Bundle():
+                _verify_launch(step, defined, written)
+            case Chunked():
+                _verify_chunked(step, defined)
+            case _:
+                _verify_call(step, defined)
     _verify_outputs(schedule.graph, defined)
+
+
+def _verify_launch(launch: Kernel | Bundle, defined: set[Buffer], written: set[Buffer]) -> None:
+    """Check what one launch runs; ``written`` are the inputs that nothing wrote in place so far."""
+    line = f"kernel {launch.name}"
+    for buffer in launch.reads:
+        check(buffer in defined, line, f"{buffer} is not defined yet")
+    for kernel in launch.kernels:
+        verify_kernel(kernel)
+        for buffer in kernel.writes:
+            if buffer in written:  # in place, once
+                written.remove(buffer)
+                defined.remove(buffer)
+            _define(buffer, defined, line)
 
 
 def _verify_chunked(loop: Chunked, defined: set[Buffer]) -> None:
     """Check a loop over rows: its body, and that what goes in and comes out has the body's form."""
     line = f"rows {loop.name}"
-    verify_schedule(loop.body)
+    match loop.body:
+        case Graph():
+            verify_graph(loop.body)
+        case Schedule():
+            verify_schedule(loop.body)
     for view in loop.views:
         check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
-    inner = [item for item in loop.body.graph.inputs if isinstance(item, Buffer)]
+    inner = [item for item in loop.graph.inputs if isinstance(item, Buffer)]
     given = len(loop.views) + len(loop.added)
     check(len(inner) == given, line, f"its body takes {len(inner)} buffers of {given}")
     for view, buffer in zip(loop.sliced, inner, strict=False):
         check(view.shape[0] is loop.rows, line, f"{view.buffer} has {view.shape[0]} rows")
         same = buffer.shape == (loop.count, *view.shape[1:]) and buffer.strides == view.strides
         check(same, line, f"{buffer} is no slice of {view.buffer}")
-    outputs = argument_views(loop.body.graph.outputs)
+    outputs = argument_views(loop.graph.outputs)
     made = len(loop.results) + len(loop.sums)
     check(len(outputs) == made, line, f"its body returns {len(outputs)} of {made} buffers")
     for view, buffer in zip(outputs, loop.results, strict=False):
         row = product(buffer.shape)
         check(row is loop.rows * view.shape[1], line, f"{view.buffer} has not {buffer}'s rows")
-    for buffer in loop.made:
+    for buffer in loop.writes:
         _define(buffer, defined, line)

@@ -22,12 +22,12 @@ from typing import TypeAlias
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, substitute
-from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes, kernel_sizes
+from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.coalesce import coalesce
-from fusec.passes.dag import Dag, chain_lengths, joined, sorted_steps, step_dependencies
+from fusec.passes.dag import Dag, chain_lengths, dependencies, joined, sorted_steps
 from fusec.passes.machine import Machine
 
 LEAST = 3
@@ -39,7 +39,7 @@ Kind: TypeAlias = tuple[object, ...]
 def bundle(schedule: Schedule, machine: Machine) -> Schedule:
     """Return the schedule with alike, independent kernels in bundles."""
     steps = schedule.steps
-    dag = step_dependencies(steps)
+    dag = dependencies(steps)
     groups: dict[Kind, list[int]] = {}
     for position, length in chain_lengths(dag).items():
         step = steps[position]
@@ -166,7 +166,7 @@ def _bundle(
 ) -> Bundle:
     kernels = tuple(k for p, _ in rows if isinstance(k := steps[p], Kernel))
     template, stands = _template(rows[0][1])
-    used = kernel_sizes(template)
+    used = template.sizes
     extents = {
         p: dict(zip(sizes, (a.extent.const for a in flat[p].grid), strict=True)) for p in flat
     }

@@ -28,14 +28,13 @@ from fusec.ir.graph import (
     Extern,
     Graph,
     Kernel,
+    Line,
     Schedule,
     Step,
     View,
-    argument_views,
 )
 from fusec.ir.index import index
 from fusec.passes.cost import price, price_call
-from fusec.passes.dag import reads, writes
 from fusec.passes.machine import Machine
 
 Cut: TypeAlias = Callable[[Graph], Schedule]
@@ -60,7 +59,7 @@ class Group:
     def signature(self) -> str:
         """The graph's form as text, the same in every process: equal for layers that are alike."""
         buffers = [b for b in self.graph.inputs if isinstance(b, Buffer)]
-        buffers += [b for n in self.graph.nodes for b in writes(n)]
+        buffers += [b for n in self.graph.nodes for b in n.writes]
         layouts = tuple((b.shape, b.strides) for b in buffers)
         return repr(canonical(self.graph, layouts).form)
 
@@ -146,7 +145,7 @@ def modelled_us(schedule: Schedule, machine: Machine) -> float:
             case Extern():
                 total += price_call(step, machine).us
             case Chunked():
-                total += step.rounds * modelled_us(step.body, machine)
+                total += step.rounds * modelled_us(step.schedule, machine)
     return total
 
 
@@ -156,9 +155,7 @@ def _name(kernels: tuple[Kernel, ...]) -> str:
 
 def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -> Decision:
     calls = "+".join(
-        n.target.removeprefix("aten.").removesuffix(".default")
-        for n in graph.nodes
-        if isinstance(n, Extern) and n.node in opened
+        call.title.removesuffix(".default") for call in graph.externs if call.node in opened
     )
     return Decision(calls, name, choice.fused, choice.reason, choice.saved_us)
 
@@ -168,41 +165,31 @@ def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -
 
 def open_calls(graph: Graph, opened: set[str] | frozenset[str]) -> Graph:
     """Return the graph with the meaning of some calls, by FX node, in their places."""
-    nodes: list[Def | Extern] = []
+    nodes: list[Line] = []
     for node in graph.nodes:
-        if isinstance(node, Extern) and node.node in opened:
-            nodes.extend(node.meaning)
-        else:
-            nodes.append(node)
+        match node:
+            case Extern() if node.node in opened:
+                nodes.extend(node.meaning)
+            case _:
+                nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
 def _openable(graph: Graph) -> set[str]:
     """Return the calls whose meaning covers every result that anybody reads."""
-    read: set[Buffer] = {view.buffer for view in argument_views(graph.outputs)}
-    for node in graph.nodes:
-        read.update(reads(node))
+    read = graph.returned.union(*(node.reads for node in graph.nodes))
     return {
-        n.node
-        for n in graph.nodes
-        if isinstance(n, Extern)
-        and n.meaning
-        and read.intersection(writes(n)) <= {line.buffer for line in n.meaning}
+        call.node
+        for call in graph.externs
+        if call.meaning and read.intersection(call.writes) <= {d.buffer for d in call.meaning}
     }
 
 
 def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
     """Return the calls of one definition that share their kernel with nothing else."""
-    call: dict[Buffer, str] = {
-        n.meaning[0].buffer: n.node
-        for n in graph.nodes
-        if isinstance(n, Extern) and len(n.meaning) == 1
-    }
-    return {
-        call[step.defs[0]]
-        for step in schedule.steps
-        if isinstance(step, Kernel) and len(step.defs) == 1 and step.defs[0] in call
-    }
+    call = {c.meaning[0].buffer: c.node for c in graph.externs if len(c.meaning) == 1}
+    alone = [kernel.defs[0] for kernel in schedule.kernels if len(kernel.defs) == 1]
+    return {call[buffer] for buffer in alone if buffer in call}
 
 
 # -- groups ----------------------------------------------------------------------------------------
@@ -215,19 +202,17 @@ def _groups(
 
     A sum in parts, of which the captured graph knows nothing, stays in one group with its parts.
     """
-    call = {
-        line.buffer: n.node
-        for n in graph.nodes
-        if isinstance(n, Extern) and n.node in opened
-        for line in n.meaning
+    call_of = {
+        line.buffer: call.node
+        for call in graph.externs
+        if call.node in opened
+        for line in call.meaning
     }
-    known = {buffer for n in graph.nodes for buffer in writes(n)}
+    known = {buffer for n in graph.nodes for buffer in n.writes}
     groups: list[tuple[tuple[Kernel, ...], frozenset[str]]] = []
-    for step in schedule.steps:
-        if not isinstance(step, Kernel):
-            continue
-        calls = frozenset(call[b] for b in step.defs if b in call)
-        read = {load.buffer for load in loads(s.expr for s in step.stores)}
+    for step in schedule.kernels:
+        calls = frozenset(call_of[b] for b in step.defs if b in call_of)
+        read = set(step.reads)
         parts = [{s.buffer for k in g[0] for s in k.stores} - known for g in groups]
         joined = [
             g
@@ -247,11 +232,12 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
     The lines between what the kernels store and what they load, as captured. Parts of sums, which
     the captured graph does not know, are internal. There is none where other calls stand between.
     """
-    producer = {buffer: node for node in graph.nodes for buffer in writes(node)}
+    opened = {call for call in graph.externs if call.node in calls}
+    producer = {buffer: node for node in graph.nodes for buffer in node.writes}
     stores = [store for kernel in kernels for store in kernel.stores]
     given = {load.buffer for load in loads(s.expr for s in stores)} - {s.buffer for s in stores}
     results = [s.buffer for s in stores if s.buffer in producer]
-    needed: set[Def | Extern] = set()
+    needed: set[Line] = set()
     inputs: dict[Buffer, None] = {}
     stack = list(results)
     while stack:
@@ -261,9 +247,9 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
             inputs[buffer] = None
         elif node not in needed:
             needed.add(node)
-            stack.extend(reads(node))
+            stack.extend(node.reads)
     nodes = tuple(n for n in graph.nodes if n in needed)
-    if any(isinstance(n, Extern) and n.node not in calls for n in nodes):
+    if any(not isinstance(n, Def) and n not in opened for n in nodes):
         return None
     sizes = graph.sizes
     outputs: tuple[Argument, ...] = tuple(View(b, b.shape, b.strides, index(0)) for b in results)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
-from fusec.ir.graph import Extern, Kernel, extern_views, kernel_nodes
+from fusec.ir.graph import Extern, Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.machine import Machine
@@ -172,9 +172,8 @@ def _nests_products(kernel: Kernel) -> bool:
 
 def price_call(call: Extern, machine: Machine) -> Price:
     """Return the modelled price of a library's kernel, by the products that it means."""
-    moved = sum(numel(b) * b.dtype.itemsize for b in call.outputs if b is not None)
-    seen = {view.buffer for view in extern_views(call)}
-    moved += sum(numel(b) * b.dtype.itemsize for b in seen)
+    moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
+    moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
     products = 0.0
     for line in call.meaning:
         products += _products(postorder((line.expr,)), machine.slow_f32)

@@ -1,32 +1,17 @@
-"""Who defines and who reads each buffer: the dependencies between the lines of a graph."""
+"""Who makes and who reads each buffer: the dependencies between lines of a graph, or steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import networkx as nx
 
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Reduce, loads, postorder
-from fusec.ir.graph import (
-    Argument,
-    Bundle,
-    Chunked,
-    Comparison,
-    Def,
-    Extern,
-    Graph,
-    Junction,
-    Kernel,
-    SizeValue,
-    Step,
-    View,
-    argument_views,
-    extern_views,
-    sizes_in,
-)
-from fusec.ir.index import Index, Size
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Def, Graph, Line, Schedule, Step
+from fusec.ir.index import Size
 
 Dag: TypeAlias = "nx.DiGraph[int]"
 
@@ -46,131 +31,65 @@ class Uses:
     live_out: frozenset[Buffer]
 
 
-def reads(node: Def | Extern) -> tuple[Buffer, ...]:
-    """Return the distinct buffers a line reads, in order."""
-    if isinstance(node, Extern):
-        return tuple(dict.fromkeys(view.buffer for view in extern_views(node)))
-    return tuple(dict.fromkeys(load.buffer for load in loads((node.expr,))))
-
-
-def writes(node: Def | Extern) -> tuple[Buffer, ...]:
-    """Return the buffers a line defines."""
-    if isinstance(node, Extern):
-        return tuple(b for b in node.outputs if b is not None)
-    return (node.buffer,)
-
-
 def find_uses(graph: Graph) -> Uses:
     """Return producers, readers and live-out buffers of a graph."""
     producer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
-    live_out: set[Buffer] = {view.buffer for view in argument_views(graph.outputs)}
+    live_out = set(graph.returned)
     for position, node in enumerate(graph.nodes):
-        for buffer in writes(node):
-            producer[buffer] = position
-        if isinstance(node, Extern):
-            live_out.update(reads(node))
-            continue
-        for buffer in reads(node):
-            readers.setdefault(buffer, []).append(position)
+        producer.update((buffer, position) for buffer in node.writes)
+        if isinstance(node, Def):
+            for buffer in node.reads:
+                readers.setdefault(buffer, []).append(position)
+        else:
+            live_out.update(node.reads)
     return Uses(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
 
 
-def dependencies(graph: Graph) -> nx.DiGraph[int]:
-    """Return the DAG of the graph's lines, by position.
+def dependencies(steps: Sequence[Line | Step]) -> Dag:
+    """Return the DAG of lines or steps that are in an order of execution, by position.
 
-    An edge a -> b means that b must run after a: b reads what a makes, or b writes in place what a
-    reads, or b has a size that a gives or checks, or both are impure and a stands first.
+    An edge a -> b means that b must run after a: b reads or writes again what a makes, or b writes
+    in place what a reads, or b has a size that a gives or checks, or both are impure and a stands
+    first. An impure call may write any of its arguments.
     """
-    dag: nx.DiGraph[int] = nx.DiGraph()
-    producer: dict[Buffer, int] = {}
+    dag: Dag = nx.DiGraph()
+    writer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
-    giver: dict[Size, int] = {}
+    definer: dict[Size, int] = {}
     last_impure: int | None = None
-    for position, node in enumerate(graph.nodes):
+    for position, step in enumerate(steps):
         dag.add_node(position)
-        sources = reads(node)
+        sources, made = step.reads, step.writes
+        dag.add_edges_from((writer[b], position) for b in (*sources, *made) if b in writer)
+        for buffer in (*sources, *made) if step.impure else made:
+            dag.add_edges_from((r, position) for r in readers.pop(buffer, ()))
+            writer[buffer] = position
         for buffer in sources:
-            if buffer in producer:
-                dag.add_edge(producer[buffer], position)
-        if giver:
-            dag.add_edges_from((giver[s], position) for s in sizes_of(node) if s in giver)
-        if isinstance(node, Extern):
-            giver.update((size, position) for size in _settled_sizes(node))
-        if isinstance(node, Extern) and node.impure:
-            # It may write any of its arguments: every earlier reader and writer comes first, and
-            # every later one after (by registering this line as the producer).
-            for buffer in sources:
-                dag.add_edges_from((r, position) for r in readers.get(buffer, ()) if r != position)
-                producer[buffer] = position
+            readers.setdefault(buffer, []).append(position)
+        if definer:
+            dag.add_edges_from((definer[s], position) for s in step.sizes if s in definer)
+        definer.update((size, position) for size in step.defines_sizes)
+        if step.impure:
             if last_impure is not None:
                 dag.add_edge(last_impure, position)
             last_impure = position
-        for buffer in sources:
-            readers.setdefault(buffer, []).append(position)
-        for buffer in writes(node):
-            producer[buffer] = position
     return dag
 
 
-def sizes_of(step: Def | Step) -> set[Size]:
-    """Return the symbolic sizes that a line or a step mentions."""
-    match step:
-        case Def():
-            found = _sizes_in_exprs((step.expr,)) | sizes_in(axis.extent for axis in step.axes)
-        case Extern():
-            args = [*step.args, *(value for _, value in step.kwargs)]
-            found = sizes_in(i for arg in args for i in _argument_indices(arg))
-        case Chunked():
-            found = sizes_in(e for view in step.views for e in (*view.shape, view.offset))
-        case Bundle():
-            found = {s for kernel in step.kernels for s in sizes_of(kernel)}
-        case Kernel():
-            found = _sizes_in_exprs(store.expr for store in step.stores)
-            found |= sizes_in(axis.extent for axis in step.axes)
-            found |= sizes_in(i for store in step.stores for i in store.indices)
-    return found
+def count_readers(schedule: Schedule) -> Counter[Buffer]:
+    """Return how many steps read each buffer; what the graph returns counts as one more."""
+    count = Counter(buffer for step in schedule.steps for buffer in step.reads)
+    count.update(schedule.graph.returned)
+    return count
 
 
-def _settled_sizes(call: Extern) -> set[Size]:
-    """Return the sizes that a call gives, or about which it asserts what others rely on."""
-    conditions = [arg for arg in call.args if isinstance(arg, Comparison | Junction)]
-    asserted = sizes_in(i for condition in conditions for i in _argument_indices(condition))
-    return {bound.size for bound in call.sizes} | asserted
-
-
-def _argument_indices(arg: Argument) -> Iterator[Index]:
-    match arg:
-        case View():
-            yield from (*arg.shape, *arg.strides, arg.offset)
-        case SizeValue():
-            yield arg.index
-        case Comparison():
-            yield from (arg.left, arg.right)
-        case Junction(parts=items) | (tuple() as items):
-            for item in items:
-                yield from _argument_indices(item)
-
-
-def _sizes_in_exprs(roots: Iterable[Expr]) -> set[Size]:
-    found: set[Size] = set()
-    for node in postorder(roots):
-        match node:
-            case Load():
-                found |= sizes_in(node.indices)
-            case IndexValue():
-                found |= sizes_in((node.index,))
-            case Reduce():
-                found |= sizes_in(axis.extent for axis in node.over)
-    return found
-
-
-def below(dag: nx.DiGraph[int], members: set[int]) -> set[int]:
+def below(dag: Dag, members: set[int]) -> set[int]:
     """Return what depends on one of some lines."""
     return _reach(members, dag.successors)
 
 
-def between(dag: nx.DiGraph[int], members: set[int]) -> set[int]:
+def between(dag: Dag, members: set[int]) -> set[int]:
     """Return what depends on one of some lines and is needed by one."""
     return below(dag, members) & _reach(members, dag.predecessors)
 
@@ -194,7 +113,7 @@ class Order:
     and a merge moves only what stands between the two (as Pearce and Kelly, 2006, do for edges).
     """
 
-    def __init__(self, dag: nx.DiGraph[int]) -> None:
+    def __init__(self, dag: Dag) -> None:
         self.dag = dag
         nodes = list(nx.topological_sort(dag))
         self.line: list[int | None] = [*nodes]  # None where a node was
@@ -258,67 +177,7 @@ class Order:
         self.dag.add_edges_from((merged, s) for s in successors)
 
 
-# -- steps of a schedule ---------------------------------------------------------------------------
-
-
-def step_reads(step: Step) -> tuple[Buffer, ...]:
-    """Return the distinct buffers that a step reads, in order."""
-    match step:
-        case Extern():
-            found = [view.buffer for view in extern_views(step)]
-        case Chunked():
-            found = [view.buffer for view in step.views]
-        case Bundle():
-            found = [b for kernel in step.kernels for b in step_reads(kernel)]
-        case Kernel():
-            found = [load.buffer for load in loads(s.expr for s in step.stores)]
-    return tuple(dict.fromkeys(b.base for b in found))
-
-
-def step_writes(step: Step) -> tuple[Buffer, ...]:
-    """Return the distinct buffers that a step writes; of an eager kernel those that it makes."""
-    match step:
-        case Extern():
-            found = [b for b in step.outputs if b is not None]
-        case Chunked():
-            found = list(step.made)
-        case Bundle():
-            found = [b for kernel in step.kernels for b in step_writes(kernel)]
-        case Kernel():
-            found = [store.buffer for store in step.stores]
-    return tuple(dict.fromkeys(b.base for b in found))
-
-
-def step_dependencies(steps: Sequence[Step]) -> Dag:
-    """Return the DAG of steps that are in an order of execution, by position.
-
-    An edge a -> b means that b must run after a: as of ``dependencies``, and because a kernel may
-    write an input in place.
-    """
-    dag: Dag = nx.DiGraph()
-    writer: dict[Buffer, int] = {}
-    readers: dict[Buffer, list[int]] = {}
-    giver: dict[Size, int] = {}
-    last_impure: int | None = None
-    for position, step in enumerate(steps):
-        dag.add_node(position)
-        sources, made = step_reads(step), step_writes(step)
-        impure = isinstance(step, Extern) and step.impure
-        dag.add_edges_from((writer[b], position) for b in (*sources, *made) if b in writer)
-        for buffer in (*sources, *made) if impure else made:
-            dag.add_edges_from((r, position) for r in readers.pop(buffer, ()))
-            writer[buffer] = position
-        for buffer in sources:
-            readers.setdefault(buffer, []).append(position)
-        if giver:
-            dag.add_edges_from((giver[s], position) for s in sizes_of(step) if s in giver)
-        if isinstance(step, Extern):
-            giver.update((size, position) for size in _settled_sizes(step))
-        if impure:
-            if last_impure is not None:
-                dag.add_edge(last_impure, position)
-            last_impure = position
-    return dag
+# -- orders ----------------------------------------------------------------------------------------
 
 
 def sorted_steps(dag: Dag) -> list[int]:

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, loads
-from fusec.ir.graph import Def, Extern, Graph, argument_views, extern_views
+from fusec.ir.graph import Graph, Line
 
 
 def dead_code(graph: Graph) -> Graph:
     """Return the graph without what does not reach an output or an impure extern."""
-    live: set[Buffer] = {view.buffer for view in argument_views(graph.outputs)}
-    kept: list[Def | Extern] = []
-    for node in reversed(graph.nodes):
-        match node:
-            case Def() if node.buffer in live:
-                kept.append(node)
-                live.update(load.buffer for load in loads((node.expr,)))
-            case Extern() if (
-                node.impure or node.sizes or any(b in live for b in node.outputs if b is not None)
-            ):
-                kept.append(node)
-                live.update(view.buffer for view in extern_views(node))
+    live = set(graph.returned)
+    kept: list[Line] = []
+    for line in reversed(graph.nodes):
+        if line.impure or line.defines_sizes or not live.isdisjoint(line.writes):
+            kept.append(line)
+            live.update(line.reads)
     if len(kept) == len(graph.nodes):
         return graph
     return replace(graph, nodes=tuple(reversed(kept)))

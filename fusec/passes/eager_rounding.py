@@ -11,8 +11,6 @@ fuses to ``bf16(round_bf16(f32(a[i]) * f32(b[i])) + f32(c[i]))``.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Cast, Expr, Op
 from fusec.ir.graph import Def, Graph
@@ -22,8 +20,7 @@ from fusec.ir.scalar import ROUND
 
 def round_as_eager(graph: Graph) -> Graph:
     """Return the graph with every reading of a 16-bit value marked as rounded."""
-    nodes = tuple(_rounded(n) if isinstance(n, Def) else n for n in graph.nodes)
-    return replace(graph, nodes=nodes)
+    return graph.map_defs(lambda line: (_rounded(line),))
 
 
 def _rounded(line: Def) -> Def:

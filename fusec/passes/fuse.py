@@ -26,10 +26,10 @@ from fusec.errors import InternalError
 from fusec.ir.canonical import Canonical, Leaf, canonical, common
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
+from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
 from fusec.passes.cost import numel, price
-from fusec.passes.dag import Order, dependencies, find_uses, reads
+from fusec.passes.dag import Order, dependencies, find_uses
 from fusec.passes.machine import Machine
 from fusec.passes.unify import Rejection, unify
 
@@ -86,7 +86,7 @@ class _Fuser:
         self.machine = machine
         self.accepts = accepts
         self.uses = find_uses(graph)
-        self.order = Order(dependencies(graph))
+        self.order = Order(dependencies(graph.nodes))
         self.serial = itertools.count(len(graph.nodes))
         self.groups: dict[int, _Group] = {}
         self.owner: dict[int, int] = {}
@@ -94,9 +94,10 @@ class _Fuser:
         self.queue: list[tuple[float, int, int, bool]] = []
         self.decisions: list[Decision] = []
         self.too_large: dict[tuple[int, int], None] = {}
-        self.lines = {k: canonical(n) for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
+        self.definitions = {k: n for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
+        self.lines = {k: canonical(line) for k, line in self.definitions.items()}
         self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
-        self.reads = {k: reads(graph.nodes[k]) for k in self.lines}
+        self.reads = {k: line.reads for k, line in self.definitions.items()}
         kinds: dict[object, int] = {}
         self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
         self.attempts: dict[tuple[int, ...], _Verdict | str] = {}
@@ -105,7 +106,7 @@ class _Fuser:
     # -- pieces ------------------------------------------------------------------------------------
 
     def defs(self, members: tuple[int, ...]) -> tuple[Def, ...]:
-        return tuple(n for i in members if isinstance(n := self.graph.nodes[i], Def))
+        return tuple(self.definitions[k] for k in members)
 
     def stored(self, members: tuple[int, ...]) -> tuple[Buffer, ...]:
         """Return the buffers of some definitions that others need."""
@@ -333,16 +334,18 @@ class _Fuser:
         """Return kernels and externs in a topological order that stays close to the graph's own."""
         first = {g: min(group.members) for g, group in self.groups.items()}
         order = nx.lexicographical_topological_sort(self.order.dag, key=lambda n: first.get(n, n))
-        steps: list[Kernel | Extern] = []
+        steps: list[Step] = []
         count = itertools.count()
         for node in order:
             group = self.groups.get(node)
             if group is not None:
                 steps.append(self.kernel(group, f"k{next(count)}"))
             else:
-                extern = self.graph.nodes[node]
-                assert isinstance(extern, Extern)
-                steps.append(extern)
+                match self.graph.nodes[node]:
+                    case Def() as line:
+                        raise InternalError(f"{line.buffer} has no kernel", stage="passes.fuse")
+                    case call:
+                        steps.append(call)
         return Schedule(self.graph, tuple(steps), (*self.graph.decisions, *self.decisions))
 
     def kernel(self, group: _Group, name: str) -> Kernel:
@@ -385,10 +388,11 @@ def fuse(graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]) -> S
 def separate(graph: Graph) -> Schedule:
     """Return a kernel for each definition: no fusion, for comparison and debugging."""
     count = itertools.count()
-    steps: list[Kernel | Extern] = []
+    steps: list[Step] = []
     for node in graph.nodes:
-        if isinstance(node, Extern):
-            steps.append(node)
-        else:
-            steps.append(unify((node,), frozenset((node.buffer,)), f"k{next(count)}"))
+        match node:
+            case Def():
+                steps.append(unify((node,), frozenset((node.buffer,)), f"k{next(count)}"))
+            case _:
+                steps.append(node)
     return Schedule(graph, tuple(steps), graph.decisions)

@@ -19,20 +19,10 @@ from dataclasses import replace
 
 from fusec.ir.disjoint import has_distinct_elements
 from fusec.ir.expr import Buffer, loads
-from fusec.ir.graph import (
-    Extern,
-    Kernel,
-    Schedule,
-    Step,
-    Store,
-    View,
-    argument_views,
-)
-from fusec.ir.index import index
+from fusec.ir.extern import Copy
+from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
 from fusec.ir.rewrite import Rewriter, reading
-from fusec.passes.dag import below, in_order, sorted_steps, step_dependencies, step_reads
-
-COPY = "aten.copy_.default"
+from fusec.passes.dag import below, dependencies, in_order, sorted_steps
 
 
 def in_place(schedule: Schedule) -> Schedule:
@@ -46,22 +36,12 @@ def in_place(schedule: Schedule) -> Schedule:
 
 def whole_copy(step: Step) -> tuple[Buffer, Buffer] | None:
     """Return (target, source) of a copy of one whole tensor over another."""
-    if not isinstance(step, Extern) or step.target != COPY or len(step.args) < 2:
-        return None
-    target, source = step.args[:2]
-    if not (isinstance(target, View) and isinstance(source, View)):
-        return None
-    if not (is_whole(target) and is_whole(source)):
-        return None
-    x, new = target.buffer, source.buffer
-    return (x, new) if x.shape == new.shape and x.dtype is new.dtype else None
-
-
-def is_whole(view: View) -> bool:
-    """Return True for all of a buffer, in its own layout."""
-    buffer = view.buffer
-    same = view.shape == buffer.shape and view.strides == buffer.strides
-    return same and view.offset is index(0)
+    match step:
+        case Extern(effect=Copy(), args=(View() as target, View() as source, *_)):
+            x, new = target.buffer, source.buffer
+            same = x.shape == new.shape and x.dtype is new.dtype
+            return (x, new) if same and target.is_whole and source.is_whole else None
+    return None
 
 
 class _InPlace:
@@ -70,23 +50,20 @@ class _InPlace:
         copied = set(copies)
         self.steps = [s for s in schedule.steps if s not in copied]
         self.copies = copies
-        self.dag = step_dependencies(self.steps)
-        self.maker = {
-            store.buffer: k
-            for k, step in enumerate(self.steps)
-            if isinstance(step, Kernel)
-            for store in step.stores
-        }
+        self.dag = dependencies(self.steps)
+        self.kernels = {k: s for k, s in enumerate(self.steps) if isinstance(s, Kernel)}
+        self.calls = set(schedule.externs)
+        self.maker = {b: k for k, kernel in self.kernels.items() for b in kernel.writes}
         self.readers: dict[Buffer, set[int]] = {}
-        self.held = {v.buffer for v in argument_views(schedule.graph.outputs)}
+        self.held = set(schedule.graph.returned)
         for k, step in enumerate(self.steps):
-            for buffer in step_reads(step):
+            for buffer in step.reads:
                 self.readers.setdefault(buffer, set()).add(k)
-                if not isinstance(step, Kernel):
-                    self.held.add(buffer)
+            if k not in self.kernels:
+                self.held.update(step.reads)
         self.sources: dict[Buffer, int] = {}
         for copy in copies:
-            for buffer in dict.fromkeys(step_reads(copy)):
+            for buffer in copy.reads:
                 self.sources[buffer] = self.sources.get(buffer, 0) + 1
         self.taken: dict[Buffer, Buffer] = {}  # new -> x
 
@@ -95,9 +72,9 @@ class _InPlace:
         if len(left) == len(self.copies):
             return self.schedule
         rewriter = Rewriter(reading(self.taken))
-        steps = [self._rewritten(step, rewriter) for step in self.steps]
+        new = {k: self._rewritten(kernel, rewriter) for k, kernel in self.kernels.items()}
         order = sorted_steps(self.dag)
-        return replace(self.schedule, steps=(*(steps[k] for k in order), *left))
+        return replace(self.schedule, steps=(*(new.get(k, self.steps[k]) for k in order), *left))
 
     def take(self, copy: Step) -> bool:
         """Note that a copy can go, and the order it asks for; False if it cannot."""
@@ -108,8 +85,7 @@ class _InPlace:
         # Each copy reads its target and its source: more readers than one see another's write.
         if position is None or new in self.held or self.sources[x] > 1 or self.sources[new] > 1:
             return False
-        kernel = self.steps[position]
-        assert isinstance(kernel, Kernel)
+        kernel = self.kernels[position]
         if self._is_aliased(x) or not has_distinct_elements(x) or not self._fits(kernel, x, new):
             return False
         others = self.readers.get(x, set()) - {position}
@@ -121,7 +97,7 @@ class _InPlace:
 
     def _is_aliased(self, x: Buffer) -> bool:
         """Return True if an eager kernel takes the tensor: it may write it or keep a view."""
-        return any(isinstance(self.steps[k], Extern) for k in self.readers.get(x, ()))
+        return any(self.steps[k] in self.calls for k in self.readers.get(x, ()))
 
     def _fits(self, kernel: Kernel, x: Buffer, new: Buffer) -> bool:
         """Return True if a kernel may write ``x`` where it writes ``new``."""
@@ -133,9 +109,7 @@ class _InPlace:
             return False
         return _store_order(kernel, {**self.taken, new: x}) is not None
 
-    def _rewritten(self, step: Step, rewriter: Rewriter) -> Step:
-        if not isinstance(step, Kernel):
-            return step
+    def _rewritten(self, step: Kernel, rewriter: Rewriter) -> Kernel:
         order = _store_order(step, self.taken)
         assert order is not None
         stores = (replace(s, buffer=self.taken.get(s.buffer, s.buffer)) for s in order)

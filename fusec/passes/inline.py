@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder
-from fusec.ir.graph import Def, Extern, Graph, Origin
+from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.rewrite import inline_loads, postorder_up_to
 from fusec.ir.scalar import SCALAR_OPS
@@ -32,8 +32,7 @@ MAX_NODES = 400
 def inline(graph: Graph) -> Graph:
     """Return the graph with trivial definitions substituted into their readers."""
     inliner = _Inliner(graph)
-    nodes = [n if isinstance(n, Extern) else inliner.take(n) for n in graph.nodes]
-    return replace(graph, nodes=tuple(n for n in nodes if n is not None))
+    return graph.map_defs(inliner.take)
 
 
 class _Inliner:
@@ -53,8 +52,8 @@ class _Inliner:
         self.sites: dict[int, dict[Buffer, list[Load]]] = {}
         self.simplify = simplifier()
 
-    def take(self, line: Def) -> Def | None:
-        """Return a definition with others inlined, or None if it goes into its readers itself."""
+    def take(self, line: Def) -> tuple[Def, ...]:
+        """Return a definition with others inlined; none if it goes into its readers itself."""
         there = self._shared_axes(line)
         back = {target: index(axis) for axis, target in there.items()}
         own = line.expr.substitute({axis: index(target) for axis, target in there.items()})
@@ -68,8 +67,8 @@ class _Inliner:
             axes = tuple(there.get(a, a) for a in line.axes)
             self.definitions[line.buffer] = (axes, expr)
             if line.buffer not in self.uses.live_out:
-                return None
-        return line if expr is own else Def(line.buffer, line.axes, expr.substitute(back), origin)
+                return ()
+        return (line if expr is own else replace(line, expr=expr.substitute(back), origin=origin),)
 
     def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
         """Return own axis -> shared axis; nothing where an axis ends at what others say."""
@@ -114,10 +113,10 @@ class _Inliner:
         known = self.sites.get(reader)
         if known is None:
             known = self.sites[reader] = {}
-            line = self.graph.nodes[reader]
-            assert isinstance(line, Def)
-            for load in loads((line.expr,)):
-                known.setdefault(load.buffer, []).append(load)
+            match self.graph.nodes[reader]:
+                case Def() as line:
+                    for load in loads((line.expr,)):
+                        known.setdefault(load.buffer, []).append(load)
         return known
 
 

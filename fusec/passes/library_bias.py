@@ -11,83 +11,50 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, index_exprs, loads
-from fusec.ir.graph import (
-    Chunked,
-    Extern,
-    Kernel,
-    Schedule,
-    Step,
-    Store,
-    View,
-    argument_views,
-    extern_views,
-)
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, index_exprs
+from fusec.ir.extern import Fresh
+from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
 from fusec.ir.index import contiguous_strides, index
+from fusec.passes.dag import count_readers
 
 _REASON = "contraction with its bias: runs in the library"
 
 
 def library_bias(schedule: Schedule) -> Schedule:
     """Return the schedule with lone bias additions merged into their matrix products."""
-    products = {
-        s.outputs[0]: s
-        for s in schedule.steps
-        if isinstance(s, Extern) and s.target == "aten.mm.default" and s.outputs[0] is not None
-    }
+    products = {call.result: call for call in schedule.externs if call.product}
     if not products:
         return schedule
-    readers = _readers(schedule)
-    steps: list[Step] = []
-    dropped: set[Extern] = set()
-    for step in schedule.steps:
-        found = _lone_bias(step) if isinstance(step, Kernel) else None
-        product = products.get(found[0]) if found is not None else None
-        if found is None or product is None or readers.get(found[0]) != 1:
-            steps.append(step)
-            continue
-        assert isinstance(step, Kernel)
-        dropped.add(product)
-        steps.append(_addmm(product, found[1], step))
+    readers = count_readers(schedule)
+    dropped: set[Step] = set()
+
+    def take(kernel: Kernel) -> tuple[Step]:
+        found = _lone_bias(kernel)
+        call = None if found is None else products.get(found[0])
+        if found is None or call is None or readers[found[0]] != 1:
+            return (kernel,)
+        dropped.add(call)
+        return (_biased(call, found[1], kernel),)
+
+    merged = schedule.map_kernels(take)
     if not dropped:
         return schedule
-    return replace(schedule, steps=_numbered([s for s in steps if s not in dropped]))
-
-
-def _numbered(steps: list[Step]) -> tuple[Step, ...]:
-    """Return the steps with the kernels named k0, k1, ... again."""
+    left = replace(merged, steps=tuple(step for step in merged.steps if step not in dropped))
     count = itertools.count()
-    return tuple(replace(s, name=f"k{next(count)}") if isinstance(s, Kernel) else s for s in steps)
+    return left.map_kernels(lambda kernel: (replace(kernel, name=f"k{next(count)}"),))
 
 
-def _addmm(product: Extern, vector: View, kernel: Kernel) -> Extern:
-    return Extern(
-        product.node,
-        "aten.addmm.default",
-        (vector, *product.args),
-        (),
-        (kernel.stores[0].buffer,),
-        _REASON,
-        product.origin + kernel.origin,
-        meaning=product.meaning,  # of the product: it is what the call costs
+def _biased(call: Extern, vector: View, kernel: Kernel) -> Extern:
+    assert call.product is not None
+    return replace(
+        call,  # its meaning stays that of the product: it is what the call costs
+        target=call.product.biased,
+        args=(vector, *call.args),
+        outputs=kernel.writes,
+        reason=_REASON,
+        origin=call.origin + kernel.origin,
+        effect=Fresh(),
     )
-
-
-def _readers(schedule: Schedule) -> dict[Buffer, int]:
-    """Return how many steps (the graph's outputs are one) read each buffer."""
-    count: dict[Buffer, int] = {}
-    for step in schedule.steps:
-        if isinstance(step, Extern):
-            read = {v.buffer for v in extern_views(step)}
-        elif isinstance(step, Chunked):
-            read = {v.buffer for v in step.views}
-        else:
-            read = {n.buffer for n in loads(s.expr for s in step.stores)}
-        for buffer in read:
-            count[buffer] = count.get(buffer, 0) + 1
-    for view in argument_views(schedule.graph.outputs):
-        count[view.buffer] = count.get(view.buffer, 0) + 1
-    return count
 
 
 def _lone_bias(kernel: Kernel) -> tuple[Buffer, View] | None:

@@ -13,15 +13,13 @@ Only products that are fusec's own count; what a library call makes is in memory
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Expr, Reduce, loads, postorder
-from fusec.ir.graph import Def, Extern, Graph, Origin
+from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import Axis
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.cost import numel
-from fusec.passes.dag import find_uses, reads
+from fusec.passes.dag import find_uses
 from fusec.passes.schedule.contraction import MAX_LANES
 from fusec.passes.simplify import simplify_exprs
 
@@ -34,19 +32,17 @@ def recompute_wide(graph: Graph) -> Graph:
     uses = find_uses(graph)
     wide: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
     covered: dict[Buffer, tuple[tuple[Buffer, ...], Origin]] = {}
-    nodes: list[Def | Extern] = []
-    for node in graph.nodes:
-        if isinstance(node, Extern):
-            nodes.append(node)
-            continue
+
+    def take(node: Def) -> tuple[Def, ...]:
         line = _substituted(node, wide, covered)
         alone = node.buffer not in uses.live_out and node.buffer in uses.readers
         if alone and (_is_wide_product(node) or _follows(node, line, wide)):
             wide[node.buffer] = (line.axes, line.expr)
             covered[node.buffer] = ((*line.covers, node.buffer), line.origin)
-        else:
-            nodes.append(line)
-    return graph if not wide else replace(graph, nodes=tuple(nodes))
+            return ()
+        return (line,)
+
+    return graph.map_defs(take)
 
 
 def _substituted(
@@ -54,7 +50,7 @@ def _substituted(
     wide: dict[object, tuple[tuple[Axis, ...], Expr]],
     covered: dict[Buffer, tuple[tuple[Buffer, ...], Origin]],
 ) -> Def:
-    sources = [b for b in reads(line) if b in wide]
+    sources = [b for b in line.reads if b in wide]
     if not sources:
         return line
     expr = simplify_exprs(inline_loads((line.expr,), wide))[0]
@@ -72,7 +68,7 @@ def _is_wide_product(line: Def) -> bool:
         if not axis.extent.is_constant:
             return False
         terms *= axis.extent.const
-    operands = sum(numel(buffer) for buffer in reads(line))
+    operands = sum(numel(buffer) for buffer in line.reads)
     # The operands' rows are lanes as a whole.
     return terms <= MAX_LANES and numel(line.buffer) >= WIDE * operands
 

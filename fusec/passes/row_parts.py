@@ -15,15 +15,14 @@ Worked example, with n = p*128 + i::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, loads, postorder
-from fusec.ir.graph import Def, Extern, Graph
+from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, index
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.ir.rewrite import rewrite
-from fusec.passes.dag import reads
 from fusec.passes.schedule.tiling import COLUMNS
 
 WIDTH = COLUMNS
@@ -50,17 +49,14 @@ def sum_rows_by_parts(graph: Graph) -> Graph:
     if not rows or _reads_rows_again(graph, rows):
         return graph
     known: dict[Buffer, _Pieces] = {}
-    nodes: list[Def | Extern] = []
-    for node in graph.nodes:
-        nodes.extend(_in_parts(node, rows, known) if isinstance(node, Def) else (node,))
-    return graph if not known else replace(graph, nodes=tuple(nodes))
+    return graph.map_defs(lambda line: _in_parts(line, rows, known))
 
 
 def _rows_of_products(graph: Graph) -> set[Buffer]:
     """Return the results of products, and what follows point by point, whose rows are long."""
     found: set[Buffer] = set()
-    for node in graph.nodes:
-        if not isinstance(node, Def) or not node.axes:
+    for node in graph.defs:
+        if not node.axes:
             continue
         extent = node.axes[-1].extent
         if not extent.is_constant or extent.const <= 2 * WIDTH or extent.const % WIDTH:
@@ -69,7 +65,7 @@ def _rows_of_products(graph: Graph) -> set[Buffer]:
         if reductions:
             if all(factors(n) is not None for n in reductions):
                 found.add(node.buffer)
-        elif any(b in found and b.shape == node.buffer.shape for b in reads(node)):
+        elif any(b in found and b.shape == node.buffer.shape for b in node.reads):
             found.add(node.buffer)
     return found
 
@@ -77,10 +73,8 @@ def _rows_of_products(graph: Graph) -> set[Buffer]:
 def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
     """Return True if a definition as large as a row reads what came of a sum over one."""
     sums: set[Buffer] = set()
-    for node in graph.nodes:
-        sources = set(reads(node))
-        if isinstance(node, Extern):
-            continue
+    for node in graph.defs:
+        sources = set(node.reads)
         wide = {b.shape for b in rows}
         if sources & sums and node.buffer.shape in wide:
             return True
@@ -92,7 +86,7 @@ def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
 
 def _in_parts(line: Def, rows: set[Buffer], known: dict[Buffer, _Pieces]) -> tuple[Def, ...]:
     reductions = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
-    if len(reductions) != 1 or line.buffer in rows or not set(reads(line)) & rows:
+    if len(reductions) != 1 or line.buffer in rows or not set(line.reads) & rows:
         return (line,)
     (node,) = reductions
     if node.monoid not in (SUM, MAX, MIN) or len(node.over) != 1:

@@ -13,7 +13,7 @@ Worked example, 512 of 4096 rows: ``lse[b, t] = log(sum(v: exp(mm[b*1024 + t, v]
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import (
@@ -26,7 +26,8 @@ from fusec.ir.expr import (
     loads,
     postorder,
 )
-from fusec.ir.graph import Argument, Def, Extern, Graph, View
+from fusec.ir.extern import Product, Write
+from fusec.ir.graph import Argument, Def, Extern, Graph, Line, View, whole_view
 from fusec.ir.index import (
     Axis,
     Index,
@@ -76,7 +77,7 @@ class RowBody:
         self.count = count
         self.made: dict[Buffer, Buffer] = {}
         self.after: dict[int, Def] = {}
-        self._nodes: list[Def | Extern] = []
+        self._nodes: list[Line] = []
         self._slices: dict[object, _Slice] = {}
         self._whole: dict[Buffer, None] = {}
         self._sums: dict[Buffer, Buffer] = {}
@@ -92,7 +93,7 @@ class RowBody:
         return tuple(s.view for s in self._slices.values())
 
     def whole_views(self) -> tuple[View, ...]:
-        return tuple(View(b, b.shape, b.strides, index(0)) for b in self._whole)
+        return tuple(map(whole_view, self._whole))
 
     def region(self, results: tuple[Buffer, ...], sizes: tuple[Size, ...]) -> BodyGraph:
         """Return the body as a graph that returns the rows of ``results``, then the sums.
@@ -104,19 +105,22 @@ class RowBody:
         inner = tuple(s.inner for s in self._slices.values())
         made = (*(self.made[buffer] for buffer in results), *self._sums.values())
         inputs: tuple[Buffer | Size, ...] = (*own, *sizes, *inner, *self._whole, *self._added)
-        body = Graph("rows", inputs, tuple(self._nodes), tuple(map(_all_of, made)))
+        body = Graph("rows", inputs, tuple(self._nodes), tuple(map(whole_view, made)))
         return BodyGraph(body, tuple(self._sums), tuple(self._added))
 
-    def add(self, position: int, node: Def | Extern) -> None:
+    def add(self, position: int, node: Line) -> None:
         """Add a line; ``position`` is its place in the graph.
 
         Raises:
             NotByRows: if it needs other rows than the one it makes.
         """
-        if isinstance(node, Def):
-            self._define(position, node)
-        else:
-            self._multiply(position, node)
+        match node:
+            case Def():
+                self._define(position, node)
+            case Extern() if node.product is not None:
+                self._multiply(position, node, node.product)
+            case _:
+                raise NotByRows(f"{node.target} reads it")
 
     # -- definitions -------------------------------------------------------------------------------
 
@@ -271,21 +275,18 @@ class RowBody:
 
     # -- products ----------------------------------------------------------------------------------
 
-    def _multiply(self, position: int, node: Extern) -> None:
+    def _multiply(self, position: int, node: Extern, known: Product) -> None:
         """Add a product whose rows are the rows, or that sums over them."""
-        made = node.outputs[0]
-        views = [a for a in node.args if isinstance(a, View)]
-        if node.target != "aten.mm.default" or len(views) != 2 or made is None:
-            raise NotByRows(f"{node.target} reads it")
-        left, right = views
-        self._refuse(v.buffer for v in views)
+        (made,) = node.writes
+        left, right = node.views
+        self._refuse(iter(node.reads))
         match self._place(left), self._place(right):
             case (0, None):
                 self._multiply_rows(node, made, left, right)
             case (None, None) if left.shape[0] is self.rows:
                 self._multiply_rows(node, made, left, right)
             case ((1 | None), 0) | (1, None):
-                self._multiply_over_rows(position, node, made, left, right)
+                self._multiply_over_rows(position, node, known, left, right)
             case _:
                 raise NotByRows(f"{made}: a product along other rows")
 
@@ -309,15 +310,16 @@ class RowBody:
         self._nodes.append(_product(node, (argument, right), (inner,)))
 
     def _multiply_over_rows(
-        self, position: int, node: Extern, made: Buffer, left: View, right: View
+        self, position: int, node: Extern, known: Product, left: View, right: View
     ) -> None:
+        (made,) = node.writes
         if left.shape[1] is not self.rows or right.shape[0] is not self.rows:
             raise NotByRows(f"{made}: a product along other rows")
         arguments = (self._argument(left, 1), self._argument(right, 0))
         self._gone.add(made)
         if made.dtype not in (BF16, F16):
             self._added[made] = None
-            self._nodes.append(_adding(node, made, arguments))
+            self._nodes.append(_adding(node, known, made, arguments))
             return
         inner = Buffer(made.name, made.shape, made.strides, made.dtype)
         outer = Buffer(f"{made.name}_sum", made.shape, contiguous_strides(made.shape), F32)
@@ -349,25 +351,21 @@ class RowBody:
 
 
 def _product(node: Extern, args: tuple[Argument, ...], outputs: tuple[Buffer, ...]) -> Extern:
-    return Extern(node.node, node.target, args, (), outputs, node.reason, node.origin)
+    return replace(node, args=args, outputs=outputs, meaning=())
 
 
-def _adding(node: Extern, total: Buffer, args: tuple[View, ...]) -> Extern:
+def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...]) -> Extern:
     """Return ``total += a @ b`` as the library's call."""
-    return Extern(
-        node.node,
-        "aten.addmm_.default",
-        (_all_of(total), *args),
-        (),
-        (),
-        _ADDED,
-        node.origin,
+    return replace(
+        node,
+        target=known.added,
+        args=(whole_view(total), *args),
+        outputs=(),
+        reason=_ADDED,
+        effect=Write(product(total.shape)),
         impure=True,
+        meaning=(),
     )
-
-
-def _all_of(buffer: Buffer) -> View:
-    return View(buffer, buffer.shape, buffer.strides, index(0))
 
 
 def _unravel(flat: Axis, axes: tuple[Axis, ...]) -> dict[Axis, Index]:

@@ -12,31 +12,31 @@ from dataclasses import replace
 
 from fusec.ir.canonical import canonical
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, Def, Extern, Graph, View, argument_views, extern_views
+from fusec.ir.graph import Def, Extern, Graph, Line
 from fusec.ir.index import Axis
 from fusec.ir.rewrite import reading, rewrite
 
 
 def share(graph: Graph) -> Graph:
     """Return the graph with each distinct definition once."""
-    fixed = {v.buffer for v in argument_views(graph.outputs)}
-    for node in graph.nodes:
-        if isinstance(node, Extern) and node.impure:
-            fixed.update(v.buffer for v in extern_views(node))
+    fixed = set(graph.returned)
+    fixed.update(buffer for line in graph.nodes if line.impure for buffer in line.reads)
     first: dict[tuple[object, ...], Buffer] = {}
     instead: dict[Buffer, Buffer] = {}
-    nodes: list[Def | Extern] = []
+    nodes: list[Line] = []
     for node in graph.nodes:
-        if isinstance(node, Extern):
-            nodes.append(_reread(node, instead))
-            continue
-        line = _redirect(node, instead)
-        identity = _identity(line)
-        known = first.setdefault(identity, line.buffer)
-        if known is line.buffer or line.buffer in fixed or known in fixed:
-            nodes.append(line)
-        else:
-            instead[line.buffer] = known
+        match node:
+            case Def():
+                line = _redirect(node, instead)
+                known = first.setdefault(_identity(line), line.buffer)
+                if known is line.buffer or line.buffer in fixed or known in fixed:
+                    nodes.append(line)
+                else:
+                    instead[line.buffer] = known
+            case Extern():
+                nodes.append(node.reading(instead))
+            case _:
+                nodes.append(node)
     if not instead:
         return graph
     return replace(graph, nodes=tuple(nodes))
@@ -54,16 +54,3 @@ def _redirect(line: Def, instead: dict[Buffer, Buffer]) -> Def:
         return line
     (expr,) = rewrite((line.expr,), reading(instead))
     return line if expr is line.expr else replace(line, expr=expr)
-
-
-def _reread(extern: Extern, instead: dict[Buffer, Buffer]) -> Extern:
-    if not any(v.buffer in instead for v in extern_views(extern)):
-        return extern
-
-    def changed(arg: Argument) -> Argument:
-        if isinstance(arg, View) and arg.buffer in instead:
-            return replace(arg, buffer=instead[arg.buffer])
-        return tuple(map(changed, arg)) if isinstance(arg, tuple) else arg
-
-    kwargs = tuple((name, changed(value)) for name, value in extern.kwargs)
-    return replace(extern, args=tuple(map(changed, extern.args)), kwargs=kwargs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, I32, I64
@@ -51,10 +50,7 @@ _INT32_MAX = 2**31 - 1
 
 def simplify(graph: Graph) -> Graph:
     """Return the graph with each definition's expression simplified."""
-    nodes = tuple(_simplify_def(n) if isinstance(n, Def) else n for n in graph.nodes)
-    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
-        return graph
-    return replace(graph, nodes=nodes)
+    return graph.map_defs(lambda line: (_simplify_def(line),))
 
 
 def _simplify_def(line: Def) -> Def:

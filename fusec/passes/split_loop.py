@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
-from fusec.ir.graph import Kernel, Schedule, Step, Store
+from fusec.ir.graph import Kernel, Schedule, Store
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
 from fusec.ir.online import find_pivots, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
@@ -50,11 +50,7 @@ class _Cut:
 
 def split_loops(schedule: Schedule, split: Split) -> Schedule:
     """Return the schedule with the kernels that ``split`` divides in two steps each."""
-    steps: list[Step] = []
-    for step in schedule.steps:
-        found = split(step) if isinstance(step, Kernel) else None
-        steps.extend((step,) if found is None else found)
-    return schedule if len(steps) == len(schedule.steps) else replace(schedule, steps=tuple(steps))
+    return schedule.map_kernels(lambda kernel: split(kernel) or (kernel,))
 
 
 def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None:

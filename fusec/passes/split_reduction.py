@@ -13,17 +13,16 @@ a mean is put together of parts about their own means (``squares.py``): it waits
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fusec.errors import InvalidIR
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
-from fusec.ir.graph import Def, Extern, Graph
+from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.rewrite import rewrite
 from fusec.passes.cost import count, numel
-from fusec.passes.dag import reads
 from fusec.passes.machine import Machine
 from fusec.passes.squares import Part, count_rows, find_squares, joined
 from fusec.passes.weighted_sums import softmax_weighted
@@ -51,13 +50,10 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         InvalidIR: if a reduction's monoid is not in the table of associative ones.
     """
     whole = softmax_weighted(graph) if machine.multiplies else frozenset()
-    lines = [n for n in graph.nodes if isinstance(n, Def) and n.buffer not in whole]
+    lines = [line for line in graph.defs if line.buffer not in whole]
     found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
     parts = _count_parts(graph, found, machine)
-    nodes = _Splitter(found, parts).split(graph.nodes)
-    if len(nodes) == len(graph.nodes):
-        return graph
-    return replace(graph, nodes=tuple(nodes))
+    return graph.map_defs(_Splitter(found, parts).split)
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:
@@ -73,7 +69,7 @@ def _to_split(line: Def, machine: Machine) -> Reduce | None:
 
 def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> dict[Def, int]:
     """Return how many parts each line is cut into, the same for all of one shape."""
-    made = {n.buffer: n for n in graph.nodes if isinstance(n, Def)}
+    made = {line.buffer: line for line in graph.defs}
     alike: dict[object, list[Def]] = {}
     for line, reduction in found.items():
         extents = (tuple(a.extent for a in axes) for axes in (reduction.over, line.axes))
@@ -101,7 +97,7 @@ def _sources(line: Def, made: dict[Buffer, Def]) -> set[Buffer]:
     seen: set[Buffer] = set()
     stack = [line]
     while stack:
-        for buffer in reads(stack.pop()):
+        for buffer in stack.pop().reads:
             if buffer not in seen:
                 seen.add(buffer)
                 if buffer in made:
@@ -130,15 +126,9 @@ class _Splitter:
         self.totals = {one.total for one in self.squares.values()}
         self.partial: dict[Def, Buffer] = {}
 
-    def split(self, nodes: tuple[Def | Extern, ...]) -> list[Def | Extern]:
-        """Return the nodes, two in the place of each line that is cut."""
-        new: list[Def | Extern] = []
-        for node in nodes:
-            if isinstance(node, Def) and node in self.cuts:
-                new += self._two(node)
-            else:
-                new.append(node)
-        return new
+    def split(self, line: Def) -> tuple[Def, ...]:
+        """Return a line, or two in its place if it is cut."""
+        return self._two(line) if line in self.cuts else (line,)
 
     def _two(self, line: Def) -> tuple[Def, Def]:
         cut, reduction = self.cuts[line], self.found[line]

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Select, loads
-from fusec.ir.graph import Kernel, Schedule, Step, Store, argument_views, kernel_nodes
+from fusec.ir.graph import Kernel, Schedule, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, index
-from fusec.passes.dag import step_reads
+from fusec.passes.dag import count_readers
 from fusec.passes.simplify import simplify_exprs
 
 
@@ -40,41 +40,31 @@ class _Whole:
 
 def store_parts(schedule: Schedule) -> Schedule:
     """Return the schedule without kernels that join parts which one kernel could store in place."""
-    steps: dict[int, Step] = dict(enumerate(schedule.steps))
-    maker = {
-        store.buffer: k
-        for k, step in steps.items()
-        if isinstance(step, Kernel)
-        for store in step.stores
-    }
-    readers: dict[Buffer, int] = {v.buffer: 2 for v in argument_views(schedule.graph.outputs)}
-    for step in schedule.steps:
-        for buffer in step_reads(step):
-            readers[buffer] = readers.get(buffer, 0) + 1
-    for position, step in tuple(steps.items()):
-        whole = _joined(step)
+    first = {buffer: kernel for kernel in schedule.kernels for buffer in kernel.writes}
+    latest: dict[Kernel, Kernel] = {}  # a kernel, by its first form
+    joining: set[Kernel] = set()
+    readers = count_readers(schedule)
+    for kernel in schedule.kernels:
+        whole = _joined(kernel)
         if whole is None or any(readers[part] > 1 for part in whole.starts):
             continue
-        makers = {maker.get(part) for part in whole.starts}
-        made_by = makers.pop()
-        if made_by is None or makers:
+        makers = {first.get(part) for part in whole.starts}
+        maker = makers.pop()
+        if maker is None or makers:
             continue
-        kernel = steps[made_by]
-        assert isinstance(kernel, Kernel) and isinstance(step, Kernel)
-        if not any(factors(node) for node in kernel_nodes(kernel)):  # tiles end where tensors end
-            steps[made_by] = _with_parts(kernel, step, whole)
-            maker[whole.buffer] = made_by
-            del steps[position]
-    if len(steps) == len(schedule.steps):
-        return schedule
-    return replace(schedule, steps=tuple(steps.values()))
+        made = latest.get(maker, maker)
+        if not any(factors(node) for node in kernel_nodes(made)):  # tiles end where tensors end
+            latest[maker] = _with_parts(made, kernel, whole)
+            first[whole.buffer] = maker
+            joining.add(kernel)
+    return schedule.map_kernels(lambda k: () if k in joining else (latest.get(k, k),))
 
 
-def _joined(step: Step) -> _Whole | None:
+def _joined(kernel: Kernel) -> _Whole | None:
     """Return what a kernel joins, if it does nothing else."""
-    if not isinstance(step, Kernel) or step.inside or len(step.stores) != 1:
+    if kernel.inside or len(kernel.stores) != 1:
         return None
-    (store,) = step.stores
+    (store,) = kernel.stores
     parts = tuple(dict.fromkeys(load.buffer for load in loads((store.expr,))))
     if not isinstance(store.expr, Select) or len(parts) < 2:
         return None

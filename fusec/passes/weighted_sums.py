@@ -16,7 +16,6 @@ from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.expr import Buffer, Expr, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.monoid import MAX
-from fusec.passes.dag import reads
 
 
 def softmax_weighted(graph: Graph) -> frozenset[Buffer]:
@@ -26,9 +25,9 @@ def softmax_weighted(graph: Graph) -> frozenset[Buffer]:
     weights: set[Buffer] = set()
     beside: dict[Buffer, Def] = {}
     found: set[Buffer] = set()
-    lines = {n.buffer: n for n in graph.nodes if isinstance(n, Def)}
+    lines = {line.buffer: line for line in graph.defs}
     for line in lines.values():
-        sources = set(reads(line))
+        sources = set(line.reads)
         reductions = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
         if any(_weights_alone(n, weights) for n in reductions):
             found.add(line.buffer)
@@ -65,7 +64,7 @@ def _ancestors(buffers: set[Buffer], lines: dict[Buffer, Def]) -> set[Buffer]:
     seen: set[Buffer] = set()
     stack = list(buffers)
     while stack:
-        for source in reads(lines[stack.pop()]):
+        for source in lines[stack.pop()].reads:
             if source in lines and source not in seen:
                 seen.add(source)
                 stack.append(source)

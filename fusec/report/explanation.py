@@ -33,7 +33,6 @@ from fusec.ir.graph import (
     Extern,
     Kernel,
     Schedule,
-    Step,
     all_kernels,
     all_launches,
 )
@@ -141,11 +140,9 @@ def report_graph(staged: Staged) -> GraphReport:
         return _report_eager(staged)
     schedule = staged.compiled.schedule
     kernels = tuple(map(_report_kernel, all_launches(schedule)))
-    externs = tuple(
-        ExternReport(step.target.removeprefix("aten."), step.reason) for step in _externs(schedule)
-    )
-    loops = tuple(_report_loop(step) for step in schedule.steps if isinstance(step, Chunked))
-    outside = [s for s in schedule.steps if not isinstance(s, Chunked) and _is_launch(s)]
+    externs = tuple(ExternReport(step.title, step.reason) for step in _externs(schedule))
+    loops = tuple(_report_loop(step) for step in schedule.loops)
+    launches = sum(step.is_launch for step in schedule.steps) - len(loops)
     return GraphReport(
         staged.name,
         kernels,
@@ -154,7 +151,7 @@ def report_graph(staged: Staged) -> GraphReport:
         bytes_moved(schedule),
         bytes_floor(schedule),
         eager.launches,
-        len(outside) + sum(loop.launches for loop in loops),
+        launches + sum(loop.launches for loop in loops),
         _standing(staged.compiled.decisions, schedule),
         loops,
     )
@@ -164,28 +161,25 @@ def _externs(schedule: Schedule) -> list[Extern]:
     """Return the calls of eager kernels, those inside loops over rows included."""
     found: list[Extern] = []
     for step in schedule.steps:
-        if isinstance(step, Chunked):
-            found.extend(_externs(step.body))
-        elif isinstance(step, Extern) and step.is_launch:
-            found.append(step)
+        match step:
+            case Chunked():
+                found.extend(_externs(step.schedule))
+            case Extern() if step.is_launch:
+                found.append(step)
     return found
 
 
-def _is_launch(step: Step) -> bool:
-    return not isinstance(step, Extern) or step.is_launch
-
-
 def _report_loop(loop: Chunked) -> LoopReport:
-    made = [s.buffer.base for k in all_kernels(loop.body) for s in k.stores]
-    made += [b for e in _externs(loop.body) for b in e.outputs if b is not None]
+    made = [b for k in all_kernels(loop.schedule) for b in k.writes]
+    made += [b for e in _externs(loop.schedule) for b in e.writes]
     return LoopReport(
         loop.name,
         loop.rows.hint(),
         loop.chunk,
         loop.rounds,
         chunked_bytes(loop),
-        tuple(k.name for k in all_kernels(loop.body)),
-        tuple(e.target.removeprefix("aten.") for e in _externs(loop.body)),
+        tuple(k.name for k in all_kernels(loop.schedule)),
+        tuple(e.title for e in _externs(loop.schedule)),
         max((numel(b) * b.dtype.itemsize for b in made), default=0),
     )
 
@@ -213,10 +207,11 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
 
 
 def _report_kernel(launch: Kernel | Bundle) -> KernelReport:
-    outputs = dict.fromkeys(store.buffer.base.name for store in launch.stores)
-    members = len(launch.kernels) if isinstance(launch, Bundle) else 1
+    outputs = dict.fromkeys(buffer.name for buffer in launch.writes)
     source = _in_order(launch.origin.source)
-    return KernelReport(launch.name, tuple(outputs), step_bytes(launch), source, members)
+    return KernelReport(
+        launch.name, tuple(outputs), step_bytes(launch), source, len(launch.kernels)
+    )
 
 
 def _in_order(source: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ once a chunk. Its floor is what goes in and what comes out, once.
 from __future__ import annotations
 
 from fusec.ir.expr import Buffer
+from fusec.ir.extern import Write
 from fusec.ir.graph import (
     Bundle,
     Chunked,
@@ -24,8 +25,6 @@ from fusec.ir.graph import (
     Schedule,
     Step,
     View,
-    argument_views,
-    extern_views,
 )
 from fusec.ir.index import Index
 from fusec.passes.cost import kernel_traffic, numel
@@ -40,16 +39,15 @@ def kernel_bytes(kernel: Kernel) -> int:
 
 
 def extern_bytes(extern: Extern) -> int:
-    """Return the bytes that an eager kernel reads and writes: nothing for a constant."""
-    if extern.target == "get_attr":
-        return 0
-    written = sum(numel(b) * b.dtype.itemsize for b in extern.outputs if b is not None)
-    views = list(dict.fromkeys(extern_views(extern)))
-    if extern.moved is not None:
-        changed, *views = views
-        written += extern.moved.hint() * changed.buffer.dtype.itemsize
+    """Return the bytes that an eager kernel reads and writes."""
+    written = sum(map(_buffer_bytes, extern.writes))
+    views = list(dict.fromkeys(extern.views))
+    match extern.effect:
+        case Write() as part:
+            changed, *views = views
+            written += part.moved.hint() * changed.buffer.dtype.itemsize
     reads = [_view_bytes(view) for view in views]
-    if extern.target.removeprefix("aten.").startswith(_GATHERS) and reads:
+    if extern.title.startswith(_GATHERS) and reads:
         reads[0] = min(reads[0], written)
     return written + sum(reads)
 
@@ -74,14 +72,14 @@ def bytes_moved(schedule: Schedule) -> int:
 def step_bytes(step: Step) -> int:
     """Return the bytes that a step reads and writes."""
     match step:
-        case Kernel():
-            return kernel_bytes(step)
         case Extern():
             return extern_bytes(step)
         case Chunked():
             return chunked_bytes(step)
-        case Bundle():
+        case Kernel() | Bundle():
             return sum(map(kernel_bytes, step.kernels))
+        case _:
+            return 0
 
 
 def chunked_bytes(loop: Chunked) -> int:
@@ -92,11 +90,11 @@ def chunked_bytes(loop: Chunked) -> int:
     copied = sum(_buffer_bytes(b) for b in loop.results)
     added = sum(_buffer_bytes(b) for b in loop.sums)
     zeroed = sum(_buffer_bytes(b) for b in (*loop.sums, *loop.added))
-    return loop.rounds * (bytes_moved(loop.body) + 3 * added) + 2 * copied + zeroed
+    return loop.rounds * (bytes_moved(loop.schedule) + 3 * added) + 2 * copied + zeroed
 
 
 def _chunked_floor(loop: Chunked) -> int:
-    return sum(map(_view_bytes, loop.views)) + sum(map(_buffer_bytes, loop.made))
+    return sum(map(_view_bytes, loop.views)) + sum(map(_buffer_bytes, loop.writes))
 
 
 def _buffer_bytes(buffer: Buffer) -> int:
@@ -108,21 +106,23 @@ def bytes_floor(schedule: Schedule) -> int:
     read: dict[Buffer, int] = {}
     written: dict[Buffer, int] = {}
     inputs = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
-    outside = inputs | {view.buffer.base for view in argument_views(schedule.graph.outputs)}
+    outside = inputs | schedule.graph.returned
     total = 0
+    kernels: list[Kernel] = []
     for step in schedule.steps:
-        if isinstance(step, Extern):
-            total += extern_bytes(step)
-            outside.update(view.buffer.base for view in extern_views(step))
-            continue
-        if isinstance(step, Chunked):
-            total += _chunked_floor(step)
-            outside.update(view.buffer.base for view in step.views)
-            continue
-        for kernel in step.kernels if isinstance(step, Bundle) else (step,):
-            for buffer, (r, w) in kernel_traffic(kernel).items():
-                read[buffer.base] = max(read.get(buffer.base, 0), r)
-                written[buffer.base] = max(written.get(buffer.base, 0), w)
+        match step:
+            case Kernel() | Bundle():
+                kernels.extend(step.kernels)
+            case Chunked():
+                total += _chunked_floor(step)
+                outside |= set(step.reads)
+            case _:
+                total += step_bytes(step)
+                outside |= set(step.reads)
+    for kernel in kernels:
+        for buffer, (r, w) in kernel_traffic(kernel).items():
+            read[buffer.base] = max(read.get(buffer.base, 0), r)
+            written[buffer.base] = max(written.get(buffer.base, 0), w)
     made = {buffer for buffer, size in written.items() if size} - inputs
     total += sum(size for buffer, size in read.items() if buffer not in made)
     return total + sum(size for buffer, size in written.items() if buffer in outside)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusec.frontend.capture import capture
 from fusec.frontend.decompositions import decompositions
-from fusec.ir.graph import Def, Extern, Graph, NodeConstant
+from fusec.ir.graph import Call, Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
 from fusec.ir.interp import run_graph
 from fusec.ir.text import print_graph
@@ -62,8 +62,8 @@ class Captured:
         return compile_graph
 
     @property
-    def externs(self) -> list[Extern]:
-        return [n for g in self.graphs for n in g.nodes if isinstance(n, Extern)]
+    def externs(self) -> list[Call]:
+        return [n for g in self.graphs for n in g.nodes if not isinstance(n, Def)]
 
     @property
     def defs(self) -> list[Def]:
@@ -100,7 +100,7 @@ def check(
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
         assert strides_of(a) == strides_of(b)
-    assert sum(isinstance(n, Extern) for n in graph.nodes) == externs, print_graph(graph)
+    assert sum(not isinstance(n, Def) for n in graph.nodes) == externs, print_graph(graph)
     return graph
 
 
@@ -144,7 +144,7 @@ def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
         results = made if extern.many else [made]
         return [
             to_array(r) if isinstance(r, torch.Tensor) else r
-            for r in (results if extern.outputs or extern.sizes else [])
+            for r in (results if extern.outputs or extern.gives else [])
         ]
 
     inputs = [

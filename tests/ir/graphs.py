@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusec.ir.dtype import BF16, F32, I64, DType
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select
+from fusec.ir.extern import Product
 from fusec.ir.graph import Argument, Def, Extern, Graph, View
 from fusec.ir.index import Axis, IntoIndex, Runtime, Size, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM, Monoid
@@ -35,6 +36,12 @@ def total(monoid: Monoid, axis: Axis, body: Expr) -> Reduce:
 def whole(buffer: Buffer) -> View:
     """Return the view of all of a buffer."""
     return View(buffer, buffer.shape, buffer.strides, index(0))
+
+
+def mm(name: str, left: View, right: View, made: Buffer) -> Extern:
+    """Return the library's product of two matrices."""
+    known = Product("aten.addmm.default", "aten.addmm_.default")
+    return Extern(name, "aten.mm.default", (left, right), (), (made,), "a product", effect=known)
 
 
 def graph(

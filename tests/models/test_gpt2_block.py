@@ -16,7 +16,7 @@ from torch import nn
 
 import fusec
 from fusec.ir.expr import Buffer, loads
-from fusec.ir.graph import Def, Extern, Kernel, extern_views
+from fusec.ir.graph import Def, Extern, Kernel
 from fusec.passes.cost import price
 from fusec.passes.dag import find_uses
 from fusec.passes.fuse import DETOUR
@@ -57,7 +57,7 @@ def staged(attention: str, target: str) -> Staged:
 
 def reads(step: Step) -> set[Buffer]:
     if isinstance(step, Extern):
-        return {v.buffer for v in extern_views(step)}
+        return {v.buffer for v in step.views}
     return {n.buffer.base for n in loads(s.expr for s in step.stores)}
 
 

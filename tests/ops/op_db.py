@@ -224,7 +224,7 @@ def note_externs(schedule: Schedule, name: str, outcome: Outcome) -> None:
     for step in schedule.steps:
         if isinstance(step, Chunked):
             note_externs(step.body, name, outcome)
-        elif isinstance(step, Extern) and step.target != "get_attr" and step.reason != EMPTY:
+        elif isinstance(step, Extern) and step.reason != EMPTY:
             outcome.externs.add((name, step.target.removeprefix("aten."), step.reason))
 
 

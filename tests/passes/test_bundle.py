@@ -126,7 +126,7 @@ def test_the_program_of_a_template_computes_each_member(target):
         p, g = (next(b for b in buffers if b.name.startswith(f"arg{k}")) for k in _names(buffers))
         expected = values[p] - values[g] * np.float32(0.5)
         storage = {t: values[b] for t, b in zip(found.buffers, buffers, strict=True)}
-        run_program(program, storage, dict(zip(found.sizes, sizes, strict=True)))
+        run_program(program, storage, dict(zip(found.extents, sizes, strict=True)))
         np.testing.assert_allclose(values[p], expected, rtol=1e-6)
 
 

@@ -22,7 +22,7 @@ from fusec.passes.machine import Tuning
 from fusec.passes.stage import fold
 from fusec.stages import CLEAN
 from tests.fuzz.pipeline import context
-from tests.ir.graphs import buffer, graph, whole
+from tests.ir.graphs import buffer, graph, mm, whole
 from tests.passes.pipelines import numbers
 
 C, V, ROWS = 2, 24, 4
@@ -51,9 +51,7 @@ class Head:
         self.x, self.w = buffer("x", rows, C), buffer("w", C, V)
         self.t = buffer("t", rows, dtype=I64)
         self.mm = buffer("mm", rows, V)
-        self.lines: list[Def | Extern] = [
-            Extern("mm", "aten.mm.default", (whole(self.x), whole(self.w)), (), (self.mm,), "")
-        ]
+        self.lines: list[Def | Extern] = [mm("mm", whole(self.x), whole(self.w), self.mm)]
 
     def define(self, name: str, shape: tuple[int, ...], body: Any) -> Buffer:
         made = buffer(name, *shape)
@@ -76,7 +74,7 @@ class Head:
     def product(self, name: str, left: View, right: View) -> Buffer:
         rows, columns = left.shape[0].const, right.shape[1].const
         made = buffer(name, rows, columns)
-        self.lines.append(Extern(name, "aten.mm.default", (left, right), (), (made,), ""))
+        self.lines.append(mm(name, left, right, made))
         return made
 
     def graph(self, *outputs: Buffer) -> Graph:
@@ -103,6 +101,8 @@ def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
     schedule = cut_loops(separate(after), separate)
     verify_schedule(schedule)
     expected = run_graph(before, head.inputs(), library)
+    for mine, theirs in zip(run_graph(after, head.inputs(), library), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
     found = run_schedule(schedule, head.inputs(), library)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -119,7 +119,7 @@ def whys(head: Head, *outputs: Buffer) -> list[str]:
 
 
 def largest(loop: Chunked) -> int:
-    inner = [b for s in loop.body.steps if isinstance(s, Extern) for b in s.outputs]
+    inner = [b for s in loop.schedule.steps if isinstance(s, Extern) for b in s.outputs]
     return max(b.shape[0].hint() for b in inner if b is not None)
 
 

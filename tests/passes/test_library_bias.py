@@ -13,7 +13,7 @@ from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule
 from fusec.ir.index import index
 from fusec.passes.fuse import separate
 from fusec.passes.library_bias import library_bias
-from tests.ir.graphs import axes, buffer, f32, graph, load, whole
+from tests.ir.graphs import axes, buffer, f32, graph, load, mm, whole
 from tests.passes.pipelines import check_same, kernels, numbers
 
 M, N, K = 4, 6, 3
@@ -33,7 +33,7 @@ class Product:
         self.made, self.y = buffer("mm", M, N, **kind), buffer("y", M, N, **kind)
         self.bias = buffer("bias", N, **kind)
         views = (whole(self.a), whole(self.b))
-        self.extern = Extern("mm", "aten.mm.default", views, (), (self.made,), "a contraction")
+        self.extern = mm("mm", *views, self.made)
         self.axes = axes("m n", M, N)
 
     def graph(self, expr: Expr, *more: Buffer, bias: Buffer | None = None) -> Graph:

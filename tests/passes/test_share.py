@@ -12,7 +12,6 @@ from fusec.ir.graph import Def, Extern, Graph, argument_views
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import rewrite
-from fusec.passes.dag import reads
 from fusec.passes.share import share
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, position, total, whole
@@ -36,7 +35,7 @@ def test_equal_definitions_are_one_whatever_their_axes_are_called() -> None:
     before = graph((x,), (a, b, y, z), y.buffer, z.buffer)
     after = share(before)
     assert names(after) == ["a", "y", "z"]
-    assert reads(after.nodes[2]) == (a.buffer,)
+    assert after.nodes[2].reads == (a.buffer,)
     check_same(before, after, (numbers(3, 4),))
 
 
@@ -76,7 +75,7 @@ def test_externs_read_the_first_of_equal_buffers() -> None:
     y = scaled("y", a.buffer, 2)
     before = graph((x,), (a, b, copy, y), e, y.buffer)
     after = share(before)
-    assert reads(after.nodes[1]) == (a.buffer,)
+    assert after.nodes[1].reads == (a.buffer,)
     check_same(before, after, (numbers(3, 4),))
 
 

@@ -16,7 +16,6 @@ from fusec.ir.index import IntoIndex, Size, index
 from fusec.ir.interp import run_graph
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.verify import verify_graph
-from fusec.passes.dag import reads
 from fusec.passes.split_reduction import split_reduction
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import small_target
@@ -217,7 +216,7 @@ def variance(rows: IntoIndex, columns: int) -> Graph:
 def partial_reads(after: Graph) -> dict[str, set[str]]:
     """Return what the lines of a graph read, by name."""
     lines = [n for n in after.nodes if isinstance(n, Def)]
-    return {n.buffer.name: {b.name for b in reads(n)} for n in lines}
+    return {n.buffer.name: {b.name for b in n.reads} for n in lines}
 
 
 def test_parts_of_a_sum_of_squares_about_a_mean_do_not_wait_for_it() -> None:

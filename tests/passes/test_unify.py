@@ -11,7 +11,7 @@ from fusec.ir.expr import Buffer, Cast, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Store, argument_views
 from fusec.ir.index import Axis, IntoIndex, Size, index
 from fusec.ir.monoid import MAX, SUM
-from fusec.passes.dag import find_uses, reads
+from fusec.passes.dag import find_uses
 from fusec.passes.unify import Rejection, unify
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
@@ -257,7 +257,7 @@ def merged(before: Graph, first: int, last: int) -> Schedule:
     nodes = before.nodes
     needed = {v.buffer for v in argument_views(before.outputs)} | find_uses(before).live_out
     for node in (*nodes[:first], *nodes[last + 1 :]):
-        needed.update(reads(node))
+        needed.update(node.reads)
     steps = []
     for k, node in enumerate(nodes):
         if k == first:

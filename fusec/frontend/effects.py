@@ -1,0 +1,112 @@
+"""What passes may know of an eager kernel beyond its arguments: what it multiplies, copies, writes.
+
+``effect_of`` is the one place where this is read off an operation's name and signature. A row of a
+table more, and a pass treats another operation alike; what no table names is ``Unknown``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusec.frontend.origin import extern_name
+from fusec.ir.argument import Argument, SizeValue, View
+from fusec.ir.extern import (
+    Copy,
+    Effect,
+    Fresh,
+    Pending,
+    Product,
+    Unknown,
+    Update,
+    Window,
+    WindowUpdate,
+)
+from fusec.ir.index import Index, index, product
+
+aten = torch.ops.aten
+
+_FRESH = {
+    aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
+}  # fmt: skip
+"""Operations whose results never share memory with their arguments."""
+WINDOW_UPDATES = {aten.slice_scatter.default, aten.select_scatter.default}
+UPDATES = {
+    aten.index_put.default: aten.index_put_.default,
+    aten._unsafe_index_put.default: aten.index_put_.default,
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+}
+"""Calls that return their first argument changed in places, and those that change it."""
+_COLLECTIVES, _WAIT = "_c10d_functional", "_c10d_functional.wait_tensor.default"
+"""What another rank sends is in a collective's result once it was waited for, and not before."""
+
+Args = tuple[Argument, ...]
+
+
+def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...]) -> Effect:
+    """Return what is known of a call of ``target`` with these arguments."""
+    if target in UPDATES and args and isinstance(args[0], View):
+        return Update(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
+    if target in WINDOW_UPDATES and _are_views(args[:2], 2):
+        return WindowUpdate(_window(target, args, dict(kwargs)), extern_name(aten.copy_.default))
+    if target is aten.copy_.default and _are_views(args[:2], 2):
+        return Copy()
+    if target is aten.mm.default and _are_views(args, 2):
+        return Product(extern_name(aten.addmm.default), extern_name(aten.addmm_.default))
+    if getattr(target, "overloadpacket", None) in _FRESH:
+        return Fresh()
+    is_collective = getattr(target, "namespace", "") == _COLLECTIVES
+    return Pending() if is_collective and extern_name(target) != _WAIT else Unknown()
+
+
+def _are_views(args: Args, count: int) -> bool:
+    return len(args) == count and all(isinstance(arg, View) for arg in args)
+
+
+def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:
+    """Return the window that a ``slice_scatter`` or ``select_scatter`` replaces."""
+    is_slice = target is aten.slice_scatter.default
+    axis, start, _, step = (
+        args[k] if k < len(args) else named.get(name)
+        for k, name in enumerate(("dim", "start" if is_slice else "index", "end", "step"), 2)
+    )
+    whole = args[0]
+    assert isinstance(whole, View)
+    k = axis if isinstance(axis, int) else 0
+    first = _integer(start, 0)
+    first = first + whole.shape[k] if first.hint() < 0 else first
+    return Window(k % len(whole.shape), first, _integer(step, 1) if is_slice else None)
+
+
+def _integer(arg: Argument, default: int) -> Index:
+    if isinstance(arg, SizeValue):
+        return arg.index
+    return index(arg if isinstance(arg, int) else default)
+
+
+def _moved(target: Any, args: Args, named: dict[str, Argument]) -> Index:
+    """Return how many elements of its first argument a call writes, and reads to add to them."""
+    name = extern_name(UPDATES[target]).split(".")[1].rstrip("_")
+    whole = args[0]
+    assert isinstance(whole, View)
+    if name != "index_put":
+        source = args[3 if name in ("index_copy", "index_add") else 2]
+        count = product(source.shape if isinstance(source, View) else whole.shape)
+        return count * 2 if name.endswith("_add") else count
+    chosen = args[1] if isinstance(args[1], tuple) else ()
+    picked = [view for view in chosen if isinstance(view, View)]
+    if any(len(view.shape) == 0 or view.buffer.dtype.name == "bool" for view in picked):
+        return product(whole.shape)
+    rank = max((len(view.shape) for view in picked), default=0)
+    places = index(1)
+    for k in range(1, rank + 1):
+        extents = [view.shape[-k] for view in picked if len(view.shape) >= k]
+        places = places * max(extents, key=lambda extent: extent.hint())
+    rest = [e for k, e in enumerate(whole.shape) if k >= len(chosen) or chosen[k] is None]
+    accumulates = args[3] if len(args) > 3 else named.get("accumulate")
+    return product((places, *rest)) * (2 if accumulates else 1)

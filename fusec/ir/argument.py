@@ -1,0 +1,116 @@
+"""What a call of an eager kernel is given: views, sizes, conditions, objects, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusec.ir.expr import Buffer
+from fusec.ir.index import Index, index
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window into a buffer, as eager kernels take it; sizes and strides in elements."""
+
+    buffer: Buffer
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its buffer, in the buffer's own layout."""
+        same = self.shape == self.buffer.shape and self.strides == self.buffer.strides
+        return same and self.offset is index(0)
+
+
+def whole_view(buffer: Buffer) -> View:
+    """Return all of a buffer, in its own layout."""
+    return View(buffer, buffer.shape, buffer.strides, index(0))
+
+
+@dataclass(frozen=True, slots=True)
+class SizeValue:
+    """A symbolic integer among an extern's arguments."""
+
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A condition on sizes among an extern's arguments; ``sign`` is Python's."""
+
+    sign: str
+    left: Index
+    right: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Junction:
+    """Conditions of which all hold, or at least one does; ``sign`` is ``and`` or ``or``."""
+
+    sign: str
+    parts: tuple[Condition, ...]
+
+
+Condition: TypeAlias = "Comparison | Junction | bool"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConstant:
+    """An argument that only the FX graph can give: position ``path`` among the node's arguments."""
+
+    node: str
+    path: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputObject:
+    """An input that is neither tensor nor size, a process group say: passed on as it is."""
+
+    name: str
+
+
+Argument: TypeAlias = (
+    "View | SizeValue | Condition | NodeConstant | InputObject | int | float | bool | str "
+    "| tuple[Argument, ...] | None"
+)
+
+
+def argument_views(args: Iterable[Argument]) -> list[View]:
+    """Return every tensor view among (nested) arguments."""
+    found: list[View] = []
+    for arg in args:
+        match arg:
+            case View():
+                found.append(arg)
+            case tuple():
+                found.extend(argument_views(arg))
+    return found
+
+
+def argument_indices(arg: Argument) -> Iterator[Index]:
+    """Yield every index in an argument."""
+    match arg:
+        case View():
+            yield from (*arg.shape, *arg.strides, arg.offset)
+        case SizeValue():
+            yield arg.index
+        case Comparison():
+            yield from (arg.left, arg.right)
+        case Junction(parts=items) | (tuple() as items):
+            for item in items:
+                yield from argument_indices(item)
+
+
+def map_views(arg: Argument, rule: Callable[[View], View]) -> Argument:
+    """Return an argument with ``rule`` applied to each view in it."""
+    match arg:
+        case View():
+            return rule(arg)
+        case tuple():
+            return tuple(map_views(part, rule) for part in arg)
+        case _:
+            return arg

@@ -1,0 +1,117 @@
+"""One line of index notation, ``buffer[axes] = expr``, and where in the user's program it is from.
+
+A line says itself what it reads, what it makes and which symbolic sizes it needs; ``extern.py`` and
+``graph.py`` say the same of calls and of kernels, so that whoever orders lines or steps, or finds
+who reads a buffer, asks all of them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Reduce, loads, postorder
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a definition comes from in the user's program.
+
+    Attributes:
+        ops: the ATen operations, in order, such as ``("add.Tensor", "mul.Tensor")``.
+        source: the user's lines, such as ``("model.py:41 in forward: x = x + r",)``.
+    """
+
+    ops: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+
+    def __add__(self, other: Origin) -> Origin:
+        return Origin(
+            tuple(dict.fromkeys(self.ops + other.ops)),
+            tuple(dict.fromkeys(self.source + other.source)),
+        )
+
+
+NOWHERE = Origin()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Def:
+    """``buffer[axes] = expr``: one line of index notation.
+
+    Attributes:
+        covers: buffers whose definitions were substituted into ``expr``, to be computed here.
+    """
+
+    buffer: Buffer
+    axes: tuple[Axis, ...]
+    expr: Expr
+    origin: Origin = NOWHERE
+    covers: tuple[Buffer, ...] = ()
+
+    impure: ClassVar[bool] = False
+    defines_sizes: ClassVar[tuple[Size, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        """The distinct buffers that it loads, in order."""
+        return loaded((self.expr,))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        """The buffer that it makes."""
+        return (self.buffer,)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The symbolic sizes that it needs, by name."""
+        found = sizes_in_exprs((self.expr,)) | sizes_in(axis.extent for axis in self.axes)
+        return by_name(found | sizes_in(self.buffer.strides))
+
+
+def loaded(roots: Iterable[Expr]) -> tuple[Buffer, ...]:
+    """Return the distinct buffers that expressions load, in order."""
+    return tuple(dict.fromkeys(load.buffer.base for load in loads(roots)))
+
+
+def by_name(sizes: Iterable[Size]) -> tuple[Size, ...]:
+    """Return sizes in the order in which they are arguments of a kernel."""
+    return tuple(sorted(sizes, key=lambda size: size.name))
+
+
+def sizes_in(values: Iterable[Index]) -> set[Size]:
+    """Return the symbolic sizes that indices mention, the extents of their axes included."""
+    found: set[Size] = set()
+    for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
+        match atom:
+            case Size():
+                found.add(atom)
+            case FloorDiv() | Mod():
+                found |= sizes_in((atom.dividend, atom.divisor))
+            case Axis():
+                found |= sizes_in((atom.extent,))
+            case Runtime():
+                found |= sizes_in((atom.extent,))
+    return found
+
+
+def sizes_in_exprs(roots: Iterable[Expr]) -> set[Size]:
+    """Return the symbolic sizes that expressions mention, strides of what they load included."""
+    found: set[Size] = set()
+    for node in postorder(roots):
+        match node:
+            case Load():
+                found |= sizes_in((*node.indices, *node.buffer.strides))
+            case IndexValue():
+                found |= sizes_in((node.index,))
+            case Reduce():
+                found |= sizes_in_axes(node.over)
+    return found
+
+
+def sizes_in_axes(axes: Iterable[Axis]) -> set[Size]:
+    """Return the symbolic sizes in extents and limits of axes."""
+    axes = tuple(axes)
+    return sizes_in(a.extent for a in axes) | sizes_in(a.limit for a in axes if a.limit is not None)

@@ -1,0 +1,81 @@
+"""What passes may know of an eager kernel: read off its name, signature and arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusec.frontend.effects import effect_of
+from fusec.ir.expr import Buffer
+from fusec.ir.extern import (
+    Copy,
+    Effect,
+    Fresh,
+    Pending,
+    Product,
+    Unknown,
+    Update,
+    Window,
+    WindowUpdate,
+)
+from fusec.ir.graph import Argument, SizeValue
+from fusec.ir.index import Size, index
+from tests.ir.graphs import buffer, whole
+
+aten = torch.ops.aten
+X, PART, ROW = (whole(buffer(n, *s)) for n, s in (("x", (4, 6)), ("p", (4, 2)), ("r", (4,))))
+PLACES = whole(buffer("i", 3))
+P = Size("P", 1)
+
+
+def window(axis: int, start: object, step: int | None) -> WindowUpdate:
+    found = Window(axis, index(start), None if step is None else index(step))
+    return WindowUpdate(found, "aten.copy_.default")
+
+
+def update(in_place: str, moved: int) -> Update:
+    return Update(f"aten.{in_place}", index(moved))
+
+
+PUT = aten._unsafe_index_put.default
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "effect"),
+    [
+        (aten.mm.default, (X, X), Product("aten.addmm.default", "aten.addmm_.default")),
+        (aten.bmm.default, (X, X), Fresh()),
+        (aten.convolution_backward.default, (X, X), Fresh()),
+        (aten.copy_.default, (X, PART), Copy()),
+        (aten.sort.default, (X,), Unknown()),
+        (aten.slice_scatter.default, (X, PART, 1, 2, 4), window(1, 2, 1)),
+        (aten.slice_scatter.default, (X, PART, -1, -2, None, 3), window(1, 4, 3)),
+        (aten.select_scatter.default, (X, ROW, 1, SizeValue(index(P))), window(1, P, None)),
+        (aten.scatter.src, (X, 0, PLACES, PLACES), update("scatter_.src", 3)),
+        (aten.scatter_add.default, (X, 0, PLACES, PLACES), update("scatter_add_.default", 6)),
+        (aten.index_copy.default, (X, 0, PLACES, PART), update("index_copy_.default", 8)),
+        (aten.index_put.default, (X, (PLACES,), ROW), update("index_put_.default", 18)),
+        (PUT, (X, (None, PLACES), ROW, True), update("index_put_.default", 24)),
+    ],
+    ids=lambda value: type(value).__name__ if not callable(value) else str(value),
+)  # fmt: skip
+def test_effect(target: object, args: tuple[Argument, ...], effect: Effect) -> None:
+    assert effect_of(target, args, ()) == effect
+
+
+def test_what_ranks_send_is_pending_until_it_was_waited_for() -> None:
+    ops = torch.ops._c10d_functional
+    assert effect_of(ops.all_reduce.default, (X, "sum", "0"), ()) == Pending()
+    assert effect_of(ops.wait_tensor.default, (X,), ()) == Unknown()
+
+
+def test_a_window_says_where_a_part_lies() -> None:
+    x: Buffer = X.buffer
+    rows = Window(0, index(1), index(2))
+    i, j = index(P), index(3)
+    assert rows.indices((i, j)) == (index(P) * 2 + 1, j)
+    view = rows.view(x, (index(2), index(6)))
+    assert (view.strides, view.offset) == ((index(12), index(1)), index(6))
+    column = Window(1, index(5), None)
+    assert column.indices((i,)) == (i, index(5))
+    assert column.view(x, (index(4),)).strides == (index(6),)
