@@ -3,8 +3,8 @@
 The names it uses are few, and ``runtime.executable`` binds them: ``empty`` (shape, strides, dtype),
 ``window`` (a strided view), ``restride`` (an eager kernel's result with the traced strides),
 ``constant`` (an argument that only the FX graph has), the kernels by name, and ``extern_<node>``
-for eager kernels. Buffers are freed after their last use; a dead buffer of the same layout is
-written again instead of allocating a new one.
+for eager kernels. When memory is allocated, written again and freed, a plan says
+(``passes/memory.py``).
 
 Worked example::
 
@@ -23,10 +23,9 @@ which values it stored: ``watch("k0", (("add", None),), (y,))``.
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from fusec.codegen.name_order import check_name_order
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
@@ -50,12 +49,14 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
+from fusec.ir.memory import Memory, StepMemory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float", "watch",
+    "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -65,45 +66,22 @@ class _Wrapper:
     def __init__(
         self,
         schedule: Schedule,
+        memory: Memory,
         programs: dict[str, Program],
         code: dict[str, str],
         watched: Watched | None = None,
     ) -> None:
         self.watched = watched
         self.schedule = schedule
+        self.memory = memory
         self.programs = programs
         self.code = code
         loops = {loop.name for loop in schedule.loops}
         calls = {callee(s) for s in schedule.steps if isinstance(s, Extern)}
         used = _RESERVED | set(programs) | loops | calls
         self.names = Names(used | _LOOP if loops else used)
-        self.inputs = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
         self.lines: list[str] = []
-        self.last_use = self._last_uses()
         self.last_write = self._last_writes()
-        self.reusable = self._reusable()
-        self.free: list[Buffer] = []
-
-    # -- liveness ----------------------------------------------------------------------------------
-
-    def _touched(self, step: Step) -> tuple[Buffer, ...]:
-        """Return what has to be in memory while a step runs, if only it has a name."""
-        match step:
-            case Bundle():
-                return tuple(dict.fromkeys(b for buffers, _ in step.rows for b in buffers))
-            case Kernel():
-                return self.programs[step.name].buffers
-            case _:
-                return step.reads
-
-    def _last_uses(self) -> dict[Buffer, int]:
-        last: dict[Buffer, int] = {}
-        for position, step in enumerate(self.schedule.steps):
-            for buffer in self._touched(step):
-                last[buffer] = position
-        for view in argument_views(self.schedule.graph.outputs):
-            last[view.buffer] = len(self.schedule.steps)
-        return last
 
     def _last_writes(self) -> dict[Buffer, int]:
         """Return the last step that writes an input: whole, or a part of it."""
@@ -116,33 +94,25 @@ class _Wrapper:
                     last[step.written.buffer] = position
         return last
 
-    def _reusable(self) -> set[Buffer]:
-        """Buffers that kernels make and nobody else can keep a view of."""
-        made: set[Buffer] = set()
-        kept = set(self.inputs)
-        for step in self.schedule.steps:
-            match step:
-                case Kernel() | Bundle():
-                    made.update(step.writes)
-                case Extern() if step.may_alias:
-                    kept.update(step.reads)
-        return made - kept
-
     # -- lines -------------------------------------------------------------------------------------
 
     def print(self, name: str = "call") -> str:
         graph = self.schedule.graph
         self._inputs(graph)
-        for position, step in enumerate(self.schedule.steps):
+        steps = zip(self.schedule.steps, self.memory.steps, strict=True)
+        for position, (step, memory) in enumerate(steps):
+            dropped = set(step.writes).intersection(memory.freed)
             match step:
                 case Kernel():
+                    self._allocate(memory)
                     self._kernel(step)
                 case Bundle():
+                    self._allocate(memory)
                     self._bundle(step)
                 case Chunked():
                     self._chunked(step)
                 case Extern():
-                    self._extern(step)
+                    self._extern(step, dropped)
                 case Constant():
                     made = self.names(step.buffer)
                     self.lines.append(f"{made} = constant({step.node!r}, ())")
@@ -151,14 +121,15 @@ class _Wrapper:
                     self.lines.append(f"{self.names(step.size)} = min({args})")
             if self.watched is not None:
                 self._watch(position, step, self.watched)
-            self._release(position, step)
+            self._free(memory.freed)
         outputs = ", ".join(self._argument(o) for o in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
         self.lines.append(f"return ({outputs}{comma})")
         body = "\n".join(f"    {line}" for line in self.lines)
+        loops = zip(self.schedule.loops, self.memory.bodies, strict=True)
         bodies = [
-            _Wrapper(loop.schedule, self.programs, self.code).print(loop.name) + "\n\n"
-            for loop in self.schedule.loops
+            _Wrapper(loop.schedule, memory, self.programs, self.code).print(loop.name) + "\n\n"
+            for loop, memory in loops
         ]
         title = "graph" if name == "call" else "a chunk of"
         return f"{''.join(bodies)}# {title} {graph.name}\ndef {name}(args):\n{body}\n"
@@ -169,19 +140,19 @@ class _Wrapper:
             comma = "," if len(names) == 1 else ""
             self.lines.append(f"{', '.join(names)}{comma} = args")
         self.lines.append("args.clear()")
+        self.lines += ["del _"] if None in graph.inputs else []
         for size, buffer, axis in graph.measured:
             self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
+        self._free(self.memory.unread)
 
     def _kernel(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
-        self._allocate_stored(kernel)
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
         self.lines.append(f"{self.code[kernel.name]}({', '.join(args)})")
 
     def _bundle(self, bundle: Bundle) -> None:
         """Print one launch for all rows: their tensors, then their sizes."""
         program = self.programs[bundle.name]
-        self._allocate_stored(bundle)
         buffers = [bundle.buffers.index(b) for b in program.buffers]
         sizes = [bundle.extents.index(s) for s in program.sizes]
         self.lines.append(f"{self.code[bundle.name]}((")
@@ -190,24 +161,25 @@ class _Wrapper:
         values = tuple(tuple(row[k] for k in sizes) for _, row in bundle.rows)
         self.lines.append(f"), {values!r})")
 
-    def _allocate_stored(self, step: Kernel | Bundle) -> None:
-        """Print the allocation of each buffer that a launch makes; it may write inputs in place."""
-        for buffer in step.writes:
-            if buffer not in self.inputs:
-                self._allocate(buffer)
+    def _allocate(self, memory: StepMemory) -> None:
+        """Print where the buffers lie that a launch makes."""
+        for allocation in memory.allocated:
+            name, over = self.names(allocation.buffer), allocation.over
+            if over is None:
+                self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
+            else:
+                self.lines.append(f"{name} = {self.names(over)}  # memory reused")
+                self.lines.append(f"del {self.names(over)}")
 
-    def _allocate(self, buffer: Buffer) -> None:
-        for dead in self.free:
-            same = dead.shape == buffer.shape and dead.strides == buffer.strides
-            if same and dead.dtype is buffer.dtype:
-                self.free.remove(dead)
-                self.lines.append(f"{self.names(buffer)} = {self.names(dead)}  # memory reused")
-                self.lines.append(f"del {self.names(dead)}")
-                return
+    def _layout(self, buffer: Buffer) -> str:
         shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
-        self.lines.append(f"{self.names(buffer)} = empty({shape}, {strides}, {buffer.dtype})")
+        return f"{shape}, {strides}, {buffer.dtype}"
 
-    def _extern(self, extern: Extern) -> None:
+    def _free(self, buffers: Iterable[Buffer]) -> None:
+        """Print what lets go of buffers; those that have no name were never held."""
+        self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
+
+    def _extern(self, extern: Extern, dropped: set[Buffer]) -> None:
         args = [self._argument(a) for a in extern.args]
         args += [f"{k}={self._argument(v)}" for k, v in extern.kwargs]
         made = extern.outputs
@@ -215,7 +187,7 @@ class _Wrapper:
         if extern.gives:
             self._sized(extern, call)
             return
-        used = [b for b in made if b is not None and b in self.last_use]
+        used = [b for b in extern.writes if b not in dropped]
         if not used:
             self.lines.append(call)
             return
@@ -224,9 +196,11 @@ class _Wrapper:
             value = call if extern.is_pending else self._restride(made[0], call)
             self.lines.append(f"{self.names(made[0])} = {value}")
             return
-        targets = [self.names(b) if b in self.last_use and b is not None else "_" for b in made]
+        unused = len(used) < len(made)
+        targets = [self.names(b) if b is not None and b in used else "_" for b in made]
         comma = "," if len(targets) == 1 else ""
         self.lines.append(f"{', '.join(targets)}{comma} = {call}")
+        self.lines += ["del _"] if unused else []
         for buffer in () if extern.is_pending else used:
             name = self.names(buffer)
             self.lines.append(f"{name} = {self._restride(buffer, name)}")
@@ -250,8 +224,7 @@ class _Wrapper:
         """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
         for buffer in loop.writes:
             maker = "empty" if buffer in loop.results else "zeros"
-            shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
-            self.lines.append(f"{self.names(buffer)} = {maker}({shape}, {strides}, {buffer.dtype})")
+            self.lines.append(f"{self.names(buffer)} = {maker}({self._layout(buffer)})")
         rows, ragged = print_size(loop.rows, self.names), not loop.count.is_constant
         count = "rows" if ragged else str(loop.chunk)
         self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
@@ -299,7 +272,7 @@ class _Wrapper:
                 name, made = step.name, step.writes
             case _:
                 return
-        known = [b for b in made if b in watched and b in self.last_use]
+        known = [b for b in made if b in watched and b in self.names]
         known = [b for b in known if self.last_write.get(b, position) == position]
         if known:
             values = ", ".join(repr(watched[b]) for b in known)
@@ -308,36 +281,6 @@ class _Wrapper:
 
     def _restride(self, buffer: Buffer, value: str) -> str:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
-
-    def _release(self, position: int, step: Step) -> None:
-        """Free what was used for the last time here; keep a kernel's own buffers for reuse."""
-        touched = dict.fromkeys(self._touched(step))
-        for buffer in touched:
-            if self.last_use.get(buffer) != position or buffer not in self.names:
-                continue
-            if buffer in self.reusable and self._wanted_later(buffer, position):
-                self.free.append(buffer)
-            else:
-                self.lines.append(f"del {self.names(buffer)}")
-
-    def _wanted_later(self, dead: Buffer, position: int) -> bool:
-        """Return True if a later kernel writes a new buffer of the same layout."""
-        waiting = sum(
-            b.shape == dead.shape and b.strides == dead.strides and b.dtype is dead.dtype
-            for b in self.free
-        )
-        for step in self.schedule.steps[position + 1 :]:
-            made: tuple[Buffer, ...] = ()
-            match step:
-                case Kernel() | Bundle():
-                    made = step.writes
-            for buffer in made:
-                same = buffer.shape == dead.shape and buffer.strides == dead.strides
-                if same and buffer.dtype is dead.dtype:
-                    if waiting == 0:
-                        return True
-                    waiting -= 1
-        return False
 
     # -- arguments ---------------------------------------------------------------------------------
 
@@ -420,6 +363,7 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
 
 def print_wrapper(
     schedule: Schedule,
+    memory: Memory,
     programs: dict[str, Program],
     code: dict[str, str],
     watched: Watched | None = None,
@@ -427,12 +371,9 @@ def print_wrapper(
     """Return the source of ``call(args)`` for a scheduled graph.
 
     Args:
+        memory: where its buffers lie.
         programs: by kernel name.
         code: kernel name -> name of the kernel whose code it runs.
         watched: which node's value a buffer holds; given, each step is followed by a ``watch``.
-    Raises:
-        InternalError: if a line would read a name before it has a value.
     """
-    text = _Wrapper(schedule, programs, code, watched).print()
-    check_name_order(text)
-    return text
+    return _Wrapper(schedule, memory, programs, code, watched).print()

@@ -13,8 +13,10 @@ the same kernel writes at another index.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,7 +59,8 @@ from fusec.ir.interp_expr import (
     storage_length,
 )
 from fusec.ir.interp_program import run_program
-from fusec.ir.interp_scalar import Array, convert
+from fusec.ir.interp_scalar import Array, convert, fill_value
+from fusec.ir.memory import Allocation, Memory, all_apart, made_by
 
 __all__ = [
     "Env",
@@ -175,7 +178,9 @@ def _run_lines(graph: Graph, env: Env, extern: ExternCall | None) -> None:
             case Def():
                 _run_def(node, env)
             case Chunked():
-                _run_chunked(node, env, extern, interpret_kernel)
+                for buffer in node.writes:
+                    allocate(buffer, env)
+                _run_chunked(node, env, functools.partial(_run_lines, node.graph, extern=extern))
             case _:
                 _run_call(node, env, extern)
 
@@ -190,34 +195,77 @@ def run_schedule(
     inputs: Sequence[Any],
     extern: ExternCall | None = None,
     kernel: KernelCall = interpret_kernel,
+    memory: Memory | None = None,
 ) -> list[Any]:
     """Return what the schedule's graph returns, computed by its kernels and externs.
 
     Args:
         kernel: runs one kernel; another form of it, a program or machine code, may stand in.
+        memory: where buffers lie; by default each has memory of its own, for good. What a plan
+            frees, or puts another buffer over, reads as unwritten memory from then on: a plan that
+            does so too early makes wrong values.
+    Raises:
+        InternalError: if a step writes a buffer that has no memory.
     """
     env = _bind_inputs(schedule.graph, inputs)
-    _run_steps(schedule, env, extern, kernel)
+    _run_steps(schedule, env, extern, kernel, memory or all_apart(schedule))
     return _collect_outputs(schedule.graph, env)
 
 
-def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
-    for step in schedule.steps:
+def _run_steps(
+    schedule: Schedule,
+    env: Env,
+    extern: ExternCall | None,
+    kernel: KernelCall,
+    memory: Memory,
+) -> None:
+    bodies = iter(memory.bodies)
+    for buffer in memory.unread:
+        _free(buffer, env)
+    for step, plan in zip(schedule.steps, memory.steps, strict=True):
+        for allocation in plan.allocated:
+            _allocate(allocation, env)
+        for buffer in made_by(step):
+            if buffer not in env.storage:
+                raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
         match step:
-            case Chunked():
-                _run_chunked(step, env, extern, kernel)
+            case Chunked(body=Graph() as lines):
+                _run_chunked(step, env, functools.partial(_run_lines, lines, extern=extern))
+            case Chunked(body=Schedule() as body):
+                run = functools.partial(
+                    _run_steps, body, extern=extern, kernel=kernel, memory=next(bodies)
+                )
+                _run_chunked(step, env, run)
             case Kernel() | Bundle():
                 for member in step.kernels:
                     kernel(member, env)
+            case Chunked():
+                raise InternalError(step, stage=STAGE)
             case _:
                 _run_call(step, env, extern)
+        for buffer in plan.freed:
+            _free(buffer, env)
 
 
-def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
+def _allocate(allocation: Allocation, env: Env) -> None:
+    """Give a buffer memory: its own, or that of another, for whoever still sees it, too."""
+    buffer, over = allocation.buffer, allocation.over
+    if over is None:
+        allocate(buffer, env)
+    else:
+        env.storage[over][...] = fill_value(over.dtype)
+        env.storage[buffer] = env.storage[over]
+
+
+def _free(buffer: Buffer, env: Env) -> None:
+    """Let go of a buffer's memory: who has a view keeps it; the buffer reads as unwritten."""
+    if not buffer.dtype.is_opaque:  # no kernel reads it
+        env.storage[buffer] = np.full_like(env.storage[buffer], fill_value(buffer.dtype))
+
+
+def _run_chunked(loop: Chunked, env: Env, run: Callable[[Env], None]) -> None:
     """Run the body for each chunk of rows: results go into their rows, sums are added up."""
     rows = eval_scalar(loop.rows, env)
-    for buffer in loop.writes:
-        allocate(buffer, env)
     for buffer in (*loop.sums, *loop.added):
         from_storage(buffer, env)[...] = 0
     for start in range(0, rows, loop.chunk):
@@ -227,18 +275,15 @@ def _run_chunked(loop: Chunked, env: Env, extern: ExternCall | None, kernel: Ker
         whole = [_window(view, env) for view in loop.whole]
         added = [from_storage(buffer, env) for buffer in loop.added]
         inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added))
-        match loop.body:
-            case Graph():
-                _run_lines(loop.body, inner, extern)
-            case Schedule():
-                _run_steps(loop.body, inner, extern, kernel)
+        given = replace(inner, storage=dict(inner.storage))
+        run(inner)
         values = _collect_outputs(loop.graph, inner)
         for buffer, value in zip(loop.results, values, strict=False):
             from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value
         for buffer, value in zip(loop.sums, values[len(loop.results) :], strict=True):
             from_storage(buffer, env)[...] += value
         for buffer in loop.added:
-            from_storage(buffer, env)[...] = from_storage(buffer, inner)
+            from_storage(buffer, env)[...] = from_storage(buffer, given)
 
 
 def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:
@@ -302,6 +347,16 @@ def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
     for buffer, values in zip(node.outputs, results, strict=True):
         if buffer is not None:
             to_storage(buffer, np.asarray(values), env)
+            if node.may_alias and _is_view(values, env.storage[buffer], args):
+                env.storage[buffer] = values.reshape(-1)
+
+
+def _is_view(values: Any, storage: Array, args: tuple[Any, ...]) -> bool:
+    """Return True if a result lies in the memory of an argument, as its buffer would."""
+    if not isinstance(values, np.ndarray) or not values.flags.c_contiguous:
+        return False
+    same = values.dtype == storage.dtype and np.array_equal(values.reshape(-1), storage, True)
+    return same and any(isinstance(a, np.ndarray) and np.shares_memory(a, values) for a in args)
 
 
 def _run_def(line: Def, env: Env) -> None:

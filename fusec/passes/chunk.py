@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Reduce, postorder
-from fusec.ir.graph import Chunked, Def, Graph, Line, Schedule, Step
+from fusec.ir.graph import Chunked, Def, Graph, Kernel, Line, Schedule, Step
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Cut
 from fusec.passes.cost import count, numel
@@ -47,10 +48,14 @@ def cut_loops(schedule: Schedule, cut: Cut) -> Schedule:
     for loop in schedule.loops:
         body = cut(loop.graph)
         decisions += body.decisions
-        named = body.map_kernels(lambda k, loop=loop: (replace(k, name=f"{loop.name}_{k.name}"),))
-        cut_into[loop] = replace(loop, body=named)
+        cut_into[loop] = replace(loop, body=body.map_kernels(partial(_inside, loop.name)))
     steps = tuple(cut_into.get(step, step) for step in schedule.steps)
     return replace(schedule, steps=steps, decisions=decisions) if cut_into else schedule
+
+
+def _inside(loop: str, kernel: Kernel) -> tuple[Kernel]:
+    """Return a kernel with a name that is unique in the graph around its loop."""
+    return (replace(kernel, name=f"{loop}_{kernel.name}"),)
 
 
 def chunk(graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning: Tuning) -> Graph:

@@ -27,6 +27,7 @@ from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Program
 from fusec.passes.fuse import fuse, separate
+from fusec.passes.memory import plan_memory
 from fusec.runtime.executable import bind, restride
 from tests.fuzz.graphs import Example
 from tests.fuzz.pipeline import lower_all, small_target
@@ -49,7 +50,9 @@ class Slots:
 
     def __init__(self, schedule: Schedule, programs: dict[str, Program]) -> None:
         self.graph = schedule.graph
-        self.text = print_wrapper(schedule, programs, {k: k for k in programs})
+        self.text = print_wrapper(
+            schedule, plan_memory(schedule), programs, {k: k for k in programs}
+        )
         self.made = 0
         self.sizes: dict[Size, int] = {}
         names: dict[str, Any] = {
@@ -199,7 +202,7 @@ def text_with_extern(effect: Effect) -> str:
     last = unary("t2", second.buffer)
     schedule = separate(graph((x,), (first, middle, second, last), last.buffer, e))
     programs = lower_all(schedule, find_target("cpu"))
-    return print_wrapper(schedule, programs, {k: k for k in programs})
+    return print_wrapper(schedule, plan_memory(schedule), programs, {k: k for k in programs})
 
 
 @pytest.mark.parametrize(("effect", "reused"), [(Fresh(), True), (Unknown(), False)], ids=repr)
@@ -240,7 +243,7 @@ def nothing() -> fx.GraphModule:
 def bound(before: Graph, kernels: dict[str, Any]) -> Any:
     schedule = separate(before)
     programs = lower_all(schedule, find_target("cpu"))
-    text = print_wrapper(schedule, programs, {k: k for k in programs})
+    text = print_wrapper(schedule, plan_memory(schedule), programs, {k: k for k in programs})
     return bind(text, kernels, nothing(), torch.device("cpu"))
 
 

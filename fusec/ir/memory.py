@@ -1,0 +1,223 @@
+"""Where the buffers of a schedule lie, and for how long: a plan of memory, and what makes it legal.
+
+Grammar of the printed form::
+
+    memory ::= ['free' buffer, ...] step*          inputs that nobody reads go at once
+    step   ::= allocation* ['free' buffer, ...]    before a step, and after it
+    allocation ::= 'new' buffer | buffer 'over' buffer
+
+A plan allocates what kernels and loops write. Inputs and what eager kernels return have memory of
+others: they can be freed, which lets go of them, but nothing else is ever put there.
+
+Worked example: ``k0: x -> a``, ``k1: a -> b``, ``k2: b -> c`` with all of one layout::
+
+    new a           free x
+    new b                         # a is dead, and waits
+    c over a        free b
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import InvalidIR
+from fusec.ir.definition import sizes_in
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Bundle, Chunked, Extern, Graph, Kernel, Schedule, Step
+from fusec.ir.index import Index, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory for a buffer: new, or that of one that is dead."""
+
+    buffer: Buffer
+    over: Buffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What happens before a step, and after it.
+
+    Attributes:
+        freed: buffers that nothing touches any more.
+    """
+
+    allocated: tuple[Allocation, ...] = ()
+    freed: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a schedule.
+
+    Attributes:
+        unread: inputs that are freed before the first step.
+        steps: of each of its steps.
+        bodies: of the bodies of its loops, in order.
+    """
+
+    unread: tuple[Buffer, ...]
+    steps: tuple[StepMemory, ...]
+    bodies: tuple[Memory, ...] = ()
+
+
+def made_by(step: Step) -> tuple[Buffer, ...]:
+    """Return the buffers for which memory must be there before a step: inputs may be among them."""
+    match step:
+        case Kernel() | Bundle() | Chunked():
+            return step.writes
+        case _:
+            return ()
+
+
+def all_apart(schedule: Schedule) -> Memory:
+    """Return the plan that gives each buffer memory of its own, and frees nothing."""
+    present = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
+    steps: list[StepMemory] = []
+    for step in schedule.steps:
+        new = [buffer for buffer in made_by(step) if buffer not in present]
+        present.update(new)
+        steps.append(StepMemory(tuple(Allocation(buffer, None) for buffer in new)))
+    fused = [loop.body for loop in schedule.loops if isinstance(loop.body, Schedule)]
+    return Memory((), tuple(steps), tuple(map(all_apart, fused)))
+
+
+def same_layout(a: Buffer, b: Buffer) -> bool:
+    """Return True if one buffer can lie where another did."""
+    return a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype
+
+
+def kept_views(schedule: Schedule) -> set[Buffer]:
+    """Return the buffers of which an eager kernel may have kept a view."""
+    return {b for call in schedule.externs if call.may_alias for b in call.reads}
+
+
+def print_memory(schedule: Schedule, memory: Memory) -> str:
+    """Return the plan, one line a step."""
+    lines = [f"free {', '.join(b.name for b in memory.unread)}"] if memory.unread else []
+    for step in memory.steps:
+        parts = [
+            f"new {a.buffer}" if a.over is None else f"{a.buffer} over {a.over}"
+            for a in step.allocated
+        ]
+        parts += [f"free {', '.join(b.name for b in step.freed)}"] if step.freed else []
+        lines.append("; ".join(parts) or "-")
+    for loop, body in zip(schedule.loops, memory.bodies, strict=True):
+        inner = print_memory(loop.schedule, body).splitlines()
+        lines += [f"{loop.name}:", *(f"  {line}" for line in inner)]
+    return "\n".join(lines)
+
+
+# -- what is legal ---------------------------------------------------------------------------------
+
+
+def verify_memory(schedule: Schedule, memory: Memory) -> None:
+    """Check that a plan gives each value memory of its own for as long as it is needed.
+
+    No two live values share memory; nothing is read before it was written or after it was freed; no
+    size is asked for before it is known; memory that an eager kernel may still see is not written
+    again.
+
+    Raises:
+        InvalidIR: naming the step and the buffer at fault.
+    """
+    if len(memory.steps) != len(schedule.steps) or len(memory.bodies) != len(schedule.loops):
+        raise InvalidIR("the memory of another schedule")
+    walk = _Walk(schedule)
+    for buffer in memory.unread:
+        walk.free(buffer, "the first step")
+    for position, (step, plan) in enumerate(zip(schedule.steps, memory.steps, strict=True)):
+        walk.take(f"step {position}", step, plan)
+    for view in schedule.graph.returned:
+        walk.read(view, "return")
+    for loop, body in zip(schedule.loops, memory.bodies, strict=True):
+        verify_memory(loop.schedule, body)
+
+
+class _Walk:
+    """What is in memory at one moment of a run.
+
+    Attributes:
+        present: buffers that have memory; ``own`` of them by the plan.
+        written: those that hold a value.
+        shared: those of which an eager kernel that has run may have kept a view.
+        known: sizes.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        graph = schedule.graph
+        self.present = {item for item in graph.inputs if isinstance(item, Buffer)}
+        self.written = set(self.present)
+        self.own: set[Buffer] = set()
+        self.shared: set[Buffer] = set()
+        self.known = set(_given_sizes(graph))
+
+    def take(self, line: str, step: Step, plan: StepMemory) -> None:
+        made = made_by(step)
+        for allocation in plan.allocated:
+            self.allocate(allocation, made, line)
+        self.need(step.sizes, line)
+        for buffer in step.reads:
+            if buffer not in made or buffer in self.written:
+                self.read(buffer, line)
+        for buffer in made:
+            _check(buffer in self.present, line, f"{buffer} is written, and has no memory")
+        fresh = set(step.writes) - set(made)
+        for buffer in fresh:
+            _check(buffer not in self.present, line, f"{buffer} is in memory twice")
+        self.present |= fresh
+        self.written.update(step.writes)
+        match step:
+            case Extern() if step.may_alias:
+                self.shared.update(step.reads)
+        self.known.update(step.defines_sizes)
+        for buffer in plan.freed:
+            self.free(buffer, line)
+
+    def allocate(self, allocation: Allocation, made: tuple[Buffer, ...], line: str) -> None:
+        buffer, over = allocation.buffer, allocation.over
+        _check(buffer in made, line, f"{buffer} gets memory, and is not written")
+        _check(buffer not in self.present, line, f"{buffer} is in memory twice")
+        self.need(sizes_in((*buffer.shape, *buffer.strides)), line)
+        if over is not None:
+            _check(over in self.present, line, f"{buffer} lies over {over}, which has no memory")
+            _check(over in self.own, line, f"{buffer} lies over {over}, the memory of others")
+            _check(
+                over not in self.shared, line, f"{buffer} lies over {over}, which others may see"
+            )
+            _check(same_layout(buffer, over), line, f"{buffer} does not fit over {over}")
+            self.free(over, line)
+        self.present.add(buffer)
+        self.own.add(buffer)
+
+    def read(self, buffer: Buffer, line: str) -> None:
+        _check(buffer in self.present, line, f"{buffer} is read, and has no memory")
+        _check(buffer in self.written, line, f"{buffer} is read before it is written")
+
+    def free(self, buffer: Buffer, line: str) -> None:
+        _check(buffer in self.present, line, f"{buffer} is freed, and has no memory")
+        self.present.remove(buffer)
+        self.written.discard(buffer)
+
+    def need(self, sizes: set[Size] | tuple[Size, ...], line: str) -> None:
+        unknown = sorted(size.name for size in set(sizes) - self.known)
+        _check(not unknown, line, f"the size {', '.join(unknown)} is not known yet")
+
+
+def _given_sizes(graph: Graph) -> list[Size]:
+    """Return the sizes that a graph's inputs give."""
+    return [item for item in graph.inputs if isinstance(item, Size)] + [
+        size for size, _, _ in graph.measured
+    ]
+
+
+def _check(condition: bool, line: str, problem: str) -> None:
+    if not condition:
+        raise InvalidIR(f"{line}: {problem}")
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """Return how many bytes a buffer's memory has, at the hints of sizes."""
+    extents: tuple[Index, ...] = buffer.base.flat().shape
+    return extents[0].hint() * buffer.dtype.itemsize

@@ -1,0 +1,104 @@
+"""Give each buffer memory for the time between its first write and its last use.
+
+Spec: ``schedule -> memory``. A buffer is freed after the last step that touches it. Where a later
+kernel writes one of the same layout, the dead one waits for it, and its memory is written again:
+pages that are mapped, and perhaps in a cache, cost less than new ones. But waiting never makes a
+step need more memory than the most that any step needs without.
+
+What an eager kernel makes, or may have kept a view of, and inputs are never written again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Bundle, Kernel, Schedule
+from fusec.ir.memory import Allocation, Memory, StepMemory, bytes_of, kept_views, made_by
+
+
+def plan_memory(schedule: Schedule) -> Memory:
+    """Return where the buffers of a schedule lie."""
+    plan = _Plan(schedule)
+    steps = []
+    for position, step in enumerate(schedule.steps):
+        new = [b for b in made_by(step) if plan.first.get(b) == position]
+        allocated = tuple(Allocation(b, plan.over.get(b)) for b in new)
+        freed = tuple(b for b in plan.dying[position] if b not in plan.taken)
+        steps.append(StepMemory(allocated, freed))
+    bodies = tuple(plan_memory(loop.schedule) for loop in schedule.loops)
+    unread = tuple(b for b in plan.inputs if b not in plan.last)
+    return Memory(unread, tuple(steps), bodies)
+
+
+class _Plan:
+    """When each buffer of a schedule lives, and which lies over which.
+
+    Attributes:
+        first: of what is no input, the step that makes it.
+        last: the last step that touches a buffer; the number of steps for what is returned.
+        dying: of each step, the buffers that it is the last to touch.
+        over: buffer -> the dead one whose memory it takes; ``taken`` are these.
+        bytes: of each step, those of buffers in memory while it runs, but for inputs.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.inputs = {i: None for i in schedule.graph.inputs if isinstance(i, Buffer)}
+        self.first: dict[Buffer, int] = {}
+        self.last: dict[Buffer, int] = {}
+        self.dying: list[list[Buffer]] = [[] for _ in schedule.steps]
+        self._find_lives(schedule)
+        self.bytes = self._count_bytes(len(schedule.steps))
+        self.peak = max(self.bytes)
+        self.over: dict[Buffer, Buffer] = {}
+        self.taken: set[Buffer] = set()
+        self._reuse(schedule)
+
+    def _find_lives(self, schedule: Schedule) -> None:
+        for position, step in enumerate(schedule.steps):
+            for buffer in (*step.reads, *step.writes):
+                self.last[buffer] = position
+                if buffer not in self.inputs:
+                    self.first.setdefault(buffer, position)
+        self.last.update(dict.fromkeys(schedule.graph.returned, len(schedule.steps)))
+        for position, step in enumerate(schedule.steps):
+            touched = dict.fromkeys((*step.reads, *step.writes))
+            self.dying[position] += [b for b in touched if self.last[b] == position]
+
+    def _count_bytes(self, steps: int) -> list[int]:
+        change = [0] * (steps + 2)
+        for buffer, position in self.first.items():
+            change[position] += bytes_of(buffer)
+            change[self.last[buffer] + 1] -= bytes_of(buffer)
+        return list(itertools.accumulate(change))
+
+    def _reuse(self, schedule: Schedule) -> None:
+        """Let what kernels make lie over what is dead, the latest first."""
+        own = {b for step in schedule.steps for b in made_by(step)} - self.inputs.keys()
+        own -= kept_views(schedule)
+        waiting: dict[object, list[Buffer]] = {}
+        for position, step in enumerate(schedule.steps):
+            match step:
+                case Kernel() | Bundle():
+                    self._place(step.writes, position, waiting)
+            for buffer in self.dying[position]:
+                if buffer in own:
+                    waiting.setdefault(_layout(buffer), []).append(buffer)
+
+    def _place(
+        self, made: Iterable[Buffer], position: int, waiting: dict[object, list[Buffer]]
+    ) -> None:
+        for buffer in made:
+            dead = waiting.get(_layout(buffer))
+            if self.first.get(buffer) != position or not dead:
+                continue
+            start, size = self.last[dead[-1]] + 1, bytes_of(buffer)
+            if max(self.bytes[start:position], default=0) + size <= self.peak:
+                self.bytes[start:position] = [held + size for held in self.bytes[start:position]]
+                self.taken.add(dead[-1])
+                self.over[buffer] = dead.pop()
+
+
+def _layout(buffer: Buffer) -> object:
+    return buffer.shape, buffer.strides, buffer.dtype

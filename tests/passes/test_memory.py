@@ -1,0 +1,230 @@
+"""The plan of memory: what it reuses and frees, and that a wrong one is found twice.
+
+``verify_memory`` finds it by rule; the interpreter, which overwrites what is freed or lain over, by
+wrong values. Both see each planted fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from fusec.errors import InternalError, InvalidIR
+from fusec.ir.expr import Buffer
+from fusec.ir.extern import Effect, Fresh, Unknown
+from fusec.ir.graph import Def, Extern, Graph, Schedule
+from fusec.ir.index import Size
+from fusec.ir.interp import run_schedule
+from fusec.ir.memory import Allocation, Memory, print_memory, verify_memory
+from fusec.passes.fuse import fuse, separate
+from fusec.passes.memory import plan_memory
+from tests.codegen.test_wrapper import chain, unary
+from tests.fuzz.graphs import Example, copy_extern
+from tests.fuzz.pipeline import small_target
+from tests.ir.graphs import F32, axes, buffer, graph, load, whole
+from tests.passes.pipelines import BOUNDED, random_graphs
+
+INPUT = np.arange(24.0, dtype=np.float32).reshape(4, 6)
+
+
+def chain_of(count: int) -> Schedule:
+    """x -> t0 -> t1 -> ...: t1 and those after it lie over the one before the last."""
+    return separate(chain(*[F32] * count)[0])
+
+
+def with_call(effect: Effect) -> Schedule:
+    """x -> t0 -> call -> e -> t1 -> t2; returns e as well: t1 has t0's layout."""
+    x, e = buffer("x", 4, 6), buffer("e", 4, 6)
+    first = unary("t0", x)
+    call = Extern("e", "aten.f", (whole(first.buffer),), (), (e,), "", effect=effect)
+    second = unary("t1", e)
+    last = unary("t2", second.buffer)
+    return separate(graph((x,), (first, call, second, last), last.buffer, e))
+
+
+def same(call: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """A call that returns its argument, as a view."""
+    return [args[0]]
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_a_chain_lies_in_two_places() -> None:
+    schedule = chain_of(4)
+    assert print_memory(schedule, plan_memory(schedule)).splitlines() == [
+        "new t0; free x",
+        "new t1",
+        "t2 over t0",
+        "t3 over t1; free t2",
+    ]
+
+
+def test_an_input_that_nobody_reads_goes_at_once() -> None:
+    x, y = buffer("x", 4, 6), buffer("y", 4, 6)
+    line = unary("t0", x)
+    schedule = separate(graph((x, y), (line,), line.buffer))
+    assert plan_memory(schedule).unread == (y,)
+
+
+def test_what_an_eager_kernel_may_see_is_not_written_again() -> None:
+    for effect, reused in ((Unknown(), False), (Fresh(), True)):
+        schedule = with_call(effect)
+        assert ("t1 over t0" in print_memory(schedule, plan_memory(schedule))) == reused
+
+
+def test_waiting_never_needs_more_memory() -> None:
+    """t4 would fit t0, which is dead long before; but t0 would wait while the large ones live."""
+    x = buffer("x", 4, 6)
+    first = unary("t0", x)
+    large = [buffer(name, 4, 600) for name in ("t1", "t2")]
+    i, j, m, n = axes("i j m n", 4, 600, 4, 6)
+    spread = Def(large[0], (i, j), load(first.buffer, i, 0))
+    between = unary("t2", large[0])
+    gathered = Def(buffer("t3", 4, 6), (m, n), load(between.buffer, m, n))
+    last = unary("t4", gathered.buffer)
+    lines = (first, spread, between, gathered, last)
+    schedule = separate(graph((x,), lines, last.buffer))
+    assert print_memory(schedule, plan_memory(schedule)).splitlines() == [
+        "new t0; free x",
+        "new t1; free t0",
+        "new t2; free t1",
+        "new t3; free t2",
+        "new t4; free t3",
+    ]
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def planted(memory: Memory, position: int, **change: Any) -> Memory:
+    steps = list(memory.steps)
+    steps[position] = replace(steps[position], **change)
+    return replace(memory, steps=tuple(steps))
+
+
+def buffers_of(schedule: Schedule) -> dict[str, Buffer]:
+    found = [b for step in schedule.steps for b in (*step.reads, *step.writes)]
+    return {b.name: b for b in found}
+
+
+def reuse_too_early(schedule: Schedule, memory: Memory) -> Memory:
+    b = buffers_of(schedule)
+    early = planted(memory, 1, allocated=(Allocation(b["t1"], b["t0"]),))
+    return planted(early, 2, allocated=(Allocation(b["t2"], None),))
+
+
+def free_too_early(schedule: Schedule, memory: Memory) -> Memory:
+    return planted(memory, 1, freed=(buffers_of(schedule)["t1"],))
+
+
+def an_input_too_early(schedule: Schedule, memory: Memory) -> Memory:
+    return replace(planted(memory, 0, freed=()), unread=(buffers_of(schedule)["x"],))
+
+
+def no_memory(schedule: Schedule, memory: Memory) -> Memory:
+    return planted(memory, 0, allocated=())
+
+
+def over_the_result(schedule: Schedule, memory: Memory) -> Memory:
+    return planted(memory, 3, freed=(buffers_of(schedule)["t3"],))
+
+
+@pytest.mark.parametrize(
+    ("plant", "problem"),
+    [
+        (reuse_too_early, "t0 is read, and has no memory"),
+        (free_too_early, "t1 is read, and has no memory"),
+        (an_input_too_early, "x is read, and has no memory"),
+        (no_memory, "t0 is written, and has no memory"),
+        (over_the_result, "t3 is read, and has no memory"),
+    ],
+)
+def test_a_wrong_plan_is_refused_and_makes_wrong_values(
+    plant: Callable[[Schedule, Memory], Memory], problem: str
+) -> None:
+    schedule = chain_of(4)
+    memory = plan_memory(schedule)
+    verify_memory(schedule, memory)
+    wrong = plant(schedule, memory)
+    with pytest.raises(InvalidIR, match=problem):
+        verify_memory(schedule, wrong)
+    (value,) = run_schedule(schedule, [INPUT], memory=memory)
+    np.testing.assert_array_equal(value, INPUT)
+    try:
+        (value,) = run_schedule(schedule, [INPUT], memory=wrong)
+    except InternalError as error:
+        assert "has no memory" in str(error)
+    else:
+        assert np.isnan(value).any()
+
+
+def test_memory_of_which_a_call_kept_a_view_is_not_written_again() -> None:
+    schedule = with_call(Unknown())
+    b = buffers_of(schedule)
+    memory = plan_memory(schedule)
+    wrong = planted(memory, 2, allocated=(Allocation(b["t1"], b["t0"]),))
+    wrong = planted(wrong, 1, freed=())
+    with pytest.raises(InvalidIR, match="t1 lies over t0, which others may see"):
+        verify_memory(schedule, wrong)
+    _, right = run_schedule(schedule, [INPUT], same, memory=memory)
+    np.testing.assert_array_equal(right, -INPUT)
+    _, value = run_schedule(schedule, [INPUT], same, memory=wrong)
+    assert (value != -INPUT).any()
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [("x", "the memory of others"), ("e", "the memory of others"), ("none", "has no memory")],
+)
+def test_only_memory_of_the_plan_is_written_again(over: str, problem: str) -> None:
+    schedule = with_call(Fresh())
+    b = {**buffers_of(schedule), "none": buffer("none", 4, 6)}
+    memory = planted(plan_memory(schedule), 3, allocated=(Allocation(b["t2"], b[over]),), freed=())
+    memory = planted(memory, 0, freed=())
+    with pytest.raises(InvalidIR, match=problem):
+        verify_memory(schedule, memory)
+
+
+def test_a_buffer_of_another_layout_does_not_fit() -> None:
+    x = buffer("x", 4, 6)
+    first = unary("t0", x)
+    second = unary("t1", first.buffer)
+    m, n = axes("m n", 4, 3)
+    half = Def(buffer("t2", 4, 3), (m, n), load(second.buffer, m, n))
+    schedule = separate(graph((x,), (first, second, half), half.buffer))
+    memory = planted(plan_memory(schedule), 1, freed=())
+    wrong = planted(memory, 2, allocated=(Allocation(half.buffer, first.buffer),))
+    with pytest.raises(InvalidIR, match="t2 does not fit over t0"):
+        verify_memory(schedule, wrong)
+
+
+def test_a_size_is_known_before_memory_of_it_is_allocated() -> None:
+    n = Size("N", 4)
+    x = buffer("x", 4, 6)
+    line = unary("t0", buffer("y", n, 6))
+    schedule = separate(Graph("g", (line.expr.args[0].buffer,), (line,), (whole(line.buffer),)))
+    verify_memory(schedule, plan_memory(schedule))
+    unknown = replace(schedule, graph=replace(schedule.graph, inputs=(x,)))
+    with pytest.raises(InvalidIR, match="the size N is not known yet"):
+        verify_memory(unknown, plan_memory(schedule))
+
+
+@BOUNDED
+@given(drawn=random_graphs(symbols=True))
+def test_plans_of_random_graphs_keep_values(drawn: Example) -> None:
+    with np.errstate(all="ignore"):
+        target = small_target("cpu")
+        fused = fuse(drawn.graph, target.machine, target.accepts)
+        for schedule in (separate(drawn.graph), fused):
+            memory = plan_memory(schedule)
+            verify_memory(schedule, memory)
+            wanted = run_schedule(schedule, drawn.inputs, copy_extern)
+            found = run_schedule(schedule, drawn.inputs, copy_extern, memory=memory)
+            for a, b in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(a, b)
