@@ -24,12 +24,10 @@ from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
-from fusec.ir.memory import verify_memory
 from fusec.ir.program import Program, print_program
-from fusec.passes.memory import plan_memory
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
-from fusec.stages import CAPTURE, KERNEL, LOWER, PASSES, Context, verify
+from fusec.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,8 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     pointers = fold_each(context.target.form, copied, context.quiet())
     printed = {name: context.target.print_kernel(form) for name, form in forms.items()}
     watched = held if context.options.verify else None
-    memory = plan_memory(schedule)
-    verify_memory(schedule, memory)  # always: a wrapper that fails while it runs has no way back
+    placed = context.apply(MEMORY, schedule)
+    verify(placed)  # always: a wrapper that fails while it runs has no way back
     return Compiled(
         schedule,
         {name: one.plan for name, one in planned.items()},
@@ -94,7 +92,7 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         forms,
         pointers,
         {name: printed[code[name]] for name in programs},
-        wrapper.print_wrapper(schedule, memory, programs, code, watched),
+        wrapper.print_wrapper(schedule, placed.memory, programs, code, watched),
     )
 
 

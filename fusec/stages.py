@@ -29,6 +29,7 @@ from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.ir import text
 from fusec.ir.graph import FlatKernel, Graph, Kernel, Schedule
+from fusec.ir.memory import Memory, print_memory, verify_memory
 from fusec.ir.program import Program, print_program
 from fusec.ir.verify import verify_flat, verify_graph, verify_kernel, verify_schedule
 from fusec.ir.verify_program import verify_program
@@ -44,6 +45,7 @@ from fusec.passes.fuse import fuse, separate
 from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
 from fusec.passes.library_bias import library_bias
+from fusec.passes.memory import plan_memory
 from fusec.passes.recompute import recompute_wide
 from fusec.passes.row_parts import sum_rows_by_parts
 from fusec.passes.schedule.plan import Plan, print_plan, verify_plan
@@ -63,6 +65,14 @@ class Planned:
 
     kernel: FlatKernel
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A schedule and where its buffers lie."""
+
+    schedule: Schedule
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,8 @@ def verify(structure: Any) -> None:
             verify_schedule(structure)
         case Kernel():
             verify_kernel(structure)
+        case Placed():
+            verify_memory(structure.schedule, structure.memory)
         case Planned():
             verify_flat(structure.kernel)
             verify_plan(structure.kernel, structure.plan)
@@ -157,6 +169,8 @@ def _printed(structure: Any) -> Callable[[], str]:
             return partial(text.print_schedule, structure)
         case Kernel():
             return partial(text.print_kernel, structure)
+        case Placed():
+            return partial(print_memory, structure.schedule, structure.memory)
         case Planned():
             return partial(print_plan, structure.kernel.name, structure.plan)
         case Program():
@@ -397,7 +411,7 @@ PASSES = (
     ),
     _on_graph(
         "chunk",
-        "lines around a far wider product become one call, whose body runs for some rows",
+        "lines around a far wider product become one loop, whose body runs for some rows",
         _chunk,
         only=_fuses,
         inner=CLEAN,
@@ -440,6 +454,15 @@ PASSES = (
     ),
 )
 """From the captured graph to the schedule that runs."""
+
+MEMORY = Stage(
+    "memory",
+    "which buffer lies where, and for how long; verified always",
+    lambda schedule, context: Placed(schedule, plan_memory(schedule)),
+    "Schedule",
+    "Memory",
+    needs=("bundle",),
+)
 
 
 # -- from a kernel to a program --------------------------------------------------------------------
@@ -501,7 +524,7 @@ def all_stages(form: tuple[Stage, ...] = FORM) -> Iterator[Stage]:
     Args:
         form: the last ones, which a target's printer wants.
     """
-    for stage in (*DYNAMO, *JOINT, PARTITION, CAPTURE, *PASSES, *KERNEL, *LOWER, *form):
+    for stage in (*DYNAMO, *JOINT, PARTITION, CAPTURE, *PASSES, MEMORY, *KERNEL, *LOWER, *form):
         if stage.name == "contract":
             yield from stage.inner
         yield stage

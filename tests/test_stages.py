@@ -24,6 +24,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Load, Var
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Store
 from fusec.ir.index import Axis, index
+from fusec.ir.memory import Memory
 from fusec.ir.program import Program, Put
 from fusec.options import Options
 from fusec.partition import Joint
@@ -31,7 +32,7 @@ from fusec.passes.contract import Choice, Cut, Judge
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
 from fusec.report.observe import observe
-from fusec.stages import FUSE, PASSES, Context, Planned, all_stages
+from fusec.stages import FUSE, PASSES, Context, Placed, Planned, all_stages
 from fusec.trace import Trace
 from tests.ir.graphs import buffer, graph, layer_norm
 
@@ -159,6 +160,7 @@ ILLEGAL: dict[str, Any] = {
     "Schedule": lambda: Schedule(_graph(), (_kernel(),)),
     "Kernel": _kernel,
     "Plan": lambda: Planned(_kernel(), Plan(())),
+    "Memory": lambda: Placed(Schedule(graph((), ()), ()), Memory((buffer("x", 4),), ())),
     "Program": _program,
     "Form": lambda: Form(_program(), {}),
 }
@@ -248,7 +250,7 @@ DESIGN = ROOT / "docs" / "design.md"
 HEAD = "| stage | in → out | what it does |\n|---|---|---|\n"
 PRINTED = (
     "| printer | Form (GPU), Program (CPU) → source | `codegen/triton.py`, `codegen/cpp.py` |\n"
-    "| wrapper | Schedule → source | the graph's `call(args)`: allocate, launch, extern, free |\n"
+    "| wrapper | Memory → source | the graph's `call(args)`: allocate, launch, extern, free |\n"
 )
 
 
