@@ -134,6 +134,13 @@ def test_externs_count_their_inputs_and_outputs() -> None:
     assert [extern.op for extern in graph.externs] == ["mm.default"]
 
 
+def test_a_view_that_stays_a_call_is_no_launch() -> None:
+    x = torch.empty(16, 64)
+    (graph,) = fusec.explain(lambda x: torch.fft.fft(x).real.sort(), x).graphs
+    assert graph.launches == graph.launches_eager == 2
+    assert graph.bytes_moved == graph.bytes_eager == graph.bytes_floor
+
+
 def test_without_fusion_each_definition_is_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_FUSION", "0")
     (graph,) = fusec.explain(AddNorm(), *inputs_of("add norm")).graphs

@@ -13,6 +13,7 @@ import torch
 from fusec.frontend.origin import extern_name
 from fusec.ir.argument import Argument, SizeValue, View
 from fusec.ir.extern import (
+    Alias,
     Copy,
     Effect,
     Fresh,
@@ -60,6 +61,8 @@ def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...])
         return Product(extern_name(aten.addmm.default), extern_name(aten.addmm_.default))
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
+    if isinstance(target, torch._ops.OpOverload) and target.is_view:
+        return Alias()
     is_collective = getattr(target, "namespace", "") == _COLLECTIVES
     return Pending() if is_collective and extern_name(target) != _WAIT else Unknown()
 

@@ -40,6 +40,11 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Alias:
+    """The results are views of arguments: no kernel runs, and no memory moves."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fresh:
     """The results have memory of their own."""
 
@@ -125,7 +130,9 @@ class Write:
     moved: Index
 
 
-Effect: TypeAlias = Unknown | Fresh | Pending | Product | Copy | WindowUpdate | Update | Write
+Effect: TypeAlias = (
+    Unknown | Alias | Fresh | Pending | Product | Copy | WindowUpdate | Update | Write
+)
 
 # -- calls -----------------------------------------------------------------------------------------
 
@@ -209,8 +216,8 @@ class Extern:
 
     @property
     def is_launch(self) -> bool:
-        """Whether a kernel may run: not for a condition on sizes."""
-        return bool(self.views or self.writes)
+        """Whether a kernel may run: not for a view, or a condition on sizes."""
+        return self.effect != Alias() and bool(self.views or self.writes)
 
     @property
     def result(self) -> Buffer | None:
@@ -226,7 +233,7 @@ class Extern:
     def may_alias(self) -> bool:
         """Whether results may share memory with arguments, or be written when it has returned."""
         match self.effect:
-            case Unknown() | Pending():
+            case Unknown() | Alias() | Pending():
                 return True
             case _:
                 return False

@@ -39,7 +39,9 @@ def kernel_bytes(kernel: Kernel) -> int:
 
 
 def extern_bytes(extern: Extern) -> int:
-    """Return the bytes that an eager kernel reads and writes."""
+    """Return the bytes that an eager kernel reads and writes: nothing for a view."""
+    if not extern.is_launch:
+        return 0
     written = sum(map(_buffer_bytes, extern.writes))
     views = list(dict.fromkeys(extern.views))
     match extern.effect:
