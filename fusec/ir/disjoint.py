@@ -56,14 +56,48 @@ def has_distinct_elements(buffer: Buffer) -> bool:
 def are_apart(one: tuple[Index, ...], other: tuple[Index, ...]) -> bool:
     """Return True if no point of one tuple of indices is provably one of the other's.
 
-    Along some position all of one tuple's values are below all of the other's.
+    Along some position all of one tuple's values are below all of the other's, or the two are
+    numbers of mixed radix with another digit, such as ``64*i + j`` and ``64*i + j + 32``, j < 32.
     """
     axes = {axis for value in other for axis in value.axes}
     renamed = {axis: index(Axis(axis.name, axis.extent, axis.limit)) for axis in axes}
     for a, b in zip(one, (substitute(value, renamed) for value in other), strict=True):
-        if is_nonnegative(b - a - 1) or is_nonnegative(a - b - 1):
+        if is_nonnegative(b - a - 1) or is_nonnegative(a - b - 1) or _is_never_zero(a - b):
             return True
     return False
+
+
+UNKNOWN = 1 << 62
+"""More than any extent."""
+CHOICES = 3
+"""Values of a digit that are tried at most: two where the digits below it stay below its step."""
+
+
+def _is_never_zero(value: Index) -> bool:
+    """Return True if multiples of axes provably add up to 0 at no point."""
+    digits: dict[int, tuple[int, int]] = {}
+    for monomial, coefficient in value.terms:
+        axis, *others = monomial
+        if others or not isinstance(axis, Axis):
+            return False
+        last = axis.extent.const - 1 if axis.extent.is_constant else UNKNOWN
+        low, high = digits.get(abs(coefficient), (0, 0))
+        far = (low, high + last) if coefficient > 0 else (low - last, high)
+        digits[abs(coefficient)] = far
+    return not _may_reach(sorted(digits.items()), -value.const)
+
+
+def _may_reach(digits: list[tuple[int, tuple[int, int]]], wanted: int) -> bool:
+    """Return False if ``sum(step * digit)`` over (step, range of the digit) is never ``wanted``."""
+    if not digits:
+        return wanted == 0
+    *below, (step, (low, high)) = digits
+    least = sum(s * first for s, (first, _) in below)
+    most = sum(s * last for s, (_, last) in below)
+    first, last = max(low, -((most - wanted) // step)), min(high, (wanted - least) // step)
+    if last - first >= CHOICES:
+        return True
+    return any(_may_reach(below, wanted - step * d) for d in range(first, last + 1))
 
 
 def _is_known(atom: Atom, known: set[Atom]) -> bool:

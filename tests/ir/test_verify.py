@@ -320,6 +320,17 @@ def test_stores_are_apart_where_all_of_one_are_below_all_of_the_other():
     assert not are_apart((index(row), index(half)), (index(row) + 1, index(half)))
 
 
+@pytest.mark.parametrize("rows", (64, N))
+def test_flat_stores_are_apart_where_they_differ_in_a_digit(rows):
+    (row, column), (batch,) = axes("row column", rows, 32), axes("batch", 3)
+    flat = index(row) * 64 + column
+    assert are_apart((flat,), (flat + 32,)) and are_apart((flat + 32,), (flat,))
+    assert not are_apart((flat,), (flat + 31,))
+    assert not are_apart((flat,), (flat + 64 + 16,))
+    assert are_apart((flat * 3 + batch,), (flat * 3 + batch + 96,))
+    assert not are_apart((flat + index(batch) * 32,), (flat + 32,))
+
+
 def test_ragged_tiles_are_digits() -> None:
     o = Axis("o", (index(N) + 15) // 16)
     i = Axis("i", index(16), limit=index(N) - index(o) * 16)
