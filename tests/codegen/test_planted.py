@@ -1,0 +1,147 @@
+"""Faults planted in printed text are found where it runs: kernels beside their programs' meaning.
+
+See ``tests/test_planted.py`` for those of the stages before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusec.codegen import cpp, triton, wrapper
+from fusec.codegen.triton_form import form_of
+from fusec.ir.interp import run_program
+from fusec.ir.interp_expr import Env
+from fusec.ir.program import Program
+from fusec.options import Options
+from fusec.runtime import cpp_kernel
+from tests.fuzz.kernels import launch_on
+from tests.meaning import fill
+from tests.stages import step_of
+from tests.support import compile_with
+from tests.triton_interpreter import interpret
+
+Launch = Callable[..., None]
+
+# What is printed -> what is not meant.
+CPP = {
+    "another operation": (" - v_f32(", " + v_f32("),
+    "a store that begins elsewhere": ("st_bf16(p_to_copy_1 + (", "st_bf16(p_to_copy_1 + (8LL + "),
+    "lanes folded by another monoid": ("f_hsum(", "f_hmax("),
+    "a loop that ends early": ("i_i1o < 4;", "i_i1o < 3;"),
+    "another number": ("0.015625f", "0.03125f"),
+    "a load of another buffer": ("ld_bf16(p_arg0_1 + ", "ld_bf16(p_arg1_1 + "),
+}
+TRITON = {
+    "another operation": ("v_sum_1 - v_amax", "v_amax - v_sum_1"),
+    "rows that overlap": ("i0 * 512 + r1i)", "i0 * 511 + r1i)"),
+    "lanes folded by another monoid": ("= tl.sum(", "= tl.max("),
+    "another number": ("v_t * 0.5", "v_t * 0.25"),
+    "a lane too many": ("tl.arange(0, 512)", "1 + tl.arange(0, 512)"),
+}
+
+
+def program_of(example: str) -> Program:
+    (program,) = step_of("lower", example).after.values()
+    return program
+
+
+def agree(program: Program, launch: Launch) -> bool:
+    """Return whether a printed kernel stores what its program means."""
+    runs: list[dict[Any, Any]] = []
+    for run in (
+        lambda env: run_program(program, env.storage, {}),
+        lambda env: launch_on(env, program, launch),
+    ):
+        env = Env(sizes={})
+        for buffer in program.buffers:
+            fill(buffer.base, env)
+        run(env)
+        runs.append(env.storage)
+    return all(
+        np.allclose(runs[0][b.base], runs[1][b.base], rtol=2e-2, atol=2e-2) for b in program.writes
+    )
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, Launch]:
+    """Return the C++ kernel as it is printed and with each fault, built in one unit."""
+    program = program_of("norm")
+    text = cpp.print_kernel(program)
+    named = {"": f" {program.name}("} | {f: f" wrong{n}(" for n, f in enumerate(CPP)}
+    unit = cpp.prelude(cpp_kernel.vector_width())
+    for fault, name in named.items():
+        right, wrong = CPP.get(fault, ("", ""))
+        assert right in text, f"the kernel has no {right}"
+        unit += text.replace(f" {program.name}(", name).replace(right, wrong)
+    folder = Path(tempfile.mkdtemp(prefix="fusec-test-"))
+    (folder / "kernels.so").write_bytes(cpp_kernel.build(unit, Options()))
+    row = {"buffers": len(program.buffers), "sizes": 0, "where": "test.py:1", "blocks": None}
+    rows = [{"name": name.strip(" ("), **row} for name in named.values()]
+    loaded = cpp_kernel.load(folder / "kernels.so", rows)
+    return {fault: loaded[name.strip(" (")] for fault, name in named.items()}
+
+
+@pytest.mark.skipif(cpp_kernel.find_compiler(None) is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(cpp_kernel.vector_width() != 16, reason="the text is that of 16 lanes")
+@pytest.mark.parametrize("fault", ("", *CPP))
+def test_a_fault_of_a_cpp_kernel_is_found(fault: str, kernels: dict[str, Launch]) -> None:
+    assert agree(program_of("norm"), kernels[fault]) == (fault == "")
+
+
+@pytest.mark.parametrize("fault", ("", *TRITON))
+def test_a_fault_of_a_triton_kernel_is_found(fault: str) -> None:
+    program = program_of("statistics")
+    right, wrong = TRITON.get(fault, ("", ""))
+    text = triton.print_kernel(form_of(program))
+    assert right in text, f"the kernel has no {right}"
+    spoilt = text.replace(right, wrong)
+
+    def launch(*args: Any) -> None:
+        interpret(spoilt, program.name, (256, 1, 1), args)
+
+    assert agree(program, launch) == (fault == "")
+
+
+# -- the wrapper -----------------------------------------------------------------------------------
+
+WRAPPER = {
+    "arguments of a kernel exchanged": ("k2(sum_1, arg0_1, ", "k2(arg0_1, sum_1, "),
+    "a kernel left out": ("    k1(sum_1_part, sum_1)\n", ""),
+    "memory of a live value given away": ("empty((40000,), (1,), f32)", "arg0_1.view(-1)[-40000:]"),
+    "outputs in another order": ("return (sum_2, add)", "return (add, sum_2)"),
+    "other strides": ("sum_2 = empty((40000,), (1,)", "sum_2 = empty((40000,), (2,)"),
+}
+
+
+def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x * 2).sum(0)
+    return (x - y).sum(1), torch.sort(y)[0] * 3 + 1
+
+
+@pytest.mark.parametrize("fault", ("", *WRAPPER))
+def test_a_fault_of_the_wrapper_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = WRAPPER.get(fault, ("", ""))
+    printed = wrapper.print_wrapper
+
+    def spoilt(*args: Any) -> str:
+        text = printed(*args)
+        assert right in text, f"the wrapper has no {right}"
+        return text.replace(right, wrong)
+
+    monkeypatch.setattr(wrapper, "print_wrapper", spoilt)
+    monkeypatch.setattr("fusec.compiler.fingerprint", lambda: fault)  # entries of their own
+    torch._dynamo.reset()
+    x = torch.arange(160000.0).view(40000, 4).sin()
+    found, expected = compile_with(chain)(x.clone()), chain(x)
+    same = all(
+        a.shape == b.shape and a.stride() == b.stride() and torch.allclose(a, b, 1e-4, 1e-2)
+        for a, b in zip(found, expected, strict=True)
+    )
+    assert same == (fault == "")

@@ -1,0 +1,245 @@
+"""Small programs that between them change something in every stage, and what each stage made.
+
+``steps(name)`` compiles a program and returns, by stage, what the stage took and what it gave where
+the two differ. Goldens print them, planted faults spoil what was given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from fusec.backend import compile_with
+from fusec.codegen.targets import find_target
+from fusec.options import Options
+from fusec.partition import Joint
+from fusec.passes.stage import Stage
+from fusec.pipeline import compile_to_source
+from fusec.stages import CAPTURE, Context
+from fusec.trace import Trace
+
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program, its inputs' shapes, and for what it is compiled.
+
+    Attributes:
+        inputs: each a shape, or the tensor itself; shapes are filled with random numbers.
+        dynamic: dimensions marked as dynamic, as pairs of an input's position and a dimension.
+    """
+
+    fn: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    target: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    train: bool = False
+    dynamic: tuple[tuple[int, int], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the inputs, the same ones each time."""
+        generator = torch.Generator().manual_seed(1)
+        made = []
+        for given in self.inputs:
+            if isinstance(given, Tensor):
+                made.append(given)
+                continue
+            drawn = torch.randn(given, generator=generator).to(self.dtype)
+            made.append(drawn.requires_grad_(self.train))
+        for position, dimension in self.dynamic:
+            torch._dynamo.mark_dynamic(made[position], dimension)
+        return made
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    h = x + r
+    return F.layer_norm(h, (64,), w), h
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows = torch.arange(q.shape[2])
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * 0.5
+    return torch.where(rows[:, None] >= rows, scores, float("-inf")).softmax(-1) @ v
+
+
+def parts(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat((F.gelu(x) * y, x * torch.tanh(y) * torch.exp(y)), 1)
+
+
+def cache(held: Tensor, new: Tensor) -> Tensor:
+    held[:, 3:4] = new * 2
+    return held[:, 0] * 1
+
+
+def step(p: Tensor, g: Tensor, q: Tensor, h: Tensor, r: Tensor, i: Tensor) -> None:
+    for parameter, gradient in ((p, g), (q, h), (r, i)):
+        parameter.sub_(gradient, alpha=0.5)
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    y = x * 2
+    y[mask] = 1.0
+    return y
+
+
+def statistics(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    h = F.gelu(x @ w)
+    return h, h.float().sum(-1) - h.float().amax(-1)
+
+
+def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (x * 2).sum(1), (x * 2).sum(1) / x.max(1).values
+
+
+FUSED = {"race": "fused"}
+EXAMPLES = {
+    "norm": Example(norm, ((8, 64), (8, 64), (64,)), dtype=BF16),
+    "attention": Example(
+        attention, ((1, 1, 128, 16),) * 3, "sm_90", BF16, train=True, options=FUSED
+    ),
+    "product": Example(
+        lambda x, w: F.gelu(x @ w), ((64, 4096), (4096, 64)), "sm_90", BF16,
+        options={**FUSED, "descriptors": "always"},
+    ),
+    "products": Example(
+        lambda a, b, c, d: torch.relu(a @ b + c @ d), ((32, 48), (48, 64)) * 2, "sm_90", BF16,
+        options=FUSED,
+    ),
+    "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),
+    "bias": Example(lambda x, w, b: torch.addmm(b, x, w), ((8, 16), (16, 24), (24,))),
+    "parts": Example(parts, ((64, 32), (64, 32)), dtype=torch.float64),
+    "cache": Example(cache, ((4, 64, 16), (4, 1, 16))),
+    "step": Example(step, ((4, 4), (4, 4), (32,), (32,), (8, 8), (8, 8)), "sm_90"),
+    "loss": Example(
+        lambda x, w, t: F.cross_entropy(x @ w, t),
+        ((64, 16), (16, 200), torch.arange(64) % 200),
+        train=True,
+        options={"chunk_bytes": 2000},
+    ),
+    "columns": Example(lambda x: (x * 2).sum(0), ((40000, 4),)),
+    "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
+    "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
+    "upsample": Example(
+        lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True
+    ),
+    "rounding": Example(
+        lambda x, y: (x + y) * x, ((8, 32), (8, 32)), dtype=BF16, options={"precision": "eager"}
+    ),
+    "twice": Example(twice, ((8, 32),)),
+    "lengths": Example(
+        F.scaled_dot_product_attention, ((1, 2, 6, 16), (1, 2, 7, 16), (1, 2, 7, 16)),
+        dynamic=((1, 2), (2, 2)),
+    ),
+}  # fmt: skip
+
+
+# -- what stages make of them ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of a stage that changed something.
+
+    Attributes:
+        graph: its name: "inference", "forward", "backward"; "joint" before capture.
+        captured: the FX graph that was captured; None before.
+        inputs: its own, once it has run.
+    """
+
+    stage: str
+    graph: str
+    before: Any
+    after: Any
+    captured: fx.GraphModule | None
+    inputs: list[Any]
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """Runs stages as a context does, and keeps those that changed something."""
+
+    context: Context
+    steps: list[Step]
+    captured: fx.GraphModule | None = None
+    inputs: list[Any] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.context, name)
+
+    apply_each = Context.apply_each
+
+    def quiet(self) -> Context:
+        return self.context.quiet()
+
+    def apply(self, stage: Stage, structure: Any) -> Any:
+        before = structure
+        if isinstance(structure, fx.GraphModule):  # which stages change where it is
+            before = copied(structure)
+        elif isinstance(structure, Joint):
+            before = copied(structure.module)
+        name = self.context.trace.name
+        inner = replace(self, context=replace(self.context, trace=Trace(name)))
+        trace = Trace(name, texts=True)
+        made = replace(self.context, trace=trace).apply(
+            replace(stage, run=lambda given, _: stage.run(given, inner)), structure
+        )
+        if trace.records[stage.name].changed:
+            self.steps.append(Step(stage.name, name, before, made, self.captured, self.inputs))
+        return made
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of an FX graph, over the same modules and tensors."""
+    new = fx.Graph()
+    new.output(new.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, new)
+
+
+@functools.cache
+def steps(name: str) -> tuple[Step, ...]:
+    """Return the runs of stages that changed something while an example was compiled."""
+    example = EXAMPLES[name]
+    options = Options.from_compile(None, {"verify": True, **example.options})
+    found: list[Step] = []
+    joint = _Recorder(Context(find_target(example.target), options, Trace("joint")), found)
+
+    def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
+        recorder = _Recorder(replace(joint.context, trace=Trace(name)), found, gm)
+        captured, _ = CAPTURE.run(gm, recorder.context)
+        found.append(Step("capture", name, gm, captured, gm, recorder.inputs))
+        compile_to_source(gm, recorder)  # type: ignore[arg-type]
+
+        def call(args: list[Any]) -> Any:
+            recorder.inputs[:] = [a.clone() if isinstance(a, Tensor) else a for a in args]
+            return gm(*args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        example.fn,
+        backend=lambda gm, inputs: compile_with(gm, inputs, compile_one, joint),  # type: ignore
+        dynamic=None if example.dynamic else False,
+    )
+    with torch.set_grad_enabled(example.train):
+        result = compiled(*example.tensors())
+    if example.train:
+        result.float().sum().backward()
+    return tuple(found)
+
+
+def step_of(stage: str, example: str) -> Step:
+    """Return the first run of a stage in an example's compile that changed something."""
+    return next(step for step in steps(example) if step.stage == stage)
