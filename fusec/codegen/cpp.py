@@ -216,7 +216,7 @@ class _Printer:
         i = self.name(loop.axis)
         stop = self.least(loop.stops)
         start = self.scalar_index(loop.start)
-        if is_unrolled(loop):
+        if is_unrolled(loop, self.lane):
             self.emit(f"#pragma GCC unroll {MOST_UNROLLED}")
         if len(loop.stops) > 1 or loop.start.axes:
             self.emit(f"for (long long {i} = {start}, {i}_end = {stop}; {i} < {i}_end; ++{i}) {{")
