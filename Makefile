@@ -49,7 +49,7 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 bench: $(STAMP)
-	$(BIN)/python -m bench.cpu
+	$(BIN)/python -m bench
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ For each case and peer, two fresh processes on one empty cache directory: the fi
 the second starts warm. Each reports of its first training step, with Dynamo and AOTAutograd:
 
 * `cpu_s`: CPU seconds of the process and everything it started, dead or alive;
+* `programs_cpu_s`: of these, what other programs took, for fusec the C++ compiler;
 * `wall_s`: the same by the clock;
 * `subprocesses`: how many programs were started in between;
 * `own_cpu_s`: for fusec, its own share without Dynamo and AOTAutograd, by its own account.
@@ -22,7 +23,7 @@ from typing import Any
 
 from bench import record
 
-CASES = ("mlp block training", "4-layer gpt training")
+CASES = ("mlp block training", "4-layer gpt training", "densenet-121 training")
 PEERS = ("inductor", "fusec")
 LIMIT_S = 600
 
@@ -106,7 +107,7 @@ def details(results: list[dict[str, Any]]) -> str:
             own = found.get("own_cpu_s")
             lines.append(
                 f"{result['name']}, {result['mode']}, {peer}: {found['wall_s']:.2f} s wall, "
-                f"{found['subprocesses']} subprocesses"
+                f"{found['subprocesses']} subprocesses of {found['programs_cpu_s']:.2f} CPU s"
                 + (f", own share {own:.3f} CPU s" if own is not None else "")
             )
     return "\n".join(lines)

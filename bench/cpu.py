@@ -1,8 +1,9 @@
 """Eager, Inductor and fusec on this machine's CPU: `python -m bench.cpu [--only NAME] [--quick]`.
 
 Each row is one workload, forward or training: peers are compiled first, checked against fp64, then
-timed in interleaved rounds within one process and with one number of threads. The numbers of a
-peer that fails are replaced by its message; the other peers are measured all the same.
+timed in interleaved rounds within one process and with one number of threads. Then one step of
+each is measured for its peak of memory, above what was held before it. The numbers of a peer that
+fails are replaced by its message; the other peers are measured all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench import record, timing, workloads
+from bench import memory, record, timing, workloads
 from bench.accuracy import relative_error, within_rule
 from bench.workload import (
     PEERS,
@@ -88,6 +89,9 @@ def measure(
     samples = timing.interleaved(steps, rounds=rounds, budget=budget)
     for peer, values in samples.items():
         found[peer].update(timing.summary(values))
+        peak = memory.peak_mib(steps[peer])
+        if peak is not None:
+            found[peer]["peak_mib"] = round(peak, 1)
     return {
         "group": workload.group,
         "name": workload.name,

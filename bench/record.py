@@ -4,7 +4,7 @@
      "settings": {...},
      "results": [{"group", "name", "mode", "dtype",
                   "peers": {PEER: {"median_ms", "p20_ms", "p80_ms", "samples", "error", "accurate",
-                                   "compile_s"} | {"failed": MESSAGE}},
+                                   "compile_s", "peak_mib"} | {"failed": MESSAGE}},
                   "ratios": {"eager/fusec", "inductor/fusec"}}],
      "summary": {GROUP: {RATIO: {"geomean", "worst", "wins", "rows"}}}}
 
@@ -150,12 +150,17 @@ def table(data: dict[str, Any], unit: str = "ms") -> str:
     """One line a result, one a group; what failed says so in its column."""
     peers = list(dict.fromkeys(p for r in data["results"] for p in r["peers"]))
     ratios = list(dict.fromkeys(k for r in data["results"] for k in r.get("ratios", {})))
-    header = ["case", *(f"{p} {unit}" for p in peers), *ratios, "fusec error", "ok"]
+    weighed = [
+        p for p in peers if any("peak_mib" in r["peers"].get(p, {}) for r in data["results"])
+    ]
+    header = ["case", *(f"{p} {unit}" for p in peers), *ratios]
+    header += [*(f"{p} MiB" for p in weighed), "fusec error", "ok"]
     rows = [header]
     for result in data["results"]:
         label = " ".join(str(result[k]) for k in ("name", "mode", "dtype") if k in result)
         cells = [_time(result["peers"].get(p, {}), unit) for p in peers]
         cells += [_number(result.get("ratios", {}).get(k)) for k in ratios]
+        cells += [_number(result["peers"].get(p, {}).get("peak_mib")) for p in weighed]
         own = result["peers"].get("fusec", {})
         error = f"{own['error']:.1e}" if "error" in own else "-"
         rows.append([label, *cells, error, _verdict(result)])

@@ -14,12 +14,13 @@ from bench.workloads import (
     pointwise,
     products,
     softmax,
+    vision,
 )
 
 
 def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
-    groups = (pointwise, norms, softmax, images, losses, blocks, optimizers)
+    groups = (pointwise, norms, softmax, images, losses, blocks, optimizers, vision)
     return [workload for group in groups for workload in group.cpu()]
 
 

@@ -18,9 +18,12 @@ def test_a_quick_run_writes_each_row_with_errors_and_ratios(tmp_path, capsys):
     for row in data["results"]:
         assert row["peers"]["fusec"]["accurate"] is True
         assert row["peers"]["eager"]["median_ms"] > 0
+        assert row["peers"]["eager"]["peak_mib"] >= 0
         assert row["ratios"]["eager/fusec"] > 0
     assert data["summary"]["memory-bound"]["eager/fusec"]["rows"] == 2
-    assert "geomean" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "geomean" in printed
+    assert "fusec MiB" in printed
 
 
 def test_a_peer_that_fails_is_reported_and_the_others_are_measured(tmp_path):
@@ -76,4 +79,5 @@ def test_compile_time_counts_cold_and_warm_starts(tmp_path):
     assert compile_time.main(arguments) == 0
     cold, warm = json.loads((tmp_path / "compile.json").read_text())["results"]
     assert cold["peers"][BACKEND]["cpu_s"] > warm["peers"][BACKEND]["cpu_s"] > 0
+    assert cold["peers"][BACKEND]["programs_cpu_s"] > 0
     assert warm["peers"][BACKEND]["subprocesses"] == 0
