@@ -39,7 +39,7 @@ MAX_ALIKE = 8
 """Definitions in a kernel of reductions that have nothing in common but their shape."""
 SIBLINGS = 6
 """Each reader of a shared buffer is paired with so many next readers."""
-DETOUR = "a kernel or extern between them needs one's result and makes the other's input"
+DETOUR = "merging would close a cycle through what stands between the two"
 MAX_BETWEEN = 4
 """Groups that such a merge may take in."""
 TOO_LARGE = "too large to compile quickly"

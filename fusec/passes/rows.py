@@ -209,7 +209,7 @@ class RowBody:
     def _row_axis(self, axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
         """Return an axis over all rows, which is for analysis alone, and the body's."""
         if any(a.limit is not None for a in axes):
-            raise NotByRows("a short axis")
+            raise NotByRows(f"axis {axes[0].name} of the rows ends early")
         whole = axes[0] if len(axes) == 1 else Axis("i", self.rows)
         return whole, Axis(axes[0].name, self.count)
 
