@@ -129,7 +129,8 @@ def compile_to_source(gm: fx.GraphModule, context: Context) -> Compiled:
         graph, held = CAPTURE.run(gm, context)
     if context.options.verify:
         verify(graph)
-    trace.keep("graph", graph, partial(text.print_graph, graph))
+    for name in ("capture", "graph"):
+        trace.keep(name, graph, partial(text.print_graph, graph))
     with trace.timed("passes"):
         schedule = fold(PASSES, graph, context)
     trace.keep("kernels", schedule, partial(text.print_schedule, schedule))

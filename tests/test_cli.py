@@ -7,6 +7,7 @@ about memory and instant help start a process.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -192,6 +193,29 @@ def test_dump_writes_every_stage_of_every_graph(capsys, models, tmp_path) -> Non
         expected = {"fx.py", "graph.txt", "kernels.txt", "plan.txt", "program.txt", "wrapper.py"}
         names = {name.partition("/")[2] for name in written if name.startswith(graph)}
         assert names >= expected | {"k0.cpp"}
+
+
+def test_dump_prints_what_any_rewrite_left(capsys, models) -> None:
+    args = ("dump", f"{models}:relu", "--input", "f32[8]")
+    for stage, says in (("masked_writes", "class"), ("share", "graph inference("), ("fuse", "k0")):
+        code, out, _ = run(capsys, *args, "--stage", stage)
+        assert code == 0 and says in out, stage
+    code, out, _ = run(capsys, *args, "--stage", "recompute")  # CPUs multiply by the library
+    assert code == 0 and out.strip() == f"# -- graph inference: recompute, {'cpu'} --"
+
+
+def test_dump_prints_the_rewrites_that_changed_something(capsys, models) -> None:
+    code, out, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[8]", "--changed")
+    assert code == 0
+    stages = re.findall(r"^# -- graph inference: (\w+), cpu --$", out, re.MULTILINE)
+    assert stages[0] == "capture" and {"fuse", "lower"} < set(stages)
+    assert "share" not in stages, "nothing stands there twice"
+
+
+def test_dump_prints_one_stage_or_those_that_changed(capsys, models) -> None:
+    args = ("dump", f"{models}:relu", "--input", "f32[8]", "--stage", "fx", "--changed")
+    code, _, err = run(capsys, *args)
+    assert code == 2 and "leave out one of them" in err
 
 
 def test_dump_writes_assembly_under_the_name_of_what_it_is(capsys, models, tmp_path) -> None:

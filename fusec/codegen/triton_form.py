@@ -150,7 +150,7 @@ def verify_form(form: Form) -> None:
         InvalidIR: saying what is not legal.
     """
     program, head = form.program, f"form of {form.program.name}"
-    verify_program(program)
+    verify_program(program, frozenset(form.copies))
     loose = [axis.name for axis in program.lanes if axis not in form.dimension]
     check(not loose, head, f"lane axes {', '.join(loose)} have no dimension")
     body = list(statements(program.body))

@@ -46,6 +46,7 @@ class _Scope:
     Attributes:
         held: axes held at one coordinate: the grid and open loops.
         loops: open loops, outermost first.
+        copied: accesses of whole tiles that end where their tensor does.
     """
 
     lanes: frozenset[Axis]
@@ -56,6 +57,7 @@ class _Scope:
     writes: set[Buffer]
     variables: set[Var]
     carries: set[Var]
+    copied: frozenset[Var | Put]
 
     def inside(self, loop: For) -> _Scope:
         """Return the scope of a loop's body: what it defines is not seen outside."""
@@ -68,12 +70,16 @@ class _Scope:
             set(self.writes),
             set(self.variables),
             set(self.carries),
+            self.copied,
         )
 
 
-def verify_program(program: Program) -> None:
+def verify_program(program: Program, copied: frozenset[Var | Put] = frozenset()) -> None:
     """Check a program.
 
+    Args:
+        copied: loads, by what they name, and stores that touch nothing outside of their tensor:
+            hardware copies their tiles by descriptor.
     Raises:
         InvalidIR: naming the statement at fault.
     """
@@ -93,6 +99,7 @@ def verify_program(program: Program) -> None:
         set(program.writes),
         set(),
         set(),
+        copied,
     )
     for axis in program.grid:
         _verify_index(axis.extent, frozenset(), scope, f"grid {axis.name}")
@@ -149,7 +156,7 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
     if isinstance(value, Load):
         check(value.buffer.base in scope.reads, line, f"{value.buffer} is not in scope")
         check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")
-        _verify_access(value.buffer, value.indices[0], value.guard, scope, line)
+        _verify_access(value, value.indices[0], scope, line, copied=var in scope.copied)
     missing = value.axes - scope.held - var.axes
     turned = isinstance(value, Var) and _are_twins(missing, var.axes - value.axes)
     check(turned or not missing, line, f"lanes {missing} of the value are missing")
@@ -183,7 +190,7 @@ def _verify_put(put: Put, scope: _Scope) -> None:
     _verify_name(put.value, scope, line)
     if put.guard is not None:
         _verify_name(put.guard, scope, line)
-    _verify_access(put.buffer, put.offset, put.guard, scope, line)
+    _verify_access(put, put.offset, scope, line, copied=put in scope.copied)
 
 
 def _verify_type(seen: DType, expected: DType, line: str) -> None:
@@ -223,13 +230,14 @@ def _verify_index(value: Index, lanes: frozenset[Axis], scope: _Scope, line: str
 
 
 def _verify_access(
-    buffer: Buffer, offset: Index, guard: Expr | None, scope: _Scope, line: str
+    access: Load | Put, offset: Index, scope: _Scope, line: str, *, copied: bool
 ) -> None:
     _verify_index(offset, scope.lanes, scope, line)
-    if guard is not None:
-        check(guard.dtype is BOOL, line, f"a guard of type {guard.dtype}")
+    if access.guard is not None:
+        check(access.guard.dtype is BOOL, line, f"a guard of type {access.guard.dtype}")
+    if access.guard is not None or copied:
         return
-    length = buffer.base.flat().shape[0]
+    length = access.buffer.base.flat().shape[0]
     limited = list(_within_loops(offset, scope))
     provable = any(is_in_range(value, length) for value in limited)
     if not provable and not any(is_in_range_everywhere(value, length) for value in limited):
