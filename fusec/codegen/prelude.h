@@ -1,8 +1,7 @@
 // The vector vocabulary of generated C++ kernels. Pasted in front of them; includes nothing.
 //
 // Before it:  #define FUSEC_W 16      lanes of a vector: 16 (AVX-512), 8 (AVX2), 4 (SSE, NEON)
-// Compiler:   g++ or clang (tested: g++ 11 and 12, clang 14); flags: runtime/cpp_kernel.py, of which
-//             -fno-math-errno -fno-trapping-math -ffp-contract=fast -fwrapv mean something.
+// Compiler:   g++ or clang (tested: g++ 11 and 12, clang 14); the flags of runtime/cpp_kernel.py.
 //             Never -ffast-math: rounding by addition and NaN propagation would go.
 // It has no feature macros: unused functions cost a few hundredths of a second in all.
 //
