@@ -95,7 +95,7 @@ class Context:
         Raises:
             InvalidIR: naming the stage.
         """
-        before = _printed(structure) if self.trace.texts else None
+        before = printed(structure) if self.trace.texts else None
         made = stage.run(structure, self)
         if self.options.verify:
             try:
@@ -104,7 +104,7 @@ class Context:
                 raise error.in_stage(stage.name) from None
         if self.trace.texts:
             same = stage.takes == stage.gives
-            self.trace.keep(stage.name, made, _printed(made), before if same else None)
+            self.trace.keep(stage.name, made, printed(made), before if same else None)
         return made
 
     def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,7 +160,7 @@ def verify(structure: Any) -> None:
             raise InternalError(structure, stage="verify")
 
 
-def _printed(structure: Any) -> Callable[[], str]:
+def printed(structure: Any) -> Callable[[], str]:
     """Return what prints a structure; FX graphs, which stages change, are printed at once."""
     match structure:
         case Graph():
@@ -181,11 +181,11 @@ def _printed(structure: Any) -> Callable[[], str]:
             now = structure.print_readable(print_output=False)
             return lambda: now
         case Mapping():
-            return partial(_joined, [_printed(one) for one in structure.values()])
+            return partial(_joined, [printed(one) for one in structure.values()])
         case tuple():
-            return partial(_joined, [_printed(one) for one in structure])
+            return partial(_joined, [printed(one) for one in structure])
         case Joint():
-            return _printed(structure.module)
+            return printed(structure.module)
         case _:
             raise InternalError(structure, stage="dump")
 

@@ -74,7 +74,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     def check(name: str, text: str) -> None:
         path = Path(__file__).parent / "golden" / f"{name}.txt"
         if update:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text + "\n", encoding="utf-8")
         assert text + "\n" == path.read_text(encoding="utf-8"), "see --update-goldens"
 

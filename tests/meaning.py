@@ -21,7 +21,7 @@ from fusec.ir.index import Size, index
 from fusec.ir.interp import run_graph, run_kernel, run_program, run_schedule
 from fusec.ir.interp_expr import Env, allocate
 from fusec.ir.program import Program
-from fusec.stages import Planned, verify
+from fusec.stages import Placed, Planned, verify
 from tests.frontend.tracing import to_array
 from tests.stages import Step
 
@@ -37,10 +37,10 @@ def check(step: Step, made: Any) -> None:
     verify(made)
     if has_twins(made) or step.stage == "draws":  # which draws other numbers, as is meant
         return
-    # What stands for a region is a call only until it is a loop.
-    before = step.captured if step.stage == "loops" else step.before
     with np.errstate(all="ignore"):
-        expected, found = computed(before, step), computed(made, step)
+        expected, found = computed(step.before, step), computed(made, step)
+    if isinstance(made, Placed):
+        expected = expected[: len(found)]  # inputs are freed
     assert len(expected) == len(found)
     for a, b in zip(expected, found, strict=True):
         greatest = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0)
@@ -68,6 +68,9 @@ def computed(structure: Any, step: Step) -> list[Any]:
         case Schedule():
             seen = replace(structure, graph=watched(structure.graph))
             return run_schedule(seen, arrays(structure.graph, step.inputs), call)
+        case Placed():
+            given = arrays(structure.schedule.graph, step.inputs)
+            return run_schedule(structure.schedule, given, call, memory=structure.memory)
         case Mapping():
             return [array for one in structure.values() for array in stored(one)]
         case _:

@@ -21,7 +21,7 @@ from fusec.options import Options
 from fusec.partition import Joint
 from fusec.passes.stage import Stage
 from fusec.pipeline import compile_to_source
-from fusec.stages import CAPTURE, Context
+from fusec.stages import CAPTURE, Context, printed
 from fusec.trace import Trace
 
 BF16 = torch.bfloat16
@@ -153,6 +153,7 @@ class Step:
 
     Attributes:
         graph: its name: "inference", "forward", "backward"; "joint" before capture.
+        text: of what it was before; FX graphs change where they are.
         captured: the FX graph that was captured; None before.
         inputs: its own, once it has run.
     """
@@ -161,6 +162,7 @@ class Step:
     graph: str
     before: Any
     after: Any
+    text: str
     captured: fx.GraphModule | None
     inputs: list[Any]
 
@@ -183,7 +185,7 @@ class _Recorder:
         return self.context.quiet()
 
     def apply(self, stage: Stage, structure: Any) -> Any:
-        before = structure
+        before, text = structure, printed(structure)()
         if isinstance(structure, fx.GraphModule):  # which stages change where it is
             before = copied(structure)
         elif isinstance(structure, Joint):
@@ -195,7 +197,9 @@ class _Recorder:
             replace(stage, run=lambda given, _: stage.run(given, inner)), structure
         )
         if trace.records[stage.name].changed:
-            self.steps.append(Step(stage.name, name, before, made, self.captured, self.inputs))
+            self.steps.append(
+                Step(stage.name, name, before, made, text, self.captured, self.inputs)
+            )
         return made
 
 
@@ -217,7 +221,7 @@ def steps(name: str) -> tuple[Step, ...]:
     def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
         recorder = _Recorder(replace(joint.context, trace=Trace(name)), found, gm)
         captured, _ = CAPTURE.run(gm, recorder.context)
-        found.append(Step("capture", name, gm, captured, gm, recorder.inputs))
+        found.append(Step("capture", name, gm, captured, printed(gm)(), gm, recorder.inputs))
         compile_to_source(gm, recorder)  # type: ignore[arg-type]
 
         def call(args: list[Any]) -> Any:

@@ -22,11 +22,12 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
 from fusec.ir.graph import Bundle, Chunked, Def, Extern, Graph, Kernel, Schedule, Store
 from fusec.ir.index import index
+from fusec.ir.memory import Allocation, StepMemory
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
 from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import Place
-from fusec.stages import Planned
+from fusec.stages import Placed, Planned
 from tests.meaning import check
 from tests.stages import copied, step_of
 
@@ -280,6 +281,31 @@ def used_before(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return (body[-1], *body[:-1])
 
 
+def in_memory(change: Callable[[list[StepMemory]], None]) -> Change:
+    def spoil(placed: Placed) -> Placed:
+        steps = list(placed.memory.steps)
+        change(steps)
+        return replace(placed, memory=replace(placed.memory, steps=tuple(steps)))
+
+    return spoil
+
+
+def freed_early(steps: list[StepMemory]) -> None:
+    """What the second step frees is freed after the first one."""
+    freed = steps[1].freed
+    steps[0], steps[1] = replace(steps[0], freed=freed), replace(steps[1], freed=())
+
+
+def over_the_first(steps: list[StepMemory]) -> None:
+    """What the second step makes lies over what the first one made, which it reads."""
+    (first,), (second,) = steps[0].allocated, steps[1].allocated
+    steps[1] = replace(steps[1], allocated=(Allocation(second.buffer, first.buffer),))
+
+
+def unallocated(steps: list[StepMemory]) -> None:
+    steps[0] = replace(steps[0], allocated=steps[0].allocated[1:])
+
+
 def in_form(change: Callable[[Form], Form]) -> Change:
     return lambda forms: {name: change(form) for name, form in forms.items()}
 
@@ -392,6 +418,7 @@ FAULTS = (
     Fault("inline", "norm", "a producer put where another index is read", in_expressions(shifted)),
     Fault("recompute", "attention", "a difference that is a sum", renamed("sub", "add")),
     Fault("recompute", "attention", "a line dropped that is read still", lost(Def)),
+    Fault("chunk", "loss", "a row's sum that is a maximum", in_loop(in_expressions(maximum))),
     # schedules
     Fault("fuse", "norm", "an output that no kernel writes", lost(Kernel)),
     Fault("fuse", "columns", "kernels in the wrong order", reversed_steps),
@@ -409,6 +436,10 @@ FAULTS = (
     Fault("write_part", "cache", "a part that is never written", lost(Kernel)),
     Fault("in_place", "step", "an update the other way round", swapped("sub")),
     Fault("bundle", "step", "a member twice, another one never", in_each(Bundle, one_member_twice)),
+    # memory
+    Fault("memory", "columns", "freed before its last reader", in_memory(freed_early)),
+    Fault("memory", "columns", "a result over what is read still", in_memory(over_the_first)),
+    Fault("memory", "norm", "memory forgotten", in_memory(unallocated)),
     # kernels and plans
     Fault(
         "online_softmax", "attention", "a divisor left where it was, too", in_expressions(doubled)

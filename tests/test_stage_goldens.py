@@ -1,0 +1,97 @@
+"""Before and after: what each stage makes of a small program, as text, in ``tests/golden/stages``.
+
+What is longer than a page is shown as its changed lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+
+import pytest
+
+from fusec.stages import all_stages, printed
+from tests.stages import step_of
+from tests.support import TORCH
+
+EXAMPLES = {
+    "equal_sizes": "lengths",
+    "whole_gradients": "upsample",
+    "masked_writes": "masked",
+    "draws": "dropout",
+    "partition": "upsample",
+    "capture": "norm",
+    "eager_rounding": "rounding",
+    "chunk": "loss",
+    "simplify": "parts",
+    "dead_code": "twice",
+    "share": "twice",
+    "row_parts": "statistics",
+    "split_reduction": "columns",
+    "inline": "norm",
+    "recompute": "attention",
+    "fuse": "norm",
+    "library_bias": "bias",
+    "store_parts": "parts",
+    "split_loop": "product",
+    "contract": "products",
+    "loops": "loss",
+    "write_part": "cache",
+    "in_place": "step",
+    "bundle": "step",
+    "memory": "columns",
+    "online_softmax": "attention",
+    "coalesce": "parts",
+    "plan": "norm",
+    "lower": "norm",
+    "base_two": "attention",
+    "sink": "attention",
+    "one_sum": "products",
+    "orient": "products",
+    "copy_tiles": "product",
+    "approximate": "statistics",
+}
+UNSEEN = {
+    "wide_products": "tags nodes, which no printed form shows",
+    "unread": "drops what inlining leaves, and that drops what it inlined",
+}
+FX = [s.name for s in all_stages() if "graph" in s.takes and s.takes != "Graph"]
+LINES = 60
+"""A golden shows one idea."""
+
+
+def test_every_stage_has_a_golden_or_a_reason() -> None:
+    assert {stage.name for stage in all_stages()} == EXAMPLES.keys() | UNSEEN.keys()
+
+
+@pytest.mark.parametrize("stage", EXAMPLES)
+def test_a_stage_makes_what_its_golden_shows(
+    stage: str, golden: Callable[[str, str], None]
+) -> None:
+    if stage in FX and TORCH != (2, 13):
+        pytest.skip("names and order of an FX graph are those of torch 2.13")
+    step = step_of(stage, EXAMPLES[stage])
+    text = shown(stage, step.text, printed(step.after)())
+    assert len(text.splitlines()) <= LINES, f"{len(text.splitlines())} lines"
+    golden(f"stages/{stage}", text)
+
+
+def shown(stage: str, before: str, after: str) -> str:
+    """Return both texts, or where that is too long their difference."""
+    lines, others = (list(map(plain, filter(is_shown, t.splitlines()))) for t in (before, after))
+    if len(lines) + len(others) < LINES - 3:
+        return "\n".join((*lines, "", f"-- {stage}", "", *others))
+    changed = difflib.unified_diff(lines, others, "before", stage, n=0, lineterm="")
+    return "\n".join(changed)
+
+
+def is_shown(line: str) -> bool:
+    """Return False for the comments of an FX graph, which name files."""
+    return bool(line.strip()) and not line.strip().startswith("#")
+
+
+def plain(line: str) -> str:
+    """Return a line without what an FX graph says of lifetimes, and shorter."""
+    code = re.sub(r";( +\w+ =)+ None$", "", line.rstrip())
+    return code.replace("torch.ops.aten.", "aten.").replace(", pin_memory = False", "")
