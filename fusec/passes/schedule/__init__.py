@@ -1,12 +1,13 @@
 """Schedules: how each axis of a kernel runs on a target (grid, loop or lanes).
 
 ``SCHEDULES`` is tried in order; the first that accepts a kernel plans it. A new schedule is one
-module with ``accepts`` and ``plan``, and one entry here.
+module with ``accepts`` and ``plan``, and one entry here: ``by_rule(module.accepts, module.plan)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fusec.errors import InternalError
 from fusec.ir.expr import Reduce, postorder
@@ -20,21 +21,47 @@ from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 
-SCHEDULES: tuple[tuple[Callable[[Kernel], bool], Callable[[Kernel, Machine], Plan]], ...] = (
-    (pointwise.accepts, pointwise.plan),
-    (rowwise.accepts, rowwise.plan),
-    (columnwise.accepts, columnwise.plan),
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How kernels of one kind run.
+
+    Attributes:
+        accepts: whether it can run a kernel.
+        plans: the plans that it offers: the one chosen by rule first, then those that a race may
+            prefer.
+    """
+
+    accepts: Callable[[FlatKernel, Machine], bool]
+    plans: Callable[[FlatKernel, Machine], tuple[Plan, ...]]
+
+
+def by_rule(accepts: Callable[[Kernel], bool], plan: Callable[[Kernel, Machine], Plan]) -> Schedule:
+    """Return a schedule that accepts the same kernels on all machines, with one plan for each."""
+    return Schedule(
+        lambda kernel, machine: accepts(kernel), lambda kernel, machine: (plan(kernel, machine),)
+    )
+
+
+def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+    products = contraction.contractions(kernel)
+    return with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
+
+
+SCHEDULES: tuple[Schedule, ...] = (
+    Schedule(contraction.accepts, _contraction_plans),
+    by_rule(pointwise.accepts, pointwise.plan),
+    by_rule(rowwise.accepts, rowwise.plan),
+    by_rule(columnwise.accepts, columnwise.plan),
 )
+"""Those of GPUs. Who takes less than another one stands before it."""
 
 
 def gpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel for a GPU: the one chosen by rule comes first."""
-    if contraction.accepts(kernel, machine):
-        products = contraction.contractions(kernel)
-        return with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
-    for accepts, plan in SCHEDULES:
-        if accepts(kernel):
-            return (plan(kernel, machine),)
+    for schedule in SCHEDULES:
+        if schedule.accepts(kernel, machine):
+            return schedule.plans(kernel, machine)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")
 
 
