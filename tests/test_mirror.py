@@ -1,0 +1,139 @@
+"""Tests lie where their module lies; this says where else, and why.
+
+``fusec/passes/share.py`` has its tests in ``tests/passes/test_share.py``. A module that is one part
+of something is tested with it: such files are listed here, as is what only whole compiles can show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = 60
+"""Lines up to which a module needs no tests of its own."""
+
+ELSEWHERE = {
+    # The command line is tested as a user meets it.
+    "cli/cache": "test_cli",
+    "cli/check": "test_cli_check",
+    "cli/doctor": "test_cli",
+    "cli/dump": "test_cli",
+    "cli/inputs": "test_cli",
+    "cli/model": "test_cli",
+    # Parts of lowering, of the printers and of the form that is printed.
+    "codegen/layout": "codegen/test_lower",
+    "codegen/orient": "codegen/test_contraction",
+    "codegen/tasks": "codegen/test_lower",
+    "codegen/triton_arguments": "codegen/test_triton",
+    "codegen/triton_form": "codegen/test_triton",
+    "codegen/triton_index": "codegen/test_triton",
+    "codegen/triton_ops": "codegen/test_triton",
+    "codegen/turned": "codegen/test_lower",
+    "codegen/values": "codegen/test_lower",
+    # What every compile runs through.
+    "compiler": "runtime/test_cache",
+    "pipeline": "test_stages",
+    "trace": "test_stages",
+    # Operations are tested by what they compute.
+    "frontend/activations": "frontend/test_pointwise",
+    "frontend/arguments": "frontend/test_capture",
+    "frontend/arithmetic": "frontend/test_pointwise",
+    "frontend/attention": "ops/test_contractions",
+    "frontend/call": "frontend/test_capture",
+    "frontend/comparisons": "frontend/test_pointwise",
+    "frontend/creation": "ops/test_creation",
+    "frontend/domain": "frontend/test_reductions",
+    "frontend/draws": "ops/test_random",
+    "frontend/fallbacks": "ops/test_lowering",
+    "frontend/foreach": "ops/test_optimizers",
+    "frontend/interpolation": "ops/test_interpolation",
+    "frontend/key": "frontend/test_input_objects",
+    "frontend/masked_writes": "ops/test_masked_writes",
+    "frontend/origin": "frontend/test_capture",
+    "frontend/overlap": "ops/test_inplace",
+    "frontend/pooling": "frontend/test_reductions",
+    "frontend/products": "ops/test_contractions",
+    "frontend/promotion": "ops/test_promotion",
+    "frontend/random": "ops/test_random",
+    "frontend/random_ops": "ops/test_random",
+    "frontend/registry": "frontend/test_capture",
+    "frontend/scans": "ops/test_reductions",
+    "frontend/scatters": "ops/test_indexing",
+    "frontend/size_facts": "frontend/test_shapes",
+    "frontend/value": "frontend/test_shapes",
+    # Structures have their printed form, verifier and interpreter tested together.
+    "ir/argument": "ir/test_verify",
+    "ir/contraction": "passes/schedule/test_tiling",
+    "ir/definition": "ir/test_verify",
+    "ir/disjoint": "ir/test_verify",
+    "ir/dtype": "ir/test_expr",
+    "ir/extern": "frontend/test_effects",
+    "ir/graph": "ir/test_verify",
+    "ir/interp_expr": "ir/test_interp",
+    "ir/interp_program": "ir/test_program",
+    "ir/interp_scalar": "ir/test_scalar",
+    "ir/memory": "passes/test_memory",
+    "ir/online": "codegen/test_online",
+    "ir/rewrite": "ir/test_expr",
+    "ir/text": "ir/test_expr",
+    "ir/verify_program": "ir/test_program",
+    # Parts of a pass, and passes whose effect is a kernel's.
+    "passes/axis_classes": "passes/test_unify",
+    "passes/machine": "codegen/test_targets",
+    "passes/recompute": "codegen/test_contraction",
+    "passes/row_parts": "report/test_products",
+    "passes/rows": "passes/test_chunk",
+    "passes/schedule/contraction": "passes/schedule/test_tiling",
+    "passes/schedule/descriptors": "codegen/test_descriptors",
+    "passes/schedule/plan": "passes/schedule/test_rowwise",
+    "passes/squares": "passes/test_split_reduction",
+    "passes/stage": "test_stages",
+    "passes/weighted_sums": "passes/test_split_loop",
+    # A report is read as a whole.
+    "report/eager": "test_report",
+    "report/explanation": "test_report",
+    "report/numeric_verdict": "test_cli_check",
+    "report/observe": "test_report",
+    "report/stages": "test_cli",
+    "report/static_verdict": "test_cli_check",
+    "report/traffic": "test_report",
+    # What only a process, a library or several ranks can show.
+    "runtime/cpp_kernel": "codegen/test_cpp",
+    "runtime/entry": "runtime/test_cache",
+    "runtime/executable": "codegen/test_wrapper",
+    "runtime/ranks": "distributed/test_verdicts",
+    "runtime/table": "codegen/test_table_static",
+}
+"""Module -> the file that has its tests."""
+
+
+def modules() -> list[str]:
+    """Return the modules that need tests, by their path in ``fusec``."""
+    files = sorted((ROOT / "fusec").rglob("*.py"))
+    return [
+        file.relative_to(ROOT / "fusec").with_suffix("").as_posix()
+        for file in files
+        if not file.name.startswith("__") and len(file.read_text().splitlines()) > SMALL
+    ]
+
+
+def mirrored(module: str) -> Path:
+    path = Path(module)
+    return ROOT / "tests" / path.parent / f"test_{path.name}.py"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_has_its_tests_beside_it_or_where_the_list_says(module: str) -> None:
+    where = ELSEWHERE.get(module)
+    if where is None:
+        assert mirrored(module).exists(), f"no {mirrored(module)}, and no line in ELSEWHERE"
+    else:
+        assert (ROOT / "tests" / f"{where}.py").exists()
+        assert not mirrored(module).exists(), f"{module} has tests of its own now"
+
+
+def test_the_list_names_modules_that_are_there() -> None:
+    gone = [module for module in ELSEWHERE if not (ROOT / "fusec" / f"{module}.py").exists()]
+    assert gone == []
