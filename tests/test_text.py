@@ -1,0 +1,58 @@
+"""No text that fusec has printed is read again: who wants a structure takes the structure.
+
+Patterns are for what others print: compilers, the kernel, the file system, stack traces.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+READERS = {"re", "ast", "tokenize", "parse", "shlex", "html"}
+"""Modules of the standard library that take text apart."""
+
+OF_OTHERS = {
+    "fusec/cli/__init__.py": "quotes what the user typed",
+    "fusec/cli/inputs.py": "what the user typed",
+    "fusec/errors.py": "file names in a traceback",
+    "fusec/frontend/origin.py": "the stack traces of FX nodes",
+    "fusec/ir/names.py": "which characters of a wanted name an identifier has",
+    "fusec/runtime/cache.py": "names of files, and /proc/cpuinfo",
+    "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
+    "fusec/runtime/triton_kernel.py": "names of targets",
+}
+"""Text that fusec did not print."""
+
+LEFT = {
+    "fusec/report/explanation.py": "a kernel's source lines, which programs hold as text",
+    "fusec/report/widths.py": "which line of a printed kernel is which access",
+}
+"""Text that fusec did: to be mended."""
+
+
+def readers(files: dict[str, str]) -> Iterator[str]:
+    """Yield the files that import what takes text apart."""
+    for path, source in files.items():
+        for node in ast.walk(ast.parse(source)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            if READERS.intersection(names):
+                yield path
+
+
+def test_only_what_others_print_is_read() -> None:
+    files = sorted((ROOT / "fusec").rglob("*.py"))
+    sources = {f.relative_to(ROOT).as_posix(): f.read_text(encoding="utf-8") for f in files}
+    assert set(readers(sources)) == OF_OTHERS.keys() | LEFT.keys()
+
+
+def test_a_reader_of_printed_text_is_found() -> None:
+    planted = {
+        "fusec/a.py": "import re\n",
+        "fusec/b.py": "from ast import parse\n",
+        "fusec/c.py": "",
+    }
+    assert list(readers(planted)) == ["fusec/a.py", "fusec/b.py"]
