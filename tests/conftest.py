@@ -28,6 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what only a device can run, where there is none: nothing of it is collected."""
+    return True if collection_path.name == "gpu" and not torch.cuda.is_available() else None
+
+
+def pytest_report_header() -> str | None:
+    return None if torch.cuda.is_available() else "tests/gpu: left out, for there is no CUDA device"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         quick = _sampled(_firsts(item for item in items if "slow" not in item.keywords))

@@ -74,10 +74,10 @@ def prelude(width: int) -> str:
 
 def print_kernel(program: Program) -> str:
     """Return the C++ function of a program."""
-    return _Printer(program).print()
+    return Printer(program).print()
 
 
-class _Printer:
+class Printer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.lane = program.lanes[0] if program.lanes else None

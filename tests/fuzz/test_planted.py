@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fusec.codegen.cpp import _Printer as Printer
+from fusec.codegen.cpp import Printer
 from fusec.codegen.values import Values
 from fusec.frontend import views
 from fusec.ir.dtype import BF16, F32
