@@ -27,6 +27,7 @@ from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.coalesce import coalesce
+from fusec.passes.cost import numel
 from fusec.passes.dag import Dag, chain_lengths, dependencies, joined, sorted_steps
 from fusec.passes.machine import Machine
 
@@ -40,10 +41,13 @@ def bundle(schedule: Schedule, machine: Machine) -> Schedule:
     """Return the schedule with alike, independent kernels in bundles."""
     steps = schedule.steps
     dag = dependencies(steps)
+    lasting = schedule.graph.returned.union(schedule.graph.inputs)
     groups: dict[Kind, list[int]] = {}
     for position, length in chain_lengths(dag).items():
         step = steps[position]
-        if isinstance(step, Kernel) and (kind := _rough_kind(step)) is not None:
+        if not isinstance(step, Kernel) or _waits(step, lasting, machine):
+            continue
+        if (kind := _rough_kind(step)) is not None:
             groups.setdefault((length, *kind), []).append(position)
     made: dict[int, Bundle] = {}
     count = itertools.count()
@@ -66,6 +70,16 @@ def _decision(made: Bundle, machine: Machine) -> Decision:
     saved = machine.launch_us * len(others)
     reason = f"{len(made.kernels)} kernels alike in one launch"
     return Decision(first, "+".join(others), True, reason, saved)
+
+
+def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool:
+    """Return True if a kernel makes what its readers would wait for, in memory, in a bundle.
+
+    That costs more than a launch where it is written to new pages: what a backward computes again
+    just before it is read is as large as what eager saves.
+    """
+    made = sum(numel(b) * b.dtype.itemsize for b in kernel.writes if b not in lasting)
+    return made > machine.launch_us * machine.bytes_per_us
 
 
 def _rough_kind(kernel: Kernel) -> Kind | None:

@@ -23,7 +23,7 @@ from tests.passes.test_in_place import arguments, copied
 TARGETS = ("cpu", "sm_90")
 
 
-def run_pass(fn, *inputs, target="cpu"):
+def run_pass(fn, *inputs, target="cpu", extern=copied):
     """Return (schedule, decisions) after the pass; it returns what it did before."""
     captured = Captured(fn)
     captured(*inputs)
@@ -35,7 +35,7 @@ def run_pass(fn, *inputs, target="cpu"):
     verify_schedule(after)
     values = arguments(graph, 0)
     for mine, theirs in zip(
-        run_schedule(after, values, copied), run_schedule(before, values, copied), strict=True
+        run_schedule(after, values, extern), run_schedule(before, values, extern), strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)
     return after, decisions
@@ -132,3 +132,19 @@ def test_the_program_of_a_template_computes_each_member(target):
 
 def _names(buffers):
     return sorted(int(b.name.removeprefix("arg").partition("_")[0]) for b in buffers)
+
+
+@pytest.mark.parametrize(("columns", "together"), [(8, True), (4096, False)])
+def test_large_results_that_wait_for_their_readers_are_made_just_before(
+    columns: int, together: bool
+) -> None:
+    """What one launch makes is in memory at once; sorts, which read it, run one after another."""
+
+    def sort(node, args, kwargs):
+        return [np.sort(args[0], axis=1), np.argsort(args[0], axis=1)]
+
+    def sorted_doubles(x, y, z):
+        return [torch.sort(2 * t)[0] for t in (x, y, z)]
+
+    after, _ = run_pass(sorted_doubles, *tensors(*[(16, columns)] * 3), extern=sort)
+    assert bool(bundles(after)) is together
