@@ -14,9 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import TorchDynamoException
-from torch._guards import TracingContext
 
 from fusec.codegen.targets import find_target
 from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly, target_for
@@ -29,6 +26,7 @@ from fusec.passes.stage import fold
 from fusec.runtime import cuda_graphs
 from fusec.runtime.fake import with_memory_only
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
+from fusec.torch_interior import TorchDynamoException, TracingContext, aot_autograd
 from fusec.trace import Trace
 
 logger = logging.getLogger("fusec.compile")

@@ -38,13 +38,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.fallbacks import talks_to_ranks
 from fusec.passes.chunk import RATIO
 from fusec.passes.schedule.contraction import MAX_LANES
+from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
 
 aten = torch.ops.aten
 
@@ -143,8 +142,8 @@ def partition(
 
 def _cut(memory_budget: float) -> AbstractContextManager[Any]:
     """Return the settings of AOTAutograd's min-cut under which it runs; see the module."""
-    budget = min(memory_budget, config.activation_memory_budget)
-    patched: AbstractContextManager[Any] = config.patch(
+    budget = min(memory_budget, functorch_config.activation_memory_budget)
+    patched: AbstractContextManager[Any] = functorch_config.patch(
         ban_recompute_materialized_backward=False,
         activation_memory_budget=max(budget, LEAST_BUDGET),
     )

@@ -28,12 +28,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from fusec.errors import WrongKernel
 from fusec.frontend.fallbacks import written_arguments
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.agreement import disagreement
+from fusec.torch_interior import pytree
 
 logger = logging.getLogger("fusec.verify")
 

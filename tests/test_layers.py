@@ -23,23 +23,24 @@ FUNCTION_CEILING = 60
 
 LOW = {"errors", "options"}
 COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
-WHOLE = COMPILER | {"frontend", "runtime", "stages", "pipeline"}
+WHOLE = COMPILER | {"frontend", "runtime", "stages", "pipeline", "torch_interior"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "options": {"errors"},
     "trace": {"errors"},
     "ir": {"errors"},
-    "frontend": LOW | {"trace", "ir"},
+    "frontend": LOW | {"trace", "ir", "torch_interior"},
     "passes": LOW | {"trace", "ir"},
     "codegen": LOW | {"trace", "ir", "passes"},
-    "runtime": LOW,
+    "torch_interior": set(),
+    "runtime": LOW | {"torch_interior"},
     "stages": COMPILER | {"frontend", "partition"},
     "pipeline": COMPILER | {"frontend", "stages"},
     "race": WHOLE,
-    "verification": LOW | {"frontend", "runtime"},
+    "verification": LOW | {"frontend", "runtime", "torch_interior"},
     "compiler": WHOLE | {"race", "verification"},
-    "partition": LOW | {"trace", "ir", "frontend", "passes"},
+    "partition": LOW | {"trace", "ir", "frontend", "passes", "torch_interior"},
     "backend": WHOLE | {"compiler", "partition"},
     "report": WHOLE | {"compiler", "backend"},
     "cli": WHOLE | {"compiler", "report", ""},
@@ -50,6 +51,7 @@ LAYERS: dict[str, set[str]] = {
 LIBRARIES: dict[str, set[str]] = {
     "frontend": {"torch", "sympy"},
     "passes": {"networkx"},
+    "torch_interior": {"torch"},
     "runtime": {"torch", "triton", "platformdirs"},
     "stages": {"torch"},
     "pipeline": {"torch"},
@@ -67,9 +69,13 @@ PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
     "numpy": re.compile(r"fusec/ir/interp\w*\.py"),
     "networkx": re.compile(r"fusec/passes/(dag|fuse)\.py"),
-    "torch._inductor": re.compile(r"fusec/runtime/cuda_graphs\.py"),
+    "triton": re.compile(r"fusec/runtime/triton_interior\.py"),
 }
 """Libraries with one home. It may be part of a layer that may not import the library as a whole."""
+
+INTERIOR = re.compile(r"fusec/torch_interior\.py")
+TREES = re.compile(r"fusec/runtime/cuda_graphs\.py")
+"""What takes torch's private names, and what takes those of its CUDA graph trees."""
 
 WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "platformdirs", "rich", "transformers"}
 
@@ -171,16 +177,36 @@ def library_violations(root: Path) -> list[str]:
     return found
 
 
-def inductor_violations(root: Path) -> list[str]:
-    """Uses of `torch._inductor` as an attribute, which need no import of that name."""
-    return [
-        f"{module.path}:{node.lineno}: torch._inductor"
-        for module in modules_of(root)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr == "_inductor"
-        and not PINNED["torch._inductor"].fullmatch(module.path)
-    ]
+def interior_violations(root: Path) -> list[str]:
+    """Uses of torch's private names, imported or as attributes, outside the one module for them."""
+    found = []
+    for module in modules_of(root):
+        if INTERIOR.fullmatch(module.path):
+            continue
+        used = [*imports_of(module), *attributes_of(module)]
+        for name, line in used:
+            library, *parts = name.split(".")
+            private = library == "torch" and parts[:1] != ["ops"] and any(map(is_private, parts))
+            trees = starts_with(name, "torch._inductor") and TREES.fullmatch(module.path)
+            if private and not trees:
+                found.append(f"{module.path}:{line}: {name}")
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def attributes_of(module: Module) -> Iterator[tuple[str, int]]:
+    """Yield chains of attributes such as "torch.fx.Graph" with their lines, whole ones only."""
+    inner = {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(module.tree):
+        parts, first = [], node
+        while isinstance(first, ast.Attribute):
+            parts.append(first.attr)
+            first = first.value
+        if parts and isinstance(first, ast.Name) and id(node) not in inner:
+            yield ".".join((first.id, *reversed(parts))), node.lineno
 
 
 def circle_violations(root: Path) -> list[str]:
@@ -302,7 +328,7 @@ def docstrings(tree: ast.AST) -> list[ast.expr]:
 CHECKS = (
     layer_violations,
     library_violations,
-    inductor_violations,
+    interior_violations,
     circle_violations,
     ceiling_violations,
     target_violations,
@@ -344,9 +370,13 @@ LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
         (library_violations, {"codegen/cpp.py": "import torch"}),
         (library_violations, {"frontend/views.py": "import sympy"}),
         (library_violations, {"options.py": "import torch"}),
-        (library_violations, {"backend.py": "import torch._inductor.config"}),
-        (library_violations, {"runtime/x.py": "from torch import _inductor"}),
-        (inductor_violations, {"backend.py": "import torch\ntorch._inductor.config.x = 1"}),
+        (library_violations, {"runtime/triton_kernel.py": "from triton.runtime import jit"}),
+        (interior_violations, {"backend.py": "import torch._inductor.config"}),
+        (interior_violations, {"runtime/x.py": "from torch import _inductor"}),
+        (interior_violations, {"backend.py": "import torch\ntorch._inductor.config.x = 1"}),
+        (interior_violations, {"backend.py": "from torch._dynamo.backends import common"}),
+        (interior_violations, {"frontend/a.py": "from torch.utils import _pytree"}),
+        (interior_violations, {"runtime/cuda_graphs.py": "import torch._guards"}),
         (circle_violations, {"ir/a.py": "import fusec.ir.b", "ir/b.py": "from fusec.ir import a"}),
         (circle_violations, {"ir/__init__.py": "import fusec.ir.a", "ir/a.py": "import fusec.ir"}),
         (circle_violations, {"a.py": "if 1:\n  import fusec.b", "b.py": "import fusec.a"}),
@@ -387,6 +417,9 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
         "frontend/shapes.py": "import sympy, torch",
         "frontend/call.py": "def f(node): return node.target == 'output'",
         "runtime/cuda_graphs.py": "import torch._inductor.cudagraph_trees",
+        "runtime/triton_interior.py": "import triton.backends",
+        "torch_interior.py": "from torch._ops import OpOverload",
+        "frontend/names.py": "import torch\ntorch.ops.aten._to_copy, torch.__version__",
         "codegen/targets.py": "def f(target): return target == 'cpu'",
         "report.py": "import torch",
         "cli.py": "from fusec import __version__",

@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 from triton.runtime.jit import JITFunction
 
-from fusec.runtime.triton_kernel import load_function
+from fusec.runtime.triton_interior import load_function
 
 LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "acos": torch.acos,

@@ -105,9 +105,9 @@ def _compiler(options: Options) -> list[Finding]:
 def _triton(options: Options) -> list[Finding]:
     try:
         # Local: Triton is absent on platforms where fusec compiles for the CPU alone.
-        from fusec.runtime.triton_kernel import TARGETS, tool_path
+        from fusec.runtime.triton_interior import TARGETS, assembler, tool_path
 
-        tools = [tool_path(name) for name in ("ptxas", "nvdisasm")]
+        tools = [assembler("sm_90"), tool_path("nvdisasm")]
     except Exception as error:
         return [Finding("triton tools", f"none ({error}); dump and explain stop at the source")]
     missing = [tool for tool in tools if not os.access(tool, os.X_OK)]

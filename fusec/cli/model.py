@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.cli.inputs import Spec, TensorSpec, each_call
 from fusec.cli.output import progress
@@ -31,6 +30,7 @@ from fusec.codegen.targets import Target
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.options import Options
 from fusec.report.observe import Observed, new_fake_mode, observe
+from fusec.torch_interior import FakeTensorMode
 
 _FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 _Made = TypeVar("_Made")

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
 
 from fusec.frontend.foreach import foreach_decompositions
+from fusec.torch_interior import core_aten_decompositions, get_decompositions
 
 _ALSO = (
     "native_layer_norm",

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.random_ops import LARGEST_RANGE
+from fusec.torch_interior import FakeTensor
 
 aten = torch.ops.aten
 

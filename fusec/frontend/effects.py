@@ -25,6 +25,7 @@ from fusec.ir.extern import (
     WindowUpdate,
 )
 from fusec.ir.index import Index, index, product
+from fusec.torch_interior import OpOverload
 
 aten = torch.ops.aten
 
@@ -61,7 +62,7 @@ def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...])
         return Product(extern_name(aten.addmm.default), extern_name(aten.addmm_.default))
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
-    if isinstance(target, torch._ops.OpOverload) and target.is_view:
+    if isinstance(target, OpOverload) and target.is_view:
         return Alias()
     is_collective = getattr(target, "namespace", "") == _COLLECTIVES
     return Pending() if is_collective and extern_name(target) != _WAIT else Unknown()

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.origin import op_name
+from fusec.torch_interior import HigherOrderOperator, OpOverload
 
 CONTRACTION = "contraction: runs in the library"
 _CONVOLUTION = "convolution: runs in the library"
@@ -125,7 +126,7 @@ def reason_for(target: Any) -> str:
         return f"no lowering for {target}"
     if target is torch.ops.fusec.random_seeds.default:
         return _SEEDS
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return f"the higher-order operation {target.name()}"
     return f"the custom operation {op_name(target)}"
 
@@ -154,7 +155,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 def is_impure(node: fx.Node) -> bool:
     """Return True if a call must be kept, and kept in order: it writes, draws, asserts or sends."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return (
             target._schema.is_mutable
             or draws_random_numbers(target)
@@ -162,6 +163,6 @@ def is_impure(node: fx.Node) -> bool:
             or not target._schema.returns
             or node.is_impure()
         )
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return target.name() in _IMPURE_HIGHER_ORDER
     return node.is_impure()

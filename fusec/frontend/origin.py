@@ -15,9 +15,8 @@ import functools
 import re
 from typing import Any
 
-import torch
-
 from fusec.ir.graph import Origin
+from fusec.torch_interior import OpOverload
 
 _FRAME = re.compile(
     r'^ *File "(?P<path>[^\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
@@ -36,7 +35,7 @@ def origin_of(node: Any) -> Origin:
 
 def extern_name(target: Any) -> str:
     """Return the full name of a callable: as ``torch.ops`` spells it, where it is an operator."""
-    return str(target) if isinstance(target, torch._ops.OpOverload) else op_name(target)
+    return str(target) if isinstance(target, OpOverload) else op_name(target)
 
 
 def op_name(target: Any) -> str:

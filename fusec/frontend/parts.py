@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from fusec.torch_interior import HigherOrderOperator
+
 _ONCE = {"cond", "invoke_subgraph"}
 _AGAIN = {"while_loop", "while_loop_stack_output", "scan", "map_impl"}
 """Operations that call their parts with the tensors that were traced, and with others, too."""
@@ -22,7 +24,7 @@ def find_parts(gm: fx.GraphModule) -> Mapping[str, fx.GraphModule]:
     """Return the parts of a graph by the attribute that holds them, each once."""
     found: dict[str, fx.GraphModule] = {}
     for node in gm.graph.nodes:
-        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        if not isinstance(node.target, HigherOrderOperator):
             continue
         if node.target.name() not in _ONCE | _AGAIN:
             continue
@@ -40,7 +42,7 @@ def runs_again(gm: fx.GraphModule, attribute: str) -> bool:
         for node in gm.graph.nodes
         if node.op == "get_attr" and node.target == attribute
         for user in node.users
-        if isinstance(user.target, torch._ops.HigherOrderOperator)
+        if isinstance(user.target, HigherOrderOperator)
     )
 
 

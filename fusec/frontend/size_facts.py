@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-from torch.utils._sympy.functions import FloorDiv
-from torch.utils._sympy.singleton_int import SingletonInt
 
 from fusec.errors import Unsupported
+from fusec.torch_interior import FloorDiv, SingletonInt
 
 UNSEEN = 1024
 """The hint of a size of which no value was seen while tracing (``mark_unbacked``)."""

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusec.errors import ModelError
 from fusec.frontend.size_facts import UNSEEN
+from fusec.torch_interior import HigherOrderOperator, OpOverload, TorchDispatchMode, pytree
 
 _FREE = {
     "_unsafe_view",
@@ -74,7 +73,7 @@ class _Counter(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return _any_number(args[0])
         result = func(*args, **(kwargs or {}))
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if isinstance(func, HigherOrderOperator):
             return result
         _check_types(func, args)
         if _computes(func):
@@ -104,7 +103,7 @@ def _check_types(func: Any, args: tuple[Any, ...]) -> None:
 
 
 def _computes(func: Any) -> bool:
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
+    if not isinstance(func, OpOverload) or func.namespace == "prim":
         return False
     name = func._schema.name.partition("::")[2]
     return not (func.is_view or name in _FREE or torch.Tag.inplace_view in func.tags)

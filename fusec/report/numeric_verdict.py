@@ -28,14 +28,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
-from torch.utils import _pytree as pytree
 
 from fusec.backend import fusec
 from fusec.errors import ModelError
 from fusec.report.explanation import format_table
 from fusec.report.subclasses import copied, plain
 from fusec.runtime.agreement import disagreement
+from fusec.torch_interior import counters, pytree
 
 SCHEMA = 1
 _SEED = 7

@@ -18,17 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo import config as dynamo_config
-from torch._guards import tracing
-from torch._subclasses.fake_tensor import (
-    DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from fusec.backend import compile_with
 from fusec.codegen.targets import Target, find_target
@@ -39,6 +29,16 @@ from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
 from fusec.report.subclasses import plain
 from fusec.stages import Context
+from fusec.torch_interior import (
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    dynamo_config,
+    pytree,
+    tracing,
+    unset_fake_temporarily,
+)
 from fusec.trace import Trace
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fusec.torch_interior import DisableTorchFunctionSubclass
+
 _Module = TypeVar("_Module", bound=nn.Module)
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -22,7 +24,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its class, if that overrides ``__torch_function__`` alone."""
     if not _overrides_functions_alone(tensor):
         return tensor
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
 
 
@@ -51,7 +53,7 @@ class _Copies(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 made = tensor.detach().clone().as_subclass(type(tensor))
                 made.requires_grad_(tensor.requires_grad)
                 made.__dict__.update(copy.deepcopy(tensor.__dict__, memo))

@@ -39,12 +39,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusec.errors import InternalError
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.stopwatch import Stopwatch, sets_of_inputs, stopwatch
 from fusec.runtime.verdicts import Lap, Verdict, duration
+from fusec.torch_interior import disable_modes
 
 __all__ = ["Lap", "Verdict", "Way", "race"]
 
@@ -411,7 +411,7 @@ def _apart_from_the_model(device: torch.device) -> Iterator[None]:
     """Run the body with real tensors, without autocast, on random numbers of its own."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(_disable_current_modes())  # AOTAutograd compiles in a mode that makes fake tensors
+        enter(disable_modes())  # AOTAutograd compiles in a mode that makes fake tensors
         enter(torch.no_grad())
         enter(torch.autocast("cpu", enabled=False))
         if device.type != "cuda":

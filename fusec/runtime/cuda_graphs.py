@@ -28,8 +28,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
+
+from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext
 
 logger = logging.getLogger("fusec.compile")
 
@@ -150,12 +151,12 @@ def _comes_with_gradients(node: fx.Node) -> bool:
 def _host_problem(node: fx.Node) -> str | None:
     """Return how an operation involves the host, or None."""
     target = node.target
-    tags = target.tags if isinstance(target, torch._ops.OpOverload) else ()
+    tags = target.tags if isinstance(target, OpOverload) else ()
     if torch.Tag.data_dependent_output in tags:
         return "a number that the host reads"
     if getattr(torch.Tag, "cudagraph_unsafe", None) in tags:  # not in each version of torch
         return "an operation that is marked as unsafe in CUDA graphs"
-    if isinstance(target, torch._ops.HigherOrderOperator) and target.name() in _ON_HOST:
+    if isinstance(target, HigherOrderOperator) and target.name() in _ON_HOST:
         return "control flow, or a generator's state, on the host"
     if _has_boolean_index(node):
         return "a boolean index, which the host counts"

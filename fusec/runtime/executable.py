@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.torch_interior import OpOverload
+
 DTYPES = {
     "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
     "i32": torch.int32, "i64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -103,7 +105,7 @@ def _callee(node: fx.Node) -> Any:
     """
     target: Any = node.target
     others = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple | dict)]
-    if isinstance(target, torch._ops.OpOverload) or not others:
+    if isinstance(target, OpOverload) or not others:
         return target
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from fusec.torch_interior import FakeTensor, fake_mode
 
 Call = Callable[[list[Any]], Any]
 
@@ -23,12 +22,11 @@ def with_memory_only(call: Call, instead: Call) -> Call:
     Args:
         instead: computes the same, with operations that fake tensors know.
     """
-    active, key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
     chosen: Call | None = None
 
     def boxed(args: list[Any]) -> Any:
         nonlocal chosen
-        if active(key) is not None:
+        if fake_mode() is not None:
             return instead(args)
         if chosen is None:
             chosen = instead if any(isinstance(arg, FakeTensor) for arg in args) else call

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusec.errors import BuildError, UsageError
-from fusec.runtime.triton_kernel import CompiledAsm, tool_path
+from fusec.runtime.triton_interior import assembler
+from fusec.runtime.triton_kernel import CompiledAsm
 
 _ACCESS = re.compile(r"\b(ld|st)\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)\b")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b.*?\], *(0x[0-9a-f]+|\d+)")
@@ -213,7 +214,7 @@ def inspect_kernel(asm: CompiledAsm) -> StaticReport:
     if processor is None:
         raise UsageError.unknown("target", asm.target, PROCESSORS)
     ptx = asm.text("ptx")
-    said = _assembler_output(ptx)
+    said = _assembler_output(asm)
     registers, spill_bytes = _resources(said)
     code = _Code.parse(asm.text("sass"))
     shared_bytes = int(asm.metadata["shared"])
@@ -279,15 +280,15 @@ def _threads(ptx: str) -> int:
     return int(match[1]) if match else 32
 
 
-def _assembler_output(ptx: str) -> str:
+def _assembler_output(asm: CompiledAsm) -> str:
     """Return what ptxas prints of a kernel: registers, spills, what it could not do."""
+    ptx = asm.text("ptx")
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
     name = target[1] if target else ""
-    blackwell = bool(re.match(r"sm_1\d\d", name))
     with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        ptxas = tool_path("ptxas_blackwell" if blackwell else "ptxas")
+        ptxas = assembler(asm.target)
         command = [ptxas, "-v", "--regAllocOptLevel=2", f"--gpu-name={name}", str(source)]
         done = subprocess.run(
             [*command, "-o", f"{folder}/kernel.cubin"], capture_output=True, text=True, check=False

@@ -1,9 +1,5 @@
 """Build printed Triton kernels, down to SASS on any machine, and launch them.
 
-The only module that knows Triton's Python interface; written for Triton 3.6 and 3.7. Both agree on
-``triton.compile``, on the drivers' ``load_binary`` and on how a launcher is called, and nothing
-below that is used.
-
 A kernel may copy tiles by tensor descriptors (TMA): a launch makes them of addresses and sizes, and
 keeps those it made.
 
@@ -23,11 +19,8 @@ Worked example::
 
 from __future__ import annotations
 
-import hashlib
 import json
-import linecache
 import os
-import re
 import subprocess
 import tempfile
 import threading
@@ -35,28 +28,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.compiler.compiler import make_backend
-from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fusec.errors import BuildError, EnvironmentProblem, UsageError
+from fusec.errors import BuildError, UsageError
 from fusec.runtime import table
-
-TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
-"""Targets that a test covers; others of the same families may work."""
+from fusec.runtime.triton_interior import (
+    MULTIPLE,
+    TensorDescriptor,
+    compile_function,
+    load,
+    load_function,
+    parse_target,
+    tool_path,
+)
+from fusec.torch_interior import current_device_getter
 
 MAX_SIZE = 2**31 - 2**20
 """The greatest size that a launch may pass: what ``ir.program.MAX_SIZE`` assumes."""
 
-MULTIPLE = 16
-"""What divides an address or size that a kernel was promised: as of ``ir.program.MULTIPLE``."""
 _KEPT = 256
 """Addresses and sizes for which a kernel keeps its descriptors."""
 _DESCRIPTOR = "tensordesc<"
@@ -179,24 +170,6 @@ class CompiledAsm:
         return Binary(bytes(self.compiled.kernel), json.dumps(kept, sort_keys=True, default=str))
 
 
-def tool_path(name: str) -> str:
-    """Return the path of a CUDA tool that comes with Triton: "ptxas", "nvdisasm"..."""
-    return str(getattr(triton.knobs.nvidia, name).path)
-
-
-def parse_target(target: str) -> GPUTarget:
-    """Return Triton's target for "sm_90", "gfx942"...
-
-    Raises:
-        UsageError: for anything else.
-    """
-    if match := re.fullmatch(r"sm_(\d{2,3})", target):
-        return GPUTarget("cuda", int(match[1]), 32)
-    if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", target):
-        return GPUTarget("hip", target, 64 if match[1].startswith("9") else 32)
-    raise UsageError.unknown("target", target, TARGETS)
-
-
 def device_target(device: int) -> str:
     """Return the target name of a GPU of this machine."""
     if torch.version.hip is not None:
@@ -204,24 +177,6 @@ def device_target(device: int) -> str:
         return architecture.partition(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
-
-
-def load_function(source: str, name: str) -> JITFunction[Any]:
-    """Return the kernel ``name`` of a printed module.
-
-    Raises:
-        EnvironmentProblem: where TRITON_INTERPRET makes Triton hand out no kernel that compiles.
-    """
-    # Triton reads a kernel's text through inspect, which finds it in linecache.
-    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    filename = f"<fusec {name} {digest}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}"}
-    exec(compile(source, filename, "exec"), namespace)
-    function = namespace[name]
-    if not isinstance(function, JITFunction):
-        raise EnvironmentProblem("TRITON_INTERPRET is set: unset it to compile Triton kernels.")
-    return function
 
 
 def compile_offline(
@@ -249,16 +204,13 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
         UsageError: if there is no such target.
     """
     gpu = parse_target(target)
-    attributes = {(position,): [["tt.divisibility", MULTIPLE]] for position in kernel.divisible}
     function = load_function(kernel.source, kernel.name)
-    source = ASTSource(function, dict(kernel.signature), {}, attributes)
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    parameters, warps = dict(kernel.signature), kernel.num_warps
     try:
-        try:
-            compiled = triton.compile(source, target=gpu, options=options)
-        except SystemError:  # CPython 3.11's ast.parse in several threads (python/cpython#106905)
-            compiled = triton.compile(source, target=gpu, options=options)
-    except Exception as error:  # Triton's front end, MLIR and ptxas raise many unrelated types
+        compiled = compile_function(
+            function, parameters, kernel.divisible, gpu, warps, kernel.num_stages
+        )
+    except Exception as error:  # of many unrelated types
         command = ("triton.compile", kernel.name, f"--target={target}")
         raise BuildError(command, f"{type(error).__name__}: {error}") from error
     return CompiledAsm(kernel.name, target, compiled)
@@ -413,22 +365,15 @@ class TritonKernel:
 
     def _loaded(self, kernel: TritonSource, binary: Binary) -> Launch:
         """Return a function that launches this code when its promises hold."""
-        metadata = SimpleNamespace(**json.loads(binary.metadata))
-        described = SimpleNamespace(signature=dict(kernel.signature), constants={})
-        driver = triton.runtime.driver.active
-        with torch.cuda.device(self.device):
-            loaded = driver.utils.load_binary(
-                metadata.name, binary.code, metadata.shared, self.device
-            )
-        backend = make_backend(parse_target(device_target(self.device)))
+        target = device_target(self.device)
+        loaded = load(binary.code, binary.metadata, dict(kernel.signature), target, self.device)
         namespace: dict[str, Any] = {
-            "_run": driver.launcher_cls(described, metadata),
-            "_function": loaded[1],
-            "_metadata": backend.pack_metadata(metadata),
+            "_run": loaded.run,
+            "_function": loaded.function,
+            "_metadata": loaded.packed,
             "_device": self.device,
-            # Without the check for initialisation that torch.cuda.current_device makes each time.
-            "_current_device": getattr(torch._C, "_cuda_getDevice", driver.get_current_device),
-            "_stream": driver.get_current_stream,
+            "_current_device": current_device_getter(loaded.current_device),
+            "_stream": loaded.stream,
             "_other": self._launch_variant,
             "_elsewhere": self._launch_from_elsewhere,
         }

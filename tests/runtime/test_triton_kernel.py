@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.errors import BuildError, EnvironmentProblem, UsageError
 from fusec.runtime import triton_kernel
+from fusec.runtime.triton_interior import load_function, parse_target
 from fusec.runtime.triton_kernel import (
     MAX_SIZE,
     Binary,
@@ -31,9 +32,7 @@ from fusec.runtime.triton_kernel import (
     TritonTable,
     build,
     compile_kernel,
-    load_function,
     pack,
-    parse_target,
     unpack,
 )
 from tests.triton_interpreter import interpret

@@ -1,0 +1,157 @@
+"""Triton's interior: the only module that touches what Triton does not promise to keep.
+
+Written for Triton 3.6 (installed with torch 2.11), 3.7 (2.13) and 3.9 (2.15), which are tested. All
+agree on ``ASTSource``, on the drivers' ``load_binary`` and on how a launcher is called. They
+differ in:
+
+* ``ptxas``. 3.6 and 3.7 use ``ptxas`` below sm_100 and ``ptxas-blackwell`` from there on; 3.9 uses
+  the second from sm_90 on, and prints PTX that the first refuses. `assembler` asks Triton.
+* Contraction of ``a * b + c`` into one rounding. On by default to 3.9, which warns that 3.10 turns
+  it off. `compile_function` says that it is on: numbers shall not depend on the release.
+* Launchers. 3.6 compiles C for each signature, the others have one for all; all are made by
+  ``launcher_cls(source, metadata)`` and pass descriptors by ``make_tensordesc_arg``, which has a
+  third parameter from 3.9 on.
+
+Worked example::
+
+    function = load_function(source, "k0")
+    sm_90 = parse_target("sm_90")
+    compiled = compile_function(function, {"x": "*fp32", "N": "i32"}, (0,), sm_90, 4, 3)
+    loaded = load(code, metadata, signature, "sm_90", device=0)
+    loaded.run(4, 1, 1, loaded.stream(0), loaded.function, loaded.packed, None, None, None, x, n)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fusec.errors import EnvironmentProblem, UsageError
+
+__all__ = ["JITFunction", "TensorDescriptor"]
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+"""Targets that a test covers; others of the same families may work."""
+
+MULTIPLE = 16
+"""What divides an address or size that a kernel was promised: as of ``ir.program.MULTIPLE``."""
+
+
+def tool_path(name: str) -> str:
+    """Return the path of a CUDA tool that comes with Triton: "nvdisasm", "cuobjdump"."""
+    return str(getattr(triton.knobs.nvidia, name).path)
+
+
+def assembler(target: str) -> str:
+    """Return the path of the ptxas that Triton runs for an NVIDIA target."""
+    # Local: builds of Triton for AMD alone have no such backend.
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return str(get_ptxas(parse_target(target).arch).path)
+
+
+def parse_target(target: str) -> GPUTarget:
+    """Return Triton's target for "sm_90", "gfx942"...
+
+    Raises:
+        UsageError: for anything else.
+    """
+    if match := re.fullmatch(r"sm_(\d{2,3})", target):
+        return GPUTarget("cuda", int(match[1]), 32)
+    if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", target):
+        return GPUTarget("hip", target, 64 if match[1].startswith("9") else 32)
+    raise UsageError.unknown("target", target, TARGETS)
+
+
+def load_function(source: str, name: str) -> JITFunction[Any]:
+    """Return the kernel ``name`` of a printed module.
+
+    Raises:
+        EnvironmentProblem: where TRITON_INTERPRET makes Triton hand out no kernel that compiles.
+    """
+    # Triton reads a kernel's text through inspect, which finds it in linecache.
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    filename = f"<fusec {name} {digest}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"__name__": f"fusec_kernel_{digest}"}
+    exec(compile(source, filename, "exec"), namespace)
+    function = namespace[name]
+    if not isinstance(function, JITFunction):
+        raise EnvironmentProblem("TRITON_INTERPRET is set: unset it to compile Triton kernels.")
+    return function
+
+
+def compile_function(
+    function: JITFunction[Any],
+    signature: Mapping[str, str],
+    divisible: Sequence[int],
+    target: GPUTarget,
+    num_warps: int,
+    num_stages: int,
+) -> Any:
+    """Return Triton's ``CompiledKernel`` of a function; no device is needed.
+
+    Args:
+        signature: Triton's type of each parameter by name.
+        divisible: positions of arguments that are multiples of ``MULTIPLE``.
+    Raises:
+        Exception: Triton's front end, MLIR and ptxas raise many unrelated types.
+    """
+    attributes = {(position,): [["tt.divisibility", MULTIPLE]] for position in divisible}
+    source = ASTSource(function, dict(signature), {}, attributes)
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+    try:
+        return triton.compile(source, target=target, options=options)
+    except SystemError:  # CPython 3.11's ast.parse in several threads (python/cpython#106905)
+        return triton.compile(source, target=target, options=options)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Machine code on a device, and how Triton's driver launches it.
+
+    Attributes:
+        run: called with the grid, a stream, ``function``, ``packed``, three hooks or None, then the
+            kernel's arguments: addresses, sizes, descriptors.
+        stream: the current stream of a device.
+        current_device: the number of the current device.
+    """
+
+    run: Callable[..., None]
+    function: Any
+    packed: Any
+    stream: Callable[[int], int]
+    current_device: Callable[[], int]
+
+
+def load(
+    code: bytes, metadata: str, signature: Mapping[str, str], target: str, device: int
+) -> Loaded:
+    """Load machine code on a device.
+
+    Args:
+        metadata: what Triton said of the kernel, as JSON.
+        target: that of the device.
+    """
+    fields = SimpleNamespace(**json.loads(metadata))
+    described = SimpleNamespace(signature=dict(signature), constants={})
+    driver = triton.runtime.driver.active
+    with torch.cuda.device(device):
+        loaded = driver.utils.load_binary(fields.name, code, fields.shared, device)
+    packed = make_backend(parse_target(target)).pack_metadata(fields)
+    run = driver.launcher_cls(described, fields)
+    return Loaded(run, loaded[1], packed, driver.get_current_stream, driver.get_current_device)

@@ -1,0 +1,76 @@
+"""Torch's interior: the only module that takes names which torch does not promise to keep.
+
+Known are torch 2.11, 2.13 and 2.15, which are tested; all three have these names. CUDA graph trees
+alone are taken elsewhere, by ``runtime/cuda_graphs.py``, which asks for each part and does without.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_modes
+from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.singleton_int import SingletonInt
+
+__all__ = [
+    "DisableTorchFunctionSubclass",
+    "DynamicOutputShapeException",
+    "FakeCopyMode",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FloorDiv",
+    "HigherOrderOperator",
+    "OpOverload",
+    "SingletonInt",
+    "TorchDispatchMode",
+    "TorchDynamoException",
+    "TracingContext",
+    "aot_autograd",
+    "core_aten_decompositions",
+    "counters",
+    "current_device_getter",
+    "disable_modes",
+    "dynamo_config",
+    "fake_mode",
+    "functorch_config",
+    "get_decompositions",
+    "min_cut_rematerialization_partition",
+    "pytree",
+    "tracing",
+    "unset_fake_temporarily",
+]
+
+fake_mode: Callable[[], object | None] = functools.partial(
+    torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+)
+"""Return the ``FakeTensorMode`` that is on, or None."""
+
+
+def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
+    """Return what asks for the current GPU's number; a build for CPUs alone has but ``otherwise``.
+
+    Without the check for initialisation that ``torch.cuda.current_device`` makes each time.
+    """
+    found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", otherwise)
+    return found
