@@ -25,6 +25,7 @@ from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
+from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.options import Options
@@ -44,6 +45,7 @@ from fusec.runtime.cache import cpu_features, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
 from fusec.stages import Context
+from fusec.torch_interior import keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
 
@@ -96,12 +98,19 @@ def explain_fallback(graph: str, error: Exception) -> None:
 
 
 def run_eagerly(gm: fx.GraphModule) -> Call:
-    """Return the graph itself as a boxed callable."""
+    """Return the graph itself as a boxed callable.
+
+    AOTAutograd counts the writes to inputs, so the versions that eager kernels count are put back.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    written = [k for k, node in enumerate(placeholders) if is_written(node)]
 
     def call(args: list[Any]) -> Any:
         inputs = list(args)
         args.clear()
-        return gm(*inputs)
+        counted = tuple(inputs[k] for k in written if not inputs[k].is_inference())
+        with keep_versions(counted):
+            return gm(*inputs)
 
     return call
 

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.autograd import _unsafe_preserve_version_counter as keep_versions
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
@@ -55,6 +56,7 @@ __all__ = [
     "fake_mode",
     "functorch_config",
     "get_decompositions",
+    "keep_versions",
     "min_cut_rematerialization_partition",
     "pytree",
     "tracing",

@@ -181,6 +181,8 @@ class _Wrapper:
 
     def _extern(self, extern: Extern, dropped: set[Buffer]) -> None:
         args = [self._argument(a) for a in extern.args]
+        if extern.written is not None:
+            args[0] += ".data"  # a version counter of its own: AOTAutograd counts the write
         args += [f"{k}={self._argument(v)}" for k, v in extern.kwargs]
         made = extern.outputs
         call = f"{callee(extern)}({', '.join(args)})"

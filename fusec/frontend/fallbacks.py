@@ -152,6 +152,11 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     return [argument for argument in written if isinstance(argument, fx.Node)]
 
 
+def is_written(node: fx.Node) -> bool:
+    """Return True if a call changes a node's tensor."""
+    return any(node in written_arguments(user) for user in node.users)
+
+
 def is_impure(node: fx.Node) -> bool:
     """Return True if a call must be kept, and kept in order: it writes, draws, asserts or sends."""
     target = node.target

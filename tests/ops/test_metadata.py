@@ -3,7 +3,7 @@
 Each case is a function of fresh inputs. `left_behind` says what a caller can see afterwards; fusec
 must leave what eager does. Version counters count writes. AOTAutograd makes one of several, and
 counts those to running statistics, which eager's kernel does not: so what must agree is which
-inputs were written at all, with eager or else with ``aot_eager``.
+inputs were written at all, with eager or else with ``aot_eager``; one write counts once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fusec import compiler
+from fusec.errors import Unsupported
 from tests.support import compile_with, significant_strides, values
 
 
@@ -241,6 +243,65 @@ def test_buffers_of_a_module_stay_the_tensors_that_they_are():
         address, version = before[name]
         assert buffer.data_ptr() == address and buffer._version > version
         torch.testing.assert_close(buffer, eager.get_buffer(name))
+
+
+class Stepping(nn.Module):
+    """State that a step changes: by a kernel, by eager copies, in a part, without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(6))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.zeros(4, 6))
+        self.register_buffer("rows", torch.zeros(4, 6))
+        self.register_buffer("sorted", torch.zeros(6))
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x, place):
+        self.sum.add_(x.sum(0))
+        self.steps.add_(1)
+        self.table.index_put_((place,), x[:1])
+        self.rows[1].copy_(x[0])
+        self.sorted.copy_(x[0].sort()[0])
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return x * self.sum + self.table[0]
+
+
+def version_steps(module, fn, *, grad):
+    """Return by how much each parameter's and buffer's version grows in each of three calls."""
+    state, place = module.state_dict(keep_vars=True), torch.tensor([2])
+    steps = []
+    for rows in (3, 5, 5):
+        before = {name: t._version for name, t in state.items()}
+        with torch.set_grad_enabled(grad):
+            fn(values(rows, 6), place)
+        steps.append({name: t._version - before[name] for name, t in state.items()})
+    return steps
+
+
+@pytest.mark.parametrize("grad", (False, True))
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_write_to_state_counts_once(dynamic, grad):
+    torch._dynamo.reset()
+    eager, module = Stepping(), Stepping()
+    compiled = compile_with(module, "fusec", dynamic=dynamic)
+    wanted = version_steps(eager, eager, grad=grad)
+    assert set(wanted[0].values()) == {1}
+    assert version_steps(module, compiled, grad=grad) == wanted
+
+
+def test_a_write_to_state_counts_once_where_a_graph_runs_as_eager_kernels(monkeypatch):
+    def fail(*args):
+        raise Unsupported("planted")
+
+    monkeypatch.setattr(compiler, "_compile", fail)
+    torch._dynamo.reset()
+    module = Stepping()
+    compiled = torch.compile(module, backend="fusec")
+    steps = version_steps(module, compiled, grad=True)
+    assert {step for call in steps for step in call.values()} == {1}
+    assert "planted" in str(compiler.RECENT[-1].problem)
 
 
 def test_a_tensor_saved_for_a_backward_and_written_after_it_is_noticed():
