@@ -122,8 +122,9 @@ def partition(
         elif early is None and size >= WORTH_A_PRODUCT * chunk_bytes:
             recompute(large - _tangent_users(joint.graph))
     _save_what_is_not_free(joint.graph)
+    _leave_constants_to_the_last(joint.graph)
     _hide_attention(joint.graph)
-    with _cut(memory_budget):
+    with _cut(memory_budget, cse=not _names_sizes(joint.graph)):
         forward, backward = min_cut_rematerialization_partition(
             joint,
             joined.inputs,
@@ -140,14 +141,27 @@ def partition(
 # -- what the cut may do ---------------------------------------------------------------------------
 
 
-def _cut(memory_budget: float) -> AbstractContextManager[Any]:
-    """Return the settings of AOTAutograd's min-cut under which it runs; see the module."""
+def _cut(memory_budget: float, *, cse: bool) -> AbstractContextManager[Any]:
+    """Return the settings of AOTAutograd's min-cut under which it runs; see the module.
+
+    Args:
+        cse: equal nodes become one before the cut.
+    """
     budget = min(memory_budget, functorch_config.activation_memory_budget)
     patched: AbstractContextManager[Any] = functorch_config.patch(
         ban_recompute_materialized_backward=False,
         activation_memory_budget=max(budget, LEAST_BUDGET),
+        cse=functorch_config.cse and cse,
     )
     return patched
+
+
+def _names_sizes(joint: fx.Graph) -> bool:
+    """Return True if a call gives a size that depends on data a name.
+
+    Equal calls name it differently: were they one, what follows would name sizes that none gives.
+    """
+    return any(node.meta.get("unbacked_bindings") for node in joint.nodes)
 
 
 def _save_what_is_not_free(joint: fx.Graph) -> None:
@@ -157,6 +171,18 @@ def _save_what_is_not_free(joint: fx.Graph) -> None:
         untagged = node.op == "call_function" and "recompute" not in node.meta
         if untagged and (_is_converted_input(node) or _is_random(node) or node in compared):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _leave_constants_to_the_last(joint: fx.Graph) -> None:
+    """Have no checkpoint save a constant, such as a mask, for the ones after it.
+
+    Equal nodes become one before the cut, which saves what one checkpoint computes and a later one
+    reads (with torch 2.11 constants, too). That of the last checkpoint has none after it.
+    """
+    numbers = [node.meta["ac_graph_id"] for node in joint.nodes if "ac_graph_id" in node.meta]
+    for node in joint.nodes:
+        if "ac_graph_id" in node.meta and not node.all_input_nodes and not _is_random(node):
+            node.meta["ac_graph_id"] = max(numbers)
 
 
 def _compared_with_extreme(node: fx.Node) -> fx.Node | None:

@@ -57,9 +57,6 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 since_2_13 = pytest.mark.skipif(
     TORCH < (2, 13), reason="torch 2.11 does otherwise, aot_eager too; see docs/numerics.md"
 )
-falls_short_before_2_13 = pytest.mark.xfail(
-    TORCH < (2, 13), reason="fusec falls short with torch 2.11; see docs/numerics.md", strict=False
-)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import (
 
 from bench.workloads.blocks import LlamaBlock, default_dtype
 from tests.saved import DropoutBlock, cut, eager_bytes, inductor_bytes, products, saved_bytes
-from tests.support import falls_short_before_2_13
 
 aten = torch.ops.aten
 BF16, F32 = torch.bfloat16, torch.float32
@@ -151,7 +150,7 @@ NUMBERS = 512
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("written_out", (False, pytest.param(True, marks=falls_short_before_2_13)))
+@pytest.mark.parametrize("written_out", (False, True))
 def test_a_checkpoint_saves_its_input_alone_and_draws_the_same_numbers(written_out: bool) -> None:
     plain = TwoBlocks(written_out=written_out)
     whole = TwoBlocks("whole", written_out=written_out)

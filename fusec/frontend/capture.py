@@ -185,7 +185,7 @@ class _Capture:
     def _call(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            if node.meta.get("unbacked_bindings"):
+            if node.meta.get("unbacked_bindings") or self._is_new(value):
                 return self._extern(node, value)
             return self.lines.sizes.index(value)
         if isinstance(value, torch.SymFloat):
@@ -215,6 +215,11 @@ class _Capture:
         except Unsupported as problem:
             del self.lines.nodes[mark:]
             return self._extern(node, value, problem.reason)
+
+    def _is_new(self, number: torch.SymInt) -> bool:
+        """Return True for a size that nothing gives so far: where a slice begins (torch 2.11)."""
+        size = self.lines.sizes.symbol(number)
+        return size is not None and size.name not in self.given
 
     def _holds(self, asserted: Any) -> bool:
         """Return True for a node that holds whatever a program does: no extent is negative."""
@@ -435,7 +440,7 @@ class _Capture:
 
     def _check_sizes(self) -> None:
         """Every symbol must be an input, an extent of one, or given by a call."""
-        missing = sorted(set(self.lines.sizes.used) - self.given)
+        missing = sorted(self.lines.sizes.needed() - self.given)
         if missing:
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusec.frontend.foreach import foreach_decompositions
 from fusec.torch_interior import core_aten_decompositions, get_decompositions
@@ -91,6 +93,29 @@ def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -
     return slope / x.numel() if reduction == _MEAN else slope
 
 
+def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> Callable[..., Any]:
+    """Return PyTorch's rule for a softmax, with one for rows that are not known to have a value.
+
+    A maximum has no identity, so torch 2.11 traces such rows as if they had one. Beside an infinity
+    each row has a largest value.
+    """
+
+    def softmax(x: Any, axis: int, half_to_float: bool) -> Any:
+        if x.ndim == 0 or guard_or_false(x.shape[axis] > 0):
+            return rule(x, axis, half_to_float)
+        wide = x.contiguous().to(torch.promote_types(x.dtype, torch.float32))
+        lowest = wide.new_full(
+            [1 if k == axis % x.ndim else n for k, n in enumerate(x.shape)], -math.inf
+        )
+        shifted = wide - torch.cat((wide, lowest), axis).amax(axis, keepdim=True)
+        terms = shifted.exp()
+        total = terms.sum(axis, keepdim=True)
+        result = shifted - total.log() if logarithm else terms / total
+        return result if half_to_float else result.to(x.dtype)
+
+    return softmax
+
+
 _MEAN = 1  # at::Reduction
 
 
@@ -134,6 +159,7 @@ def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
 
 
 _BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
+_SOFTMAX = {torch.ops.aten._softmax.default: False, torch.ops.aten._log_softmax.default: True}
 _PADS = ("reflection_pad", "replication_pad")
 _DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
 
@@ -152,6 +178,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
     table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    for target, logarithm in _SOFTMAX.items():
+        table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
     for name, rank in itertools.product(_PADS, (1, 2, 3)):
         for suffix, images in (("", 0), ("_backward", 1)):
             target = getattr(torch.ops.aten, f"{name}{rank}d{suffix}").default

@@ -119,6 +119,8 @@ class Sizes:
         self._converted: dict[tuple[Any, bool], Index] = {}
         self._facts: SizeFacts | None = None
         self.used: dict[str, Size] = {}
+        self._equal: set[str] = set()
+        self._asked: set[str] = set()
         self.minima: dict[tuple[Index, ...], Minimum] = {}
         self._unseen: set[Size] = set()
         self._extents: set[Index] = set()
@@ -196,7 +198,7 @@ class Sizes:
         """
         plain = Sizes()
         plain._normal, plain._unseen = False, self._unseen
-        plain.used, plain.minima = self.used, self.minima
+        plain.used, plain.minima, plain._asked = self.used, self.minima, self._asked
         return plain._condition(value.node.expr, value.node.shape_env)
 
     def _condition(self, expr: Any, env: Any) -> Condition:
@@ -290,6 +292,10 @@ class Sizes:
             return expr is None
         return self._facts_of(value.node.shape_env).is_ragged(expr)
 
+    def needed(self) -> set[str]:
+        """Return the names of the sizes that lines have, but for what was written as others."""
+        return set(self.used) - (self._equal - self._asked)
+
     def _size(self, symbol: Any, env: Any) -> Size:
         name = str(symbol)
         size = self.used.get(name)
@@ -312,10 +318,12 @@ class Sizes:
         self._converted[symbol, False] = index(size)  # while what divides it is converted
         facts = self._facts_of(env)
         if not self._normal:
+            self._asked.add(size.name)
             return index(size)
         earlier = frozenset(itertools.takewhile(lambda name: name != size.name, self.used))
         value, divisor = facts.value(symbol, earlier), facts.divisor(symbol)
         if value is not None:
+            self._equal.add(size.name)
             return self._convert(value, env)
         if divisor is None:
             return index(size)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.errors import Unsupported
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer, Const, Expr, Load, both, substitute
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, index, is_in_range
 from fusec.ir.rewrite import is_index_only, with_guard
 
 ONE = index(1)
@@ -89,6 +90,14 @@ def is_whole(value: Value) -> bool:
 
 
 def broadcast(indices: tuple[Index, ...], shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Return the indices at which a tensor of ``shape`` is read when it is broadcast."""
+    """Return the indices at which a tensor of ``shape`` is read when it is broadcast.
+
+    Raises:
+        Unsupported: for sizes that nobody can compare before the call.
+    """
     aligned = indices[len(indices) - len(shape) :]
+    for i, extent in zip(aligned, shape, strict=True):
+        axis = None if extent.is_constant else i.as_axis()
+        if axis is not None and axis.extent is not extent and not is_in_range(i, extent):
+            raise Unsupported("sizes that are compared when it runs")
     return tuple(ZERO if e is ONE else i for i, e in zip(aligned, shape, strict=True))

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from bench.workload import backend_of
 from fusec.compiler import RECENT
 from tests import triton_backend  # noqa: F401  (registers its backends)
-from tests.support import assert_agree, falls_short_before_2_13, since_2_13, values
+from tests.support import assert_agree, since_2_13, values
 
 
 def compiled(fn, backend="fusec", fullgraph=True, **settings):
@@ -48,7 +48,6 @@ class Block(nn.Module):
         )  # fmt: skip
 
 
-@falls_short_before_2_13
 @pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
 def test_a_size_that_was_never_seen_may_be_none_one_or_many(backend):
     block = Block()
@@ -139,7 +138,6 @@ def agree_in_training(fn, call, *inputs):
     agree(*(tuple(t.detach() for t in run if t is not None) for run in (wanted, found)))
 
 
-@falls_short_before_2_13
 @pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
 @pytest.mark.parametrize(
     "backend", ("fusec", pytest.param("triton_interpreter", marks=pytest.mark.slow))
