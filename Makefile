@@ -8,27 +8,46 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The newest torch that is tested, and its Triton, in an environment of their own.
+NEWEST := .venv-newest
+NEWEST_STAMP := $(NEWEST)/.installed
+
 # Each test worker computes on one thread, so that JOBS workers do not fight over the cores.
 # A worker runs neighbouring tests, which share what their module builds.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+RUN_TESTS = -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python $(RUN_TESTS)
+PYTEST_NEWEST = OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(RUN_TESTS)
 
-.PHONY: help demo examples test test-all fuzz bench lint format clean
+# What stands on the interiors of torch and Triton, and one smoke test of the rest.
+INTERIORS := tests/runtime/test_triton_kernel.py
+
+.PHONY: help demo examples test test-all test-newest test-newest-quick fuzz bench lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
 	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests"
+	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
+	@echo "make test-newest-quick  the part of it that stands on their interiors"
 	@echo "make fuzz      2,000 random programs against eager and fp64; failures in build/fuzz"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    rewrite the sources as ruff formats them"
-	@echo "make clean     remove the virtual environment and what tools left behind"
+	@echo "make clean     remove the virtual environments and what tools left behind"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check \
 	  -c constraints.txt -e ".[cli,demo,test,bench]"
+	@touch $@
+
+$(NEWEST_STAMP): pyproject.toml constraints.txt constraints-newest.txt
+	$(PYTHON) -m venv $(NEWEST)
+	grep -v -E "^(torch|triton)==" constraints.txt | cat - constraints-newest.txt \
+	  > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --no-cache-dir \
+	  -c $(NEWEST)/constraints.txt -e ".[cli,demo,test,bench]"
 	@touch $@
 
 demo: $(STAMP)
@@ -44,6 +63,12 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) --slow
+
+test-newest: $(NEWEST_STAMP)
+	$(PYTEST_NEWEST)
+
+test-newest-quick: $(NEWEST_STAMP)
+	$(PYTEST_NEWEST) $(INTERIORS)
 
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
@@ -61,5 +86,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
