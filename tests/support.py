@@ -57,6 +57,7 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 since_2_13 = pytest.mark.skipif(
     TORCH < (2, 13), reason="torch 2.11 does otherwise, aot_eager too; see docs/numerics.md"
 )
+before_2_15 = pytest.mark.skipif(TORCH >= (2, 15), reason="torch 2.15 does otherwise, in eager")
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,7 @@ def _float_floor_div(a, b):
     return tl.where(b == 0, a / b, quotient)""",
         (LIBDEVICE,),
     ),
+    # ``a + 1 == 0``: Triton 3.9 refuses to compare an unsigned number with -1.
     "_int_pow": Function(
         """\
 def _int_pow(a, b):
@@ -256,7 +257,7 @@ def _int_pow(a, b):
         power = tl.where((exponent & 1) != 0, power * base, power)
         base = base * base
         exponent = exponent >> 1
-    inverse = tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0))
+    inverse = tl.where(a == 1, 1, tl.where(a + 1 == 0, 1 - 2 * (b & 1), 0))
     return tl.where(b < 0, inverse, power)"""
     ),
     # Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26: |error| <= 1.5e-7.
