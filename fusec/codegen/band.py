@@ -86,7 +86,7 @@ def settled_part(
     nothing is returned: three copies of a loop are too many.
     """
     found: dict[tuple[Index | None, Index | None], dict[Expr, bool]] = {}
-    for node in postorder(n.body for n in reductions):
+    for node in postorder(b for n in reductions for b in n.bodies):
         if isinstance(node, Select) and loop in node.condition.axes:
             truth = not isinstance(node.then, Const)
             edges = _when(node.condition, truth)

@@ -28,7 +28,8 @@ from fusec.codegen.layout import below
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
 from fusec.codegen.values import Scope, Values
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, I32, I64
+from fusec.ir.combine import State, combine, identities
+from fusec.ir.dtype import BOOL, I32, I64, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -109,11 +110,11 @@ class _Lowering(Values):
     def _loops_left(self, task: Task | Reduce) -> set[Axis]:
         match task:
             case Reduce():
-                axes: frozenset[Axis] = frozenset(task.over) | task.body.axes
+                axes: frozenset[Axis] = frozenset(task.over) | task.axes
             case Store():
                 axes = task.indices[0].axes | task.expr.axes
             case Accumulate():
-                axes = frozenset(task.reduction.over) | task.reduction.body.axes
+                axes = frozenset(task.reduction.over) | task.reduction.axes
             case Keep():
                 axes = task.value.axes
         return self.layout.loops_of(axes) - self.here.bound
@@ -131,10 +132,10 @@ class _Lowering(Values):
             if isinstance(item, Reduce):
                 task = self._start(item)
                 done.append((item, task))
-            elif isinstance(item, Accumulate) and item.carry and left and self._cascades(item):
-                inner = self._carry(item.reduction)
-                cascade.append((item.carry, inner))
-                task = Accumulate(item.reduction, inner)
+            elif isinstance(item, Accumulate) and item.carries and left and self._cascades(item):
+                partial = self._carries(item.reduction)
+                cascade += zip(item.carries, partial, strict=True)
+                task = Accumulate(item.reduction, partial)
             else:
                 task = item
             groups.setdefault(first, []).append(task)
@@ -167,7 +168,7 @@ class _Lowering(Values):
 
         The loop took them for 0. Terms below a selection may be 0 in truth, and stay so.
         """
-        changing = dependents((reduction.body,), pivot)
+        changing = dependents(reduction.bodies, pivot)
         if any(isinstance(node, Select) for node in changing):
             return
         total, top = self._atom(reduction), self._atom(pivot)
@@ -184,7 +185,7 @@ class _Lowering(Values):
             if pivot is not None and pivot in items:
                 _, changing = self.running.setdefault(pivot, (inside, set()))
                 assert isinstance(item, Reduce)
-                changing |= dependents((item.body,), pivot)
+                changing |= dependents(item.bodies, pivot)
 
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
@@ -254,22 +255,30 @@ class _Lowering(Values):
     # -- tasks -------------------------------------------------------------------------------------
 
     def _start(self, reduction: Reduce) -> Accumulate:
-        """Declare what a reduction accumulates in: a carry, or a private array with slots."""
+        """Declare what a reduction accumulates in: carries, or private arrays with slots."""
         free = self.layout.loops_of(reduction.axes) - self.here.bound
         if not free:
-            return Accumulate(reduction, self._carry(reduction))
-        array, slot = self._array(reduction, self._hint(reduction))
-        self._fill(array, slot, _neutral(reduction))
-        return Accumulate(reduction, None, array, slot)
+            return Accumulate(reduction, self._carries(reduction))
+        made = [
+            self._array(reduction, self._hint(reduction), neutral.dtype)
+            for neutral in identities(reduction)
+        ]
+        for (array, slot), neutral in zip(made, identities(reduction), strict=True):
+            self._fill(array, slot, neutral)
+        arrays, (slot, *_) = zip(*made, strict=True)
+        return Accumulate(reduction, (), arrays, slot)
 
-    def _carry(self, reduction: Reduce) -> Var:
-        """Declare a carry that holds part of a reduction, in every lane its body has."""
-        lanes = frozenset(a for a in (*reduction.body.axes, *reduction.over) if a in self.lanes)
+    def _carries(self, reduction: Reduce) -> tuple[Var, ...]:
+        """Declare carries that hold part of a reduction, in every lane its bodies have."""
+        lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
         if self._is_folded(reduction):
             lanes -= frozenset(reduction.over)
-        carry = self._var(f"{self._hint(reduction)}_acc", reduction.dtype, lanes)
-        self.here.body.append(Carry(carry, _neutral(reduction)))
-        return carry
+        carries: list[Var] = []
+        for part, neutral in zip(reduction.monoid.parts, identities(reduction), strict=True):
+            hint = self._hint(reduction) if part is reduction.monoid else part.name
+            carries.append(self._var(f"{hint}_acc", neutral.dtype, lanes))
+            self.here.body.append(Carry(carries[-1], neutral))
+        return tuple(carries)
 
     def _is_folded(self, reduction: Reduce) -> bool:
         """Return True if each iteration folds its lanes: the carry has none that are reduced.
@@ -289,7 +298,7 @@ class _Lowering(Values):
         summed = reduction.monoid is SUM and reduction.dtype.is_float
         return summed and reduction not in self.dots
 
-    def _array(self, node: Expr, hint: str) -> tuple[Buffer, Index]:
+    def _array(self, node: Expr, hint: str, dtype: DType) -> tuple[Buffer, Index]:
         """Declare a private array with a slot for each point of a node's free loops and lanes."""
         axes = sorted(self.layout.loops_of(node.axes) - self.here.bound, key=self.nest.index)
         axes += [a for a in self.lanes if a in node.axes]
@@ -298,7 +307,7 @@ class _Lowering(Values):
             slot = slot * axis.extent + index(axis)
         length = product(a.extent for a in axes)
         name = self.names.new(f"a_{hint}")
-        array = Buffer(name, (length,), (index(1),), node.dtype)
+        array = Buffer(name, (length,), (index(1),), dtype)
         self.here.body.append(Scratch(array, length))
         return array, slot
 
@@ -310,15 +319,15 @@ class _Lowering(Values):
 
     def _finish(self, reduction: Reduce, task: Accumulate) -> None:
         lanes = tuple(a for a in reduction.over if a in self.lanes)
-        if task.carry is None:
+        if not task.carries:
             if lanes:
                 raise InternalError("a private array over reduced lanes", stage="codegen.lower")
-            assert task.array is not None and task.slot is not None
-            self.arrays[reduction] = (task.array, task.slot)
+            assert task.slot is not None
+            self.arrays[reduction] = (task.arrays[-1], task.slot)
         elif lanes and not self._is_folded(reduction):
-            self._let(self.here, reduction, Reduce(reduction.monoid, lanes, task.carry))
+            self._let_folded(self.here, reduction, lanes, task.carries)
         else:
-            self.here.memo[reduction] = task.carry
+            self.here.memo[reduction] = task.carries[-1]
 
     def _emit(self, task: Task) -> None:
         """Emit a task whose loops are all bound."""
@@ -355,50 +364,56 @@ class _Lowering(Values):
             self._advance(task)
             return
         pivot = self.pivots.get(reduction)
-        if pivot in self.running and task.carry is not None:
+        if pivot in self.running and task.carries:
             assert pivot is not None
             growth = self.growth[pivot, scale_of(reduction, pivot)]
-            self.here.body.append(Update(task.carry, Op("mul", (task.carry, growth))))
+            (carry,) = task.carries
+            self.here.body.append(Update(carry, Op("mul", (carry, growth))))
         if reduction in self.dots:
-            assert task.carry is not None
+            (carry,) = task.carries
             for operand in self._dot_operands(reduction):
                 self.value(operand)
-            self.here.body.append(Update(task.carry, self._dot(reduction, task.carry)))
+            self.here.body.append(Update(carry, self._dot(reduction, carry)))
             return
-        body: Expr = self.value(reduction.body)
+        for body in reduction.bodies:
+            self.value(body)
         for mask in self._masks_of(reduction.over):
             self.value(mask)
-        body = self._masked(self.here, reduction, body)
-        if task.carry is not None:
-            lanes = tuple(a for a in reduction.over if a in self.lanes)
-            if lanes and self._is_folded(reduction):
-                body = self._let(self.here, Reduce(SUM, lanes, body), Reduce(SUM, lanes, body))
-            self.here.body.append(
-                Update(task.carry, Op(reduction.monoid.combine, (task.carry, body)))
-            )
+        state = self._masked(self.here, reduction)
+        if not task.carries:
+            self._combine_slot(task, state)
             return
-        assert task.array is not None and task.slot is not None
-        old = self._var(
-            "old", reduction.dtype, frozenset(a for a in task.slot.axes if a in self.lanes)
-        )
-        new = self._var("new", reduction.dtype, old.axes | body.axes)
-        self.here.body += [
-            Let(old, Load(task.array.flat(), (task.slot,))),
-            Let(new, Op(reduction.monoid.combine, (old, body))),
-            Put(task.array.flat(), task.slot, new, None),
-        ]
+        lanes = tuple(a for a in reduction.over if a in self.lanes)
+        if lanes and self._is_folded(reduction):
+            total = Reduce(SUM, lanes, *state)
+            state = (self._let(self.here, total, total),)
+        new = combine(reduction.monoid, task.carries, state)
+        for carry, value in zip(task.carries, self._steps(self.here, new), strict=True):
+            self.here.body.append(Update(carry, value))
+
+    def _combine_slot(self, task: Accumulate, state: State) -> None:
+        """Combine a state with that in a slot of private arrays."""
+        assert task.slot is not None
+        lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
+        old = tuple(self._var("old", array.dtype, lanes) for array in task.arrays)
+        here = self.here.body
+        for var, array in zip(old, task.arrays, strict=True):
+            here.append(Let(var, Load(array.flat(), (task.slot,))))
+        new = self._steps(self.here, combine(task.reduction.monoid, old, state))
+        for array, value in zip(task.arrays, new, strict=True):
+            var = self._var("new", array.dtype, lanes | value.axes)
+            here += [Let(var, value), Put(array.flat(), task.slot, var, None)]
 
     def _advance(self, task: Accumulate) -> None:
         """Let a maximum grow by one tile, and name what sums so far are to be multiplied by.
 
         While every score has been -inf the sums refer to 0, so that none becomes NaN.
         """
-        maximum, carry = task.reduction, task.carry
-        assert carry is not None
-        body: Expr = self.value(maximum.body)
+        maximum, (carry,) = task.reduction, task.carries
+        self.value(maximum.body)
         for mask in self._masks_of(maximum.over):
             self.value(mask)
-        body = self._masked(self.here, maximum, body)
+        (body,) = self._masked(self.here, maximum)
         lanes = tuple(a for a in maximum.over if a in self.lanes)
         if lanes:
             body = self._let(self.here, Reduce(MAX, lanes, body), Reduce(MAX, lanes, body))
@@ -425,7 +440,7 @@ class _Lowering(Values):
             if not isinstance(node, Load) or not is_turned(node, loop, lane):
                 continue
             if self.layout.loops_of(node.axes) - self.here.bound == {loop}:
-                array, slot = self._array(node, self._hint(node))
+                array, slot = self._array(node, self._hint(node), node.dtype)
                 self._run(loop, [Keep(node, array, slot)])
                 self.arrays[node] = (array, slot)
 
@@ -465,7 +480,7 @@ class _Lowering(Values):
             covered.update(postorder((node,)))
             if length is None or length * 16 * node.dtype.itemsize > self.plan.kept_bytes:
                 continue
-            array, slot = self._array(node, self._hint(node))
+            array, slot = self._array(node, self._hint(node), node.dtype)
             kept.append(Keep(node, array, slot))
         return kept
 
@@ -484,10 +499,6 @@ class _Lowering(Values):
                 total += 1
             stack.extend(children(node))
         return total
-
-
-def _neutral(reduction: Reduce) -> Const:
-    return Const(reduction.monoid.identity(reduction.dtype), reduction.dtype)
 
 
 def lower(kernel: FlatKernel, plan: Plan) -> Program:

@@ -12,11 +12,11 @@ from fusec.ir.index import Index
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accumulate:
-    """Fold the body of a reduction into its carry or, with ``slot``, into a private array."""
+    """Fold the bodies of a reduction into its carries or, with a slot, into private arrays."""
 
     reduction: Reduce
-    carry: Var | None
-    array: Buffer | None = None
+    carries: tuple[Var, ...]
+    arrays: tuple[Buffer, ...] = ()
     slot: Index | None = None
 
 
@@ -57,7 +57,7 @@ class Depth:
     def below(self, reduction: Reduce) -> int:
         pivot = self.pivots.get(reduction)
         if pivot is None:
-            return self.of((reduction.body,))
+            return self.of(reduction.bodies)
         return Depth([h for h in self.homes if h is not pivot], {}).of((reduction.body,))
 
 
@@ -66,11 +66,11 @@ def roots(task: Task | Reduce) -> tuple[Expr, ...]:
         case Store():
             return (task.expr, IndexValue(task.indices[0]))
         case Accumulate():
-            return (task.reduction.body,)
+            return task.reduction.bodies
         case Keep():
             return (task.value,)
         case Reduce():
-            return (task.body,)
+            return task.bodies
 
 
 def evaluated(tasks: Iterable[Task | Reduce]) -> list[Expr]:

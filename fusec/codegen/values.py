@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from fusec.codegen.layout import Layout, below
 from fusec.codegen.peephole import uniform_comparisons
 from fusec.errors import InternalError
+from fusec.ir.combine import State, folded, identities
 from fusec.ir.contraction import Factors, cut_factors
 from fusec.ir.dtype import DType
 from fusec.ir.expr import (
@@ -36,7 +37,6 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, index
-from fusec.ir.monoid import Monoid
 from fusec.ir.names import Names
 from fusec.ir.online import scale_after_maximum
 from fusec.ir.program import Let, Statement
@@ -188,8 +188,7 @@ class Values:
                 assert isinstance(shown, Load)
                 self._let(scope, node, Load(shown.buffer, shown.indices, guard))
             case Reduce():
-                body = self._masked(scope, node, self._atom(node.body))
-                self._let(scope, node, self._folded(scope, node.monoid, node.over, body))
+                self._let_folded(scope, node, node.over, self._masked(scope, node))
             case Op() if is_checked(node):
                 assert isinstance(shown, Op)
                 guard = self._conjunction(scope, [*self._masks_of(node.axes)])
@@ -200,14 +199,14 @@ class Values:
             case _:
                 self._let(scope, node, shown)
 
-    def _masked(self, scope: Scope, node: Reduce, body: Expr) -> Expr:
-        """Replace ragged lanes of a reduction's body by the identity."""
+    def _masked(self, scope: Scope, node: Reduce) -> State:
+        """Return what a reduction combines, with identities in ragged lanes."""
         guard = self._conjunction(scope, [*self._masks_of(node.over)])
+        bodies = tuple(self._atom(body) for body in node.bodies)
         if guard is None:
-            return body
-        neutral = Const(node.monoid.identity(node.dtype), node.dtype)
-        chosen = Select(guard, body, neutral)
-        return self._once(scope, chosen)
+            return bodies
+        pairs = zip(bodies, identities(node), strict=True)
+        return tuple(self._once(scope, Select(guard, *pair)) for pair in pairs)
 
     def _dot_operands(self, node: Reduce) -> tuple[Expr, Expr]:
         """Return a contraction's factors over the lanes that it sums over, 0 in ragged ones."""
@@ -225,13 +224,28 @@ class Values:
         over = tuple(a for a in node.over if a in self.lanes)
         return Dot(left, right, over, into, self.plan.tf32)
 
-    def _folded(self, scope: Scope, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> Reduce:
-        """Fold lanes; a value that lacks some of them is the same in each, and counts as often."""
+    def _let_folded(self, scope: Scope, node: Reduce, over: tuple[Axis, ...], state: State) -> None:
+        """Name a reduction, the result of its state in each of some lanes."""
+        whole = tuple(self._along_all(scope, over, value) for value in state)
+        (shown,) = self._steps(scope, (folded(node.monoid, over, whole),))
+        self._let(scope, node, shown)
+
+    def _along_all(self, scope: Scope, over: tuple[Axis, ...], body: Expr) -> Expr:
+        """Return a value with all of some lanes: it is the same in each that it lacks."""
         for lane in over:
             if lane not in body.axes:
                 tile = Select(self.value(below(index(lane), lane.extent)), body, body)
                 body = self._let(scope, tile, tile)
-        return Reduce(monoid, over, body)
+        return body
+
+    def _steps(self, scope: Scope, roots: State) -> State:
+        """Name what is below some values, of names, so that each is one node over names."""
+        new: dict[Expr, Expr] = {}
+        for node in postorder(roots):
+            shown = rebuild(node, new, None)
+            stays = isinstance(node, Const | Var) or node in roots
+            new[node] = shown if stays else self._let(scope, shown, shown)
+        return tuple(new[root] for root in roots)
 
     def _conjunction(self, scope: Scope, guards: list[Expr | None]) -> Expr | None:
         """Return one named guard for several, or None."""

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, equal, less, like, select, sub
+from fusec.frontend.arithmetic import add, less, like, select, sub
 from fusec.frontend.call import Body, Call, Indices
 from fusec.frontend.value import ONE, ZERO, Value
 from fusec.frontend.views import replaced, wrap
-from fusec.ir.dtype import BOOL, F32, I64, DType, compute_type
+from fusec.ir.dtype import BOOL, F32, I32, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, op
 from fusec.ir.index import Axis, Index, contiguous_strides, index, product
-from fusec.ir.monoid import ALL, ANY, MAX, MIN, SUM, Monoid
+from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
 from fusec.ir.scalar import ROUND
 
 MOST_STEPS = 1 << 15
@@ -68,20 +68,21 @@ class Domain:
         """Return an element in the type of a sum: exact where that is an integer."""
         return self.read(x, kind) if kind.is_float else self.exact(x, kind)
 
-    def reduce(self, monoid: Monoid, value: Expr, only: Expr | None = None) -> Expr:
-        """Return the reduction of a value at the points that count and have ``only``."""
+    def reduce(self, monoid: Monoid, *values: Expr, only: Expr | None = None) -> Expr:
+        """Return the reduction of values at the points that count and have ``only``."""
         counts = both(both(self.inside, self.guard), only)
-        return self._over(monoid, value, counts)
+        return self._over(monoid, values, counts)
 
     def total(self, x: Value, kind: DType) -> Expr:
         """Return the sum of a tensor's elements; outside they are read as 0."""
-        return self._over(SUM, self.read(x, kind), self.guard)
+        return self._over(SUM, (self.read(x, kind),), self.guard)
 
-    def _over(self, monoid: Monoid, value: Expr, counts: Expr | None) -> Expr:
+    def _over(self, monoid: Monoid, values: tuple[Expr, ...], counts: Expr | None) -> Expr:
         if counts is not None:
-            value = select(counts, value, identity(monoid, value.dtype))
+            pairs = zip(monoid.parts, values, strict=True)
+            values = tuple(select(counts, v, identity(part, v.dtype)) for part, v in pairs)
         over = tuple(axis for axis in self.axes if axis.extent is not ONE)
-        return Reduce(monoid, over, value) if over else value
+        return Reduce(monoid, over, *values) if over else values[-1]
 
 
 Domains: TypeAlias = Callable[[Indices], Domain]
@@ -217,24 +218,40 @@ class Pick(enum.Enum):
     LAST = enum.auto()
     FIRST_BUT_LAST_NAN = enum.auto()
 
+    def keys(self, number: Expr) -> tuple[Expr, Expr, Callable[[Expr], Expr]]:
+        """Return what a number is searched by, as a NaN's too, and what gives it back.
+
+        The least key is that of the number meant; those of NaNs are negative, the others not.
+        """
+        sign, rest = identity(MAX, number.dtype), identity(MIN, number.dtype)
+        other = op("not", number)
+        match self:
+            case Pick.FIRST:
+                return number, op("xor", number, sign), lambda key: op("and", key, rest)
+            case Pick.LAST:
+                number = op("xor", other, sign)
+                return number, other, lambda key: op("and", op("not", key), rest)
+            case _:
+                return number, other, lambda key: select(less(key, 0), op("not", key), key)
+
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
     """The greatest or least element of each domain of a tensor, and its number.
 
     NaN is greater than the greatest, and less than the least. 16-bit floats are compared as they
-    are stored, so that the extreme is found again.
+    are stored: what rounds to the same value is equal.
 
     Attributes:
         monoid: MAX or MIN.
-        number: the type of numbers.
+        count: more than any number.
     """
 
     x: Value
     over: Domains
     monoid: Monoid
+    count: Index
     pick: Pick = Pick.FIRST
-    number: DType = I64
 
     @property
     def kind(self) -> DType:
@@ -243,12 +260,7 @@ class Extreme:
 
     def define(self, call: Call) -> tuple[Value, Value]:
         """Emit a call's two results: the extremes and their numbers."""
-        best = call.define(self.value, 0)
-        return best, call.define(self.place(best), 1)
-
-    def define_place(self, call: Call, shape: Indices) -> Value:
-        """Emit a call's only result, the numbers; the extremes have a shape and are scratch."""
-        return call.define(self.place(call.scratch("best", shape, self.kind, self.value)))
+        return call.define(self.value, 0), call.define(self.place, 1)
 
     def value(self, at: Indices) -> Expr:
         """Return the extreme of the domain at ``at``."""
@@ -258,27 +270,16 @@ class Extreme:
         domain = self.over(at)
         return domain.reduce(monoid, domain.exact(self.x, self.kind))
 
-    def place(self, best: Value) -> Body:
-        """Return the number of the extreme, given the extremes."""
-
-        def body(at: Indices) -> Expr:
-            domain = self.over(at)
-            value = domain.exact(self.x, self.kind)
-            own = IndexValue(domain.number, self.number)
-            found = equal(value, cast(best.at(at), self.kind))
-            chosen = MAX if self.pick is Pick.LAST else MIN
-            nowhere = identity(chosen, self.number)
-            if not self.kind.is_float:
-                return domain.reduce(chosen, select(found, own, nowhere))
-            if self.pick is not Pick.FIRST_BUT_LAST_NAN:
-                found = op("or", found, op("isnan", value))
-                return domain.reduce(chosen, select(found, own, nowhere))
-            # ~n of a NaN's number is below all numbers, and least for the last.
-            key = select(op("isnan", value), op("not", own), select(found, own, nowhere))
-            key = domain.reduce(chosen, key)
-            return select(less(key, 0), op("not", key), key)
-
-        return body
+    def place(self, at: Indices) -> Expr:
+        """Return the number of the extreme of the domain at ``at``: the one with the least key."""
+        # Twice as many lanes hold numbers of 32 bits.
+        number = I32 if self.count.is_constant and self.count.const < 2**31 else I64
+        domain, kind = self.over(at), I32 if self.kind is BOOL else self.kind
+        value, own = domain.exact(self.x, kind), IndexValue(domain.number, number)
+        key, of_nan, of_key = self.pick.keys(own)
+        if kind.is_float:
+            key = select(op("isnan", value), of_nan, key)
+        return of_key(domain.reduce(ARGMAX if self.monoid is MAX else ARGMIN, value, key))
 
 
 # -- logarithms of sums of exponentials -----------------------------------------------------------

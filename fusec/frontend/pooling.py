@@ -25,7 +25,7 @@ from fusec.frontend.domain import Domain, Extreme, Pick, flat
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.frontend.views import IntoSize
-from fusec.ir.dtype import I32, I64, DType, compute_type
+from fusec.ir.dtype import I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
 from fusec.ir.index import Axis, Index, contiguous_strides, index, product
 from fusec.ir.monoid import MAX, SUM
@@ -283,10 +283,8 @@ def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Va
     The place is the first one's; of NaNs, as eager's loop leaves it, the last one's.
     """
     count = product(w.extent for w in windows)
-    # Twice as many lanes hold places of 32 bits.
-    number = I32 if count.is_constant and count.const < 2**31 else I64
     over = partial(over_places, windows)
-    return Extreme(x, over, MAX, Pick.FIRST_BUT_LAST_NAN, number).define(call)
+    return Extreme(x, over, MAX, count, Pick.FIRST_BUT_LAST_NAN).define(call)
 
 
 def maximum_gradient(grad: Value, places: Value, windows: Sequence[Windows]) -> Body:

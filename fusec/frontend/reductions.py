@@ -30,6 +30,7 @@ from fusec.frontend.registry import lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, I64, accumulate_type, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
+from fusec.ir.index import product
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
@@ -271,26 +272,29 @@ def min_all(call: Call, x: Value) -> Value:
     return extreme_dims(call, x, None, False, MIN)
 
 
+def extreme(x: Value, over: Region, monoid: Monoid) -> Extreme:
+    """Return the extreme of a region, numbered in row-major order."""
+    return Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
+
+
 @lowers(aten.max.dim)
 def max_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return Extreme(x, region(x, dim, keepdim).at, MAX).define(call)
+    return extreme(x, region(x, dim, keepdim), MAX).define(call)
 
 
 @lowers(aten.min.dim)
 def min_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return Extreme(x, region(x, dim, keepdim).at, MIN).define(call)
+    return extreme(x, region(x, dim, keepdim), MIN).define(call)
 
 
 @lowers(aten.argmax.default)
 def argmax(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    over = region(x, dim, keepdim)
-    return Extreme(x, over.at, MAX).define_place(call, over.shape)
+    return call.define(extreme(x, region(x, dim, keepdim), MAX).place)
 
 
 @lowers(aten.argmin.default)
 def argmin(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    over = region(x, dim, keepdim)
-    return Extreme(x, over.at, MIN).define_place(call, over.shape)
+    return call.define(extreme(x, region(x, dim, keepdim), MIN).place)
 
 
 # -- truth ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fusec.frontend.domain import Extreme, Pick, check_steps, logsumexp, prefixe
 from fusec.frontend.promotion import result_type
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
+from fusec.frontend.views import wrap
 from fusec.ir.dtype import BOOL, I64, DType, accumulate_type
 from fusec.ir.expr import Expr, Reduce, cast, op
 from fusec.ir.index import Axis, Index, index
@@ -54,7 +55,8 @@ def extreme_scan(call: Call, x: Value, dim: int, monoid: Monoid) -> tuple[Value,
     before = prefixes(x, dim, _SCAN)
     if x.dtype is BOOL:
         raise Unsupported("the greatest truth value so far")
-    return Extreme(x, before, monoid, Pick.LAST).define(call)
+    count = x.shape[wrap(dim, len(x.shape))] if x.shape else ONE
+    return Extreme(x, before, monoid, count, Pick.LAST).define(call)
 
 
 @lowers(aten.cummax.default)

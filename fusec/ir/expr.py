@@ -7,7 +7,7 @@ Grammar of the printed form::
            | expr op expr | op '(' expr, ... ')'        Op
            | dtype '(' expr ')'                         Cast
            | 'where' '(' expr, expr, expr ')'           Select
-           | monoid '(' axis, ... ':' expr ')'          Reduce
+           | monoid '(' axis, ... ':' expr, ... ')'     Reduce
            | name                                       Var (programs only)
            | 'dot' '(' axis ':' expr, expr [',' expr] ')'   Dot (programs only)
 
@@ -213,16 +213,34 @@ class Select(_Expr):
 
 
 class Reduce(_Expr):
-    """``monoid`` over ``over`` (bound axes) of ``body``, accumulated in the body's type."""
+    """``monoid`` over ``over`` (bound axes) of ``bodies``, accumulated in their types.
 
-    __slots__ = ("body", "monoid", "over")
+    Attributes:
+        bodies: one for each value that the monoid combines; the last one's type is the result's.
+    """
 
-    def __init__(self, monoid: Monoid, over: tuple[Axis, ...], body: Expr) -> None:
+    __slots__ = ("bodies", "monoid", "over")
+
+    def __init__(self, monoid: Monoid, over: tuple[Axis, ...], *bodies: Expr) -> None:
+        if len(bodies) != len(monoid.parts):
+            raise InvalidIR(f"{monoid} of {len(bodies)} values")
         self.monoid = monoid
         self.over = over
-        self.body = body
-        self.dtype = body.dtype
-        self.axes = body.axes - frozenset(over)
+        self.bodies = bodies
+        self.dtype = bodies[-1].dtype
+        self.axes = self.inner - frozenset(over)
+
+    @property
+    def inner(self) -> frozenset[Axis]:
+        """The axes of the bodies."""
+        return _union(self.bodies)
+
+    @property
+    def body(self) -> Expr:
+        """The body of a reduction of one value; others have no such attribute, for patterns."""
+        if len(self.bodies) != 1:
+            raise AttributeError(f"{self.monoid} has {len(self.bodies)} bodies")
+        return self.bodies[0]
 
 
 class Var(_Expr):
@@ -349,7 +367,7 @@ def children(node: Expr) -> tuple[Expr, ...]:
         case Select():
             return (node.condition, node.then, node.other)
         case Reduce():
-            return (node.body,)
+            return node.bodies
         case Dot():
             operands = (node.left, node.right)
             return operands if node.into is None else (*operands, node.into)
@@ -400,7 +418,8 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
         case Reduce():
             over = replace_bound(node.over, indices)
             _check_capture(node, over, indices)
-            return Reduce(node.monoid, over, new[node.body]) if over else new[node.body]
+            bodies = [new[body] for body in node.bodies]
+            return Reduce(node.monoid, over, *bodies) if over else bodies[-1]
         case Dot():
             into = None if node.into is None else new[node.into]
             over = replace_bound(node.over, indices)

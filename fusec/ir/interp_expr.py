@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fusec.errors import InternalError
+from fusec.ir.combine import identities
 from fusec.ir.dtype import F32
 from fusec.ir.expr import (
     Buffer,
@@ -42,6 +43,7 @@ from fusec.ir.interp_scalar import (
     Operation,
     convert,
     fill_value,
+    find_first,
     numpy_type,
     reduce_array,
     scalar_operation,
@@ -327,18 +329,22 @@ def _eval_load(node: Load, env: Env, memo: Memo) -> Tile:
 
 
 def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
-    body, mask = memo[node.body], ragged_mask(node.over, env)
+    bodies, mask = [memo[body] for body in node.bodies], ragged_mask(node.over, env)
     if mask is not None:
-        identity = np.asarray(node.monoid.identity(node.dtype), dtype=body.array.dtype)
-        body = combine(np.where, mask, body, Tile((), identity))
-    kept = tuple(axis for axis in body.axes if axis not in node.over)
+        bodies = [
+            combine(np.where, mask, body, Tile((), np.asarray(e.value, dtype=body.array.dtype)))
+            for body, e in zip(bodies, identities(node), strict=True)
+        ]
+    kept = tuple(a for a in joint_axes(bodies) if a not in node.over)
     over = tuple(axis for axis in node.over if axis not in env.points)
     ordered = sort_axes((*kept, *over))
-    lengths = dict(zip(body.axes, body.array.shape, strict=True))
+    lengths = {a: n for b in bodies for a, n in zip(b.axes, b.array.shape, strict=True)}
     shape = [extent_of(a, env) if a in over else lengths[a] for a in ordered]
-    full = np.broadcast_to(align(body, ordered), shape)
+    full = [np.broadcast_to(align(body, ordered), shape) for body in bodies]
     dims = tuple(ordered.index(axis) for axis in over)
-    return Tile(kept, reduce_array(node.monoid, full, dims, node.dtype))
+    if len(full) == 1:
+        return Tile(kept, reduce_array(node.monoid, full[0], dims, node.dtype))
+    return Tile(kept, find_first(node.monoid.parts[0], full[0], full[1], dims))
 
 
 def _eval_dot(node: Dot, env: Env, memo: Memo) -> Tile:

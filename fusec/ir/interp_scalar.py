@@ -250,6 +250,14 @@ _UFUNCS = {
 }
 
 
+def find_first(extreme: Monoid, values: Array, places: Array, dims: tuple[int, ...]) -> Array:
+    """Return the least of ``places`` over ``dims`` where values are extreme, or NaN."""
+    best = _UFUNCS[extreme.name].reduce(values, axis=dims, keepdims=True)
+    nowhere = np.iinfo(places.dtype).max
+    found = (values == best) | (values != values)
+    return np.asarray(np.where(found, places, nowhere).min(axis=dims, initial=nowhere))
+
+
 def reduce_array(monoid: Monoid, values: Array, dims: tuple[int, ...], dtype: DType) -> Array:
     """Return ``values`` reduced over ``dims``, which disappear.
 

@@ -1,4 +1,9 @@
-"""Reductions: an associative combination and its identity."""
+"""Reductions: an associative, commutative combination and its identity.
+
+Most combine one value. ``argmax`` and ``argmin`` combine pairs of a value and an index, and their
+result is the index: the least one of the greatest or least value. A NaN is greater and less than
+all numbers, and its index is to be less than those of all numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,10 @@ _INTEGER_BITS = {"u8": 8, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
 
 @dataclass(frozen=True, slots=True)
 class Monoid:
-    """A reduction: ``combine`` names a row of ``scalar.SCALAR_OPS``."""
+    """A reduction: ``combine`` names a row of ``scalar.SCALAR_OPS``.
+
+    Of pairs, it says which value is better.
+    """
 
     name: str
     combine: str
@@ -30,10 +38,15 @@ class Monoid:
                 return True
             case "max":
                 return _extreme(dtype, -1)
-            case "min":
+            case "min" | "argmax" | "argmin":
                 return _extreme(dtype, 1)
             case _:
                 raise InternalError(self, stage="ir.monoid")
+
+    @property
+    def parts(self) -> tuple[Monoid, ...]:
+        """The values it combines, each as the reduction that gives it, the result's last."""
+        return _PAIRS.get(self.name) or (self,)
 
     def __repr__(self) -> str:
         return self.name
@@ -56,5 +69,8 @@ MAX = Monoid("max", "maximum")
 MIN = Monoid("min", "minimum")
 ANY = Monoid("any", "or")
 ALL = Monoid("all", "and")
+ARGMAX = Monoid("argmax", "gt")
+ARGMIN = Monoid("argmin", "lt")
 
-MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, PROD, MAX, MIN, ANY, ALL)}
+_PAIRS = {"argmax": (MAX, ARGMAX), "argmin": (MIN, ARGMIN)}
+MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, PROD, MAX, MIN, ANY, ALL, ARGMAX, ARGMIN)}

@@ -15,8 +15,8 @@ Semantics. The body runs once for each point of the grid, in any order or in par
 is no loop: a value with lane axes is a tile that holds one element for each lane. ``Load`` has one
 index, the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value
 of the program; lanes whose guard is false touch no memory and give 0. ``Reduce`` in a ``Let`` folds
-lanes. ``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a Carry
-declared outside keeps its value from one iteration to the next.
+lanes of one value. ``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a
+Carry declared outside keeps its value from one iteration to the next.
 
 Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
 

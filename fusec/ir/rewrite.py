@@ -169,7 +169,8 @@ def _fresh_bound_axes(expr: Expr) -> Expr:
             return node
         fresh = {a: Axis(a.name, a.extent, a.limit) for a in node.over}
         mapping = {a: index(b) for a, b in fresh.items()}
-        return Reduce(node.monoid, tuple(fresh.values()), node.body.substitute(mapping))
+        bodies = (body.substitute(mapping) for body in node.bodies)
+        return Reduce(node.monoid, tuple(fresh.values()), *bodies)
 
     return rewrite((expr,), renamed)[0]
 

@@ -120,7 +120,8 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
             return f"where({', '.join(_strip(text[p]) for p in parts)})"
         case Reduce():
             over = ", ".join(a.name for a in node.over)
-            return f"{node.monoid}({over}: {_strip(text[node.body])})"
+            bodies = ", ".join(_strip(text[b]) for b in node.bodies)
+            return f"{node.monoid}({over}: {bodies})"
         case Dot():
             over = ", ".join(a.name for a in node.over)
             operands = ", ".join(_strip(text[c]) for c in children(node))

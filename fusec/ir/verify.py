@@ -53,7 +53,7 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, index, is_in_range, product
-from fusec.ir.monoid import ALL, ANY
+from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, Monoid
 from fusec.ir.scalar import SCALAR_OPS
 
 __all__ = [
@@ -194,11 +194,18 @@ def verify_node_types(node: Expr, line: str) -> None:
         case IndexValue():
             check(node.dtype in (I32, I64), line, f"an index value of type {node.dtype}")
         case Reduce():
-            dtype, monoid = node.dtype, node.monoid
-            accepted = _accepts(SCALAR_OPS[monoid.combine].takes, dtype)
-            if monoid in (ANY, ALL):
-                accepted = dtype is BOOL
-            check(accepted and compute_type(dtype) is dtype, line, f"{monoid} of {dtype}")
+            for monoid, body in zip(node.monoid.parts, node.bodies, strict=True):
+                _verify_reduced(monoid, body.dtype, line)
+
+
+def _verify_reduced(monoid: Monoid, dtype: DType, line: str) -> None:
+    """Check the type of a value that a reduction combines."""
+    accepted = _accepts(SCALAR_OPS[monoid.combine].takes, dtype)
+    if monoid in (ANY, ALL):
+        accepted = dtype is BOOL
+    if monoid in (ARGMAX, ARGMIN):
+        accepted = dtype in (I32, I64)
+    check(accepted and compute_type(dtype) is dtype, line, f"{monoid} of {dtype}")
 
 
 def _accepts(takes: str, dtype: DType) -> bool:

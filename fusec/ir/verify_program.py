@@ -148,6 +148,7 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
     if isinstance(value, IndexValue):
         _verify_index(value.index, scope.lanes, scope, line)
     if isinstance(value, Reduce):
+        check(len(value.bodies) == 1, line, f"{value.monoid} of several values")
         check(set(value.over) <= value.body.axes, line, "it reduces lanes that its value lacks")
     if isinstance(value, Dot):
         held = value.left.axes & value.right.axes

@@ -163,7 +163,7 @@ def _points(node: Line) -> int:
     match node:
         case Def():
             sums = (n for n in postorder((node.expr,)) if isinstance(n, Reduce))
-            inner = [count(n.body.axes) for n in sums]
+            inner = [count(n.inner) for n in sums]
     return max((*inner, *map(numel, node.writes)), default=0)
 
 

@@ -93,7 +93,7 @@ def kernel_operations(kernel: Kernel) -> int:
     total = 0
     nodes = kernel_nodes(kernel)
     products = {n for n in nodes if factors(n) is not None}
-    bodies = {n.body for n in products if isinstance(n, Reduce)}
+    bodies = {b for n in products if isinstance(n, Reduce) for b in n.bodies}
     for node in nodes:
         if node in products or node in bodies:
             continue
@@ -101,7 +101,7 @@ def kernel_operations(kernel: Kernel) -> int:
             case Op():
                 total += SCALAR_OPS[node.name].cost * count(node.axes)
             case Reduce():
-                total += count(node.body.axes | frozenset(node.over))
+                total += len(node.bodies) * count(node.axes | frozenset(node.over))
             case Select() | IndexValue() | Load():
                 total += count(node.axes)
     return total
@@ -117,7 +117,7 @@ def _products(nodes: Iterable[Expr], slow_f32: int) -> float:
     for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
             slow = slow_f32 if parts.left.dtype is F32 else 1
-            total += slow * count(node.body.axes | frozenset(node.over))
+            total += slow * count(node.axes | frozenset(node.over))
     return total
 
 

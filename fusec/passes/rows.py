@@ -169,7 +169,11 @@ class RowBody:
         sums: dict[Expr, Expr] = {}
         inside: set[Expr] = set()
         for node in reversed(postorder((line.expr,))):  # the outermost sum first
-            if isinstance(node, Reduce) and node not in inside and self._reads_rows(node.body):
+            if (
+                isinstance(node, Reduce)
+                and node not in inside
+                and any(map(self._reads_rows, node.bodies))
+            ):
                 sums[node] = self._sum(line, node, len(sums))
                 inside.update(postorder((node,)))
         if line.expr in sums:  # the sum is all there is: it is added up where it is wanted

@@ -111,7 +111,7 @@ def _rule(node: Expr) -> Expr:
             return _op(node)
         case Select():
             return _select(node)
-        case Reduce(body=body) if not body.axes.issuperset(node.over):
+        case Reduce() if not node.inner.issuperset(node.over):
             return repeated(node)
         case Reduce(monoid=monoid, body=body, over=(axis,)) if monoid is SUM:
             return _steady_and_one_hot_sum(node, axis, body)
@@ -300,19 +300,19 @@ def has_division(value: Index) -> bool:
 
 def repeated(node: Reduce) -> Expr:
     """Return a reduction without axes that its body does not have: ``sum(c: x)`` is ``x * C``."""
-    if node.monoid is PROD or node.body.axes.issuperset(node.over):
+    if node.monoid is PROD or node.inner.issuperset(node.over):
         return node
     limits = frozenset(b for a in node.over if a.limit is not None for b in a.limit.axes)
     over = frozenset(node.over)
     repeats = [
         a
         for a in node.over
-        if a not in node.body.axes | limits and (a.limit is None or over.isdisjoint(a.limit.axes))
+        if a not in node.inner | limits and (a.limit is None or over.isdisjoint(a.limit.axes))
     ]
     if not repeats:
         return node
     rest = tuple(a for a in node.over if a not in repeats)
-    value = _rule(Reduce(node.monoid, rest, node.body)) if rest else node.body
+    value = _rule(Reduce(node.monoid, rest, *node.bodies)) if rest else node.bodies[-1]
     for axis in repeats:
         value = _repeat(node.monoid, axis, value)
     return value

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.combine import Parts, rfactor
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
 from fusec.ir.graph import Kernel, Schedule, Store
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
@@ -63,8 +64,11 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
     if pieces is None:
         return None
     cut = _cut(spread.axis, spread.terms)
-    partial = _partial(kernel, pieces, cut)
-    return partial, _final(kernel, pieces, partial, cut)
+    states: dict[Reduce, Parts] = {}
+    for node, pivot in pieces.items():  # a maximum stands before the sums that refer to it
+        states[node] = _within_part(node, pivot, cut, states)
+    partial = _partial(kernel, states, cut)
+    return partial, _final(kernel, pieces, states, partial, cut)
 
 
 def _cut(axis: Axis, terms: int) -> _Cut:
@@ -88,7 +92,7 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
     pieces: dict[Reduce, Reduce | None] = {}
     for node in found:
         pivot = pivots.get(node)
-        below = {n for n in postorder((node.body,)) if n in found}
+        below = {n for n in postorder(node.bodies) if n in found}
         same_type = pivot is None or pivot.dtype is node.dtype
         if below - {pivot} or not same_type:
             return None
@@ -99,17 +103,14 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
 # -- the partial kernel ----------------------------------------------------------------------------
 
 
-def _partial(kernel: Kernel, pieces: dict[Reduce, Reduce | None], cut: _Cut) -> Kernel:
-    """Return the kernel that stores each reduction over its part, the part axis first."""
-    exprs: dict[Reduce, Reduce] = {}
-    for node, pivot in pieces.items():  # a maximum stands before the sums that refer to it
-        exprs[node] = _within_part(node, pivot, cut, exprs)
-    stores = []
-    for (node, expr), name in zip(exprs.items(), _names(kernel, exprs), strict=True):
-        own = tuple(a for a in kernel.axes if a in node.axes)
+def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: _Cut) -> Kernel:
+    """Return the kernel that stores what parts find, each value once, the part axis first."""
+    stores: list[Store] = []
+    for found, name in _names(kernel, states).items():
+        own = tuple(a for a in kernel.axes if a in found.axes)
         shape = tuple(a.extent for a in (cut.part, *own))
-        buffer = Buffer(name, shape, contiguous_strides(shape), node.dtype)
-        stores.append(Store(buffer, tuple(index(a) for a in (cut.part, *own)), expr))
+        buffer = Buffer(name, shape, contiguous_strides(shape), found.dtype)
+        stores.append(Store(buffer, tuple(index(a) for a in (cut.part, *own)), found))
     used = _used(stores)
     grid = (cut.part, *(a for a in kernel.grid if a in used))
     inside = tuple(cut.within if a is cut.whole else a for a in kernel.inside)
@@ -122,50 +123,53 @@ def _partial(kernel: Kernel, pieces: dict[Reduce, Reduce | None], cut: _Cut) -> 
     )
 
 
-def _names(kernel: Kernel, reductions: Iterable[Reduce]) -> list[str]:
-    """Return a name of its own for the parts of each reduction: its label's, or the kernel's."""
+def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
+    """Return a name of its own for what parts find of a reduction: its label's, or the kernel's."""
     labels, first = dict(kernel.labels), kernel.stores[0].buffer.name
-    found: list[str] = []
-    for node in reductions:
-        name = f"{labels.get(node, first)}_{node.monoid}_part"
-        same = sum(other.startswith(name) for other in found)
-        found.append(f"{name}_{same + 1}" if same else name)
-    return found
+    names: dict[Reduce, str] = {}
+    for node, state in states.items():
+        for found in state:
+            name = f"{labels.get(node, first)}_{found.monoid}_part"
+            same = sum(other.startswith(name) for other in names.values())
+            names.setdefault(found, f"{name}_{same + 1}" if same else name)
+    return names
 
 
 def _within_part(
-    node: Reduce, pivot: Reduce | None, cut: _Cut, exprs: dict[Reduce, Reduce]
-) -> Reduce:
-    """Return a reduction over one part, which refers to the maximum over that part alone."""
-    body = node.body
+    node: Reduce, pivot: Reduce | None, cut: _Cut, states: dict[Reduce, Parts]
+) -> Parts:
+    """Return what one part of a reduction finds, which refers to that part's maximum alone."""
     mapping = {cut.whole: cut.value}
-    if pivot is None:
-        body = body.substitute(mapping)
-    else:
-        body = around_reductions(body, lambda n: n is pivot, lambda e: e.substitute(mapping))
-        (body,) = rewrite((body,), lambda n: exprs[pivot] if n is pivot else n)
     over = tuple(cut.within if a is cut.whole else a for a in node.over)
-    return Reduce(node.monoid, over, body)
+    if pivot is None:
+        return rfactor(node, mapping, over)
+    body = around_reductions(node.body, lambda n: n is pivot, lambda e: e.substitute(mapping))
+    (top,) = states[pivot]
+    (body,) = rewrite((body,), lambda n: top if n is pivot else n)
+    return (Reduce(node.monoid, over, body),)
 
 
 # -- the final kernel ------------------------------------------------------------------------------
 
 
 def _final(
-    kernel: Kernel, pieces: dict[Reduce, Reduce | None], partial: Kernel, cut: _Cut
+    kernel: Kernel,
+    pieces: dict[Reduce, Reduce | None],
+    states: dict[Reduce, Parts],
+    partial: Kernel,
+    cut: _Cut,
 ) -> Kernel:
-    """Return the kernel that sums over parts and computes what the whole kernel stores."""
+    """Return the kernel that combines parts and computes what the whole kernel stores."""
     part = Axis(cut.part.name, cut.part.extent)
-    read = {
-        node: Load(store.buffer, (index(part), *store.indices[1:]))
-        for node, store in zip(pieces, partial.stores, strict=True)
-    }
+    loaded = {s.expr: Load(s.buffer, (index(part), *s.indices[1:])) for s in partial.stores}
     total: dict[Expr, Expr] = {}
     for node, pivot in pieces.items():
-        body: Expr = read[node]
+        bodies: tuple[Expr, ...] = tuple(loaded[found] for found in states[node])
         if pivot is not None:
-            body = _corrected(node, pivot, read, total[pivot])
-        total[node] = Reduce(node.monoid, (part,), body)
+            (found,), (top,) = states[node], states[pivot]
+            sums = loaded[found], loaded[top]
+            bodies = (_corrected(node, pivot, *sums, total[pivot]),)
+        total[node] = Reduce(node.monoid, (part,), *bodies)
     final = kernel.map(lambda exprs: _with_totals(exprs, total))
     used = _used(final.stores)
     inside = {a for n in _reductions(final.stores) for a in n.over}
@@ -178,16 +182,15 @@ def _final(
     )
 
 
-def _corrected(node: Reduce, pivot: Reduce, read: dict[Reduce, Load], maximum: Expr) -> Expr:
-    """Return a part's sum as it would be beside the maximum of all parts.
+def _corrected(node: Reduce, pivot: Reduce, found: Expr, top: Expr, maximum: Expr) -> Expr:
+    """Return a part's sum, beside its maximum ``top``, as it would be beside that of all parts.
 
     A part without a score above -inf counts nothing, unless the whole row has none: that is NaN.
     """
-    top = read[pivot]
     lowest = Const(-math.inf, top.dtype)
     nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
     power = scaled(Op("sub", (top, maximum)), scale_of(node, pivot))
-    return Select(nothing, Const(0, node.dtype), Op("mul", (read[node], Op("exp", (power,)))))
+    return Select(nothing, Const(0, node.dtype), Op("mul", (found, Op("exp", (power,)))))
 
 
 def _with_totals(roots: tuple[Expr, ...], total: dict[Expr, Expr]) -> tuple[Expr, ...]:

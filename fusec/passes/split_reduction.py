@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import InvalidIR
+from fusec.ir.combine import rfactor
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
 from fusec.ir.graph import Def, Graph
@@ -124,51 +125,54 @@ class _Splitter:
             if parts[line] == parts[one.total]
         }
         self.totals = {one.total for one in self.squares.values()}
-        self.partial: dict[Def, Buffer] = {}
+        self.partial: dict[Def, tuple[Buffer, ...]] = {}
 
     def split(self, line: Def) -> tuple[Def, ...]:
-        """Return a line, or two in its place if it is cut."""
+        """Return a line, or those of parts and of the whole in its place if it is cut."""
         return self._two(line) if line in self.cuts else (line,)
 
-    def _two(self, line: Def) -> tuple[Def, Def]:
+    def _two(self, line: Def) -> tuple[Def, ...]:
         cut, reduction = self.cuts[line], self.found[line]
         own = tuple(Axis(a.name, a.extent) for a in line.axes)
         shape = tuple(a.extent for a in (cut.part, *own))
-        part = Buffer(f"{line.buffer.name}_part", shape, contiguous_strides(shape), reduction.dtype)
-        self.partial[line] = part
         renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
-        sums = self._part(line, {**renamed, **cut.value})
-        partial = Def(part, (cut.part, *own), sums, line.origin)
+        partial: list[Def] = []
+        for found in self._parts(line, {**renamed, **cut.value}):
+            name = f"{line.buffer.name}_part{len(partial) or ''}"
+            part = Buffer(name, shape, contiguous_strides(shape), found.dtype)
+            partial.append(Def(part, (cut.part, *own), found, line.origin))
+        self.partial[line] = tuple(part.buffer for part in partial)
         last = Axis(cut.part.name, cut.part.extent)
-        final = Reduce(reduction.monoid, (last,), self._term(line, last))
+        final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
 
         def replace(node: Expr) -> Expr:
             return final if node is reduction else node
 
         (expr,) = rewrite((line.expr,), replace)
-        return partial, Def(line.buffer, line.axes, expr, line.origin)
+        return *partial, Def(line.buffer, line.axes, expr, line.origin)
 
-    def _part(self, line: Def, into: dict[Axis, Index]) -> Expr:
-        """Return what a part of a line's reduction is, over the axes of the partial line."""
+    def _parts(self, line: Def, into: dict[Axis, Index]) -> tuple[Expr, ...]:
+        """Return what a part of a line's reduction is, over the axes of the partial lines."""
         reduction, inner = self.found[line], self.cuts[line].inner
         one = self.squares.get(line)
         if one is not None:
-            return Part.of(one.value.substitute(into), inner).squares()
-        body = reduction.body.substitute(into)
+            return (Part.of(one.value.substitute(into), inner).squares(),)
         if line in self.totals:
-            return Part.of(body, inner).total()
-        return Reduce(reduction.monoid, inner, body)
+            return (Part.of(reduction.body.substitute(into), inner).total(),)
+        return rfactor(reduction, into, inner)
 
-    def _term(self, line: Def, last: Axis) -> Expr:
+    def _terms(self, line: Def, last: Axis) -> tuple[Expr, ...]:
         """Return what a part adds to the whole, over the line's axes and that of parts."""
-        found = Load(self.partial[line], tuple(index(a) for a in (last, *line.axes)))
+        where = tuple(index(a) for a in (last, *line.axes))
+        loaded = tuple(Load(part, where) for part in self.partial[line])
         one = self.squares.get(line)
         if one is None:
-            return found
-        total = Load(self.partial[one.total], (index(last), *one.place))
+            return loaded
+        (found,), (sums,) = loaded, self.partial[one.total]
+        total = Load(sums, (index(last), *one.place))
         rows = count_rows(self.cuts[line].inner, found.dtype)
         rows = rows.substitute({self.cuts[line].part: index(last)})
-        return joined(found, total, rows, one.centre)
+        return (joined(found, total, rows, one.centre),)
 
 
 def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
@@ -194,7 +198,7 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
 def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     """Return True for a column reduction: the largest load runs fastest along a kept axis."""
     largest: Load | None = None
-    for load in loads((reduction.body,)):
+    for load in loads(reduction.bodies):
         if largest is None or count(load.axes) > count(largest.axes):
             largest = load
     if largest is None:

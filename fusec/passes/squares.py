@@ -61,9 +61,9 @@ def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
 
 def _squared(reduction: Reduce) -> Op | None:
     """Return the difference ``f - g`` whose squares are summed, g the same for all of them."""
-    body = reduction.body
     if reduction.monoid is not SUM or not reduction.dtype.is_float:
         return None
+    body = reduction.body
     if not (isinstance(body, Op) and body.name == "mul" and body.args[0] is body.args[1]):
         return None
     inner = body.args[0]

@@ -11,13 +11,13 @@ import pytest
 from fusec.codegen.lower import lower
 from fusec.codegen.turned import turned_block
 from fusec.errors import InternalError
-from fusec.ir.dtype import I32
-from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
+from fusec.ir.dtype import F32, I32
+from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.interp import run_kernel, run_program, to_storage
 from fusec.ir.interp_expr import Env
-from fusec.ir.monoid import MAX, PROD, SUM, Monoid
+from fusec.ir.monoid import ARGMAX, ARGMIN, MAX, PROD, SUM, Monoid
 from fusec.ir.program import For, Statement
 from fusec.ir.verify_program import verify_program
 from fusec.passes.coalesce import flatten
@@ -179,6 +179,35 @@ def test_column_sum_beside_row_sum_accumulates_in_an_array(extent: int) -> None:
     kernel = Kernel("k", (), (m, c), stores)
     for tile in (1, 4, 16):
         check_plan(kernel, cpu((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_an_argmax_runs_in_one_sweep_with_the_maximum(extent: int) -> None:
+    x, best, place, column = (buffer("x", 5, extent), *map(buffer, "vpq", (5, 5, extent)))
+    m, c = axes("m c", 5, extent)
+    value = load(x, m, c)
+    rows = (
+        Store(best, (index(m),), Reduce(MAX, (c,), value)),
+        Store(place, (index(m),), as_f32(Reduce(ARGMAX, (c,), value, position(c)))),
+    )
+    kernel = Kernel("k", (m,), (c,), rows)
+    for tile in (1, 4, 16):
+        plan = Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, tile)))
+        check_plan(kernel, plan)
+        assert len(loops(lower(flatten(kernel), plan).body)) == 1
+    check_plan(kernel, Plan((Binding(m, Place.GRID, 2), Binding(c, Place.LANES, 128))))
+    columns = Store(column, (index(c),), as_f32(Reduce(ARGMIN, (m,), value, position(m))))
+    both = Kernel("k", (), (m, c), (rows[1], columns))  # in private arrays
+    for tile in (1, 4, 16):
+        check_plan(both, Plan((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
+
+
+def as_f32(place: Expr) -> Expr:
+    return Cast(place, F32)
+
+
+def position(axis: Axis) -> Expr:
+    return IndexValue(index(axis), I32)
 
 
 def dear_rows(extent: int, term: Callable[[Expr], Expr]) -> Kernel:

@@ -193,7 +193,9 @@ def test_four_grid_axes_share_one_program_id() -> None:
     assert torch.equal(y.view(2, 3, 2), x.view(2, 3, 2).permute(2, 1, 0).contiguous())
 
 
-@pytest.mark.parametrize("monoid", MONOIDS.values(), ids=str)
+@pytest.mark.parametrize(
+    "monoid", {m.parts[0].name: m.parts[0] for m in MONOIDS.values()}.values(), ids=str
+)
 @pytest.mark.parametrize("over", [(0,), (1,), (0, 1)])
 def test_reduction_over_each_choice_of_lanes(monoid: object, over: tuple[int, ...]) -> None:
     lanes = (Axis("r", index(4)), Axis("c", index(8)))

@@ -90,8 +90,8 @@ def test_a_variance_is_two_passes() -> None:
 def test_an_argmax_finds_the_stored_value_of_bf16() -> None:
     x = torch.randn(3, 8, dtype=torch.bfloat16)
     assert body(check(lambda x: x.argmax(1), x)) == [
-        "argmax_best[i0] = max(r1: round_bf16(f32(x_1[i0, r1])))",
-        "argmax[i0] = min(r1: where((round_bf16(f32(x_1[i0, r1])) == argmax_best[i0]) | "
-        "isnan(round_bf16(f32(x_1[i0, r1]))), (r1):i64, 9223372036854775807))",
+        "argmax[i0] = i64(argmax(r1: round_bf16(f32(x_1[i0, r1])), "
+        "where(isnan(round_bf16(f32(x_1[i0, r1]))), (r1):i32 ^ -2147483648, (r1):i32)) "
+        "& 2147483647)",
         "return argmax",
     ]

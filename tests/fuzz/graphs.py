@@ -34,7 +34,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import Def, Extern, Graph, View
 from fusec.ir.index import Axis, Index, Runtime, Size, contiguous_strides, index, product
-from fusec.ir.monoid import ALL, ANY, MAX, MIN, SUM, Monoid
+from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
 
 EXTENTS = (1, 2, 3, 5, 7, 8, 16, 17, 32, 33)
 MOST_POINTS = 200
@@ -325,7 +325,17 @@ class _Generator:
         if body.bound * many >= 1 << 22 and monoid is SUM:
             monoid = MAX
         bound = body.bound * many if monoid is SUM else body.bound
+        if monoid in (MAX, MIN) and self.random.random() < 0.3:
+            return self.place(ARGMAX if monoid is MAX else ARGMIN, over, body, many)
         return _Term(Reduce(monoid, over, _f32(body.expr)), bound)
+
+    def place(self, monoid: Monoid, over: tuple[Axis, ...], body: _Term, many: int) -> _Term:
+        """Return where an extreme is, by numbers of points in random order."""
+        key, axes = index(0), self.random.sample(over, len(over))
+        for axis in axes:
+            key = key * axis.extent + index(axis)
+        where = IndexValue(key, self.random.choice((I32, I64)))
+        return _Term(Reduce(monoid, over, _f32(body.expr), where), many)
 
     def limited(self, a: _Term, most: int) -> _Term:
         if a.bound <= most:

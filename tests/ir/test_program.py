@@ -13,7 +13,7 @@ from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduc
 from fusec.ir.index import Axis, Index, IntoIndex, Runtime, Size, index
 from fusec.ir.interp import run_program
 from fusec.ir.interp_scalar import round_bf16
-from fusec.ir.monoid import MAX, SUM
+from fusec.ir.monoid import ARGMAX, MAX, SUM
 from fusec.ir.program import (
     Carry,
     For,
@@ -335,6 +335,14 @@ def illegal_programs() -> dict[str, tuple[Program, str]]:
         ),
         "a missing lane": (program(Carry(acc, one), Let(w, Op("neg", (acc,)))), "lanes .* missing"),
         "a lane of nobody": (program(Carry(acc, one), lanes=(other_lane,)), "that are no lanes"),
+        "a reduction of pairs": (
+            program(
+                Carry(acc, one),
+                Let(here, IndexValue(index(lane), I64)),
+                Let(Var("p", I64, frozenset(), 99), Reduce(ARGMAX, (lane,), acc, here)),
+            ),
+            "argmax of several values",
+        ),
         "a reduced lane that is not there": (
             program(Let(w, Reduce(SUM, (lane,), one))),
             "reduces lanes that its value lacks",

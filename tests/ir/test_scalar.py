@@ -155,7 +155,7 @@ def test_results_keep_the_sign_of_zero() -> None:
 
 
 def test_every_monoid_combines_by_an_operation_and_has_an_identity() -> None:
-    for monoid in MONOIDS.values():
+    for monoid in {m.parts[0] for m in MONOIDS.values()}:
         dtype = BOOL if monoid.name in ("any", "all") else F32
         identity = np.asarray(monoid.identity(dtype))
         values = np.array([True, False]) if dtype is BOOL else np.float32([-2, 0, 3, np.inf])

@@ -70,7 +70,7 @@ def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
 
 
 def _reads(node: Reduce, made: set[Reduce]) -> bool:
-    return any(below in made for below in postorder((node.body,)))
+    return any(below in made for below in postorder(node.bodies))
 
 
 def find_roles(kernel: Kernel) -> Roles | None:
@@ -113,7 +113,7 @@ def _nested(reductions: list[Reduce]) -> set[Reduce]:
         # weights what another vector made has no tile: both run in one loop.
         folds = factors(outer) is None and all(map(_fits_lanes, outer.over))
         weights = vector_factors(outer) is not None
-        for inner in postorder((outer.body,)):
+        for inner in postorder(outer.bodies):
             if not isinstance(inner, Reduce) or inner.axes.isdisjoint(outer.over):
                 continue
             if not folds or (weights and vector_factors(inner) is not None):
@@ -223,7 +223,7 @@ def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) ->
         if isinstance(n, Reduce) and n not in products
     ]
     return any(
-        not short.isdisjoint(n.over) and any(p in products for p in postorder((n.body,)))
+        not short.isdisjoint(n.over) and any(p in products for p in postorder(n.bodies))
         for n in sums
     )
 

@@ -159,8 +159,8 @@ def _row_bytes(kernel: Kernel, row: Axis) -> int:
 
     Weights count as tensors of rows do: only a backward sums what they take part in.
     """
-    summed = (n.body for n in kernel_nodes(kernel) if isinstance(n, Reduce) and row in n.over)
-    held = {n.buffer for n in loads(summed) if row in n.axes}
+    sums = (n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and row in n.over)
+    held = {n.buffer for n in loads(b for s in sums for b in s.bodies) if row in n.axes}
     return power_of_two(row.extent.const) * sum(b.dtype.itemsize for b in held)
 
 

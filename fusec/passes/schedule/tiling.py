@@ -151,7 +151,7 @@ def find_work(
 
 def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:
     """Return the axes of the tile that a loop adds up: of its terms where no ``Dot`` sums them."""
-    return node.body.axes if isinstance(node, Reduce) and node in by_lanes else node.axes
+    return node.inner if isinstance(node, Reduce) and node in by_lanes else node.axes
 
 
 def _is_draw(node: Expr) -> bool:
