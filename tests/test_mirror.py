@@ -35,6 +35,7 @@ ELSEWHERE = {
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "pipeline": "test_stages",
+    "torch_interior": "test_backend",
     "trace": "test_stages",
     # Operations are tested by what they compute.
     "frontend/activations": "frontend/test_pointwise",
@@ -54,6 +55,7 @@ ELSEWHERE = {
     "frontend/origin": "frontend/test_capture",
     "frontend/overlap": "ops/test_inplace",
     "frontend/pooling": "frontend/test_reductions",
+    "frontend/parts": "test_higher_order",
     "frontend/products": "ops/test_contractions",
     "frontend/promotion": "ops/test_promotion",
     "frontend/random": "ops/test_random",
@@ -75,6 +77,7 @@ ELSEWHERE = {
     "ir/interp_program": "ir/test_program",
     "ir/interp_scalar": "ir/test_scalar",
     "ir/memory": "passes/test_memory",
+    "ir/monoid": "ir/test_combine",
     "ir/online": "codegen/test_online",
     "ir/rewrite": "ir/test_expr",
     "ir/text": "ir/test_expr",

@@ -21,7 +21,7 @@ OF_OTHERS = {
     "fusec/ir/names.py": "which characters of a wanted name an identifier has",
     "fusec/runtime/cache.py": "names of files, and /proc/cpuinfo",
     "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
-    "fusec/runtime/triton_kernel.py": "names of targets",
+    "fusec/runtime/triton_interior.py": "names of targets",
 }
 """Text that fusec did not print."""
 
