@@ -12,9 +12,9 @@ from typing import Any
 from bench.workload import Workload
 from fusec.codegen.targets import find_target
 from fusec.options import Options
+from fusec.report.lint_report import judge
 from fusec.report.observe import new_fake_mode, observe
 from fusec.report.stages import take_through
-from fusec.report.static_verdict import judge
 
 TARGET = "sm_90"
 

@@ -75,7 +75,7 @@ _SAME_ROW = {
     aten.clone.default, aten.where.self, aten.add.Scalar, aten.sub.Scalar,
 }  # fmt: skip
 """Operations that leave an expansion one: pointwise, and views."""
-_TURNS = {
+_TRANSPOSES = {
     aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim,
     aten.squeeze.dims, aten.expand.default, aten.masked_fill.Scalar,
 }  # fmt: skip
@@ -279,8 +279,8 @@ def find_expansions(
             continue
         rows = node.args[0]
         wide = _columns(node) >= RATIO * _columns(rows)
-        turned = _TURNS if node.target is aten.bmm.default else set()
-        if wide and _size(node) >= threshold and _is_reduced(node, _SAME_ROW | turned):
+        transposed = _TRANSPOSES if node.target is aten.bmm.default else set()
+        if wide and _size(node) >= threshold and _is_reduced(node, _SAME_ROW | transposed):
             found.add(node)
     return found
 

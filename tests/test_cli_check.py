@@ -10,7 +10,7 @@ import pytest
 
 from fusec.cli import main
 from fusec.errors import BuildError
-from fusec.report import numeric_verdict, static_verdict
+from fusec.report import comparison, lint_report
 from fusec.report.stages import Staged, assemble
 from fusec.runtime.triton_kernel import CompiledAsm
 from tests.planted import plant
@@ -130,7 +130,7 @@ def in_one_warp(staged: Staged, name: str) -> CompiledAsm:
 
 
 def test_a_spilling_kernel_fails_the_check(capsys, models, monkeypatch) -> None:
-    monkeypatch.setattr(static_verdict, "assemble", in_one_warp)
+    monkeypatch.setattr(lint_report, "assemble", in_one_warp)
     pair = ("--input", "bf16[2048,8192]", "bf16[2048,8192]")
     args = (f"{models}:long_norm", *pair, "--target", "sm_90")
     code, out, _ = run(capsys, "--static", *args)
@@ -146,7 +146,7 @@ def test_a_kernel_that_does_not_build_fails_the_check(capsys, models, monkeypatc
     def fail(*_: object) -> CompiledAsm:
         raise BuildError(("ptxas",), "planted", 1)
 
-    monkeypatch.setattr(static_verdict, "assemble", fail)
+    monkeypatch.setattr(lint_report, "assemble", fail)
     args = (f"{models}:relu", "--input", "f32[4096,4096]", "--target", "sm_90")
     code, document = judged(capsys, *args)
     assert code == 1
@@ -175,7 +175,7 @@ def test_kernels_of_the_same_code_are_compiled_once(capsys, models, monkeypatch)
         compiled.append(name)
         return assemble(staged, name)
 
-    monkeypatch.setattr(static_verdict, "assemble", counted)
+    monkeypatch.setattr(lint_report, "assemble", counted)
     _, document = judged(capsys, f"{models}:NormGelu", *PAIR, "--train", "--target", "sm_90")
     codes = [(kernel["graph"], kernel["code"]) for kernel in document["kernels"]]
     assert len(compiled) == len(set(codes))
@@ -235,7 +235,7 @@ def test_wrong_results_fail_the_check(capsys, models, monkeypatch) -> None:
     def wrong(gm, inputs, **_):
         return lambda *args: tuple(out + 0.01 for out in gm.forward(*args))
 
-    monkeypatch.setattr(numeric_verdict, "fusec", wrong)
+    monkeypatch.setattr(comparison, "fusec", wrong)
     args = (f"{models}:relu", "--input", "f32[64]")
     code, document = compared(capsys, *args)
     assert code == 1

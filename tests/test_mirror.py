@@ -30,7 +30,7 @@ ELSEWHERE = {
     "codegen/triton_form": "codegen/test_triton",
     "codegen/triton_index": "codegen/test_triton",
     "codegen/triton_ops": "codegen/test_triton",
-    "codegen/turned": "codegen/test_lower",
+    "codegen/transposed": "codegen/test_lower",
     "codegen/values": "codegen/test_lower",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
@@ -97,10 +97,10 @@ ELSEWHERE = {
     # A report is read as a whole.
     "report/eager": "test_report",
     "report/explanation": "test_report",
-    "report/numeric_verdict": "test_cli_check",
+    "report/comparison": "test_cli_check",
     "report/observe": "test_report",
     "report/stages": "test_cli",
-    "report/static_verdict": "test_cli_check",
+    "report/lint_report": "test_cli_check",
     "report/traffic": "test_report",
     # What only a process, a library or several ranks can show.
     "runtime/cpp_kernel": "codegen/test_cpp",

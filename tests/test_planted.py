@@ -20,13 +20,13 @@ from fusec.codegen.triton_form import Form
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
-from fusec.ir.graph import Bundle, Chunked, Def, Extern, Graph, Kernel, Schedule, Store
+from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Store
 from fusec.ir.index import index
 from fusec.ir.memory import Allocation, StepMemory
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
 from fusec.ir.rewrite import rewrite
-from fusec.passes.schedule.plan import Place
+from fusec.passes.schedule.plan import LoopKind
 from fusec.stages import Placed, Planned
 from tests.meaning import check
 from tests.stages import copied, step_of
@@ -260,7 +260,9 @@ def in_plan(change: Callable[[Any], Any]) -> Change:
 
 def half_the_lanes(plan: Any) -> Any:
     """Lanes hold half of a row, which is no loop."""
-    halved = [replace(b, tile=b.tile // 2) if b.place is Place.LANES else b for b in plan.bindings]
+    halved = [
+        replace(b, tile=b.tile // 2) if b.kind is LoopKind.LANES else b for b in plan.bindings
+    ]
     return replace(plan, bindings=tuple(halved))
 
 
@@ -373,7 +375,7 @@ def read_before(graph: fx.Graph) -> None:
 
 def in_loop(change: Change) -> Change:
     """The body of a loop over rows is changed."""
-    return in_each(Chunked, lambda loop: replace(loop, body=change(loop.body)))
+    return in_each(RowLoop, lambda loop: replace(loop, body=change(loop.body)))
 
 
 FAULTS = (

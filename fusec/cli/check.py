@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_kernels(arguments: argparse.Namespace) -> int:
     # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.report.lint_report import check_target, judge
     from fusec.report.stages import choose_target
-    from fusec.report.static_verdict import check_target, judge
 
     check_target(choose_target(arguments.target).name)
     verdict = judge(stage_model(arguments), progress)
@@ -51,7 +51,7 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
 def _check_results(arguments: argparse.Namespace) -> int:
     # Local: as above.
     from fusec.cli.model import load_with_inputs
-    from fusec.report.numeric_verdict import compare, this_device
+    from fusec.report.comparison import compare, this_device
 
     if arguments.target is not None:
         raise UsageError(

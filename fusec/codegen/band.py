@@ -77,7 +77,7 @@ class Settled:
     stop: Index | None
 
 
-def settled_part(
+def mask_free_part(
     loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
 ) -> Settled | None:
     """Return where the conditions of a loop are known, or None where they never are.

@@ -7,8 +7,8 @@ one instruction of the special unit, where there were two multiplications and a 
 Of an attention's forward that keeps its logsumexp, 128 x 64 tiles of D 128: 1138 instructions where
 there were 1420 (sm_90, Triton 3.7.1, 2026-11).
 
-Only of values that may be computed by a cheap form (see ``precision.py``): the exponent is rounded
-once where it was rounded twice, at another place.
+Only of values that may be computed by an approximate form (see ``precision.py``): the exponent is
+rounded once where it was rounded twice, at another place.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ at least 8 then, and both ``e**-8`` and ``2**-8`` are next to nothing.
 """
 
 
-def base_two(program: Program, cheap: frozenset[Var]) -> Program:
-    """Return the program with cheap exponentials as powers of two.
+def base_two(program: Program, approximate: frozenset[Var]) -> Program:
+    """Return the program with approximate exponentials as powers of two.
 
     Of a difference between a tile and what has fewer lanes, both are multiplied before.
     """
-    rewriter = _Rewriter(program, cheap)
+    rewriter = _Rewriter(program, approximate)
     return replace(program, body=tuple(rewriter.block(program.body)))
 
 
@@ -47,9 +47,9 @@ _NAMES = Let | Carry
 
 
 class _Rewriter:
-    def __init__(self, program: Program, cheap: frozenset[Var]) -> None:
+    def __init__(self, program: Program, approximate: frozenset[Var]) -> None:
         lets = [s for s in statements(program.body) if isinstance(s, Let)]
-        self.cheap = cheap
+        self.approximate = approximate
         self.values: dict[Expr, Expr] = {s.var: s.value for s in lets}
         self.serial = max((s.var.serial for s in lets), default=0)
         self.names = Names(s.var.name for s in statements(program.body) if isinstance(s, _NAMES))
@@ -59,13 +59,13 @@ class _Rewriter:
             match statement:
                 case For():
                     yield replace(statement, body=tuple(self.block(statement.body)))
-                case Let(var=var, value=Op(name="exp", args=(power,))) if var in self.cheap:
+                case Let(var=var, value=Op(name="exp", args=(power,))) if var in self.approximate:
                     yield from self.power_of_two(statement, power)
                 case _:
                     yield statement
 
     def power_of_two(self, whole: Let, power: Expr) -> Iterator[Statement]:
-        """Yield a cheap exponential as a power of two."""
+        """Yield an approximate exponential as a power of two."""
         match self.values.get(power):
             case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
                 lets = self.difference(score, base)

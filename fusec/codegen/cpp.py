@@ -25,7 +25,7 @@ from __future__ import annotations
 from importlib import resources
 
 from fusec.codegen.cpp_text import comment, literal
-from fusec.codegen.turned import Block, turned_block
+from fusec.codegen.transposed import Block, transposed_block
 from fusec.codegen.unrolling import MOST_UNROLLED, is_unrolled
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
@@ -86,8 +86,8 @@ class Printer:
         self.names = Names(("status",))
         self.frees: list[str] = []
         self.of_sizes: dict[Atom, str] = {}
-        self.settled: list[str] = []
-        self.place = 0  # where `settled` goes: the line in front of all loops
+        self.hoisted: list[str] = []
+        self.place = 0  # where `hoisted` goes: the line in front of all loops
         self.unrounded = _used_by_puts_alone(program.body)
         self.positions: dict[Expr, Index] = {}
 
@@ -113,7 +113,7 @@ class Printer:
         else:
             self.open_grid()
         self.block(program.body)
-        self.lines[self.place : self.place] = self.settled
+        self.lines[self.place : self.place] = self.hoisted
         self.depth -= 1
         self.emit("}")
         self.depth -= 1
@@ -209,9 +209,9 @@ class Printer:
                 raise InternalError(statement, stage="codegen.cpp")
 
     def loop(self, loop: For) -> None:
-        block = turned_block(loop, self.lane)
+        block = transposed_block(loop, self.lane)
         if block is not None:
-            self.turned(block)
+            self.transposed(block)
             return
         i = self.name(loop.axis)
         stop = self.least(loop.stops)
@@ -233,7 +233,7 @@ class Printer:
             text = f"fusec_least({text}, {self.scalar_index(other)})"
         return text
 
-    def turned(self, block: Block) -> None:
+    def transposed(self, block: Block) -> None:
         """Print a loop that copies a block into an array as one call."""
         memory = self.name(block.memory)
         at = f"{memory} + {self.scalar_index(block.start)}, {self.scalar_index(block.step)}"
@@ -467,13 +467,13 @@ class Printer:
                 text = f"fusec_{function}({a}, {b})"
                 if not _is_of_sizes(atom):
                     return text
-                return self.settle(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
+                return self.hoist(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
             case Runtime():
                 return f"(long long){self.operand(atom.expr, False)}"
             case _:
                 raise InternalError(atom, stage="codegen.cpp")
 
-    def settle(self, atom: FloorDiv | Mod, text: str) -> str:
+    def hoist(self, atom: FloorDiv | Mod, text: str) -> str:
         """Name a quotient of sizes, computed once in front of all loops; return the name.
 
         Sums of products of such quotients would double in length with each division around them.
@@ -482,7 +482,7 @@ class Printer:
         name = f"q_{len(self.of_sizes)}"
         self.of_sizes[atom] = name
         indent = "  " * (2 if self.program.table else 1)
-        self.settled.append(f"{indent}const long long {name} = {text};")
+        self.hoisted.append(f"{indent}const long long {name} = {text};")
         return name
 
     def vector_index(self, value: Index, dtype: DType) -> str:

@@ -82,12 +82,12 @@ class Copy:
     """An access by descriptor: where its tile begins.
 
     Attributes:
-        turned: the program's tile has the descriptor's last axis in its rows.
+        transposed: the program's tile has the descriptor's last axis in its rows.
     """
 
     descriptor: Descriptor
     start: tuple[Index, ...]
-    turned: bool
+    transposed: bool
 
 
 Copies: TypeAlias = Mapping[Var | Put, Copy]
@@ -178,8 +178,8 @@ class _Finder:
             tuple(a.stride for a in axes),
             (*(1 for _ in axes[2:]), box.rows.extent.const, box.columns.extent.const),
         )
-        turned = self.dimension[box.columns] == ROWS
-        return Copy(descriptor, tuple(a.start for a in axes), turned)
+        transposed = self.dimension[box.columns] == ROWS
+        return Copy(descriptor, tuple(a.start for a in axes), transposed)
 
     def bounds(self, guard: Expr | None, lanes: frozenset[Axis]) -> _Bounds | None:
         """Return where a guard says that lane axes end; None if it says anything else."""
@@ -200,11 +200,11 @@ class _Finder:
                 single = here.coefficient(lane) is index(1) and is_nonnegative(here)
                 return {lane: (here, end)} if single else None
             case Var() if isinstance(guard, Var):
-                return self.turned(guard, node)
+                return self.transposed(guard, node)
             case _:
                 return None
 
-    def turned(self, guard: Var, other: Var) -> _Bounds | None:
+    def transposed(self, guard: Var, other: Var) -> _Bounds | None:
         """Return the bounds of a guard that is another one with rows and columns exchanged."""
         place = {self.dimension[axis]: axis for axis in guard.axes}
         twins = {axis: place[1 - self.dimension[axis]] for axis in other.axes}

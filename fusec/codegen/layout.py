@@ -16,7 +16,7 @@ from fusec.errors import InternalError
 from fusec.ir.dtype import I32, I64
 from fusec.ir.expr import Expr, IndexValue, Op, both, substitute
 from fusec.ir.index import Axis, Index, floordiv, index, mod, most
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Layout:
         whole: loop part of an axis that runs in chunks -> both its loop parts.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
-        turned: loop parts whose loads may go through a private array.
+        transposed: loop parts whose loads may go through a private array.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -54,7 +54,7 @@ class Layout:
         self.whole: dict[Axis, frozenset[Axis]] = {}
         self.cut: dict[Axis, Index] = {}
         self.masks: dict[Axis, Expr] = {}
-        self.turned: set[Axis] = set()
+        self.transposed: set[Axis] = set()
         for binding in plan.bindings:
             self._bind(binding)
         for loop, info in self.loops.items():
@@ -80,35 +80,35 @@ class Layout:
         if lane is not None:
             self.lanes.append(lane)
         tiles = floordiv(axis.extent + (tile - 1), index(tile))
-        match binding.place:
-            case Place.LANES:
+        match binding.kind:
+            case LoopKind.LANES:
                 assert lane is not None
                 self.cut[axis] = index(lane)
                 self._mask_always(axis, lane)
-            case Place.GRID | Place.LOOP if binding.chunk:
+            case LoopKind.GRID | LoopKind.LOOP if binding.chunk:
                 self._bind_chunked(binding, lane, tiles)
-            case Place.GRID:
+            case LoopKind.GRID:
                 outer = axis if lane is None else Axis(f"{axis.name}o", tiles)
                 self.grid.append(outer)
                 if lane is not None:
                     self.cut[axis] = index(outer) * tile + index(lane)
                     self._mask_always(axis, lane)
-            case Place.LOOP:
+            case LoopKind.LOOP:
                 self._bind_loop(axis, lane, tile, tiles)
 
     def _bind_chunked(self, binding: Binding, lane: Axis | None, tiles: Index) -> None:
         axis, tile, chunk = binding.axis, binding.tile, binding.chunk
         outer = Axis(f"{axis.name}g", floordiv(tiles + (chunk - 1), index(chunk)))
         loop = Axis(f"{axis.name}o", index(chunk))
-        if binding.place is Place.GRID:
+        if binding.kind is LoopKind.GRID:
             self.grid.append(outer)
         else:
             self.nest.append(outer)
             self.loops[outer] = Loop((outer.extent,), (outer.extent,))
             self.whole[outer] = self.whole[loop] = frozenset((outer, loop))
         self.nest.append(loop)
-        if binding.turned:
-            self.turned.add(loop)
+        if binding.transposed:
+            self.transposed.add(loop)
         here = index(outer) * chunk + index(loop)
         self.cut[axis] = here * tile + index(lane) if lane is not None else here
         left = tiles - index(outer) * chunk

@@ -9,10 +9,10 @@ region
 3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
 
 A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows)
-accumulates in a private array. What is dear and needed in two sweeps (``exp`` of a softmax) is kept
-in one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of full tiles,
-then one masked tile) or masked throughout; a reduction sees its identity there, a load touches no
-memory.
+accumulates in a private array. What is expensive and needed in two sweeps (``exp`` of a softmax)
+is kept in one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of
+full tiles, then one masked tile) or masked throughout; a reduction sees its identity there, a load
+touches no memory.
 
 Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c looped: sweep 0 is
 ``for co: acc += x``, sweep 1 ``for co: y = x / s``.
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fusec.codegen.band import loop_bounds, settled_part
+from fusec.codegen.band import loop_bounds, mask_free_part
 from fusec.codegen.layout import below
 from fusec.codegen.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
 from fusec.codegen.values import Scope, Values
@@ -56,10 +56,10 @@ from fusec.ir.index import (
     product,
 )
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.online import Scale, dependents, find_pivots, scale_of, scaled
+from fusec.ir.online import Scale, dependents, find_row_maxima, scale_of, scaled
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.passes.schedule.access import is_turned
+from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
 
 _INT32_MAX = 2**31 - 1
@@ -68,21 +68,23 @@ _INT32_MAX = 2**31 - 1
 class _Lowering(Values):
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
-        self.pivots = self._find_pivots() if plan.online else {}
+        self.row_maxima = self._find_row_maxima() if plan.online else {}
         self.growth: dict[tuple[Reduce, Scale], Var] = {}
 
-    def _find_pivots(self) -> dict[Reduce, Reduce]:
+    def _find_row_maxima(self) -> dict[Reduce, Reduce]:
         """Return the sums that may run beside their maximum: both in one and the same loop."""
-        pivots = find_pivots(s.expr for s in self.stores)
+        row_maxima = find_row_maxima(s.expr for s in self.stores)
         loops = self.layout.loops_of
-        return {n: m for n, m in pivots.items() if len(loops(n.over)) == len(loops(m.over)) == 1}
+        return {
+            n: m for n, m in row_maxima.items() if len(loops(n.over)) == len(loops(m.over)) == 1
+        }
 
     # -- regions -----------------------------------------------------------------------------------
 
     def region(self, tasks: list[Task]) -> None:
         """Emit some tasks in the current scope, sweep by sweep."""
         homes = self._home_reductions(tasks)
-        depth = Depth(homes, self.pivots)
+        depth = Depth(homes, self.row_maxima)
         sweeps: dict[int, list[Task | Reduce]] = {}
         for reduction in homes:
             sweeps.setdefault(depth.below(reduction), []).append(reduction)
@@ -148,30 +150,30 @@ class _Lowering(Values):
         for task in groups.pop(None, []):
             self._emit(task)
         for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
-            if loop in self.layout.turned:
+            if loop in self.layout.transposed:
                 self._turn(loop, groups[loop])
             self._run(loop, groups[loop])
         for outer, inner in cascade:
             self.here.body.append(Update(outer, Op("add", (outer, inner))))
         for reduction, finished in done:
             self._finish(reduction, finished)
-        beside = [r for r, _ in done if self.pivots.get(r) in self.running]
+        beside = [r for r, _ in done if self.row_maxima.get(r) in self.running]
         for reduction, _ in done:
             self.running.pop(reduction, None)
         for reduction in beside:
-            self._settle(reduction, self.pivots[reduction])
+            self._finish_online(reduction, self.row_maxima[reduction])
         for keep in kept:
             self.arrays[keep.value] = (keep.array, keep.slot)
 
-    def _settle(self, reduction: Reduce, pivot: Reduce) -> None:
+    def _finish_online(self, reduction: Reduce, row_max: Reduce) -> None:
         """Make a sum NaN where its maximum is infinite: its terms are ``exp(-inf - -inf)`` there.
 
         The loop took them for 0. Terms below a selection may be 0 in truth, and stay so.
         """
-        changing = dependents(reduction.bodies, pivot)
+        changing = dependents(reduction.bodies, row_max)
         if any(isinstance(node, Select) for node in changing):
             return
-        total, top = self._atom(reduction), self._atom(pivot)
+        total, top = self._atom(reduction), self._atom(row_max)
         zero: Expr = self._once(self.here, Op("sub", (top, top)))
         if zero.dtype is not reduction.dtype:
             zero = self._once(self.here, Cast(zero, reduction.dtype))
@@ -181,23 +183,23 @@ class _Lowering(Values):
         """Note the maxima beside which sums of this sweep run: in its loop they are not final."""
         inside = len(self.scopes)
         for item in items:
-            pivot = self.pivots.get(item) if isinstance(item, Reduce) else None
-            if pivot is not None and pivot in items:
-                _, changing = self.running.setdefault(pivot, (inside, set()))
+            row_max = self.row_maxima.get(item) if isinstance(item, Reduce) else None
+            if row_max is not None and row_max in items:
+                _, changing = self.running.setdefault(row_max, (inside, set()))
                 assert isinstance(item, Reduce)
-                changing |= dependents(item.bodies, pivot)
+                changing |= dependents(item.bodies, row_max)
 
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
-        start, last, settled = index(0), None, None
+        start, last, mask_free = index(0), None, None
         if self.plan.dots and all(isinstance(t, Accumulate) for t in tasks):
             reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
             start, last = loop_bounds(loop, reductions, frozenset(self.lanes))
             start = self._not_below_zero(start)
-            if self.plan.settles:
-                settled = settled_part(loop, reductions, frozenset(self.lanes))
+            if self.plan.mask_free:
+                mask_free = mask_free_part(loop, reductions, frozenset(self.lanes))
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
         if ragged and not self.plan.peel:
             variants = [(info.stops, True)]
@@ -205,15 +207,15 @@ class _Lowering(Values):
             if len(stops) == 1 and (stops[0] - start).is_constant and (stops[0] - start).const <= 0:
                 continue
             ends = stops if last is None else (*stops, last)
-            if settled is None:
+            if mask_free is None:
                 self._loop(loop, start, ends, tasks, masked)
-            elif settled.stop is not None:
-                self._loop(loop, start, (*ends, settled.stop), tasks, masked, settled.truth)
-                self._loop(loop, self._not_below_zero(settled.stop), ends, tasks, masked)
-            elif settled.first is not None:
-                self._loop(loop, start, (*ends, settled.first), tasks, masked)
-                first = self._not_below_zero(settled.first)
-                self._loop(loop, first, ends, tasks, masked, settled.truth)
+            elif mask_free.stop is not None:
+                self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, mask_free.truth)
+                self._loop(loop, self._not_below_zero(mask_free.stop), ends, tasks, masked)
+            elif mask_free.first is not None:
+                self._loop(loop, start, (*ends, mask_free.first), tasks, masked)
+                first = self._not_below_zero(mask_free.first)
+                self._loop(loop, first, ends, tasks, masked, mask_free.truth)
             start = stops[-1] if not masked else start
 
     def _loop(
@@ -285,7 +287,7 @@ class _Lowering(Values):
 
         A sum beside its maximum is multiplied in each iteration: one value a row, not one a lane.
         """
-        beside_products = bool(self.dots) and reduction in self.pivots
+        beside_products = bool(self.dots) and reduction in self.row_maxima
         return reduction in self.dots or reduction in self.running or beside_products
 
     def _cascades(self, task: Accumulate) -> bool:
@@ -363,10 +365,10 @@ class _Lowering(Values):
         if reduction in self.running:
             self._advance(task)
             return
-        pivot = self.pivots.get(reduction)
-        if pivot in self.running and task.carries:
-            assert pivot is not None
-            growth = self.growth[pivot, scale_of(reduction, pivot)]
+        row_max = self.row_maxima.get(reduction)
+        if row_max in self.running and task.carries:
+            assert row_max is not None
+            growth = self.growth[row_max, scale_of(reduction, row_max)]
             (carry,) = task.carries
             self.here.body.append(Update(carry, Op("mul", (carry, growth))))
         if reduction in self.dots:
@@ -427,7 +429,7 @@ class _Lowering(Values):
         here.memo[maximum] = self._let(here, chosen, chosen)
         difference = Op("sub", (old, here.memo[maximum]))
         exponent = self._let(here, difference, difference)
-        for scale in {scale_of(n, m): None for n, m in self.pivots.items() if m is maximum}:
+        for scale in {scale_of(n, m): None for n, m in self.row_maxima.items() if m is maximum}:
             product = scaled(exponent, scale)
             power = product if product is exponent else self._let(here, product, product)
             factor = Op("exp", (power,))
@@ -437,7 +439,7 @@ class _Lowering(Values):
         """Copy what is contiguous along a loop, and not along the lanes, into arrays before it."""
         (lane,) = self.lanes
         for node in self._computed(tasks):
-            if not isinstance(node, Load) or not is_turned(node, loop, lane):
+            if not isinstance(node, Load) or not is_transposed(node, loop, lane):
                 continue
             if self.layout.loops_of(node.axes) - self.here.bound == {loop}:
                 array, slot = self._array(node, self._hint(node), node.dtype)

@@ -5,11 +5,12 @@ for bf16 and 5e-4 for f16, hides it. PyTorch's eager kernels round after every o
 further from the exact value still.
 
 One exception. ``exp(s - m)`` of a tile and its rows, rounded for a product *and* summed in f32, is
-cheap too: the cheap form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is at most 0.4.
-So the sum is as exact as it was, and the weights of a product agree with the sum they are divided
-by. A logsumexp kept for a backward would otherwise make each exponential of an attention dear. What
-the sums so far are multiplied by, when their maximum grows, is as cheap as the weights. Not so what
-a maximum is taken of: it may be compared with what another loop computes again.
+approximate too: the approximate form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is
+at most 0.4. So the sum is as exact as it was, and the weights of a product agree with the sum they
+are divided by. A logsumexp kept for a backward would otherwise make each exponential of an
+attention expensive. What the sums so far are multiplied by, when their maximum grows, is as
+approximate as the weights. Not so what a maximum is taken of: it may be compared with what another
+loop computes again.
 
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
 also stored as f32, s and t are not.

@@ -28,7 +28,7 @@
 //   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
 //   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
 //   ldt_D(t, p, s, n)                      t[k * FUSEC_W + l] = p[l * s + k] for all l and k < n,
-//   ldtm_D(t, p, s, n, m)                  n <= FUSEC_W: a block, turned; 0 where the mask is not set;
+//   ldtm_D(t, p, s, n, m)                  n <= FUSEC_W: a block, transposed; 0 where the mask is not set;
 //                                          t has FUSEC_W * FUSEC_W elements, the rest is undefined
 //   lds_D(p)      sts_D(p, s)              one scalar
 //   to_f32 to_f64 to_i64 to_i32 to_bool to_i16 to_i8 to_u8      from every value
@@ -578,7 +578,7 @@ FUSEC_PARTIAL(vi32, raw32)
 FUSEC_PARTIAL(vi64, raw64)
 #endif
 
-// Blocks of FUSEC_W x FUSEC_W, turned in registers: to interleave the first half of the rows with the
+// Blocks of FUSEC_W x FUSEC_W, transposed in registers: to interleave the first half of the rows with the
 // second is one of log2(FUSEC_W) steps. Without loads under a mask, what is not whole goes element by
 // element.
 #ifdef __clang__

@@ -33,7 +33,7 @@ def _sink_block(body: Iterable[Statement]) -> tuple[Statement, ...]:
             continue
         for value in _uses(statement):
             block.emit(value)
-        block.settle(frozenset(_changes(statement)))
+        block.flush(frozenset(_changes(statement)))
         if isinstance(statement, For):
             statement = replace(statement, body=_sink_block(statement.body))
         block.done.append(statement)
@@ -68,7 +68,7 @@ class _Block:
             stack.pop()
             self.done.append(self._pending.pop(let.var))
 
-    def settle(self, changed: frozenset[Buffer | Expr]) -> None:
+    def flush(self, changed: frozenset[Buffer | Expr]) -> None:
         """Append the pending values that read what is about to change."""
         for var, let in list(self._pending.items()):
             buffers = {let.value.buffer.base} if isinstance(let.value, Load) else set()

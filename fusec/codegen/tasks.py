@@ -36,12 +36,12 @@ class Depth:
     """How many sweeps must come before a value: reductions at home in the region, nested.
 
     Args:
-        pivots: sums that run in the sweep of their maximum (see ``ir/online.py``).
+        row_maxima: sums that run in the sweep of their maximum (see ``ir/online.py``).
     """
 
-    def __init__(self, homes: list[Reduce], pivots: Mapping[Reduce, Reduce]) -> None:
+    def __init__(self, homes: list[Reduce], row_maxima: Mapping[Reduce, Reduce]) -> None:
         self.homes = set(homes)
-        self.pivots = pivots
+        self.row_maxima = row_maxima
         self.memo: dict[Expr, int] = {}
 
     def of(self, roots: Iterable[Expr]) -> int:
@@ -50,15 +50,15 @@ class Depth:
             if node not in self.memo:
                 below = max((self.memo[c] for c in children(node)), default=0)
                 if isinstance(node, Reduce) and node in self.homes:
-                    below = (self.below(node) if node in self.pivots else below) + 1
+                    below = (self.below(node) if node in self.row_maxima else below) + 1
                 self.memo[node] = below
         return max((self.memo[r] for r in roots), default=0)
 
     def below(self, reduction: Reduce) -> int:
-        pivot = self.pivots.get(reduction)
-        if pivot is None:
+        row_max = self.row_maxima.get(reduction)
+        if row_max is None:
             return self.of(reduction.bodies)
-        return Depth([h for h in self.homes if h is not pivot], {}).of((reduction.body,))
+        return Depth([h for h in self.homes if h is not row_max], {}).of((reduction.body,))
 
 
 def roots(task: Task | Reduce) -> tuple[Expr, ...]:

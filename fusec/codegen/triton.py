@@ -127,7 +127,7 @@ class _Printer:
         self.aligned = aligned
         self.dimension = form.dimension
         self.rank = 1 + max(form.dimension.values(), default=-1)
-        self.cheap = form.cheap
+        self.approximate = form.approximate
         self.copies = form.copies
         self.names = name_arguments(program, form.descriptors)
         self.arguments = tuple(TABLE) if program.table else self.names.all()
@@ -372,7 +372,7 @@ class _Printer:
             case Select():
                 return self._select(value)
             case Op():
-                return self._op(value, var in self.cheap)
+                return self._op(value, var in self.approximate)
             case Reduce():
                 return self._reduce(value)
             case Dot():
@@ -398,11 +398,11 @@ class _Printer:
         *outer, rows, columns = copy.descriptor.tile
         if outer:
             text = f"tl.reshape({text}, ({rows}, {columns}))"
-        return f"tl.trans({text})" if copy.turned else text
+        return f"tl.trans({text})" if copy.transposed else text
 
     def _store_tile(self, copy: Copy, value: str) -> str:
         tile = copy.descriptor.tile
-        value = f"tl.trans({value})" if copy.turned else value
+        value = f"tl.trans({value})" if copy.transposed else value
         if len(tile) > 2:
             value = f"tl.reshape({value}, ({', '.join(map(str, tile))}))"
         return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
@@ -434,10 +434,10 @@ class _Printer:
         then, other = (self._operand(branch, typed) for branch in branches)
         return f"tl.where({condition}, {then}, {other})"
 
-    def _op(self, op: Op, cheap: bool) -> str:
+    def _op(self, op: Op, approximate: bool) -> str:
         kind = op.args[0].dtype
         wide = compute_type(kind) if kind.is_float else kind
-        found = template(op.name, wide, cheap=cheap)
+        found = template(op.name, wide, approximate=approximate)
         self.needs.update(dict.fromkeys(found.needs))
         typed = all(isinstance(arg, Const) for arg in op.args)
         operands = [self._operand(arg, typed) for arg in op.args]

@@ -33,13 +33,13 @@ class Form:
 
     Attributes:
         dimension: of each lane axis in every tile that has it.
-        cheap: values that may be computed with 16-bit accuracy.
+        approximate: values that may be computed with 16-bit accuracy.
         copies: loads and stores of whole tiles by descriptor.
     """
 
     program: Program
     dimension: Mapping[Axis, int]
-    cheap: frozenset[Var] = frozenset()
+    approximate: frozenset[Var] = frozenset()
     copies: Copies = field(default_factory=dict)
 
     @property
@@ -70,7 +70,7 @@ def _copy_tiles(form: Form, context: Any) -> Form:
 
 
 def _approximate(form: Form, context: Any) -> Form:
-    return replace(form, cheap=rounded_to_16_bits(form.program))
+    return replace(form, approximate=rounded_to_16_bits(form.program))
 
 
 FORM = (
@@ -155,7 +155,7 @@ def verify_form(form: Form) -> None:
     check(not loose, head, f"lane axes {', '.join(loose)} have no dimension")
     body = list(statements(program.body))
     values = {s.var for s in body if isinstance(s, Let | Update)}
-    check(form.cheap <= values, head, "something that may be approximate is no value of it")
+    check(form.approximate <= values, head, "something that may be approximate is no value of it")
     loaded = {s.var for s in body if isinstance(s, Let) and isinstance(s.value, Load)}
     accesses = loaded | {s for s in body if isinstance(s, Put)}
     check(form.copies.keys() <= accesses, head, "something that is copied is no access of it")
@@ -165,7 +165,7 @@ def print_form(form: Form) -> str:
     """Return the program and what is said about it, as text."""
     lanes = ", ".join(f"{axis.name}: {place}" for axis, place in form.dimension.items())
     lines = [print_program(form.program), f"dimensions {lanes or '-'}"]
-    if form.cheap:
-        lines.append(f"approximate {', '.join(sorted(v.name for v in form.cheap))}")
+    if form.approximate:
+        lines.append(f"approximate {', '.join(sorted(v.name for v in form.approximate))}")
     lines += [f"copy {c.descriptor.name}" for c in form.copies.values()]
     return "\n".join(lines)

@@ -4,9 +4,9 @@ A row has a template for each kind of element type: ``{0}`` and ``{1}`` are the 
 the operands' Triton type. Types narrower than f32 never get here: the printer widens them.
 
 The accurate form is the default: it is IEEE where PyTorch's CUDA kernels are (``div``, ``sqrt``)
-and calls the same libdevice function elsewhere. A ``cheap`` form has a relative error of some 1e-5,
-or an absolute one of 1.5e-7, and is meant for values that are rounded to 16 bits; whoever prints a
-program asks for it by the operation's name.
+and calls the same libdevice function elsewhere. An ``approximate`` form has a relative error of
+some 1e-5, or an absolute one of 1.5e-7, and is meant for values that are rounded to 16 bits;
+whoever prints a program asks for it by the operation's name.
 
 Functions that Triton lacks are in ``FUNCTIONS``; the printer writes those that a kernel needs in
 front of it, and what these need in turn.
@@ -48,7 +48,7 @@ class Row:
 
     Attributes:
         floats: f32, and f64 unless ``double`` says otherwise.
-        cheap: f32, where 16-bit accuracy is enough.
+        approximate: f32, where 16-bit accuracy is enough.
         integers: signed integers, and unsigned ones unless ``unsigned`` says otherwise.
         long: i64, where smaller integers have no such operation.
         bools: bool.
@@ -56,7 +56,7 @@ class Row:
 
     floats: Template | None = None
     double: Template | None = None
-    cheap: Template | None = None
+    approximate: Template | None = None
     integers: Template | None = None
     unsigned: Template | None = None
     long: Template | None = None
@@ -110,7 +110,7 @@ ROWS: dict[str, Row] = {
     "div": Row(
         floats=_text("tl.div_rn({0}, {1})"),
         double=_text("{0} / {1}"),
-        cheap=_text("{0} / {1}"),
+        approximate=_text("{0} / {1}"),
     ),
     "floordiv": Row(
         floats=_call("_float_floor_div"),
@@ -155,15 +155,15 @@ ROWS: dict[str, Row] = {
     "sqrt": Row(
         floats=_text("tl.sqrt_rn({0})"),
         double=_text("tl.sqrt({0})"),
-        cheap=_text("tl.sqrt({0})"),
+        approximate=_text("tl.sqrt({0})"),
     ),
     "rsqrt": Row(_text("tl.rsqrt({0})")),
     "reciprocal": Row(
         floats=_text("tl.div_rn(1.0, {0})"),
         double=_text("1.0 / {0}"),
-        cheap=_text("1.0 / {0}"),
+        approximate=_text("1.0 / {0}"),
     ),
-    "exp": Row(_lib("libdevice.exp({0})"), cheap=_text(f"tl.exp2({{0}} * {_LOG2_E})")),
+    "exp": Row(_lib("libdevice.exp({0})"), approximate=_text(f"tl.exp2({{0}} * {_LOG2_E})")),
     "exp2": Row(_text("tl.exp2({0})")),
     "expm1": _libdevice("expm1"),
     "log": Row(_text("tl.log({0})")),
@@ -178,16 +178,16 @@ ROWS: dict[str, Row] = {
     "atan": _libdevice("atan"),
     "sinh": _libdevice("sinh"),
     "cosh": _libdevice("cosh"),
-    "tanh": Row(_lib("libdevice.tanh({0})"), cheap=_call("_cheap_tanh", 1)),
+    "tanh": Row(_lib("libdevice.tanh({0})"), approximate=_call("_approximate_tanh", 1)),
     "asinh": _libdevice("asinh"),
     "acosh": _libdevice("acosh"),
     "atanh": _libdevice("atanh"),
     "sigmoid": Row(
         floats=_lib("tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))"),
         double=_lib("1.0 / (1.0 + libdevice.exp(-{0}))"),
-        cheap=_lib(f"libdevice.fast_dividef(1.0, 1.0 + tl.exp2({{0}} * -{_LOG2_E}))"),
+        approximate=_lib(f"libdevice.fast_dividef(1.0, 1.0 + tl.exp2({{0}} * -{_LOG2_E}))"),
     ),
-    "erf": Row(_text("tl.erf({0})"), cheap=_call("_cheap_erf", 1)),
+    "erf": Row(_text("tl.erf({0})"), approximate=_call("_approximate_erf", 1)),
     "erfc": _libdevice("erfc"),
     "erfinv": _libdevice("erfinv"),
     "lgamma": _libdevice("lgamma"),
@@ -261,9 +261,9 @@ def _int_pow(a, b):
     return tl.where(b < 0, inverse, power)"""
     ),
     # Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26: |error| <= 1.5e-7.
-    "_cheap_erf": Function(
+    "_approximate_erf": Function(
         f"""\
-def _cheap_erf(x):
+def _approximate_erf(x):
     size = tl.abs(x)
     t = libdevice.fast_dividef(1.0, 1.0 + 0.3275911 * size)
     p = ((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736
@@ -273,9 +273,9 @@ def _cheap_erf(x):
         (LIBDEVICE,),
     ),
     # 2/(1 + exp(2x)) cancels where x is small: a series there.
-    "_cheap_tanh": Function(
+    "_approximate_tanh": Function(
         """\
-def _cheap_tanh(x):
+def _approximate_tanh(x):
     far = 1.0 - libdevice.fast_dividef(2.0, 1.0 + tl.exp2(x * 2.8853900817779268))
     near = x - x * x * x * 0.3333333333333333
     return tl.where(tl.abs(x) < 0.03125, near, far)""",
@@ -309,7 +309,7 @@ def _random(seed, index):
 }
 
 
-def template(name: str, dtype: DType, *, cheap: bool) -> Template:
+def template(name: str, dtype: DType, *, approximate: bool) -> Template:
     """Return the template of operation ``name`` on operands of ``dtype``.
 
     Raises:
@@ -323,7 +323,7 @@ def template(name: str, dtype: DType, *, cheap: bool) -> Template:
     elif dtype is I64:
         found = row.long or row.integers
     elif dtype.is_float:
-        found = (row.cheap if cheap else None) or row.floats
+        found = (row.approximate if approximate else None) or row.floats
     else:
         found = (row.unsigned if dtype.kind is Kind.UNSIGNED else None) or row.integers
     if found is None:

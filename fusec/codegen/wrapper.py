@@ -32,7 +32,6 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
     Bundle,
-    Chunked,
     Comparison,
     Constant,
     Extern,
@@ -41,6 +40,7 @@ from fusec.ir.graph import (
     Junction,
     Kernel,
     NodeConstant,
+    RowLoop,
     Schedule,
     SizeMinimum,
     SizeValue,
@@ -109,8 +109,8 @@ class _Wrapper:
                 case Bundle():
                     self._allocate(memory)
                     self._bundle(step)
-                case Chunked():
-                    self._chunked(step)
+                case RowLoop():
+                    self._row_loop(step)
                 case Extern():
                     self._extern(step, dropped)
                 case Constant():
@@ -222,7 +222,7 @@ class _Wrapper:
             if buffer is not None:
                 self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
-    def _chunked(self, loop: Chunked) -> None:
+    def _row_loop(self, loop: RowLoop) -> None:
         """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
         for buffer in loop.writes:
             maker = "empty" if buffer in loop.results else "zeros"
@@ -270,7 +270,7 @@ class _Wrapper:
         match step:
             case Extern():
                 made = () if step.is_pending else step.writes
-            case Kernel() | Bundle() | Chunked():
+            case Kernel() | Bundle() | RowLoop():
                 name, made = step.name, step.writes
             case _:
                 return

@@ -31,7 +31,7 @@ from fusec.ir.index import Axis, Index, contiguous_strides, index, product
 from fusec.ir.monoid import MAX, SUM
 
 aten = torch.ops.aten
-Place: TypeAlias = "tuple[Index, Expr | None]"
+LoopKind: TypeAlias = "tuple[Index, Expr | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Affine:
     def around(self) -> Index:
         return index(self.kernel if self.dilation > 1 else -(-self.kernel // self.stride))
 
-    def place(self, window: Index, k: Index) -> Place:
+    def place(self, window: Index, k: Index) -> LoopKind:
         """Return the position of the k-th element of a window, and whether it is one."""
         at = window * self.stride - self.padding + k * self.dilation
         return at, in_range(at, 0, self.extent)
 
-    def window(self, position: Index, k: Index) -> Place:
+    def window(self, position: Index, k: Index) -> LoopKind:
         """Return the k-th window that an element may lie in, and whether it does."""
         reach = position + self.padding
         if self.dilation > 1:
@@ -113,11 +113,11 @@ class Adaptive:
     def _end(self, window: Index) -> Index:
         return ((window + 1) * self.extent + self.outputs - 1) // self.outputs
 
-    def place(self, window: Index, k: Index) -> Place:
+    def place(self, window: Index, k: Index) -> LoopKind:
         at = self._start(window) + k
         return at, both(in_range(at, None, self._end(window)), in_range(at, 0, self.extent))
 
-    def window(self, position: Index, k: Index) -> Place:
+    def window(self, position: Index, k: Index) -> LoopKind:
         window = position * self.outputs // self.extent + k
         inside = in_range(position, self._start(window), self._end(window))
         return window, both(in_range(window, 0, self.outputs), inside)
@@ -127,7 +127,7 @@ class Adaptive:
 
 
 Windows: TypeAlias = "Affine | Adaptive"
-_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], Place]]"
+_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], LoopKind]]"
 
 
 def over_places(windows: Sequence[Windows], at: Indices) -> Domain:

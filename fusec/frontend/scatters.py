@@ -35,29 +35,29 @@ _COLLIDE = "a scatter: elements may collide"
 
 
 @dataclass(frozen=True, slots=True)
-class Senders:
-    """Who sends to an element.
+class Updates:
+    """What is written to an element.
 
     Attributes:
         extents: of the axes that number the sources an element looks through.
-        sends: (the element, a source's number) -> whether it sends, under which guard it is there.
+        hits: (the element, a source's number) -> whether it hits, under which guard it is there.
         source: (the element, a source's number, a guard) -> what it sends.
     """
 
     extents: Indices
-    sends: Callable[[Indices, Indices], tuple[Expr, Expr | None]]
+    hits: Callable[[Indices, Indices], tuple[Expr, Expr | None]]
     source: Callable[[Indices, Indices, Expr | None], Expr]
 
     def at(self, at: Indices) -> Domain:
         """Return the sources that send to the element at ``at``, as a domain."""
         axes = make_axes(self.extents, "j")
         number = positions(axes)
-        sends, there = self.sends(at, number)
-        return Domain(axes, number, flat(number, contiguous_strides(self.extents)), there, sends)
+        hits, there = self.hits(at, number)
+        return Domain(axes, number, flat(number, contiguous_strides(self.extents)), there, hits)
 
     def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
-        """Return what a source sends, as ``kind``."""
-        return cast(self.source(at, number, self.sends(at, number)[1]), kind)
+        """Return what a source hits, as ``kind``."""
+        return cast(self.source(at, number, self.hits(at, number)[1]), kind)
 
     def combined(self, monoid: Monoid, at: Indices, kind: DType) -> Expr:
         """Return all that an element is sent, combined."""
@@ -78,32 +78,32 @@ def element(x: Value, at: Indices) -> Indices:
 # -- what becomes of an element -------------------------------------------------------------------
 
 
-def replace_last(call: Call, x: Value, senders: Senders) -> Value:
+def replace_last(call: Call, x: Value, updates: Updates) -> Value:
     """Emit each element as the last source that names it, or as it was."""
-    check_steps(call.out.shape, senders.extents, _COLLIDE)
+    check_steps(call.out.shape, updates.extents, _COLLIDE)
     kind = compute_type(call.out.dtype)
-    extents = senders.extents
+    extents = updates.extents
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
-        last = senders.last(at)
+        last = updates.last(at)
         hit = op("ge", last, Const(0, I64))
         place = index(Runtime(select(hit, last, Const(0, I64)), product(extents)))
         number = delinearise(place, extents)
-        return select(hit, senders.value(at, number, kind), cast(x.at(at), kind))
+        return select(hit, updates.value(at, number, kind), cast(x.at(at), kind))
 
     return call.define(body)
 
 
 def combine(
-    call: Call, x: Value, senders: Senders, monoid: Monoid, *, include_self: bool = True
+    call: Call, x: Value, updates: Updates, monoid: Monoid, *, include_self: bool = True
 ) -> Value:
     """Emit each element combined with all sources that name it.
 
     Args:
         include_self: else elements that are named forget what they were.
     """
-    check_steps(call.out.shape, senders.extents, _COLLIDE)
+    check_steps(call.out.shape, updates.extents, _COLLIDE)
     if x.dtype is BOOL:
         raise Unsupported("a scatter that adds truth values")
     kind = accumulate_type(call.out.dtype)
@@ -111,46 +111,46 @@ def combine(
     def body(at: Indices) -> Expr:
         at = element(x, at)
         old = cast(x.at(at), kind)
-        new = senders.combined(monoid, at, kind)
+        new = updates.combined(monoid, at, kind)
         if include_self:
             return op(monoid.combine, old, new)
-        return select(named(senders, at), new, old)
+        return select(named(updates, at), new, old)
 
     return call.define(body)
 
 
-def average(call: Call, x: Value, senders: Senders, *, include_self: bool) -> Value:
-    check_steps(call.out.shape, senders.extents, _COLLIDE)
+def average(call: Call, x: Value, updates: Updates, *, include_self: bool) -> Value:
+    check_steps(call.out.shape, updates.extents, _COLLIDE)
     kind = arithmetic_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
         old = cast(x.at(at), kind)
-        total = senders.combined(SUM, at, kind)
-        count = senders.at(at).reduce(SUM, Const(1, kind))
+        total = updates.combined(SUM, at, kind)
+        count = updates.at(at).reduce(SUM, Const(1, kind))
         if include_self:
             total, count = add(old, total), add(count, 1)
         quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
-        return select(named(senders, at), quotient, old)
+        return select(named(updates, at), quotient, old)
 
     return call.define(body)
 
 
-def named(senders: Senders, at: Indices) -> Expr:
+def named(updates: Updates, at: Indices) -> Expr:
     """Return whether any source names the element."""
-    return op("ge", senders.at(at).reduce(MAX, Const(1, I64)), Const(1, I64))
+    return op("ge", updates.at(at).reduce(MAX, Const(1, I64)), Const(1, I64))
 
 
 # -- along one axis -------------------------------------------------------------------------------
 
 
-def senders_along(
+def updates_along(
     call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
-) -> Senders:
-    """Return the senders of a scatter: as many along ``dim`` as there are indices."""
+) -> Updates:
+    """Return the updates of a scatter: as many along ``dim`` as there are indices."""
     axis = wrap(dim, len(x.shape))
 
-    def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
         where = replaced(at, axis, number[0])
         guard: Expr | None = None
         for k, (i, extent) in enumerate(zip(where, indices.shape, strict=True)):
@@ -164,7 +164,7 @@ def senders_along(
             return read(source, (), compute_type(x.dtype))
         return source.at(replaced(at, axis, number[0]), guard)
 
-    return Senders((indices.shape[axis],), sends, value)
+    return Updates((indices.shape[axis],), hits, value)
 
 
 def as_line(x: Value) -> Value:
@@ -179,13 +179,13 @@ def scattered(
     line, places = as_line(x), as_line(indices)
     source = as_line(source) if isinstance(source, Value) else source
     axis = wrap(dim, len(line.shape))
-    senders = senders_along(call, line, dim, places, source)
+    updates = updates_along(call, line, dim, places, source)
     if is_one_a_line(line, axis, places):
-        made = one_a_line(call, line, axis, senders, monoid)
+        made = one_a_line(call, line, axis, updates, monoid)
     elif monoid is None:
-        made = replace_last(call, line, senders)
+        made = replace_last(call, line, updates)
     else:
-        made = combine(call, line, senders, monoid)
+        made = combine(call, line, updates, monoid)
     return made
 
 
@@ -194,14 +194,14 @@ def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
     return indices.shape == tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
 
 
-def one_a_line(call: Call, x: Value, axis: int, senders: Senders, monoid: Monoid | None) -> Value:
+def one_a_line(call: Call, x: Value, axis: int, updates: Updates, monoid: Monoid | None) -> Value:
     kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
-        old, new = cast(x.at(at), kind), senders.value(at, (ZERO,), kind)
+        old, new = cast(x.at(at), kind), updates.value(at, (ZERO,), kind)
         new = new if monoid is None else op(monoid.combine, old, new)
-        return select(senders.sends(at, (ZERO,))[0], new, old)
+        return select(updates.hits(at, (ZERO,))[0], new, old)
 
     return call.define(body)
 
@@ -224,11 +224,11 @@ def scatter_add(call: Call, x: Value, dim: int, indices: Value, source: Value) -
 _MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
 
 
-def reduced(call: Call, x: Value, senders: Senders, reduction: str, *, include_self: bool) -> Value:
+def reduced(call: Call, x: Value, updates: Updates, reduction: str, *, include_self: bool) -> Value:
     """Emit each element reduced with what names it; ``reduction`` as torch calls it."""
     if reduction == "mean":
-        return average(call, x, senders, include_self=include_self)
-    return combine(call, x, senders, _MONOIDS[reduction], include_self=include_self)
+        return average(call, x, updates, include_self=include_self)
+    return combine(call, x, updates, _MONOIDS[reduction], include_self=include_self)
 
 
 @lowers(aten.scatter_reduce.two)
@@ -243,8 +243,8 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Value:
     line = as_line(x)
-    senders = senders_along(call, line, dim, as_line(indices), as_line(source))
-    return reduced(call, line, senders, reduce, include_self=include_self)
+    updates = updates_along(call, line, dim, as_line(indices), as_line(source))
+    return reduced(call, line, updates, reduce, include_self=include_self)
 
 
 # -- slices by an index ---------------------------------------------------------------------------
@@ -261,11 +261,11 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
-    senders = senders_of_slices(call, x, dim, indices, source)
-    return reduced(call, as_line(x), senders, reduce, include_self=include_self)
+    updates = updates_of_slices(call, x, dim, indices, source)
+    return reduced(call, as_line(x), updates, reduce, include_self=include_self)
 
 
-def senders_of_slices(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Senders:
+def updates_of_slices(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Updates:
     line = as_line(x)
     names: list[Value | None] = [None] * wrap(dim, len(line.shape))
     return senders_of_places(call, line, [*names, as_line(indices)], as_line(source))
@@ -277,17 +277,17 @@ def index_add(
 ) -> Value:
     kind = accumulate_type(call.out.dtype)
     factor = read(alpha, (), kind)
-    senders = senders_of_slices(call, x, dim, indices, source)
+    updates = updates_of_slices(call, x, dim, indices, source)
 
     def scaled(at: Indices, number: Indices, guard: Expr | None) -> Expr:
-        return mul(cast(senders.source(at, number, guard), kind), factor)
+        return mul(cast(updates.source(at, number, guard), kind), factor)
 
-    return combine(call, as_line(x), replace(senders, source=scaled), SUM)
+    return combine(call, as_line(x), replace(updates, source=scaled), SUM)
 
 
 @lowers(aten.index_copy.default)
 def index_copy(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
-    return replace_last(call, as_line(x), senders_of_slices(call, x, dim, indices, source))
+    return replace_last(call, as_line(x), updates_of_slices(call, x, dim, indices, source))
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
@@ -301,8 +301,8 @@ def index_put(
     first = indices[0]
     if len(indices) == 1 and first is not None and first.dtype is BOOL:
         return put_masked(call, x, first, source, accumulate)
-    senders = senders_of_places(call, x, indices, source, wraps=True)
-    return combine(call, x, senders, SUM) if accumulate else replace_last(call, x, senders)
+    updates = senders_of_places(call, x, indices, source, wraps=True)
+    return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
 
 
 def put_masked(call: Call, x: Value, mask: Value, source: Value, accumulate: bool) -> Value:
@@ -330,7 +330,7 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
     """Elements of the flattened tensor, replaced or added to."""
     steps, count = contiguous_strides(x.shape), product(x.shape)
 
-    def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
         own = IndexValue(sum((i * s for i, s in zip(at, steps, strict=True)), ZERO))
         where = delinearise(number[0], indices.shape)
         named_here = counted_from_front(indices.at(where), count)
@@ -339,8 +339,8 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
     def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
         return source.at(delinearise(number[0], source.shape), guard)
 
-    senders = Senders((product(indices.shape),), sends, value)
-    return combine(call, x, senders, SUM) if accumulate else replace_last(call, x, senders)
+    updates = Updates((product(indices.shape),), hits, value)
+    return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
 
 
 def counted_from_front(value: Expr, extent: Index) -> Expr:
@@ -369,8 +369,8 @@ def checked(call: Call, place: Expr, extent: Index) -> Expr:
 
 def senders_of_places(
     call: Call, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
-) -> Senders:
-    """Return the senders to ``x[indices]``: as many as the index tensors, broadcast, have elements.
+) -> Updates:
+    """Return the updates to ``x[indices]``: as many as the index tensors, broadcast, have elements.
 
     Args:
         wraps: a negative index counts from the end.
@@ -384,7 +384,7 @@ def senders_of_places(
     axes = [k for k, _ in used]
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
 
-    def sends(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
         hit: Expr | None = None
         for k, i in used:
             place = cast(i.at(broadcast(number, i.shape)), I64)
@@ -399,7 +399,7 @@ def senders_of_places(
         where = (*rest[:first], *number, *rest[first:])
         return source.at(broadcast(where, source.shape), guard)
 
-    return Senders(shape, sends, value)
+    return Updates(shape, hits, value)
 
 
 def broadcast_shape(shapes: Sequence[Indices]) -> Indices:

@@ -62,7 +62,6 @@ __all__ = [
     "BoundSize",
     "Bundle",
     "Call",
-    "Chunked",
     "Comparison",
     "Condition",
     "Constant",
@@ -76,6 +75,7 @@ __all__ = [
     "Line",
     "NodeConstant",
     "Origin",
+    "RowLoop",
     "Schedule",
     "SizeMinimum",
     "SizeValue",
@@ -90,7 +90,7 @@ __all__ = [
     "whole_view",
 ]
 
-Line: TypeAlias = "Def | Call | Chunked"
+Line: TypeAlias = "Def | Call | RowLoop"
 """What a graph is made of: one after the other."""
 
 
@@ -274,9 +274,9 @@ class Schedule:
         return tuple(step for step in self.steps if isinstance(step, Extern))
 
     @property
-    def loops(self) -> tuple[Chunked, ...]:
+    def loops(self) -> tuple[RowLoop, ...]:
         """The loops over rows."""
-        return tuple(step for step in self.steps if isinstance(step, Chunked))
+        return tuple(step for step in self.steps if isinstance(step, RowLoop))
 
     def map_kernels(self, rule: Callable[[Kernel], Iterable[Step]]) -> Schedule:
         """Return the schedule with the steps of ``rule`` in the place of each kernel."""
@@ -288,7 +288,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunked:
+class RowLoop:
     """A loop over the rows of some tensors, so many at a time.
 
     The body's inputs are, in this order: sizes (``count``, if it is one, and any of those of the
@@ -416,7 +416,7 @@ class Bundle:
         return Origin(tuple(dict.fromkeys(ops)), tuple(dict.fromkeys(source)))
 
 
-Step: TypeAlias = "Kernel | Bundle | Chunked | Call"
+Step: TypeAlias = "Kernel | Bundle | RowLoop | Call"
 """What a schedule runs: one after the other."""
 
 
@@ -432,7 +432,7 @@ def all_launches(schedule: Schedule) -> tuple[Kernel | Bundle, ...]:
     """Return what a schedule launches of its own, what is inside loops over rows included."""
     found: list[Kernel | Bundle] = []
     for step in schedule.steps:
-        if isinstance(step, Chunked):
+        if isinstance(step, RowLoop):
             found.extend(all_launches(step.schedule))
         elif isinstance(step, Kernel | Bundle):
             found.append(step)

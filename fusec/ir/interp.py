@@ -27,7 +27,6 @@ from fusec.ir.graph import (
     Argument,
     Bundle,
     Call,
-    Chunked,
     Comparison,
     Constant,
     Def,
@@ -35,6 +34,7 @@ from fusec.ir.graph import (
     Graph,
     Junction,
     Kernel,
+    RowLoop,
     Schedule,
     SizeMinimum,
     SizeValue,
@@ -177,10 +177,10 @@ def _run_lines(graph: Graph, env: Env, extern: ExternCall | None) -> None:
         match node:
             case Def():
                 _run_def(node, env)
-            case Chunked():
+            case RowLoop():
                 for buffer in node.writes:
                     allocate(buffer, env)
-                _run_chunked(node, env, functools.partial(_run_lines, node.graph, extern=extern))
+                _run_row_loop(node, env, functools.partial(_run_lines, node.graph, extern=extern))
             case _:
                 _run_call(node, env, extern)
 
@@ -229,17 +229,17 @@ def _run_steps(
             if buffer not in env.storage:
                 raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
         match step:
-            case Chunked(body=Graph() as lines):
-                _run_chunked(step, env, functools.partial(_run_lines, lines, extern=extern))
-            case Chunked(body=Schedule() as body):
+            case RowLoop(body=Graph() as lines):
+                _run_row_loop(step, env, functools.partial(_run_lines, lines, extern=extern))
+            case RowLoop(body=Schedule() as body):
                 run = functools.partial(
                     _run_steps, body, extern=extern, kernel=kernel, memory=next(bodies)
                 )
-                _run_chunked(step, env, run)
+                _run_row_loop(step, env, run)
             case Kernel() | Bundle():
                 for member in step.kernels:
                     kernel(member, env)
-            case Chunked():
+            case RowLoop():
                 raise InternalError(step, stage=STAGE)
             case _:
                 _run_call(step, env, extern)
@@ -263,7 +263,7 @@ def _free(buffer: Buffer, env: Env) -> None:
         env.storage[buffer] = np.full_like(env.storage[buffer], fill_value(buffer.dtype))
 
 
-def _run_chunked(loop: Chunked, env: Env, run: Callable[[Env], None]) -> None:
+def _run_row_loop(loop: RowLoop, env: Env, run: Callable[[Env], None]) -> None:
     """Run the body for each chunk of rows: results go into their rows, sums are added up."""
     rows = eval_scalar(loop.rows, env)
     for buffer in (*loop.sums, *loop.added):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Bundle, Chunked, Extern, Graph, Kernel, Schedule, Step
+from fusec.ir.graph import Bundle, Extern, Graph, Kernel, RowLoop, Schedule, Step
 from fusec.ir.index import Index, Size
 
 
@@ -65,7 +65,7 @@ class Memory:
 def made_by(step: Step) -> tuple[Buffer, ...]:
     """Return the buffers for which memory must be there before a step: inputs may be among them."""
     match step:
-        case Kernel() | Bundle() | Chunked():
+        case Kernel() | Bundle() | RowLoop():
             return step.writes
         case _:
             return ()

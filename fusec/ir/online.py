@@ -32,41 +32,41 @@ LEAST = 1e-30
 """Factors so small or so large may overflow on one side alone."""
 
 
-def find_pivots(roots: Iterable[Expr]) -> dict[Reduce, Reduce]:
+def find_row_maxima(roots: Iterable[Expr]) -> dict[Reduce, Reduce]:
     """Return each sum that is linear in ``exp(s - m)``, with its maximum m over the same axes."""
     nodes = postorder(roots)
     maxima = [n for n in nodes if isinstance(n, Reduce) and n.monoid is MAX and n.dtype.is_float]
     found: dict[Reduce, Reduce] = {}
     for node in nodes:
         if isinstance(node, Reduce) and node.monoid is SUM and node.dtype.is_float:
-            for pivot in maxima:
-                if set(pivot.over) == set(node.over) and _is_linear(node.body, pivot):
-                    found[node] = pivot
+            for row_max in maxima:
+                if set(row_max.over) == set(node.over) and _is_linear(node.body, row_max):
+                    found[node] = row_max
                     break
     return found
 
 
-def dependents(roots: Iterable[Expr], pivot: Reduce) -> set[Expr]:
-    """Return the nodes below ``roots`` that have ``pivot`` below them."""
+def dependents(roots: Iterable[Expr], row_max: Reduce) -> set[Expr]:
+    """Return the nodes below ``roots`` that have ``row_max`` below them."""
 
-    found: set[Expr] = {pivot}
+    found: set[Expr] = {row_max}
     for node in postorder(roots):
         if any(child in found for child in children(node)):
             found.add(node)
-    return found - {pivot}
+    return found - {row_max}
 
 
-def _is_linear(root: Expr, pivot: Reduce) -> bool:
-    """Return True if ``root`` is a multiple of ``exp(s - pivot)`` by what does not mention it."""
-    mentions = dependents((root,), pivot) | {pivot}
+def _is_linear(root: Expr, row_max: Reduce) -> bool:
+    """Return True if ``root`` is a multiple of ``exp(s - row_max)`` by what does not mention it."""
+    mentions = dependents((root,), row_max) | {row_max}
     node, held = root, frozenset[Expr]()
     while node in mentions:
         match node:
-            case Op(name="exp", args=(Op(name="sub", args=(a, b)),)) if unscaled(b)[0] is pivot:
+            case Op(name="exp", args=(Op(name="sub", args=(a, b)),)) if unscaled(b)[0] is row_max:
                 # A factor is outside the maximum, or within it as in the scores.
-                (score, factor), (_, other) = (a, ONE) if b is pivot else unscaled(a), unscaled(b)
+                (score, factor), (_, other) = (a, ONE) if b is row_max else unscaled(a), unscaled(b)
                 known = score not in mentions and factor == other
-                return known and _at_most(score, pivot.body, held)
+                return known and _at_most(score, row_max.body, held)
             case Op(name="mul", args=(a, b)) if (a in mentions) is not (b in mentions):
                 node = a if a in mentions else b
             case Op(name="div", args=(a, b)) if b not in mentions:
@@ -82,15 +82,15 @@ def _is_linear(root: Expr, pivot: Reduce) -> bool:
     return False
 
 
-def scale_of(node: Reduce, pivot: Reduce) -> Scale:
+def scale_of(node: Reduce, row_max: Reduce) -> Scale:
     """Return the scale k of a sum of ``exp(k*s - k*m)`` beside its maximum m."""
     for inner in postorder((node.body,)):
         match inner:
             case Op(name="exp", args=(Op(name="sub", args=(_, b)),)):
                 base, scale = unscaled(b)
-                if base is pivot:
+                if base is row_max:
                     return scale
-    raise InternalError(f"{node} does not refer to {pivot}", stage="ir.online")
+    raise InternalError(f"{node} does not refer to {row_max}", stage="ir.online")
 
 
 def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -158,7 +158,7 @@ def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
         if not outside:
             return node
         inner = Reduce(SUM, node.over, body)
-        if inner not in find_pivots((inner,)):
+        if inner not in find_row_maxima((inner,)):
             return node
         result: Expr = inner
         for name, factor in outside:

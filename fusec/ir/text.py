@@ -25,7 +25,6 @@ from fusec.ir.graph import (
     Argument,
     Bundle,
     Call,
-    Chunked,
     Comparison,
     Constant,
     Def,
@@ -35,6 +34,7 @@ from fusec.ir.graph import (
     Junction,
     Kernel,
     NodeConstant,
+    RowLoop,
     Schedule,
     SizeMinimum,
     SizeValue,
@@ -206,8 +206,8 @@ def print_graph(graph: Graph) -> str:
         match node:
             case Def():
                 lines.append(f"  {print_def(node)}    : {print_type(node.buffer)}")
-            case Chunked():
-                lines += [f"  {line}" for line in print_chunked(node).splitlines()]
+            case RowLoop():
+                lines += [f"  {line}" for line in print_row_loop(node).splitlines()]
             case _:
                 lines.append(f"  {print_call(node)}")
     lines.append(f"  return {', '.join(map(print_argument, graph.outputs))}")
@@ -232,8 +232,8 @@ def print_step(step: Step) -> str:
     match step:
         case Kernel():
             return print_kernel(step)
-        case Chunked():
-            return print_chunked(step)
+        case RowLoop():
+            return print_row_loop(step)
         case Bundle():
             return print_bundle(step)
         case _:
@@ -257,7 +257,7 @@ def print_bundle(bundle: Bundle) -> str:
     return "\n".join(lines)
 
 
-def print_chunked(loop: Chunked) -> str:
+def print_row_loop(loop: RowLoop) -> str:
     """Return a loop over rows: what it slices and makes, then its body, indented."""
     inner = [i for i in loop.graph.inputs if isinstance(i, Buffer)]
     sliced = [

@@ -42,12 +42,12 @@ from fusec.ir.graph import (
     Argument,
     Bundle,
     Call,
-    Chunked,
     Def,
     Extern,
     FlatKernel,
     Graph,
     Kernel,
+    RowLoop,
     Schedule,
     Store,
     argument_views,
@@ -239,8 +239,8 @@ def verify_graph(graph: Graph) -> None:
         match node:
             case Def():
                 _verify_def(node, defined)
-            case Chunked():
-                _verify_chunked(node, defined)
+            case RowLoop():
+                _verify_row_loop(node, defined)
             case _:
                 _verify_call(node, defined)
     _verify_outputs(graph, defined)
@@ -366,8 +366,8 @@ def verify_schedule(schedule: Schedule) -> None:
         match step:
             case Kernel() | Bundle():
                 _verify_launch(step, defined, written)
-            case Chunked():
-                _verify_chunked(step, defined)
+            case RowLoop():
+                _verify_row_loop(step, defined)
             case _:
                 _verify_call(step, defined)
     _verify_outputs(schedule.graph, defined)
@@ -387,7 +387,7 @@ def _verify_launch(launch: Kernel | Bundle, defined: set[Buffer], written: set[B
             _define(buffer, defined, line)
 
 
-def _verify_chunked(loop: Chunked, defined: set[Buffer]) -> None:
+def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
     """Check a loop over rows: its body, and that what goes in and comes out has the body's form."""
     line = f"rows {loop.name}"
     match loop.body:

@@ -159,8 +159,8 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")
         _verify_access(value, value.indices[0], scope, line, copied=var in scope.copied)
     missing = value.axes - scope.held - var.axes
-    turned = isinstance(value, Var) and _are_twins(missing, var.axes - value.axes)
-    check(turned or not missing, line, f"lanes {missing} of the value are missing")
+    transposed = isinstance(value, Var) and _are_twins(missing, var.axes - value.axes)
+    check(transposed or not missing, line, f"lanes {missing} of the value are missing")
 
 
 def _are_twins(missing: frozenset[Axis], instead: frozenset[Axis]) -> bool:

@@ -8,7 +8,7 @@ anything as large, and what stands between them. If each line of the region is, 
 * a product whose rows are these rows, or that contracts over them,
 
 then the region may run over a few rows at a time, and nothing in it has more rows than these. In
-the graph one loop (``Chunked``) takes its place; its body is a graph of its own, with fewer rows::
+the graph one loop (``RowLoop``) takes its place; its body is a graph of its own, with fewer rows::
 
     mm[i, v]  = extern mm(x, W)             lse, dW = rows_0(x, t, W)        # in chunks of rows
     lse[i]    = f(mm[i, :], t[i])                 mm = extern mm(x, W)       # its body
@@ -27,7 +27,7 @@ from functools import partial
 
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Reduce, postorder
-from fusec.ir.graph import Chunked, Def, Graph, Kernel, Line, Schedule, Step
+from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Cut
 from fusec.passes.cost import count, numel
@@ -43,7 +43,7 @@ LARGE = 4
 
 def cut_loops(schedule: Schedule, cut: Cut) -> Schedule:
     """Return the schedule with the bodies of its loops over rows cut into kernels, too."""
-    cut_into: dict[Step, Chunked] = {}
+    cut_into: dict[Step, RowLoop] = {}
     decisions = schedule.decisions
     for loop in schedule.loops:
         body = cut(loop.graph)
@@ -105,7 +105,7 @@ def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | N
 # -- the region ------------------------------------------------------------------------------------
 
 
-def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Graph, Chunked]:
+def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Graph, RowLoop]:
     """Return the graph with a loop in the place of an expansion's region.
 
     Raises:
@@ -142,7 +142,7 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Gr
         members = grown
     results = tuple(b for b in body.made if b in returned or not readers.get(b, set()) <= members)
     region = body.region(results, sizes)
-    loop = Chunked(
+    loop = RowLoop(
         name,
         rows,
         height,
@@ -168,7 +168,7 @@ def _points(node: Line) -> int:
 
 
 def _replaced(
-    graph: Graph, members: set[int], later: set[int], loop: Chunked, after: dict[int, Def]
+    graph: Graph, members: set[int], later: set[int], loop: RowLoop, after: dict[int, Def]
 ) -> Graph:
     """Return the graph with a loop where its members were, before all that is ``later``."""
     before: list[Line] = []

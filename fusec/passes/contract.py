@@ -23,12 +23,12 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
-    Chunked,
     Def,
     Extern,
     Graph,
     Kernel,
     Line,
+    RowLoop,
     Schedule,
     Step,
     View,
@@ -144,7 +144,7 @@ def modelled_us(schedule: Schedule, machine: Machine) -> float:
                 total += price(step, machine).us
             case Extern():
                 total += price_call(step, machine).us
-            case Chunked():
+            case RowLoop():
                 total += step.rounds * modelled_us(step.schedule, machine)
     return total
 

@@ -117,35 +117,37 @@ class Order:
         self.dag = dag
         nodes = list(nx.topological_sort(dag))
         self.line: list[int | None] = [*nodes]  # None where a node was
-        self.place = {node: place for place, node in enumerate(nodes)}
+        self.position = {node: place for place, node in enumerate(nodes)}
 
     def has_detour(self, a: int, b: int) -> bool:
         """Return True if a path of several edges joins the two: merging would close a cycle."""
-        first, last = sorted((a, b), key=self.place.__getitem__)
+        first, last = sorted((a, b), key=self.position.__getitem__)
         return self._between(first, last) is None
 
     def _between(self, first: int, last: int) -> set[int] | None:
         """Return what needs ``first`` and stands before ``last``; None if ``last`` needs it."""
-        end = self.place[last]
+        end = self.position[last]
         found: set[int] = set()
         waiting = [n for n in self.dag.successors(first) if n != last]
         while waiting:
             node = waiting.pop()
             if node == last:
                 return None
-            if node not in found and self.place[node] < end:
+            if node not in found and self.position[node] < end:
                 found.add(node)
                 waiting.extend(self.dag.successors(node))
         return found
 
     def on_detours(self, a: int, b: int) -> list[int]:
         """Return, in order, what stands on paths of several edges between two nodes."""
-        first, last = sorted((a, b), key=self.place.__getitem__)
-        end = self.place[last]
+        first, last = sorted((a, b), key=self.position.__getitem__)
+        end = self.position[last]
         below: set[int] = set()
         waiting = [first]
         while waiting:
-            later = {n for n in self.dag.successors(waiting.pop()) if self.place[n] < end} - below
+            later = {
+                n for n in self.dag.successors(waiting.pop()) if self.position[n] < end
+            } - below
             below |= later
             waiting.extend(later)
         found: set[int] = set()
@@ -154,18 +156,18 @@ class Order:
             earlier = {n for n in self.dag.predecessors(waiting.pop()) if n in below} - found
             found |= earlier
             waiting.extend(earlier)
-        return sorted(found, key=self.place.__getitem__)
+        return sorted(found, key=self.position.__getitem__)
 
     def merge(self, a: int, b: int, merged: int) -> None:
         """Put one node where two were; they have no detour."""
-        first, last = sorted((a, b), key=self.place.__getitem__)
+        first, last = sorted((a, b), key=self.position.__getitem__)
         later = self._between(first, last) or set()
-        start, end = self.place.pop(first), self.place.pop(last)
+        start, end = self.position.pop(first), self.position.pop(last)
         nodes = [n for n in self.line[start + 1 : end] if n is not None]
         kept = [n for n in nodes if n not in later]
         order = [*kept, merged, *(n for n in nodes if n in later)]
         self.line[start : end + 1] = [*order, *(None for _ in range(end + 1 - start - len(order)))]
-        self.place.update((node, place) for place, node in enumerate(order, start))
+        self.position.update((node, place) for place, node in enumerate(order, start))
         self._contract(a, b, merged)
 
     def _contract(self, a: int, b: int, merged: int) -> None:

@@ -46,7 +46,7 @@ TOO_LARGE = "too large to compile quickly"
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Estimate:
     """What is known of a kernel that may be: also of all kernels that are alike.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Group:
     serial: int
     members: tuple[int, ...]
     nodes: int
-    verdict: _Verdict
+    estimate: _Estimate
     stored: tuple[Buffer, ...]
     touched: dict[Buffer, int]
     alike: tuple[Index, ...] | None
@@ -100,8 +100,8 @@ class _Fuser:
         self.reads = {k: line.reads for k, line in self.definitions.items()}
         kinds: dict[object, int] = {}
         self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
-        self.attempts: dict[tuple[int, ...], _Verdict | str] = {}
-        self.known: dict[tuple[object, ...], _Verdict | tuple[str | int, ...]] = {}
+        self.attempts: dict[tuple[int, ...], _Estimate | str] = {}
+        self.known: dict[tuple[object, ...], _Estimate | tuple[str | int, ...]] = {}
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -118,13 +118,13 @@ class _Fuser:
             or any(r not in inner for r in self.uses.readers.get(d.buffer, ()))
         )
 
-    def build(self, members: tuple[int, ...]) -> _Verdict | str:
+    def build(self, members: tuple[int, ...]) -> _Estimate | str:
         """Price some definitions as one kernel, or say why they may not be one.
 
         Remembered for them and all that are alike: the layers of a model are judged once.
         """
-        verdict = self.attempts.get(members)
-        if verdict is None:
+        estimate = self.attempts.get(members)
+        if estimate is None:
             stored = self.stored(members)
             needed = tuple(d.buffer in stored for d in self.defs(members))
             kinds = tuple(map(self.kind.__getitem__, members))
@@ -133,13 +133,13 @@ class _Fuser:
             if key not in self.known:
                 self.known[key] = self.judge(members, stored, buffers)
             judged = self.known[key]
-            verdict = judged if isinstance(judged, _Verdict) else _named(judged, buffers)
-            self.attempts[members] = verdict
-        return verdict
+            estimate = judged if isinstance(judged, _Estimate) else _named(judged, buffers)
+            self.attempts[members] = estimate
+        return estimate
 
     def judge(
         self, members: tuple[int, ...], stored: tuple[Buffer, ...], buffers: list[Buffer]
-    ) -> _Verdict | tuple[str | int, ...]:
+    ) -> _Estimate | tuple[str | int, ...]:
         """Unify and price; a reason against it names buffers by their number in ``buffers``."""
         try:
             kernel = unify(self.defs(members), frozenset(stored))
@@ -149,7 +149,7 @@ class _Fuser:
             parts = rejection.parts
             return tuple(buffers.index(p) if isinstance(p, Buffer) else p for p in parts)
         us = price(kernel, self.machine).us
-        return _Verdict(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
+        return _Estimate(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
 
     def start(self) -> None:
         for position in self.lines:
@@ -160,14 +160,14 @@ class _Fuser:
         for group in list(self.groups.values()):
             self.push_neighbours(group)
 
-    def add(self, serial: int, members: tuple[int, ...], verdict: _Verdict) -> _Group:
+    def add(self, serial: int, members: tuple[int, ...], estimate: _Estimate) -> _Group:
         stored = self.stored(members)
         buffers = (*(b for k in members for b in self.reads[k]), *stored)
         touched = {b: numel(b) * b.dtype.itemsize for b in dict.fromkeys(buffers)}
-        small = verdict.inside and sum(touched.values()) <= SMALL_BYTES
+        small = estimate.inside and sum(touched.values()) <= SMALL_BYTES
         nodes = sum(self.lines[k].nodes for k in members)
-        alike = verdict.grid if small else None
-        group = _Group(serial, members, nodes, verdict, stored, touched, alike)
+        alike = estimate.grid if small else None
+        group = _Group(serial, members, nodes, estimate, stored, touched, alike)
         self.groups[serial] = group
         self.owner.update(dict.fromkeys(members, serial))
         if alike is not None:
@@ -255,10 +255,10 @@ class _Fuser:
         between = self.order.on_detours(a, b)
         if len(between) > MAX_BETWEEN or any(n not in self.groups for n in between):
             return None
-        first, last = sorted((a, b), key=self.order.place.__getitem__)
+        first, last = sorted((a, b), key=self.order.position.__getitem__)
         return first, *between, last
 
-    def is_busy(self, built: _Verdict | str) -> bool:
+    def is_busy(self, built: _Estimate | str) -> bool:
         """Return True for a kernel with a grid point for three of four units of the machine.
 
         One that takes in what stands between its parts goes over its rows again: in a cache, if all
@@ -280,7 +280,7 @@ class _Fuser:
         if isinstance(built, str):
             self.decide(a, b, False, built, None)
             return None
-        apart = sum(self.groups[group].verdict.us for group in found)
+        apart = sum(self.groups[group].estimate.us for group in found)
         # What is between the two may become one kernel otherwise: one launch of them counts.
         apart -= self.machine.launch_us * max(0, len(found) - 3)
         saved = apart - built.us
@@ -313,7 +313,7 @@ class _Fuser:
         assert found is not None
         members = self.all(found)
         built = self.build(members)
-        assert isinstance(built, _Verdict)
+        assert isinstance(built, _Estimate)
         self.decide(a, b, True, "axes unify", saved)
         serial, *others = found
         for other in others:

@@ -27,7 +27,7 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.extern import Product, Write
-from fusec.ir.graph import Argument, Chunked, Def, Extern, Graph, Line, View, whole_view
+from fusec.ir.graph import Argument, Def, Extern, Graph, Line, RowLoop, View, whole_view
 from fusec.ir.index import (
     Axis,
     Index,
@@ -119,7 +119,7 @@ class RowBody:
                 self._define(position, node)
             case Extern() if node.product is not None:
                 self._multiply(position, node, node.product)
-            case Chunked():
+            case RowLoop():
                 raise NotByRows(f"the loop {node.name} reads it")
             case _:
                 raise NotByRows(f"{node.target} reads it")

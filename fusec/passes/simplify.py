@@ -68,19 +68,19 @@ def simplifier() -> Rewriter:
     return Rewriter(_rule)
 
 
-def settle_rounding(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def drop_redundant_rounding(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Return what a kernel stores without roundings that its loads and stores do anyway.
 
     Only where all loads read memory: a load that a pass may still replace by what it loads has been
     rounded only if a mark says so.
     """
-    return rounding_settler()(roots)
+    return redundant_rounding_dropper()(roots)
 
 
-def rounding_settler() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
-    """Return ``settle_rounding`` with a memory."""
-    settled = Rewriter(_loaded_rounded)
-    return lambda roots: tuple(map(_unrounded, settled(roots)))
+def redundant_rounding_dropper() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
+    """Return ``drop_redundant_rounding`` with a memory."""
+    marked = Rewriter(_loaded_rounded)
+    return lambda roots: tuple(map(_unrounded, marked(roots)))
 
 
 def _loaded_rounded(node: Expr) -> Expr:

@@ -25,7 +25,7 @@ from fusec.ir.combine import Parts, rfactor
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
 from fusec.ir.graph import Kernel, Schedule, Store
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
-from fusec.ir.online import find_pivots, scale_of, scaled
+from fusec.ir.online import find_row_maxima, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
 from fusec.passes.cost import price
 from fusec.passes.machine import Machine
@@ -65,8 +65,8 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
         return None
     cut = _cut(spread.axis, spread.terms)
     states: dict[Reduce, Parts] = {}
-    for node, pivot in pieces.items():  # a maximum stands before the sums that refer to it
-        states[node] = _within_part(node, pivot, cut, states)
+    for node, row_max in pieces.items():  # a maximum stands before the sums that refer to it
+        states[node] = _within_part(node, row_max, cut, states)
     partial = _partial(kernel, states, cut)
     return partial, _final(kernel, pieces, states, partial, cut)
 
@@ -88,15 +88,15 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
     """
     roots = [store.expr for store in kernel.stores]
     found = [n for n in postorder(roots) if isinstance(n, Reduce) and axis in n.over]
-    pivots = find_pivots(roots)
+    row_maxima = find_row_maxima(roots)
     pieces: dict[Reduce, Reduce | None] = {}
     for node in found:
-        pivot = pivots.get(node)
+        row_max = row_maxima.get(node)
         below = {n for n in postorder(node.bodies) if n in found}
-        same_type = pivot is None or pivot.dtype is node.dtype
-        if below - {pivot} or not same_type:
+        same_type = row_max is None or row_max.dtype is node.dtype
+        if below - {row_max} or not same_type:
             return None
-        pieces[node] = pivot
+        pieces[node] = row_max
     return pieces
 
 
@@ -136,16 +136,16 @@ def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
 
 
 def _within_part(
-    node: Reduce, pivot: Reduce | None, cut: _Cut, states: dict[Reduce, Parts]
+    node: Reduce, row_max: Reduce | None, cut: _Cut, states: dict[Reduce, Parts]
 ) -> Parts:
     """Return what one part of a reduction finds, which refers to that part's maximum alone."""
     mapping = {cut.whole: cut.value}
     over = tuple(cut.within if a is cut.whole else a for a in node.over)
-    if pivot is None:
+    if row_max is None:
         return rfactor(node, mapping, over)
-    body = around_reductions(node.body, lambda n: n is pivot, lambda e: e.substitute(mapping))
-    (top,) = states[pivot]
-    (body,) = rewrite((body,), lambda n: top if n is pivot else n)
+    body = around_reductions(node.body, lambda n: n is row_max, lambda e: e.substitute(mapping))
+    (top,) = states[row_max]
+    (body,) = rewrite((body,), lambda n: top if n is row_max else n)
     return (Reduce(node.monoid, over, body),)
 
 
@@ -163,12 +163,12 @@ def _final(
     part = Axis(cut.part.name, cut.part.extent)
     loaded = {s.expr: Load(s.buffer, (index(part), *s.indices[1:])) for s in partial.stores}
     total: dict[Expr, Expr] = {}
-    for node, pivot in pieces.items():
+    for node, row_max in pieces.items():
         bodies: tuple[Expr, ...] = tuple(loaded[found] for found in states[node])
-        if pivot is not None:
-            (found,), (top,) = states[node], states[pivot]
+        if row_max is not None:
+            (found,), (top,) = states[node], states[row_max]
             sums = loaded[found], loaded[top]
-            bodies = (_corrected(node, pivot, *sums, total[pivot]),)
+            bodies = (_corrected(node, row_max, *sums, total[row_max]),)
         total[node] = Reduce(node.monoid, (part,), *bodies)
     final = kernel.map(lambda exprs: _with_totals(exprs, total))
     used = _used(final.stores)
@@ -182,14 +182,14 @@ def _final(
     )
 
 
-def _corrected(node: Reduce, pivot: Reduce, found: Expr, top: Expr, maximum: Expr) -> Expr:
+def _corrected(node: Reduce, row_max: Reduce, found: Expr, top: Expr, maximum: Expr) -> Expr:
     """Return a part's sum, beside its maximum ``top``, as it would be beside that of all parts.
 
     A part without a score above -inf counts nothing, unless the whole row has none: that is NaN.
     """
     lowest = Const(-math.inf, top.dtype)
     nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
-    power = scaled(Op("sub", (top, maximum)), scale_of(node, pivot))
+    power = scaled(Op("sub", (top, maximum)), scale_of(node, row_max))
     return Select(nothing, Const(0, node.dtype), Op("mul", (found, Op("exp", (power,)))))
 
 

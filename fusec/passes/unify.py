@@ -34,7 +34,7 @@ from fusec.ir.index import (
 from fusec.ir.rewrite import Rewriter, around_reductions, with_guard
 from fusec.ir.scalar import ROUND
 from fusec.passes.axis_classes import AxisClasses
-from fusec.passes.simplify import rounding_settler, simplifier
+from fusec.passes.simplify import redundant_rounding_dropper, simplifier
 
 
 class Rejection(Exception):
@@ -257,10 +257,10 @@ class _Unifier:
                 if load.buffer not in self.producer and load.axes:
                     first.setdefault(load.buffer, []).append(load)
         for group in first.values():
-            pivot = next((x for x in group if x.guard is None), group[0])
+            reference = next((x for x in group if x.guard is None), group[0])
             for load in group:
-                if load is not pivot:
-                    self._try(functools.partial(self._match_loads, pivot, load))
+                if load is not reference:
+                    self._try(functools.partial(self._match_loads, reference, load))
 
     def _match_loads(self, a: Load, b: Load) -> None:
         for left, right in zip(a.indices, b.indices, strict=True):
@@ -306,13 +306,13 @@ class _Unifier:
         except Rejection:
             self.classes.undo(mark)
 
-    def settle_limits(self) -> None:
+    def resolve_limits(self) -> None:
         """Restate the limits of ragged axes over the finest axes."""
         for line in self.defs:
             for axis in self.fine_axes((*line.axes, *_bound_axes(line.expr))):
                 if axis.limit is not None and (limit := self.resolve(axis.limit)) is not axis.limit:
-                    settled = Axis(axis.name, axis.extent, limit)
-                    self.classes.define(axis, index(settled), (settled,))
+                    resolved = Axis(axis.name, axis.extent, limit)
+                    self.classes.define(axis, index(resolved), (resolved,))
 
     def _check_distinct(self, mark: int) -> None:
         """No definition may use one axis twice, no reduction capture a free axis of its body.
@@ -416,12 +416,12 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
     unifier.cut_groups()
     if len(defs) > 1:
         unifier.unify_siblings()
-    unifier.settle_limits()
+    unifier.resolve_limits()
     stored = tuple(d for d in defs if d.buffer in live_out)
     grid, inside = _bind(unifier, defs, stored)
-    settled = _resolve(unifier, defs, live_out)
+    resolved = _resolve(unifier, defs, live_out)
     stores = tuple(
-        Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), settled[d.buffer])
+        Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), resolved[d.buffer])
         for d in stored
     )
     used = {a for s in stores for i in s.indices for a in i.axes}
@@ -443,7 +443,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
         stores,
         origin,
         tuple(dict.fromkeys(b for d in defs for b in (*d.covers, d.buffer))),
-        tuple((expr, buffer.name) for buffer, expr in settled.items()),
+        tuple((expr, buffer.name) for buffer, expr in resolved.items()),
     )
 
 
@@ -513,13 +513,13 @@ def _resolve(
         return with_guard(body, node.guard)
 
     # With memories: a definition's readers hold all of its nodes, and so do their readers.
-    inline, simplify, settle = Rewriter(inlined), simplifier(), rounding_settler()
-    settled: dict[Buffer, Expr] = {}
+    inline, simplify, drop_rounding = Rewriter(inlined), simplifier(), redundant_rounding_dropper()
+    made: dict[Buffer, Expr] = {}
     for line in defs:
         (expr,) = inline((line.expr.substitute(mapping),))
-        settled[line.buffer] = settle(simplify((expr,)))[0]
+        made[line.buffer] = drop_rounding(simplify((expr,)))[0]
         seen_by_readers[line.buffer] = _rounded(expr) if line.buffer in live_out else expr
-    return settled
+    return made
 
 
 def _recompute(

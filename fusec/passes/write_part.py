@@ -23,7 +23,7 @@ from fusec.ir.argument import whole_view
 from fusec.ir.disjoint import has_distinct_elements
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Copy, Update, Window, WindowUpdate, Write
-from fusec.ir.graph import Chunked, Extern, Kernel, Schedule, Step, Store, View
+from fusec.ir.graph import Extern, Kernel, RowLoop, Schedule, Step, Store, View
 from fusec.ir.index import index, is_in_range
 from fusec.ir.rewrite import Rewriter, reading
 from fusec.passes.dag import below, dependencies, sorted_steps
@@ -188,7 +188,7 @@ class _WriteParts:
                 return replace(step, stores=self._with_parts(step.stores)).map(rewriter)
             case Extern():
                 return step.reading(self.renamed)
-            case Chunked():
+            case RowLoop():
                 sliced, whole = (tuple(map(self._view, v)) for v in (step.sliced, step.whole))
                 return replace(step, sliced=sliced, whole=whole)
             case _:

@@ -29,9 +29,9 @@ from typing import Any
 from fusec.ir.decision import Decision
 from fusec.ir.graph import (
     Bundle,
-    Chunked,
     Extern,
     Kernel,
+    RowLoop,
     Schedule,
     all_kernels,
     all_launches,
@@ -39,7 +39,7 @@ from fusec.ir.graph import (
 from fusec.passes.cost import numel
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
-from fusec.report.traffic import bytes_floor, bytes_moved, chunked_bytes, step_bytes
+from fusec.report.traffic import bytes_floor, bytes_moved, row_loop_bytes, step_bytes
 
 SCHEMA = 1
 _LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
@@ -162,14 +162,14 @@ def _externs(schedule: Schedule) -> list[Extern]:
     found: list[Extern] = []
     for step in schedule.steps:
         match step:
-            case Chunked():
+            case RowLoop():
                 found.extend(_externs(step.schedule))
             case Extern() if step.is_launch:
                 found.append(step)
     return found
 
 
-def _report_loop(loop: Chunked) -> LoopReport:
+def _report_loop(loop: RowLoop) -> LoopReport:
     made = [b for k in all_kernels(loop.schedule) for b in k.writes]
     made += [b for e in _externs(loop.schedule) for b in e.writes]
     return LoopReport(
@@ -177,7 +177,7 @@ def _report_loop(loop: Chunked) -> LoopReport:
         loop.rows.hint(),
         loop.chunk,
         loop.rounds,
-        chunked_bytes(loop),
+        row_loop_bytes(loop),
         tuple(k.name for k in all_kernels(loop.schedule)),
         tuple(e.title for e in _externs(loop.schedule)),
         max((numel(b) * b.dtype.itemsize for b in made), default=0),

@@ -19,9 +19,9 @@ from fusec.ir.expr import Buffer
 from fusec.ir.extern import Write
 from fusec.ir.graph import (
     Bundle,
-    Chunked,
     Extern,
     Kernel,
+    RowLoop,
     Schedule,
     Step,
     View,
@@ -76,15 +76,15 @@ def step_bytes(step: Step) -> int:
     match step:
         case Extern():
             return extern_bytes(step)
-        case Chunked():
-            return chunked_bytes(step)
+        case RowLoop():
+            return row_loop_bytes(step)
         case Kernel() | Bundle():
             return sum(map(kernel_bytes, step.kernels))
         case _:
             return 0
 
 
-def chunked_bytes(loop: Chunked) -> int:
+def row_loop_bytes(loop: RowLoop) -> int:
     """Return the bytes that a loop over rows moves: its body's for each chunk, and its results'.
 
     Results are copied into their rows, sums added up: each is read and written beside the body.
@@ -95,7 +95,7 @@ def chunked_bytes(loop: Chunked) -> int:
     return loop.rounds * (bytes_moved(loop.schedule) + 3 * added) + 2 * copied + zeroed
 
 
-def _chunked_floor(loop: Chunked) -> int:
+def _chunked_floor(loop: RowLoop) -> int:
     return sum(map(_view_bytes, loop.views)) + sum(map(_buffer_bytes, loop.writes))
 
 
@@ -115,7 +115,7 @@ def bytes_floor(schedule: Schedule) -> int:
         match step:
             case Kernel() | Bundle():
                 kernels.extend(step.kernels)
-            case Chunked():
+            case RowLoop():
                 total += _chunked_floor(step)
                 outside |= set(step.reads)
             case _:

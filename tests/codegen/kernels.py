@@ -23,12 +23,15 @@ def triton_source(
     program: Program,
     *,
     aligned: Mapping[str, bool] | None = None,
-    cheap: frozenset[Var] | None = None,
+    approximate: frozenset[Var] | None = None,
     warps: int | None = None,
 ) -> TritonSource:
     form, pointers = (form_of(program, descriptors=wanted) for wanted in (True, False))
-    if cheap is not None:
-        form, pointers = replace(form, cheap=cheap), replace(pointers, cheap=cheap)
+    if approximate is not None:
+        form, pointers = (
+            replace(form, approximate=approximate),
+            replace(pointers, approximate=approximate),
+        )
     descriptors = tuple(TileDescriptor(*fields) for fields in print_descriptors(form))
     unpromised = print_kernel(pointers) if descriptors else ""
     return TritonSource(

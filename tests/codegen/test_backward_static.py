@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.report.static_verdict import judge
+from fusec.report.lint_report import judge
 from tests.codegen.backwards import BACKWARDS
 from tests.codegen.test_contraction_static import staged
 
@@ -48,7 +48,7 @@ def test_no_kernel_of_a_training_step_has_a_fault(
 
 
 def test_no_backward_of_rows_of_1024_has_a_fault() -> None:
-    """The cheap part of the sweep: what a transformer trains most."""
+    """The approximate part of the sweep: what a transformer trains most."""
     for name in ("norm of a dropout and a residual", "cross-entropy", "geglu", "rope"):
         fn, inputs = BACKWARDS[name]
         assert not judge(staged(fn, *inputs(1024, torch.bfloat16), train=True)[-1:]).faults, name

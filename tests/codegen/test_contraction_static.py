@@ -15,9 +15,9 @@ from fusec.codegen.lower import lower
 from fusec.codegen.targets import find_target
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
+from fusec.report.lint_report import judge
 from fusec.report.observe import observe
 from fusec.report.stages import Staged, take_through
-from fusec.report.static_verdict import judge
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
 from fusec.runtime.triton_kernel import compile_kernel
 from tests.codegen.kernels import triton_source

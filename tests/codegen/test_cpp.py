@@ -24,7 +24,7 @@ from fusec.ir.interp import run_graph
 from fusec.ir.program import For, Let, Program, Put, Scratch
 from fusec.options import Options
 from fusec.passes.coalesce import flatten
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.runtime import cpp_kernel
 from tests.fuzz.graphs import Example, copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
@@ -92,7 +92,7 @@ def gather_kernel(tile: int) -> Program:
     (i,) = axes("i", 20)
     row = index(Runtime(load(ids, i), index(5)))
     kernel = Kernel("gather", (i,), (), (Store(out, (index(i),), Load(table, (row, index(1)))),))
-    plan = Plan((Binding(i, Place.GRID, tile, 2),))
+    plan = Plan((Binding(i, LoopKind.GRID, tile, 2),))
     return replace(lower(flatten(kernel), plan), name=f"gather_{tile}")
 
 
@@ -142,7 +142,7 @@ def test_quotients_of_sizes_are_computed_once_in_front_of_all_loops() -> None:
     kernel = Kernel(
         "quotients", (i,), (), (Store(y, (index(i) * step,), load(x, index(i) * step)),)
     )
-    program = lower(flatten(kernel), Plan((Binding(i, Place.GRID),)))
+    program = lower(flatten(kernel), Plan((Binding(i, LoopKind.GRID),)))
     source = cpp.print_kernel(program)
     body = source[source.index("for (") :]
     assert source.count("fusec_floordiv(n_n, 4)") == 1 and "fusec_" not in body
@@ -169,7 +169,7 @@ def test_hostile_names_and_comments_stay_comments() -> None:
     x, y = Buffer('x\n";#error', (index(4),), (index(1),), F32), buffer("y */ //", 4)
     (i,) = axes("i", 4)
     kernel = Kernel("hostile", (i,), (), (Store(y, (index(i),), load(x, i)),))
-    program = lower(flatten(kernel), Plan((Binding(i, Place.GRID),)))
+    program = lower(flatten(kernel), Plan((Binding(i, LoopKind.GRID),)))
     program = replace(program, notation=HOSTILE)
     program = replace(program, source=HOSTILE)
     library = build([program])

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fusec.codegen.targets import find_target
 from fusec.options import Options
+from fusec.report.lint_report import judge
 from fusec.report.observe import observe
 from fusec.report.stages import Staged, assemble, take_through
-from fusec.report.static_verdict import judge
 from fusec.runtime.static_checks import inspect_kernel
 
 UNITS = 132

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fusec.codegen.lower import lower
-from fusec.codegen.turned import turned_block
+from fusec.codegen.transposed import transposed_block
 from fusec.errors import InternalError
 from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select
@@ -21,7 +21,7 @@ from fusec.ir.monoid import ARGMAX, ARGMIN, MAX, PROD, SUM, Monoid
 from fusec.ir.program import For, Statement
 from fusec.ir.verify_program import verify_program
 from fusec.passes.coalesce import flatten
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from tests.ir.graphs import axes, below, buffer, f32, load
 
 ROWS = 3
@@ -50,7 +50,7 @@ def storage(kernel: Kernel, sizes: dict[Size, int]) -> dict[Buffer, np.ndarray]:
     """Return storage of small integers for everything a kernel reads."""
     env = Env(sizes=sizes)
     numbers = np.random.default_rng(1)
-    program = lower(kernel, Plan(tuple(Binding(a, Place.LOOP) for a in kernel.axes)))
+    program = lower(kernel, Plan(tuple(Binding(a, LoopKind.LOOP) for a in kernel.axes)))
     for read in program.reads:
         shape = tuple(
             sum(c * np.prod([sizes[s] for s in m], dtype=int) for m, c in n.terms) + n.const  # type: ignore[index]
@@ -75,10 +75,10 @@ def row_sums(extent: int | Size) -> tuple[Kernel, Axis, Axis]:
 
 
 LANE_PLANS = [
-    (Place.LOOP, 1, 0),
-    (Place.LOOP, 4, 0),
-    (Place.LOOP, 16, 0),
-    (Place.LANES, 128, 0),
+    (LoopKind.LOOP, 1, 0),
+    (LoopKind.LOOP, 4, 0),
+    (LoopKind.LOOP, 16, 0),
+    (LoopKind.LANES, 128, 0),
 ]
 
 
@@ -87,9 +87,9 @@ LANE_PLANS = [
 def test_row_kernel_under_every_plan(extent: int, peel: bool) -> None:
     kernel, m, c = row_sums(extent)
     for (place, tile, _), rows in itertools.product(LANE_PLANS, (1, 2)):
-        if place is Place.LANES and rows == 1 and extent == 1:
+        if place is LoopKind.LANES and rows == 1 and extent == 1:
             continue
-        bindings = (Binding(m, Place.GRID, rows), Binding(c, place, tile))
+        bindings = (Binding(m, LoopKind.GRID, rows), Binding(c, place, tile))
         plan = cpu(bindings) if peel else Plan(bindings)
         check_plan(kernel, plan)
 
@@ -101,10 +101,10 @@ def test_pointwise_kernel_in_chunks_of_lanes(extent: int) -> None:
     value = Op("mul", (load(x, m, c), f32(2)))
     kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
     for tile, chunk in itertools.product((1, 4, 16), (0, 1, 2, 3)):
-        check_plan(kernel, cpu((Binding(m, Place.GRID), Binding(c, Place.GRID, tile, chunk))))
+        check_plan(kernel, cpu((Binding(m, LoopKind.GRID), Binding(c, LoopKind.GRID, tile, chunk))))
 
 
-def turned(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel, Plan]:
+def transposed(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel, Plan]:
     """y[m, c] = x[c, m] + (w[c, m] if c >= 2) * x[m, c], in blocks of tile x tile."""
     x, w, y = buffer("x", columns, rows), buffer("w", columns, rows), buffer("y", rows, columns)
     z = buffer("z", rows, columns)
@@ -112,17 +112,17 @@ def turned(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel, Pl
     part = Load(w, (index(c), index(m)), Op("ge", (IndexValue(index(c), I32), Const(2, I32))))
     value = Op("add", (load(x, c, m), Op("mul", (part, load(z, m, c)))))
     kernel = Kernel("k", (m, c), (), (Store(y, (index(m), index(c)), value),))
-    blocks = Binding(m, Place.GRID, 1, tile, turned=True)
-    return kernel, cpu((Binding(c, Place.LOOP, tile), blocks))
+    blocks = Binding(m, LoopKind.GRID, 1, tile, transposed=True)
+    return kernel, cpu((Binding(c, LoopKind.LOOP, tile), blocks))
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_blocks_of_loads_along_another_axis_are_turned(extent: int) -> None:
     for other, tile in itertools.product((3, 16, 21), (4, 16)):
-        kernel, plan = turned(other, extent, tile)
+        kernel, plan = transposed(other, extent, tile)
         check_plan(kernel, plan)
         program = lower(flatten(kernel), plan)
-        blocks = [turned_block(loop, program.lanes[0]) for loop in loops(program.body)]
+        blocks = [transposed_block(loop, program.lanes[0]) for loop in loops(program.body)]
         full, rest = extent >= tile, extent % tile > 0  # in the rest w has a guard for each row
         assert sum(block is not None for block in blocks) == 2 * full + rest
 
@@ -135,10 +135,12 @@ def test_what_a_reduction_reads_is_turned_and_what_is_kept_is_not_read_again(ext
     share = Op("div", (value, Reduce(SUM, (c,), value)))
     kernel = Kernel("k", (p,), (c,), (Store(y, (index(c), index(p)), share),))
     for tile in (4, 16):
-        blocks = Binding(c, Place.LOOP, 1, tile, turned=True)
-        program = lower(flatten(kernel), cpu((Binding(p, Place.GRID, tile, 2), blocks)))
-        turned = [turned_block(loop, program.lanes[0]) for loop in loops(program.body)]
-        assert sum(block is not None for block in turned) == 4  # twice, in full tiles and the rest
+        blocks = Binding(c, LoopKind.LOOP, 1, tile, transposed=True)
+        program = lower(flatten(kernel), cpu((Binding(p, LoopKind.GRID, tile, 2), blocks)))
+        transposed = [transposed_block(loop, program.lanes[0]) for loop in loops(program.body)]
+        assert (
+            sum(block is not None for block in transposed) == 4
+        )  # twice, in full tiles and the rest
         expected, found = storage(flatten(kernel), {}), storage(flatten(kernel), {})
         run_kernel(flatten(kernel), expected, {})
         run_program(program, found, {})
@@ -148,7 +150,7 @@ def test_what_a_reduction_reads_is_turned_and_what_is_kept_is_not_read_again(ext
 @pytest.mark.parametrize("actual", [2, 5, 16, 17, 40])
 def test_blocks_of_symbolic_extents_are_turned(actual: int) -> None:
     rows, columns = Size("r", 32), Size("n", 32)
-    kernel, plan = turned(rows, columns, 4)
+    kernel, plan = transposed(rows, columns, 4)
     check_plan(kernel, plan, {rows: actual, columns: 42 - actual})
 
 
@@ -163,7 +165,7 @@ def test_symbolic_extents_are_ragged_unless_proven_otherwise(actual: int) -> Non
     size = Size("n", 32)
     kernel, m, c = row_sums(size)
     for tile, peel in itertools.product((1, 4, 16), (True, False)):
-        plan = cpu((Binding(m, Place.GRID), Binding(c, Place.LOOP, tile)), peel=peel)
+        plan = cpu((Binding(m, LoopKind.GRID), Binding(c, LoopKind.LOOP, tile)), peel=peel)
         check_plan(kernel, plan, {size: actual})
 
 
@@ -178,7 +180,7 @@ def test_column_sum_beside_row_sum_accumulates_in_an_array(extent: int) -> None:
     )
     kernel = Kernel("k", (), (m, c), stores)
     for tile in (1, 4, 16):
-        check_plan(kernel, cpu((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
+        check_plan(kernel, cpu((Binding(m, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile))))
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
@@ -192,14 +194,14 @@ def test_an_argmax_runs_in_one_sweep_with_the_maximum(extent: int) -> None:
     )
     kernel = Kernel("k", (m,), (c,), rows)
     for tile in (1, 4, 16):
-        plan = Plan((Binding(m, Place.GRID), Binding(c, Place.LOOP, tile)))
+        plan = Plan((Binding(m, LoopKind.GRID), Binding(c, LoopKind.LOOP, tile)))
         check_plan(kernel, plan)
         assert len(loops(lower(flatten(kernel), plan).body)) == 1
-    check_plan(kernel, Plan((Binding(m, Place.GRID, 2), Binding(c, Place.LANES, 128))))
+    check_plan(kernel, Plan((Binding(m, LoopKind.GRID, 2), Binding(c, LoopKind.LANES, 128))))
     columns = Store(column, (index(c),), as_f32(Reduce(ARGMIN, (m,), value, position(m))))
     both = Kernel("k", (), (m, c), (rows[1], columns))  # in private arrays
     for tile in (1, 4, 16):
-        check_plan(both, Plan((Binding(m, Place.LOOP), Binding(c, Place.LOOP, tile))))
+        check_plan(both, Plan((Binding(m, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile))))
 
 
 def as_f32(place: Expr) -> Expr:
@@ -222,7 +224,9 @@ def dear_rows(extent: int, term: Callable[[Expr], Expr]) -> Kernel:
 
 
 def by_rows(kernel: Kernel) -> Plan:
-    return cpu((Binding(kernel.grid[0], Place.GRID), Binding(kernel.inside[0], Place.LOOP, 16)))
+    return cpu(
+        (Binding(kernel.grid[0], LoopKind.GRID), Binding(kernel.inside[0], LoopKind.LOOP, 16))
+    )
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
@@ -252,8 +256,8 @@ def test_reduction_folds_a_value_that_is_the_same_in_all_lanes(monoid: Monoid) -
     m, c = axes("m c", 2, 16)
     body = Select(below(c, 16), f32(2), f32(3))
     kernel = Kernel("k", (m,), (c,), (Store(y, (index(m),), Reduce(monoid, (c,), body)),))
-    check_plan(kernel, cpu((Binding(m, Place.GRID), Binding(c, Place.LANES, 16))))
-    check_plan(kernel, cpu((Binding(m, Place.GRID), Binding(c, Place.LOOP, 4))))
+    check_plan(kernel, cpu((Binding(m, LoopKind.GRID), Binding(c, LoopKind.LANES, 16))))
+    check_plan(kernel, cpu((Binding(m, LoopKind.GRID), Binding(c, LoopKind.LOOP, 4))))
 
 
 def test_load_that_varies_along_lanes_alone_stays_under_their_mask() -> None:
@@ -262,7 +266,7 @@ def test_load_that_varies_along_lanes_alone_stays_under_their_mask() -> None:
     (c,) = axes("c", 3)
     value = load(x, (index(c) + 1) % 2)
     kernel = Kernel("k", (), (c,), (Store(y, (index(c),), value),))
-    check_plan(kernel, cpu((Binding(c, Place.LOOP, 4),)))
+    check_plan(kernel, cpu((Binding(c, LoopKind.LOOP, 4),)))
 
 
 @pytest.mark.parametrize("tile", [1, 4, 8, 16])
@@ -273,8 +277,8 @@ def test_ragged_axis_shorter_than_its_tile_ends_at_its_extent(tile: int) -> None
     i = Axis("i", index(3), limit=index(7) - index(p) * 3)
     total = Reduce(SUM, (i,), load(x, index(p) * 3 + i))
     kernel = Kernel("k", (p,), (i,), (Store(y, (index(p),), total),))
-    for place in (Place.LOOP, Place.LANES)[: 2 if tile > 2 else 1]:
-        check_plan(kernel, cpu((Binding(p, Place.GRID), Binding(i, place, tile)), peel=False))
+    for place in (LoopKind.LOOP, LoopKind.LANES)[: 2 if tile > 2 else 1]:
+        check_plan(kernel, cpu((Binding(p, LoopKind.GRID), Binding(i, place, tile)), peel=False))
 
 
 def test_two_nested_reductions_over_different_axes() -> None:
@@ -284,7 +288,11 @@ def test_two_nested_reductions_over_different_axes() -> None:
     outer = Reduce(MAX, (a,), Op("mul", (inner, inner)))
     kernel = Kernel("k", (m,), (a, c), (Store(y, (index(m),), outer),))
     for tile in (1, 4):
-        bindings = (Binding(m, Place.GRID), Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))
+        bindings = (
+            Binding(m, LoopKind.GRID),
+            Binding(a, LoopKind.LOOP),
+            Binding(c, LoopKind.LOOP, tile),
+        )
         check_plan(kernel, cpu(bindings))
 
 
@@ -292,7 +300,7 @@ def test_plan_that_binds_loops_in_an_impossible_order_is_an_internal_error() -> 
     x, y = buffer("x", 3, 5), buffer("y", 3)
     m, c = axes("m c", 3, 5)
     kernel = Kernel("k", (m,), (c,), (Store(y, (index(m),), Reduce(SUM, (c,), load(x, m, c))),))
-    plan = Plan((Binding(c, Place.LOOP, 4), Binding(m, Place.LOOP)))
+    plan = Plan((Binding(c, LoopKind.LOOP, 4), Binding(m, LoopKind.LOOP)))
     with pytest.raises(InternalError):
         check_plan(kernel, plan)
 
@@ -304,7 +312,9 @@ def test_ragged_axis_in_lanes_beside_its_outer_axis_in_lanes() -> None:
     i = Axis("i", index(3), limit=index(7) - index(p) * 3)
     total = Reduce(SUM, (i,), load(x, index(p) * 3 + i))
     kernel = Kernel("k", (p,), (i,), (Store(y, (index(p),), total),))
-    check_plan(kernel, cpu((Binding(p, Place.GRID, 2), Binding(i, Place.LANES, 4)), peel=False))
+    check_plan(
+        kernel, cpu((Binding(p, LoopKind.GRID, 2), Binding(i, LoopKind.LANES, 4)), peel=False)
+    )
 
 
 def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
@@ -318,7 +328,7 @@ def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
     value = Op("sub", (dear, Reduce(SUM, (a,), row)))
     kernel = Kernel("k", (), (a, c), (Store(y, (index(a), index(c)), value),))
     for tile in (1, 4):
-        check_plan(kernel, cpu((Binding(a, Place.LOOP), Binding(c, Place.LOOP, tile))))
+        check_plan(kernel, cpu((Binding(a, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile))))
 
 
 def test_a_load_before_a_loop_has_a_guard_of_its_own_though_one_in_the_loop_is_equal() -> None:
@@ -328,5 +338,5 @@ def test_a_load_before_a_loop_has_a_guard_of_its_own_though_one_in_the_loop_is_e
     few = below(c, 3)
     both = Op("sub", (load(b, c, guard=few), load(x, m, c, guard=few)))
     kernel = Kernel("k", (), (m, c), (Store(y, (index(m), index(c)), both),))
-    loop, lanes = Binding(m, Place.LOOP), Binding(c, Place.LANES, 8)
+    loop, lanes = Binding(m, LoopKind.LOOP), Binding(c, LoopKind.LANES, 8)
     check_plan(kernel, Plan((loop, lanes)))

@@ -12,7 +12,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.online import find_pivots, scale_after_maximum, scale_of
+from fusec.ir.online import find_row_maxima, scale_after_maximum, scale_of
 from tests.support import check, values
 
 LOWEST = Const(float("-inf"), F32)
@@ -39,7 +39,7 @@ class _Row:
         return Reduce(MAX, (self.n,), body)
 
     def is_online(self, body: Expr) -> bool:
-        return bool(find_pivots((Reduce(SUM, (self.n,), body),)))
+        return bool(find_row_maxima((Reduce(SUM, (self.n,), body),)))
 
 
 def _above(score: Expr, top: Expr) -> Expr:
@@ -84,7 +84,7 @@ def test_a_positive_factor_leaves_the_maximum_and_the_mask():
     score = Select(row.keep, scaled, LOWEST)
     total = Reduce(SUM, (row.n,), _above(score, row.top(score)))
     (after,) = scale_after_maximum((total,))
-    (top,) = find_pivots((after,)).values()
+    (top,) = find_row_maxima((after,)).values()
     assert top is row.top(row.masked)
     assert scale_of(after, top) == ("mul", 0.25)
 

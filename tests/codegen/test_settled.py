@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
-from fusec.codegen.band import loop_bounds, settled_part
+from fusec.codegen.band import loop_bounds, mask_free_part
 from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, contiguous_strides, index
@@ -43,7 +43,7 @@ def test_causal_keys_are_visible_in_tiles_wholly_before_the_first_row():
     mask = t.compare("le", t.n, t.m)
     top = t.top(mask)
     assert loop_bounds(t.no, [top], t.lanes) == (index(0), index(t.mo) * 2 + 2)
-    part = settled_part(t.no, [top], t.lanes)
+    part = mask_free_part(t.no, [top], t.lanes)
     assert part is not None
     assert (part.first, part.stop) == (None, index(t.mo) * 2)
     assert part.truth == {mask: True}
@@ -53,7 +53,7 @@ def test_causal_queries_see_all_keys_of_a_tile_from_some_tile_on():
     t = _Tile()  # keys are rows here, and the loop runs over queries
     top = t.top(t.compare("le", t.m, t.n))
     assert loop_bounds(t.no, [top], t.lanes) == (index(t.mo) * 2, None)
-    part = settled_part(t.no, [top], t.lanes)
+    part = mask_free_part(t.no, [top], t.lanes)
     assert part is not None
     assert (part.first, part.stop) == (index(t.mo) * 2 + 2, None)
 
@@ -62,21 +62,21 @@ def test_a_mask_spelled_as_what_it_hides_is_known_to_be_false():
     t = _Tile()
     hides = t.compare("gt", t.n, t.m)
     body = Select(hides, Const(float("-inf"), F32), t.scores)
-    part = settled_part(t.no, [Reduce(MAX, (t.ni,), body)], t.lanes)
+    part = mask_free_part(t.no, [Reduce(MAX, (t.ni,), body)], t.lanes)
     assert part is not None and part.truth == {hides: False}
 
 
 def test_a_band_of_two_edges_settles_nothing():
     t = _Tile()
     band = Op("and", (t.compare("le", t.n, t.m), t.compare("lt", t.m - t.n, index(100))))
-    assert settled_part(t.no, [t.top(band)], t.lanes) is None
+    assert mask_free_part(t.no, [t.top(band)], t.lanes) is None
 
 
 def test_two_masks_on_the_same_side_settle_nothing_unless_they_are_one():
     t = _Tile()
     one, other = t.compare("le", t.n, t.m), t.compare("lt", t.n, index(300))
-    assert settled_part(t.no, [t.top(one), t.top(other)], t.lanes) is None
-    assert settled_part(t.no, [t.top(one), t.top(one)], t.lanes) is not None
+    assert mask_free_part(t.no, [t.top(one), t.top(other)], t.lanes) is None
+    assert mask_free_part(t.no, [t.top(one), t.top(one)], t.lanes) is not None
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

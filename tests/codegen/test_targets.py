@@ -11,7 +11,7 @@ from fusec.codegen.targets import GPUS, TARGETS, find_target, target_of_device
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F32, DType
 from fusec.passes.cost import price
-from fusec.passes.schedule.plan import Place, Plan
+from fusec.passes.schedule.plan import LoopKind, Plan
 from tests.passes.schedule.flat import attention, products
 
 
@@ -44,7 +44,7 @@ def test_another_gpu_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def launched(plan: Plan) -> int:
     """Return how many programs a plan launches."""
     return math.prod(
-        -(-b.axis.extent.hint() // b.tile) for b in plan.bindings if b.place is Place.GRID
+        -(-b.axis.extent.hint() // b.tile) for b in plan.bindings if b.kind is LoopKind.GRID
     )
 
 

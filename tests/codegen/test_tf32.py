@@ -10,9 +10,9 @@ import torch
 from fusec.codegen.targets import find_target
 from fusec.compiler import allows_tf32
 from fusec.options import Options
+from fusec.report.lint_report import judge
 from fusec.report.observe import observe
 from fusec.report.stages import Staged, take_through
-from fusec.report.static_verdict import judge
 from fusec.runtime.static_checks import inspect_kernel
 from fusec.runtime.triton_kernel import compile_kernel
 from tests.codegen.kernels import triton_source

@@ -267,7 +267,7 @@ TORCH_OPS = {
 def has(name: str, dtype: DType) -> bool:
     """True if the printer's table has this operation on this type."""
     try:
-        template(name, dtype, cheap=False)
+        template(name, dtype, approximate=False)
     except InternalError:
         return False
     return True
@@ -379,7 +379,7 @@ def test_constants_are_stored_selected_and_reduced(dtype: DType) -> None:
 )
 def test_cheap_form_is_within_its_bound(name: str, relative: float, absolute: float) -> None:
     program = pointwise(name, F32)
-    source = print_kernel(replace(form_of(program), cheap=named_values(program)))
+    source = print_kernel(replace(form_of(program), approximate=named_values(program)))
     assert source != print_kernel(form_of(program))
     spread = torch.cat([torch.linspace(-90, 85, 100), torch.linspace(-6, 6, 100)])
     small = torch.logspace(-8, 0, 53)

@@ -18,8 +18,8 @@ from tests.codegen.test_triton import TORCH_OPS, has, operands, pointwise
 pytestmark = pytest.mark.gpu
 
 
-def loaded(program: Program, *, cheap: bool = False) -> TritonKernel:
-    kernel = triton_source(program, cheap=named_values(program) if cheap else None)
+def loaded(program: Program, *, approximate: bool = False) -> TritonKernel:
+    kernel = triton_source(program, approximate=named_values(program) if approximate else None)
     return unpack(pack([kernel], device_target(0)), device=0)[kernel.name]
 
 
@@ -46,7 +46,7 @@ def test_cheap_form_is_hidden_by_rounding_to_bf16(name: str) -> None:
     args = [value.cuda() for value in operands(name, F32)]
     eager = (TORCH_OPS.get(name) or getattr(torch, name))(*args)
     result = torch.zeros_like(eager)
-    loaded(pointwise(name, F32), cheap=True)(*args, result)
+    loaded(pointwise(name, F32), approximate=True)(*args, result)
     torch.testing.assert_close(result, eager, rtol=2e-5, atol=3e-7, equal_nan=True)
 
 

@@ -16,9 +16,9 @@ from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.options import Options
+from fusec.report.lint_report import judge
 from fusec.report.observe import observe
 from fusec.report.stages import take_through
-from fusec.report.static_verdict import judge
 from fusec.runtime import triton_kernel
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
@@ -160,7 +160,7 @@ def every_operation(dtype: DType) -> Program:
     args = [b.load(buffer(name, dtype, 128), lane) for name in "ab"]
     for name, row in SCALAR_OPS.items():
         try:
-            template(name, dtype, cheap=False)
+            template(name, dtype, approximate=False)
         except InternalError:
             continue
         result = b.op(name, *args[: row.arity])
@@ -177,7 +177,7 @@ def test_every_scalar_operation_compiles(dtype: DType, target: str) -> None:
 
 def test_every_cheap_form_compiles() -> None:
     program = every_operation(F32)
-    compiled(program, cheap=named_values(program))
+    compiled(program, approximate=named_values(program))
 
 
 def test_division_and_square_root_are_ieee() -> None:
@@ -188,6 +188,6 @@ def test_division_and_square_root_are_ieee() -> None:
     accurate = compiled(b.program()).text("ptx")
     assert "div.rn.f32" in accurate
     assert "sqrt.rn.f32" in accurate
-    cheap = compiled(b.program(), cheap=named_values(b.program())).text("ptx")
-    assert "div.rn.f32" not in cheap
-    assert "sqrt.rn.f32" not in cheap
+    approximate = compiled(b.program(), approximate=named_values(b.program())).text("ptx")
+    assert "div.rn.f32" not in approximate
+    assert "sqrt.rn.f32" not in approximate

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from fusec.codegen.targets import find_target
-from fusec.ir.graph import Chunked, Extern, Schedule
+from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options
 from fusec.pipeline import compile_to_source
 from fusec.report.observe import observe
@@ -65,7 +65,7 @@ def kept(schedule: Schedule) -> list[str]:
     for step in schedule.steps:
         if isinstance(step, Extern) and step.target.startswith(NAMESPACE):
             found.append(step.node)
-        assert not isinstance(step, Chunked) or not kept(step.body)
+        assert not isinstance(step, RowLoop) or not kept(step.body)
     return found
 
 
@@ -95,7 +95,7 @@ def test_collectives_keep_their_order_around_a_loop_over_rows():
     (seen,) = observe(loss, inputs)
     options = Options.from_compile(None, {"chunk_bytes": 64 * 128})
     made = compile_to_source(seen.graph, Context(find_target("sm_90"), options, Trace("g")))
-    assert any(isinstance(step, Chunked) for step in made.schedule.steps)
+    assert any(isinstance(step, RowLoop) for step in made.schedule.steps)
     assert kept(made.schedule) == said(seen.graph)
 
 

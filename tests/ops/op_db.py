@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
 from fusec.compiler import compile_graph, run_eagerly
-from fusec.ir.graph import Chunked, Extern, Schedule
+from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options
 from fusec.runtime.fake import with_memory_only
 from fusec.stages import Context
@@ -222,7 +222,7 @@ def _compile_one(
 
 def note_externs(schedule: Schedule, name: str, outcome: Outcome) -> None:
     for step in schedule.steps:
-        if isinstance(step, Chunked):
+        if isinstance(step, RowLoop):
             note_externs(step.body, name, outcome)
         elif isinstance(step, Extern) and step.reason != EMPTY:
             outcome.externs.add((name, step.target.removeprefix("aten."), step.reason))

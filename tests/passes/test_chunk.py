@@ -10,7 +10,7 @@ import pytest
 from fusec.codegen.targets import find_target
 from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce
-from fusec.ir.graph import Chunked, Def, Extern, Graph, Schedule, View
+from fusec.ir.graph import Def, Extern, Graph, RowLoop, Schedule, View
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp import run_graph, run_schedule
 from fusec.ir.monoid import MAX, SUM
@@ -93,7 +93,7 @@ def transposed(source: Buffer) -> View:
     return View(source, source.shape[::-1], source.strides[::-1], index(0))
 
 
-def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
+def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[RowLoop]]:
     """Cut a graph in chunks, and check that it computes what it did."""
     before = head.graph(*outputs)
     after = chunk(before, 1, clean, TUNING)
@@ -106,7 +106,7 @@ def run(head: Head, *outputs: Buffer) -> tuple[Schedule, list[Chunked]]:
     found = run_schedule(schedule, head.inputs(), library)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
-    return schedule, [step for step in schedule.steps if isinstance(step, Chunked)]
+    return schedule, [step for step in schedule.steps if isinstance(step, RowLoop)]
 
 
 def whys(head: Head, *outputs: Buffer) -> list[str]:
@@ -118,7 +118,7 @@ def whys(head: Head, *outputs: Buffer) -> list[str]:
     return [d.reason for d in after.decisions]
 
 
-def largest(loop: Chunked) -> int:
+def largest(loop: RowLoop) -> int:
     inner = [b for s in loop.schedule.steps if isinstance(s, Extern) for b in s.outputs]
     return max(b.shape[0].hint() for b in inner if b is not None)
 

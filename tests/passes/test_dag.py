@@ -8,7 +8,7 @@ import torch
 
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.extern import Write
-from fusec.ir.graph import Bundle, Chunked, Def, Extern, Graph, Kernel, Schedule, Step, Store, View
+from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store, View
 from fusec.ir.index import Size, index
 from fusec.passes.dag import dependencies
 from fusec.passes.unify import unify
@@ -132,5 +132,5 @@ def test_a_loop_over_rows_reads_windows_and_needs_their_sizes() -> None:
     n = Size("N", 64)
     x = buffer("x", n, 4)
     body = Schedule(Graph("body", (), (), ()), ())
-    loop = Chunked("rows", index(n), 16, index(16), body, (whole(x),), (whole(A),), (C,), (D,), ())
+    loop = RowLoop("rows", index(n), 16, index(16), body, (whole(x),), (whole(A),), (C,), (D,), ())
     assert loop.reads == (x, A) and loop.writes == (C, D) and loop.sizes == (n,)

@@ -208,4 +208,4 @@ def test_order_finds_the_detours_that_a_search_finds(seed: int) -> None:
         if not detour:
             order.merge(a, b, merged)
             assert nx.is_directed_acyclic_graph(dag)
-            assert all(order.place[s] < order.place[t] for s, t in dag.edges)
+            assert all(order.position[s] < order.position[t] for s, t in dag.edges)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fusec
-from fusec.report.numeric_verdict import compare
+from fusec.report.comparison import compare
 from fusec.report.subclasses import copied
 
 

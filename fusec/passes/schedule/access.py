@@ -41,7 +41,7 @@ def step(access: Access, axis: Axis) -> int | None:
     return None if coefficient is None else coefficient.hint()
 
 
-def is_turned(load: Load, along: Axis, lane: Axis) -> bool:
+def is_transposed(load: Load, along: Axis, lane: Axis) -> bool:
     """Return True for a load that is contiguous along an axis, and a step apart along the lanes.
 
     Its guard, if any, is the same all along that axis.

@@ -11,7 +11,7 @@ from fusec.ir.graph import Kernel
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
 COLUMNS = 128
@@ -38,6 +38,6 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     width = min(COLUMNS, power_of_two(column.extent.hint()))
     while rows * width < COLUMNS * ROWS // 4 and column.extent.hint() >= 2 * width * PROGRAMS:
         width *= 2  # few rows: a thread has 16 bytes of more columns
-    grid = [Binding(a, Place.GRID, width if a is column else 1) for a in kernel.grid]
-    loops = [Binding(a, Place.LOOP) for a in outer]
-    return Plan((*grid, *loops, Binding(last, Place.LOOP, rows)), 4)
+    grid = [Binding(a, LoopKind.GRID, width if a is column else 1) for a in kernel.grid]
+    loops = [Binding(a, LoopKind.LOOP) for a in outer]
+    return Plan((*grid, *loops, Binding(last, LoopKind.LOOP, rows)), 4)

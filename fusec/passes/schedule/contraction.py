@@ -21,7 +21,7 @@ from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
     BUSY,
     Roles,
@@ -237,8 +237,10 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     found = tilings(kernel, roles, work, machine)
     most = SPARE * machine.sm.tile_registers
     plain = _has_plain_operands(kernel, roles)
-    settled = (plain and work.registers(t) <= most for t in found)
-    offered = (_plan(kernel, roles, t, settles=s) for t, s in zip(found, settled, strict=True))
+    without_mask = (plain and work.registers(t) <= most for t in found)
+    offered = (
+        _plan(kernel, roles, t, mask_free=s) for t, s in zip(found, without_mask, strict=True)
+    )
     return tuple(dict.fromkeys(replace(plan, tf32=machine.sm.tf32) for plan in offered))
 
 
@@ -272,13 +274,13 @@ def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> 
     return find_work(kernel, products, nested.intersection(products), tf32=machine.sm.tf32)
 
 
-def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, settles: bool) -> Plan:
+def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, mask_free: bool) -> Plan:
     tiles = tiling.lanes
-    grid = [Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid]
-    loops = [Binding(a, Place.LOOP, tiles.get(a, 1)) for a in roles.outer]
+    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid]
+    loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in roles.outer]
     if roles.looped is not None:
-        loops.append(Binding(roles.looped, Place.LOOP, tiles[roles.looped]))
-    lanes = [Binding(a, Place.LANES, tiles[a]) for a in roles.whole]
+        loops.append(Binding(roles.looped, LoopKind.LOOP, tiles[roles.looped]))
+    lanes = [Binding(a, LoopKind.LANES, tiles[a]) for a in roles.whole]
     grouped = len(roles.tiled) == 2 and roles.tiled == kernel.grid[-2:]
     # Tiles of rank 3, loaded ahead, kept LLVM busy for minutes (one query of 4096 keys, sm_90).
     multiplies = any(p.left_axes and p.right_axes for p in contractions(kernel).values())
@@ -289,5 +291,5 @@ def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, settles: bool) -> Pla
         group=GROUP if grouped else 0,
         dots=True,
         online=True,
-        settles=settles,
+        mask_free=mask_free,
     )

@@ -4,7 +4,7 @@ Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
-                ['by' chunk] ['turned']
+                ['by' chunk] ['transposed']
 
 An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
 that is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid
@@ -22,7 +22,7 @@ from fusec.ir.index import Axis
 from fusec.ir.verify import check
 
 
-class Place(enum.Enum):
+class LoopKind(enum.Enum):
     """Where the outer part of an axis runs."""
 
     GRID = "grid"
@@ -35,19 +35,19 @@ class Binding:
     """How one axis runs.
 
     Attributes:
-        place: where the outer part runs; LANES means that there is no outer part.
+        kind: where the outer part runs; LANES means that there is no outer part.
         tile: lanes of the inner part; 1 means that the axis has no lanes.
         chunk: tiles that one grid point visits in a loop (GRID), or that one of two nested loops
             runs (LOOP); 0 for none.
-        turned: memory is contiguous along this axis where lanes are not: blocks of a chunk by the
-            lanes go through a private array (``codegen/turned.py``).
+        transposed: memory is contiguous along this axis where lanes are not: blocks of a chunk by
+            the lanes go through a private array (``codegen/transposed.py``).
     """
 
     axis: Axis
-    place: Place
+    kind: LoopKind
     tile: int = 1
     chunk: int = 0
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Plan:
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: operands of products are copied by tensor descriptors where they can be.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
-        settles: tiles that lie wholly inside a mask run in a loop of their own, without it.
+        mask_free: tiles that lie wholly inside a mask run in a loop of their own, without it.
         reloads: what a loop does not change is loaded again in each iteration, from a cache: tiles
             would take registers that the loop needs.
         kept_cost, kept_bytes: a value of so many operations that a later loop needs again is kept,
@@ -81,7 +81,7 @@ class Plan:
     dots: bool = False
     online: bool = False
     descriptors: bool = False
-    settles: bool = False
+    mask_free: bool = False
     tf32: bool = False
     reloads: bool = False
     kept_cost: int = 0
@@ -107,13 +107,13 @@ def print_plan(name: str, plan: Plan) -> str:
     """Return the plan on one line."""
     parts = []
     for b in plan.bindings:
-        match b.place:
-            case Place.LANES:
+        match b.kind:
+            case LoopKind.LANES:
                 text = f"lanes({b.tile})"
             case _:
-                text = b.place.value + (f"*{b.tile}" if b.tile > 1 else "")
+                text = b.kind.value + (f"*{b.tile}" if b.tile > 1 else "")
                 text += f" by {b.chunk}" if b.chunk else ""
-                text += " turned" if b.turned else ""
+                text += " transposed" if b.transposed else ""
         parts.append(f"{b.axis.name}={text}")
     tunables = f"warps={plan.warps}" + (
         f" stages={plan.stages}" if plan.dots or plan.stages > 1 else ""

@@ -13,7 +13,7 @@ from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import accesses, fastest_axis, step
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -33,7 +33,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     """Return the plan of a pointwise kernel."""
     fast = fastest_axis(kernel, kernel.grid)
     if fast is None:
-        return Plan(tuple(Binding(a, Place.GRID) for a in kernel.grid), warps=1)
+        return Plan(tuple(Binding(a, LoopKind.GRID) for a in kernel.grid), warps=1)
     other = _other_fast_axis(kernel, fast)
     if other is not None:
         return _square(kernel, fast, other)
@@ -93,5 +93,5 @@ def _square(kernel: Kernel, fast: Axis, other: Axis) -> Plan:
 
 
 def _plan(kernel: Kernel, tiles: dict[Axis, int], warps: int) -> Plan:
-    bindings = tuple(Binding(a, Place.GRID, tiles.get(a, 1)) for a in kernel.grid)
+    bindings = tuple(Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid)
     return Plan(bindings, warps)

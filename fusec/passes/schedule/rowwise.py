@@ -18,7 +18,7 @@ from fusec.ir.index import Axis
 from fusec.passes.machine import Machine, Tuning
 from fusec.passes.schedule.access import fastest_axis, limiting_axes
 from fusec.passes.schedule.nest import nest_order
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
 RESIDENT_BYTES = 1 << 17
@@ -65,27 +65,27 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     parts = _parts(kernel, nest, row, machine.tuning)
     outer = [a for a in nest if a is not row and a not in parts]
     sums = _column_sums(kernel, row)
-    loops = [Binding(a, Place.LOOP) for a in outer]
+    loops = [Binding(a, LoopKind.LOOP) for a in outer]
     if not _row_fits(kernel, row, machine.tuning):
-        grid = [Binding(a, Place.GRID) for a in kernel.grid]
+        grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
         tile = min(machine.tuning.row_tile, max(width, 16))
         warps = max(1, min(16, tile // 256))
-        plan = Plan((*grid, *loops, Binding(row, Place.LOOP, tile)), warps)
+        plan = Plan((*grid, *loops, Binding(row, LoopKind.LOOP, tile)), warps)
         return replace(plan, online=True)
-    lanes = [Binding(a, Place.LANES, power_of_two(a.extent.const)) for a in parts]
-    lanes.append(Binding(row, Place.LANES, max(width, 2)))
+    lanes = [Binding(a, LoopKind.LANES, power_of_two(a.extent.const)) for a in parts]
+    lanes.append(Binding(row, LoopKind.LANES, max(width, 2)))
     for part in lanes[:-1]:
         width *= part.tile
     odd = _is_odd(kernel, row)
     if loops:
         elements = LOOP_ELEMENTS // 2 if odd else LOOP_ELEMENTS
         height = min(max(1, elements // width), power_of_two(outer[-1].extent.hint()))
-        loops[-1] = Binding(outer[-1], Place.LOOP, height)
+        loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
         width *= height
     rows = 1 if loops or width >= 512 else _rows_per_program(kernel, width)
-    grid = [Binding(a, Place.GRID) for a in kernel.grid]
+    grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
     if rows > 1:
-        grid[-1] = Binding(kernel.grid[-1], Place.GRID, rows)
+        grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
     # A loop around the row carries column sums beside the row's tiles: fewer elements a thread.
     share = 128 if sums >= MANY_SUMS or (odd and loops and loops[-1].tile > 1) else 256
     warps = min(16, max(1, width // share)) if loops else _warps(width * rows)

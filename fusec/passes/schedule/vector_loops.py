@@ -5,7 +5,7 @@ a reduction over an outer loop then accumulates in a private array that stays in
 kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points. Where the
 loops are a window of few places, they are innermost: what they reduce to stays in a register. Where
 a pointwise kernel reads along one axis and writes along another, lanes follow what it writes, and
-what it reads is turned, in blocks of W x W.
+what it reads is transposed, in blocks of W x W.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
 from fusec.passes.machine import Machine, Tuning
-from fusec.passes.schedule.access import fastest_axis, is_turned
+from fusec.passes.schedule.access import fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
-from fusec.passes.schedule.plan import Binding, Place, Plan
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 MOST_OF_A_WINDOW = 16
 """Points of a reduction that lanes walk through one after the other, in a register."""
@@ -40,17 +40,17 @@ def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     """Return how each axis of a kernel runs, in vectors of the machine's width."""
-    both = turned_axes(kernel, machine.vector)
+    both = transposed_axes(kernel, machine.vector)
     if both is not None:
-        return _turned(kernel, *both, machine)
+        return _transposed(kernel, *both, machine)
     lane = lane_axis(kernel, machine.vector)
     grid = [a for a in kernel.grid if a is not lane]
     nest = nest_order(kernel, lane, arrays=True)
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     inside = [a for a in nest if a is not lane]
-    bindings = [Binding(a, Place.GRID) for a in grid]
-    loops = [Binding(a, Place.LOOP) for a in inside]
+    bindings = [Binding(a, LoopKind.GRID) for a in grid]
+    loops = [Binding(a, LoopKind.LOOP) for a in inside]
     if lane is None:
         return (*bindings, *loops)
     own = _lanes(kernel, lane, machine, product(a.extent for a in grid).hint())
@@ -59,22 +59,25 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     return (*bindings, *loops, own)
 
 
-def _turned(kernel: Kernel, lane: Axis, turned: Axis, machine: Machine) -> tuple[Binding, ...]:
-    """Return bindings by which loads are contiguous along ``turned``, and lanes are along another.
+def _transposed(
+    kernel: Kernel, lane: Axis, transposed: Axis, machine: Machine
+) -> tuple[Binding, ...]:
+    """Return bindings by which loads are contiguous along ``transposed``, and lanes are along
+    another.
 
     Blocks of a pointwise kernel follow each other as loads walk: 1.5 times as fast as the other way
     (2026-11). Loops are inside those over lanes: what they reduce to stays in a register.
     """
     width = machine.vector
-    others = [a for a in kernel.grid if a is not lane and a is not turned]
-    bindings = [Binding(a, Place.GRID) for a in others]
-    if turned in kernel.grid:
-        own = Binding(lane, Place.GRID, width, 1)
-        return (*bindings, own, Binding(turned, Place.GRID, 1, width, turned=True))
-    blocks = Binding(turned, Place.LOOP, 1, width, turned=True)
+    others = [a for a in kernel.grid if a is not lane and a is not transposed]
+    bindings = [Binding(a, LoopKind.GRID) for a in others]
+    if transposed in kernel.grid:
+        own = Binding(lane, LoopKind.GRID, width, 1)
+        return (*bindings, own, Binding(transposed, LoopKind.GRID, 1, width, transposed=True))
+    blocks = Binding(transposed, LoopKind.LOOP, 1, width, transposed=True)
     nest = nest_order(kernel, lane, arrays=True) or ()
     own = _lanes(kernel, lane, machine, product(a.extent for a in others).hint())
-    loops = [blocks if a is turned else Binding(a, Place.LOOP) for a in nest]
+    loops = [blocks if a is transposed else Binding(a, LoopKind.LOOP) for a in nest]
     return (*bindings, own, *loops)
 
 
@@ -84,8 +87,8 @@ def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
     is_long = lane.extent.hint() > 16 * machine.tuning.point_elements
     if lane in kernel.inside or (outer >= machine.tuning.least_points and not is_long):
         blocks = SUM_TILES if _sums_many(kernel, lane, tile) else 0
-        return Binding(lane, Place.LOOP, tile, blocks)
-    return Binding(lane, Place.GRID, tile, _chunk(lane, tile, outer, machine.tuning))
+        return Binding(lane, LoopKind.LOOP, tile, blocks)
+    return Binding(lane, LoopKind.GRID, tile, _chunk(lane, tile, outer, machine.tuning))
 
 
 def lane_axis(kernel: Kernel, width: int) -> Axis | None:
@@ -104,12 +107,12 @@ def lane_axis(kernel: Kernel, width: int) -> Axis | None:
     return other
 
 
-def turned_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
+def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
     """Return the axis that most of what a kernel stores walks, and one that loads walk instead.
 
     None unless both fill vectors of ``width`` lanes, and what is stored varies along both. A kernel
     with reductions has the second one among its loops; it is left as it is unless all of its loads
-    are turned or walk the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are
+    are transposed or walk the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are
     copied 4 to 7 times as fast as element by element, 1.9 to 3.5 times as fast as in eager.
     """
     long = [a for a in kernel.axes if a.limit is None and a.extent.hint() >= width]
@@ -125,21 +128,23 @@ def turned_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
     found = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
     read: dict[Axis, int] = {}
     for axis in long:
-        turned = [n for n in found if is_turned(n, axis, lane)]
+        transposed = [n for n in found if is_transposed(n, axis, lane)]
         whole = any(axis in at.axes and at.coefficient(lane) is index(1) for at, _ in offsets)
-        if turned and whole and (not kernel.inside or axis in kernel.inside):
-            read[axis] = sum(n.buffer.dtype.itemsize for n in turned)
+        if transposed and whole and (not kernel.inside or axis in kernel.inside):
+            read[axis] = sum(n.buffer.dtype.itemsize for n in transposed)
     if not read:
         return None
     other = max(read, key=read.__getitem__)
-    return (lane, other) if not kernel.inside or _all_turn(kernel, found, lane, other) else None
+    return (
+        (lane, other) if not kernel.inside or _all_transpose(kernel, found, lane, other) else None
+    )
 
 
-def _all_turn(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -> bool:
-    """Return True if all loads of a kernel with reductions walk lanes, or can be turned to."""
+def _all_transpose(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -> bool:
+    """Return True if all loads of a kernel with reductions walk lanes, or can be transposed to."""
     for load in found:
         step = load.buffer.offset(load.indices).coefficient(lane)
-        if step not in (index(0), index(1)) and not is_turned(load, other, lane):
+        if step not in (index(0), index(1)) and not is_transposed(load, other, lane):
             return False
     return nest_order(kernel, lane, arrays=True) is not None
 

@@ -12,7 +12,7 @@ from fusec.ir.expr import Buffer, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Size, index
 from fusec.ir.monoid import MAX
-from fusec.passes.schedule.plan import Place, Plan
+from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.passes.schedule.vector_loops import (
     SUM_TILES,
     accepts_cpu,
@@ -78,7 +78,7 @@ def test_a_long_vector_is_cut_into_chunks_of_a_cache() -> None:
 def test_a_short_vector_is_cut_into_points_enough_for_all_threads() -> None:
     kernel = line(16 * 64)
     (binding,) = plan_of(kernel).bindings
-    assert binding.place is Place.GRID
+    assert binding.kind is LoopKind.GRID
     assert 64 // binding.chunk == TUNING.least_points
 
 
@@ -94,16 +94,16 @@ def test_an_extent_known_at_launch_is_cut_by_its_hint() -> None:
 
 def test_few_long_rows_are_cut_as_well() -> None:
     (outer, lane) = plan_of(pointwise(2, 100_000)).bindings
-    assert outer.place is lane.place is Place.GRID
+    assert outer.kind is lane.kind is LoopKind.GRID
     assert lane.chunk > 0
 
 
 def test_a_column_sum_keeps_its_loop_outside_of_the_lanes() -> None:
     """Memory is walked in order; the sums of a chunk of columns wait in a private array."""
     plan = plan_of(columns(4096, 768))
-    assert [(b.axis.name, b.place) for b in plan.bindings] == [
-        ("m", Place.LOOP),
-        ("c", Place.GRID),
+    assert [(b.axis.name, b.kind) for b in plan.bindings] == [
+        ("m", LoopKind.LOOP),
+        ("c", LoopKind.GRID),
     ]
     assert plan.kept_bytes and plan.peel
 
@@ -145,8 +145,8 @@ def test_a_private_array_longer_than_a_cache_is_refused() -> None:
 @pytest.mark.parametrize(
     ("m", "c", "plan"),
     [
-        (512, 600, "c=grid*16 by 1  m=grid by 16 turned"),
-        (16, 100_000, "c=grid*16 by 1  m=grid by 16 turned"),
+        (512, 600, "c=grid*16 by 1  m=grid by 16 transposed"),
+        (16, 100_000, "c=grid*16 by 1  m=grid by 16 transposed"),
         (15, 600, "m=grid  c=grid*16 by 38"),  # fills no block
         (600, 15, "m=grid  c=loop*16"),
     ],
@@ -173,6 +173,6 @@ def class_first(classes: int, points: int, *, kept: bool) -> Kernel:
 
 
 def test_what_reductions_read_is_turned_if_results_as_large_are_written_the_other_way() -> None:
-    assert found(class_first(21, 600, kept=True)) == "p=grid*16 by 2  c=loop by 16 turned"
+    assert found(class_first(21, 600, kept=True)) == "p=grid*16 by 2  c=loop by 16 transposed"
     assert found(class_first(21, 600, kept=False)) == "p=grid  c=loop*16"
     assert found(class_first(15, 600, kept=True)) == "p=grid  c=loop*16"

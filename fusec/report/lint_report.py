@@ -1,4 +1,4 @@
-"""The static verdict on a model's kernels: the facts of each, the rules that it breaks, as text.
+"""What is wrong with a model's kernels: the facts of each, the rules that it breaks, as text.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -75,7 +75,7 @@ class CheckedGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LintReport:
     """What ``fusec check --static`` shows."""
 
     target: str
@@ -121,8 +121,8 @@ def check_target(name: str) -> None:
         )
 
 
-def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None) -> Verdict:
-    """Compile the kernels of some graphs, all for one target, and return the verdict on them.
+def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None) -> LintReport:
+    """Compile the kernels of some graphs, all for one target, and report on them.
 
     Args:
         say: gets a line of progress for each graph.
@@ -142,7 +142,7 @@ def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None)
             say(f"graph {one.name}: machine code of {len(one.compiled.distinct)} kernels")
             kernels += _checked_kernels(one)
     target = staged[0].target.name if staged else ""
-    return Verdict(target, tuple(graphs), tuple(kernels))
+    return LintReport(target, tuple(graphs), tuple(kernels))
 
 
 def _checked_kernels(staged: Staged) -> list[CheckedKernel]:
@@ -243,13 +243,13 @@ _HEADER = (
 )
 
 
-def _lines(verdict: Verdict) -> list[str]:
-    if not verdict.graphs:
+def _lines(report: LintReport) -> list[str]:
+    if not report.graphs:
         return ["nothing was compiled: the call has no tensor operations"]
-    lines = [f"target {verdict.target}"]
-    for graph in verdict.graphs:
-        lines += ["", *_graph_lines(graph, [k for k in verdict.kernels if k.graph == graph.name])]
-    for title, findings in (("faults", verdict.faults), ("warnings", verdict.warnings)):
+    lines = [f"target {report.target}"]
+    for graph in report.graphs:
+        lines += ["", *_graph_lines(graph, [k for k in report.kernels if k.graph == graph.name])]
+    for title, findings in (("faults", report.faults), ("warnings", report.warnings)):
         lines += ["", f"{title}: {len(findings) or 'none'}"]
         for finding in findings:
             lines.append(f"  {finding.graph} {finding.kernel}  {finding.rule}: {finding.seen}")

@@ -1,10 +1,11 @@
-"""Blocks of memory that are turned on their way into lanes.
+"""Blocks of memory that are transposed on their way into lanes.
 
 Where lanes walk one axis and memory is contiguous along another (a transposed copy), a load takes
-an element out of each of W cache lines. A plan may bind the other axis in chunks of W (``turned``
-in ``passes/schedule/plan.py``): then lowering copies W x W elements into a private array before the
-loop over a chunk, and the loop reads that. In the program this is an ordinary loop of loads and
-puts; a printer that finds it here says it as one call that turns the block in registers.
+an element out of each of W cache lines. A plan may bind the other axis in chunks of W
+(``transposed`` in ``passes/schedule/plan.py``): then lowering copies W x W elements into a private
+array before the loop over a chunk, and the loop reads that. In the program this is an ordinary loop
+of loads and puts; a printer that finds it here says it as one call that transposes the block in
+registers.
 
 Worked example, lanes j of 16 and a chunk of 16 rows i::
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from fusec.ir.expr import Buffer, Load, Var
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import For, Let, Put
-from fusec.passes.schedule.access import is_turned
+from fusec.passes.schedule.access import is_transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class Block:
     guard: Var | None
 
 
-def turned_block(loop: For, lane: Axis | None) -> Block | None:
+def transposed_block(loop: For, lane: Axis | None) -> Block | None:
     """Return what a loop copies into an array, if it does that alone and turns it."""
     match loop.body:
         case (Let(value=Load() as load, var=var), Put(value=value, guard=None) as put):
             guard = load.guard
         case _:
             return None
-    if lane is None or value is not var or not is_turned(load, loop.axis, lane):
+    if lane is None or value is not var or not is_transposed(load, loop.axis, lane):
         return None
     whole = index(loop.axis) * lane.extent + index(lane)
     if put.offset is not whole or load.buffer.dtype is not put.buffer.dtype:
