@@ -325,7 +325,7 @@ def copy_of_another(form: Form) -> Form:
 
 
 def another_is_cheap(form: Form) -> Form:
-    return replace(form, cheap=form.cheap | {ANOTHER})
+    return replace(form, approximate=form.approximate | {ANOTHER})
 
 
 # -- faults of FX graphs ---------------------------------------------------------------------------
