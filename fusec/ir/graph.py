@@ -342,6 +342,16 @@ class RowLoop:
         """What the loop reads."""
         return (*self.sliced, *self.whole)
 
+    def reading(self, instead: Mapping[Buffer, Buffer]) -> RowLoop:
+        """Return the loop with other buffers in the place of some that it reads."""
+        if not any(view.buffer in instead for view in self.views):
+            return self
+        sliced, whole = (
+            tuple(replace(v, buffer=instead.get(v.buffer, v.buffer)) for v in views)
+            for views in (self.sliced, self.whole)
+        )
+        return replace(self, sliced=sliced, whole=whole)
+
     @property
     def reads(self) -> tuple[Buffer, ...]:
         """The distinct buffers that the loop reads, in order."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fusec.ir.canonical import canonical
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Def, Extern, Graph, Line
+from fusec.ir.graph import Def, Extern, Graph, Line, RowLoop
 from fusec.ir.index import Axis
 from fusec.ir.rewrite import reading, rewrite
 
@@ -33,7 +33,7 @@ def share(graph: Graph) -> Graph:
                     nodes.append(line)
                 else:
                     instead[line.buffer] = known
-            case Extern():
+            case Extern() | RowLoop():
                 nodes.append(node.reading(instead))
             case _:
                 nodes.append(node)

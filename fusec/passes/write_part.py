@@ -186,11 +186,8 @@ class _WriteParts:
         match step:
             case Kernel():
                 return replace(step, stores=self._with_parts(step.stores)).map(rewriter)
-            case Extern():
+            case Extern() | RowLoop():
                 return step.reading(self.renamed)
-            case RowLoop():
-                sliced, whole = (tuple(map(self._view, v)) for v in (step.sliced, step.whole))
-                return replace(step, sliced=sliced, whole=whole)
             case _:
                 return step
 
@@ -202,9 +199,6 @@ class _WriteParts:
             found += [] if alone else [store]
             found += [] if part is None else [part]
         return tuple(found)
-
-    def _view(self, view: View) -> View:
-        return replace(view, buffer=self.renamed.get(view.buffer, view.buffer))
 
 
 def _axes_of(view: View) -> tuple[int | None, ...] | None:

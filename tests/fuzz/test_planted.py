@@ -6,6 +6,7 @@ A fuzzer that finds nothing proves nothing. Each fault here is one that a change
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from fusec.codegen.cpp import Printer
 from fusec.codegen.values import Values
 from fusec.frontend import views
 from fusec.ir.dtype import BF16, F32
-from fusec.ir.expr import Op
+from fusec.ir.expr import Expr, Op, Reduce
 from fusec.ir.index import Index, index
 from fusec.ir.program import Statement, Update
 from fusec.ir.scalar import ROUND
@@ -35,11 +36,15 @@ def rounded(printer: Printer, statement: Statement) -> None:
         as_printed(printer, Update(statement.var, Op(ROUND[BF16], (statement.var,))))
 
 
+def unmasked(self: Any, scope: Any, node: Reduce) -> tuple[Expr, ...]:
+    return tuple(self._atom(body) for body in node.bodies)
+
+
 # Each with a seed whose program shows it.
 FAULTS: dict[str, tuple[int, Callable[[pytest.MonkeyPatch], None]]] = {
     "a mask forgotten in a reduction": (
         33,
-        lambda patch: patch.setattr(Values, "_masked", lambda self, scope, node, body: body),
+        lambda patch: patch.setattr(Values, "_masked", unmasked),
     ),
     "a slice off by one": (3, lambda patch: patch.setattr(views, "slice_start", one_too_early)),
     "a bf16 accumulator": (31, lambda patch: patch.setattr(Printer, "statement", rounded)),

@@ -151,7 +151,8 @@ def test_stages_are_written_of_a_graph_that_is_in_the_cache(tmp_path: Path) -> N
         compiled = torch.compile(lambda x: torch.tanh(x) + 1, backend="fusec", options=options)
         compiled(torch.ones(4))
     (graph,) = written.iterdir()
-    assert "tanh" in (graph / "6-source.txt").read_text()
+    (source,) = graph.glob("*-source.txt")
+    assert "tanh" in source.read_text()
 
 
 @pytest.mark.parametrize("action", ("exit 0", "while [ $1 != -o ]; do shift; done; echo > $2"))
