@@ -55,7 +55,6 @@ from fusec.passes.split_loop import split_loops
 from fusec.passes.split_reduction import split_reduction
 from fusec.passes.stage import Stage, fold
 from fusec.passes.store_parts import store_parts
-from fusec.passes.write_part import write_parts
 from fusec.trace import Trace
 
 
@@ -433,16 +432,10 @@ PASSES = (
         inner=FUSE,
     ),
     _on_schedule(
-        "write_part",
-        "a change of a part of an input (a cache's next position) is written where it lies",
-        _alone(write_parts),
-        needs=("loops",),
-    ),
-    _on_schedule(
         "in_place",
-        "a copy into an input at the end becomes a store of the kernel that made it",
+        "an input that changes, or a part of it (a cache's next position), is written in place",
         _alone(in_place),
-        needs=("write_part",),
+        needs=("loops",),
     ),
     _on_schedule(
         "bundle",

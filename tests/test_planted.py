@@ -434,8 +434,8 @@ FAULTS = (
     Fault("contract", "products", "a product's sum that is a maximum", in_expressions(maximum)),
     Fault("loops", "loss", "a chunk's sum that is a maximum", in_loop(in_expressions(maximum))),
     Fault("loops", "loss", "a chunk's kernel lost", in_loop(lost(Kernel))),
-    Fault("write_part", "cache", "the next position", first_store(store_shifted)),
-    Fault("write_part", "cache", "a part that is never written", lost(Kernel)),
+    Fault("in_place", "cache", "the next position", first_store(store_shifted)),
+    Fault("in_place", "cache", "a part that is never written", lost(Kernel)),
     Fault("in_place", "step", "an update the other way round", swapped("sub")),
     Fault("bundle", "step", "a member twice, another one never", in_each(Bundle, one_member_twice)),
     # memory

@@ -2,7 +2,7 @@
 
 AOTAutograd makes ``x[:, p] = k`` a ``select_scatter`` of all of x, and copies the result into x at
 the end. As a definition it would be computed for every element. Where the part is far smaller it
-stays a call, which ``passes/write_part.py`` turns into a write.
+stays a call, which ``passes/in_place.py`` turns into a write.
 """
 
 from __future__ import annotations

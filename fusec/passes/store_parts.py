@@ -14,114 +14,70 @@ b[i, k - 8] if k >= 8)`` become ``c[i, j] = x*2; c[i, j + 8] = x*3``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Select, loads
+from fusec.ir.extern import Window
 from fusec.ir.graph import Kernel, Schedule, Store, kernel_nodes
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, index, product
 from fusec.passes.dag import count_readers
+from fusec.passes.destination import Destination, redirected
 from fusec.passes.simplify import simplify_exprs
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """A tensor and its parts.
-
-    Attributes:
-        axis: position of the axis along which parts lie behind each other.
-        starts: part -> where it begins along that axis.
-    """
-
-    buffer: Buffer
-    axis: int
-    starts: dict[Buffer, Index]
 
 
 def store_parts(schedule: Schedule) -> Schedule:
     """Return the schedule without kernels that join parts which one kernel could store in place."""
-    first = {buffer: kernel for kernel in schedule.kernels for buffer in kernel.writes}
-    latest: dict[Kernel, Kernel] = {}  # a kernel, by its first form
-    joining: set[Kernel] = set()
+    maker = {buffer: kernel for kernel in schedule.kernels for buffer in kernel.writes}
+    latest: dict[Kernel, tuple[Kernel, ...]] = {kernel: (kernel,) for kernel in schedule.kernels}
     readers = count_readers(schedule)
-    for kernel in schedule.kernels:
-        whole = _joined(kernel)
-        if whole is None or any(readers[part] > 1 for part in whole.starts):
+    for joining in schedule.kernels:
+        parts = _parts(joining)
+        makers = {maker.get(part) for part in parts}
+        first = makers.pop() if len(makers) == 1 else None
+        if first is None or any(readers[part] > 1 for part in parts):
             continue
-        makers = {first.get(part) for part in whole.starts}
-        maker = makers.pop()
-        if maker is None or makers:
+        made = redirected(latest[first][0], parts)
+        if made is None or any(map(factors, kernel_nodes(made))):  # tiles end where tensors end
             continue
-        made = latest.get(maker, maker)
-        if not any(factors(node) for node in kernel_nodes(made)):  # tiles end where tensors end
-            latest[maker] = _with_parts(made, kernel, whole)
-            first[whole.buffer] = maker
-            joining.add(kernel)
-    return schedule.map_kernels(lambda k: () if k in joining else (latest.get(k, k),))
+        origin, defs = made.origin + joining.origin, (*made.defs, *joining.defs)
+        latest.update({first: (replace(made, origin=origin, defs=defs),), joining: ()})
+        maker.update((whole, first) for whole in joining.writes)
+    return schedule.map_kernels(lambda kernel: latest[kernel])
 
 
-def _joined(kernel: Kernel) -> _Whole | None:
-    """Return what a kernel joins, if it does nothing else."""
-    if kernel.inside or len(kernel.stores) != 1:
+def _parts(joining: Kernel) -> dict[Buffer, Destination]:
+    """Return where parts lie in what a kernel joins of them; none if it does anything else.
+
+    An element is in the window of one part at most. So as many as the whole has are all of it.
+    """
+    store, *others = joining.stores
+    if joining.inside or others or not isinstance(store.expr, Select):
+        return {}
+    parts: dict[Buffer, Destination] = {}
+    for load in loads((store.expr,)):
+        window = _window(store, load)
+        if window is None:
+            return {}
+        parts[load.buffer] = Destination(store.buffer, window)
+    covered = sum((product(part.shape) for part in parts), index(0))
+    return parts if covered is product(store.buffer.shape) else {}
+
+
+def _window(store: Store, load: Load) -> Window | None:
+    """Return where a store has what a load reads, as it is: all of it, behind or before others."""
+    whole, part = store.buffer, load.buffer
+    if part.dtype is not whole.dtype or len(part.shape) != len(whole.shape):
         return None
-    (store,) = kernel.stores
-    parts = tuple(dict.fromkeys(load.buffer for load in loads((store.expr,))))
-    if not isinstance(store.expr, Select) or len(parts) < 2:
+    shorter = [
+        k for k, (a, b) in enumerate(zip(part.shape, whole.shape, strict=True)) if a is not b
+    ]
+    axis = store.indices[shorter[0]].as_axis() if len(shorter) == 1 else None
+    if axis is None:
         return None
-    axes = [next(iter(place.axes), None) for place in store.indices]
-    if any(a is not None and index(a) is not p for a, p in zip(axes, store.indices, strict=True)):
-        return None
-    for position, axis in enumerate(axes):
-        starts = None if axis is None else _starts(store, parts, position, axis)
-        if starts is not None:
-            return _Whole(store.buffer, position, starts)
-    return None
-
-
-def _starts(
-    store: Store, parts: tuple[Buffer, ...], position: int, axis: Axis
-) -> dict[Buffer, Index] | None:
-    """Return where each part begins along an axis, if there they are and cover the whole."""
-    starts: dict[Buffer, Index] = {}
-    end = index(0)
-    while len(starts) < len(parts):
-        left = (part for part in parts if part not in starts)
-        following = next((p for p in left if _begins(store, p, position, axis, end)), None)
-        if following is None:
-            return None
-        starts[following] = end
-        end = end + following.shape[position]
-    return starts if end is store.buffer.shape[position] else None
-
-
-def _begins(store: Store, part: Buffer, position: int, axis: Axis, start: Index) -> bool:
-    """Return True if a store copies a part, as it is, to where ``start`` is along an axis."""
-    shapes = zip(part.shape, store.buffer.shape, strict=False)
-    if part.dtype is not store.buffer.dtype or len(part.shape) != len(store.indices):
-        return False
-    if any(a is not b for n, (a, b) in enumerate(shapes) if n != position):
-        return False
-    within = Axis(axis.name, part.shape[position])
-    (found,) = simplify_exprs((store.expr.substitute({axis: start + index(within)}),))
-    place = list(store.indices)
-    place[position] = index(within)
-    return found is Load(part, tuple(place))
-
-
-def _with_parts(kernel: Kernel, joining: Kernel, whole: _Whole) -> Kernel:
-    """Return a kernel that stores parts into the whole, in place of one that joins them."""
-
-    def placed(store: Store) -> Store:
-        start = whole.starts.get(store.buffer)
-        if start is None:
-            return store
-        place = list(store.indices)
-        place[whole.axis] = place[whole.axis] + start
-        return Store(whole.buffer, tuple(place), store.expr)
-
-    return replace(
-        kernel,
-        stores=tuple(map(placed, kernel.stores)),
-        origin=kernel.origin + joining.origin,
-        defs=(*kernel.defs, *joining.defs),
-    )
+    (k,) = shorter
+    start = store.indices[k] - load.indices[k]
+    within = index(Axis(axis.name, part.shape[k]))
+    (found,) = simplify_exprs((store.expr.substitute({axis: start + within}),))
+    same = Load(part, (*store.indices[:k], within, *store.indices[k + 1 :]))
+    return Window(k, start, index(1)) if found is same and not start.axes else None

@@ -141,6 +141,26 @@ def test_a_kernel_with_loops_writes_what_no_other_store_of_it_reads():
     assert copies(after) == 1 and len(after.steps) == 2
 
 
+def test_a_loop_may_write_what_its_kernel_does_not_read():
+    def normalise(x, y):
+        x.copy_(torch.softmax(y, 1))
+        return y + 1
+
+    after = run_pass(normalise, X, Y)
+    assert copies(after) == 0
+    assert written(after) == [("arg0_1", "add")]
+
+
+def test_a_whole_that_is_stored_in_pieces_is_stored_in_the_input():
+    def join(x, y):
+        x.copy_(torch.cat((y[:32].exp(), y[:32].tanh())))
+        return y + 1
+
+    after = run_pass(join, X, Y)
+    assert copies(after) == 0
+    assert ("arg0_1", "arg0_1") in written(after)
+
+
 def test_a_result_that_is_also_returned_is_stored_twice():
     def both(x):
         y = x * 2

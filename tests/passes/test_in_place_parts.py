@@ -91,9 +91,22 @@ def twice(c, k, q, p):
     return attend(c, q), c * 2
 
 
+def one_over_another(c, k, q, p):
+    both = k.exp()
+    c.index_copy_(2, p, both + 1)
+    c[:, :, 3:4] = both
+    return attend(c, q)
+
+
+def added_to(c, k, q, p):
+    c[:, :, 3:4] += k
+    return attend(c, q)
+
+
 WRITES = {
     select: 0, slices: 0, from_the_end: 0, every_other: 0, turned: 0, an_input_itself: 0,
     position: 1, index_copy: 1, index_add: 1, index_put: 1, accumulated: 1, scatter: 1, twice: 2,
+    one_over_another: 2, added_to: 1,
 }  # fmt: skip
 """How many eager kernels are left that write a part; the others are stores of kernels."""
 INPUTS = (CACHE, TOKEN, QUERY, POSITION)
@@ -143,13 +156,22 @@ def from_another_position(c, k, q, p):
     return attend(c, q)
 
 
+def from_rows_that_were_written(c, k, q, p):
+    c.index_copy_(2, p, k)
+    c[:, :, 4:12] = c[:, :, 3:11] * 2
+    return attend(c, q)
+
+
 def of_a_copy(c, k, q, p):
     d = c.clone()
     d.index_copy_(2, p, k)
     return attend(d, q), c + 1
 
 
-QUICK = (select, index_copy, twice, returned_before, shifted)
+QUICK = (
+    select, index_copy, twice, one_over_another, returned_before, shifted,
+    from_rows_that_were_written,
+)  # fmt: skip
 
 
 def each(functions):
@@ -187,7 +209,7 @@ def test_the_bytes_written_do_not_grow_with_the_cache(write):
 
 READS_BEFORE = (
     returned_before, returned_as_it_was, from_its_own_row, most_of_it, masked, through_a_view,
-    of_a_copy, shifted, from_another_position,
+    of_a_copy, shifted, from_another_position, from_rows_that_were_written,
 )  # fmt: skip
 
 
