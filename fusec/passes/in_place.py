@@ -169,16 +169,10 @@ class _InPlace:
         match step:
             case Kernel():
                 return (in_reading_order(step) or step).map(rewriter)
-            case Extern():
+            case Extern() | RowLoop():
                 return step.reading(self.renamed)
-            case RowLoop():
-                sliced, whole = (tuple(map(self._view, v)) for v in (step.sliced, step.whole))
-                return replace(step, sliced=sliced, whole=whole)
             case _:
                 return step
-
-    def _view(self, view: View) -> View:
-        return replace(view, buffer=self.renamed.get(view.buffer, view.buffer))
 
 
 def _writing(call: Extern, x: Buffer) -> Extern:

@@ -32,7 +32,7 @@ Launch = Callable[..., None]
 # What is printed -> what is not meant.
 CPP = {
     "another operation": (" - v_f32(", " + v_f32("),
-    "a store that begins elsewhere": ("st_bf16(p_to_copy_1 + (", "st_bf16(p_to_copy_1 + (8LL + "),
+    "a store that goes elsewhere": ("st_bf16(p_to_copy_1 + (", "st_bf16(p_to_copy_1 + 0 * ("),
     "lanes folded by another monoid": ("f_hsum(", "f_hmax("),
     "a loop that ends early": ("i_i1o < 4;", "i_i1o < 3;"),
     "another number": ("0.015625f", "0.03125f"),
