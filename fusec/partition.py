@@ -23,9 +23,9 @@ in memory whole, and then no pass can run it in chunks of rows (``passes/chunk.p
 * Elsewhere (a loss of each row) the expansion is tagged as activation checkpointing's tensors are,
   and the backward computes it again.
 
-Both are legal for any graph: the first by the linearity of each operation in ``_LINEAR``, checked
-node by node. 16-bit floats with five bits of exponent (f16) are always computed again: their
-gradients may need the scale that a loss scaler puts into the scalar.
+Both are legal for any graph: the first by the linearity of each operation in ``_FIRST``,
+``_EITHER`` and ``_BOTH``, checked node by node. 16-bit floats with five bits of exponent (f16) are
+always computed again: their gradients may need the scale that a loss scaler puts into the scalar.
 """
 
 from __future__ import annotations

@@ -99,6 +99,8 @@ class Context:
         if self.options.verify:
             try:
                 verify(made)
+                if stage.gives == "FlatKernel":  # to Python it is a kernel like any other
+                    _each(made, verify_flat)
             except StageError as error:
                 raise error.in_stage(stage.name) from None
         if self.trace.texts:
@@ -136,7 +138,6 @@ def verify(structure: Any) -> None:
         case Placed():
             verify_memory(structure.schedule, structure.memory)
         case Planned():
-            verify_flat(structure.kernel)
             verify_plan(structure.kernel, structure.plan)
         case Program():
             verify_program(structure)
@@ -147,16 +148,25 @@ def verify(structure: Any) -> None:
                 structure.graph.lint()
             except RuntimeError as error:
                 raise InvalidIR(str(error)) from error
-        case Mapping():
-            for one in structure.values():
-                verify(one)
-        case tuple():
-            for one in structure:
-                verify(one)
+        case Mapping() | tuple():
+            _each(structure, verify)
         case Joint():
             verify(structure.module)
         case _:
             raise InternalError(structure, stage="verify")
+
+
+def _each(structure: Any, check: Callable[[Any], None]) -> None:
+    """Check a structure, or each of several."""
+    match structure:
+        case Mapping():
+            several = tuple(structure.values())
+        case tuple():
+            several = structure
+        case _:
+            several = (structure,)
+    for one in several:
+        check(one)
 
 
 def printed(structure: Any) -> Callable[[], str]:
@@ -481,10 +491,12 @@ KERNEL = (
         "a divisor leaves a sum that becomes linear in an exponential by it (GPU)",
         lambda kernel, context: context.target.algebra(kernel),
     ),
-    _on_kernel(
+    Stage(
         "coalesce",
         "flat offsets; neighbouring axes that walk memory as one become one",
         _alone(coalesce),
+        "Kernel",
+        "FlatKernel",
         needs=("online_softmax",),
     ),
 )
@@ -495,7 +507,7 @@ LOWER = (
         "plan",
         "how each axis runs, by the target's `plans`: the one that won a race, or the first",
         _plan,
-        "Kernel",
+        "FlatKernel",
         "Plan",
         needs=("coalesce",),
     ),

@@ -201,7 +201,7 @@ def test_dump_prints_what_any_rewrite_left(capsys, models) -> None:
         code, out, _ = run(capsys, *args, "--stage", stage)
         assert code == 0 and says in out, stage
     code, out, _ = run(capsys, *args, "--stage", "recompute")  # CPUs multiply by the library
-    assert code == 0 and out.strip() == f"# -- graph inference: recompute, {'cpu'} --"
+    assert code == 0 and "this compile has no stage 'recompute'" in out
 
 
 def test_dump_prints_the_rewrites_that_changed_something(capsys, models) -> None:

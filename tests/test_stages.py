@@ -162,6 +162,7 @@ ILLEGAL: dict[str, Any] = {
     "Graph": _graph,
     "Schedule": lambda: Schedule(_graph(), (_kernel(),)),
     "Kernel": _kernel,
+    "FlatKernel": _kernel,
     "Plan": lambda: Planned(_kernel(), Plan(())),
     "Memory": lambda: Placed(Schedule(graph((), ()), ()), Memory((buffer("x", 4),), ())),
     "Program": _program,

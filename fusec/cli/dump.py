@@ -112,7 +112,11 @@ def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
 
     if arguments.changed:
         made = {stage: staged.made(stage) for stage in REWRITES}
-        return [stage for stage, record in made.items() if record is not None and record.changed]
+        return [
+            stage
+            for stage, record in made.items()
+            if record is not None and record.text and record.changed
+        ]
     if arguments.stage is not None:
         wanted: tuple[str, ...] = (arguments.stage,)
     else:

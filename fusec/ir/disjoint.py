@@ -47,14 +47,14 @@ def determined_axes(indices: tuple[Index, ...]) -> frozenset[Axis]:
 
 
 def has_distinct_elements(buffer: Buffer) -> bool:
-    """Return True if no two positions of ``buffer`` are provably one element of its storage."""
+    """Return True if all positions of ``buffer`` are provably distinct elements of its storage."""
     axes = tuple(Axis(f"d{i}", extent) for i, extent in enumerate(buffer.shape))
     known = determined_axes((buffer.offset(tuple(map(index, axes))),))
     return all(axis in known or axis.extent is index(1) for axis in axes)
 
 
 def are_apart(one: tuple[Index, ...], other: tuple[Index, ...]) -> bool:
-    """Return True if no point of one tuple of indices is provably one of the other's.
+    """Return True if provably no point of one tuple of indices is one of the other's.
 
     Along some position all of one tuple's values are below all of the other's, or the two are
     numbers of mixed radix with another digit, such as ``64*i + j`` and ``64*i + j + 32``, j < 32.
@@ -74,7 +74,7 @@ CHOICES = 3
 
 
 def _is_never_zero(value: Index) -> bool:
-    """Return True if multiples of axes provably add up to 0 at no point."""
+    """Return True if multiples of axes provably never add up to 0."""
     digits: dict[int, tuple[int, int]] = {}
     for monomial, coefficient in value.terms:
         axis, *others = monomial

@@ -4,6 +4,7 @@ An ``Extern`` names the kernel that it calls. What passes may know of that beyon
 its ``effect``, one of a closed set that the frontend fills in (``frontend/effects.py``)::
 
     effect ::= Unknown | Fresh | Pending      results: perhaps views; new memory; not there yet
+             | Alias                          results are views of arguments; no kernel runs
              | Product                        args[0] @ args[1]
              | Copy | Write                   args[0] is written: all of it, or a part
              | WindowUpdate | Update          args[0] with a part replaced, as a new tensor

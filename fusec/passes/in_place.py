@@ -72,7 +72,8 @@ class _InPlace:
 
     def run(self, copies: list[tuple[int, Buffer, Buffer]]) -> Schedule:
         safe = [copy for copy in copies if has_distinct_elements(copy[1])]
-        for copy in [copy for copy in safe if not self._write_parts(*copy)]:
+        whole = [copy for copy in safe if not self._write_parts(*copy)]
+        for copy in whole:
             self._write_whole(*copy)
         if not self.renamed:
             return self.schedule

@@ -54,7 +54,7 @@ class Staged:
         return self.observed.name
 
     def text(self, stage: str) -> str:
-        """Return the text of a stage up to the wrapper, "" if this compile does without it.
+        """Return the text of a stage up to the wrapper, or that this compile does without it.
 
         Raises:
             UsageError: for an unknown stage.
@@ -68,7 +68,7 @@ class Staged:
             return made.text
         self.check()
         if self.compiled is not None:
-            return ""
+            return f"this compile has no stage {stage!r}"
         raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
 
     def made(self, stage: str) -> Record | None:

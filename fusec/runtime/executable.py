@@ -76,7 +76,9 @@ def bind(
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
     def zeros(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-        return empty(shape, strides, dtype).zero_()
+        made = empty(shape, strides, dtype)
+        made.data.zero_()  # a version counter of its own: to autograd the tensor is new
+        return made
 
     namespace: dict[str, Any] = {
         "empty": empty,

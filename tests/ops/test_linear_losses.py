@@ -58,6 +58,17 @@ def test_linear_and_cross_entropy_match_eager(reduction, smoothing, bias):
     check(loss_of(reduction, smoothing), *inputs, train=True)
 
 
+def test_what_a_loop_fills_is_new_to_autograd():
+    x, w, t = values(5 * ROWS, C), values(V, C), torch.arange(5 * ROWS) % V
+
+    def losses(x, w):
+        logits = x @ w.T
+        return F.cross_entropy(logits, t, reduction="none"), logits.amax(-1), logits.T @ x
+
+    compiled = compile_with(losses)
+    assert [out._version for out in compiled(x, w)] == [0, 0, 0]
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rows", (37, 7, 1), ids="{} rows".format)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
