@@ -68,7 +68,8 @@ def test_every_stage_has_a_golden_or_a_reason() -> None:
 def test_a_stage_makes_what_its_golden_shows(
     stage: str, golden: Callable[[str, str], None]
 ) -> None:
-    if stage in FX and TORCH != (2, 13):
+    # A training step is as AOTAutograd traced it: torch 2.15 has one comparison more.
+    if stage in (*FX, "chunk") and TORCH != (2, 13):
         pytest.skip("names and order of an FX graph are those of torch 2.13")
     step = step_of(stage, EXAMPLES[stage])
     text = shown(stage, step.text, printed(step.after)())
