@@ -83,9 +83,9 @@ def all_apart(schedule: Schedule) -> Memory:
     return Memory((), tuple(steps), tuple(map(all_apart, fused)))
 
 
-def same_layout(a: Buffer, b: Buffer) -> bool:
-    """Return True if one buffer can lie where another did."""
-    return a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype
+def layout(buffer: Buffer) -> tuple[object, ...]:
+    """Return what two buffers have in common if one can lie where another did."""
+    return buffer.shape, buffer.strides, buffer.dtype
 
 
 def kept_views(schedule: Schedule) -> set[Buffer]:
@@ -186,7 +186,7 @@ class _Walk:
             _check(
                 over not in self.shared, line, f"{buffer} lies over {over}, which others may see"
             )
-            _check(same_layout(buffer, over), line, f"{buffer} does not fit over {over}")
+            _check(layout(buffer) == layout(over), line, f"{buffer} does not fit over {over}")
             self.free(over, line)
         self.present.add(buffer)
         self.own.add(buffer)

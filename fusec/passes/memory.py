@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, Kernel, Schedule
-from fusec.ir.memory import Allocation, Memory, StepMemory, bytes_of, kept_views, made_by
+from fusec.ir.memory import Allocation, Memory, StepMemory, bytes_of, kept_views, layout, made_by
 
 
 def plan_memory(schedule: Schedule) -> Memory:
@@ -84,13 +84,13 @@ class _Plan:
                     self._place(step.writes, position, waiting)
             for buffer in self.dying[position]:
                 if buffer in own:
-                    waiting.setdefault(_layout(buffer), []).append(buffer)
+                    waiting.setdefault(layout(buffer), []).append(buffer)
 
     def _place(
         self, made: Iterable[Buffer], position: int, waiting: dict[object, list[Buffer]]
     ) -> None:
         for buffer in made:
-            dead = waiting.get(_layout(buffer))
+            dead = waiting.get(layout(buffer))
             if self.first.get(buffer) != position or not dead:
                 continue
             start, size = self.last[dead[-1]] + 1, bytes_of(buffer)
@@ -98,7 +98,3 @@ class _Plan:
                 self.bytes[start:position] = [held + size for held in self.bytes[start:position]]
                 self.taken.add(dead[-1])
                 self.over[buffer] = dead.pop()
-
-
-def _layout(buffer: Buffer) -> object:
-    return buffer.shape, buffer.strides, buffer.dtype
