@@ -43,7 +43,7 @@ def _size(statement: Statement, lane: Axis | None) -> int:
     """
     match statement:
         case For() if _is_short(statement):
-            trips = min(stop.const for stop in statement.stops)
+            trips = min(stop.const for stop in statement.stops) - statement.start.const
             return trips * sum(_size(s, lane) for s in statement.body)
         case For():
             return MOST_INSTRUCTIONS + 1

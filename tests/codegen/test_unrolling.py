@@ -50,3 +50,10 @@ def test_a_load_that_a_condition_of_all_lanes_may_skip_is_a_branch() -> None:
     everywhere, masked = (Var("m", BOOL, axes, 1) for axes in (frozenset(), frozenset({LANE})))
     assert not is_unrolled(loop(4, *read(lane, 16, everywhere)), LANE)
     assert is_unrolled(loop(4, *read(lane, 16, masked)), LANE)
+
+
+def test_a_loop_that_starts_late_has_as_many_iterations_as_are_left() -> None:
+    (body,) = read(4 * index(LANE))
+    late = For(Axis("k", index(8)), index(7), (index(8),), (body,) * 9)
+    assert is_unrolled(late, LANE)
+    assert not is_unrolled(loop(8, *late.body), LANE)
