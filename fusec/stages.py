@@ -99,8 +99,7 @@ class Context:
         if self.options.verify:
             try:
                 verify(made)
-                if stage.gives == "FlatKernel":  # to Python it is a kernel like any other
-                    _each(made, verify_flat)
+                stage.check(made)
             except StageError as error:
                 raise error.in_stage(stage.name) from None
         if self.trace.texts:
@@ -114,7 +113,11 @@ class Context:
         def run(given: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
             return {name: stage.run(one, context) for name, one in given.items()}
 
-        made: Mapping[str, Any] = self.apply(replace(stage, run=run), structures)
+        def check(several: Mapping[str, Any]) -> None:
+            for one in several.values():
+                stage.check(one)
+
+        made: Mapping[str, Any] = self.apply(replace(stage, run=run, check=check), structures)
         return made
 
     def quiet(self) -> Context:
@@ -148,25 +151,16 @@ def verify(structure: Any) -> None:
                 structure.graph.lint()
             except RuntimeError as error:
                 raise InvalidIR(str(error)) from error
-        case Mapping() | tuple():
-            _each(structure, verify)
+        case Mapping():
+            for one in structure.values():
+                verify(one)
+        case tuple():
+            for one in structure:
+                verify(one)
         case Joint():
             verify(structure.module)
         case _:
             raise InternalError(structure, stage="verify")
-
-
-def _each(structure: Any, check: Callable[[Any], None]) -> None:
-    """Check a structure, or each of several."""
-    match structure:
-        case Mapping():
-            several = tuple(structure.values())
-        case tuple():
-            several = structure
-        case _:
-            several = (structure,)
-    for one in several:
-        check(one)
 
 
 def printed(structure: Any) -> Callable[[], str]:
@@ -498,6 +492,7 @@ KERNEL = (
         "Kernel",
         "FlatKernel",
         needs=("online_softmax",),
+        check=verify_flat,  # to Python it is a kernel like any other
     ),
 )
 """A kernel as schedules take it."""

@@ -34,7 +34,7 @@ from fusec.passes.stage import Stage, fold
 from fusec.report.observe import observe
 from fusec.stages import FUSE, PASSES, Context, Placed, Planned, all_stages
 from fusec.trace import Trace
-from tests.ir.graphs import buffer, graph, layer_norm
+from tests.ir.graphs import buffer, graph, layer_norm, load
 
 ROOT = Path(__file__).parents[1]
 STAGES = {stage.name: stage for stage in all_stages()}
@@ -186,6 +186,16 @@ def test_what_a_stage_breaks_is_found_behind_it(name: str):
 
 def _joint() -> Joint:
     return Joint(_fx(), (), 1, {})
+
+
+def test_a_kernel_that_coalesce_leaves_as_it_was_is_found_behind_it():
+    m, n = Axis("m", index(4)), Axis("n", index(4))
+    store = Store(buffer("y", 4, 4), (index(m), index(n)), load(buffer("x", 4, 4), m, n))
+    kernel = Kernel("k", (m, n), (), (store,))
+    context().apply_each(STAGES["coalesce"], {"k": kernel})
+    with pytest.raises(InvalidIR) as found:
+        context().apply_each(replace(STAGES["coalesce"], run=lambda k, _: k), {"k": kernel})
+    assert found.value.stage == "coalesce"
 
 
 def test_nothing_is_verified_unless_it_is_wanted():

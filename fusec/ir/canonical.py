@@ -20,13 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import DType
-from fusec.ir.expr import (
-    Buffer,
-    Expr,
-    Reduce,
-    Var,
-    postorder,
-)
+from fusec.ir.expr import Buffer, Expr, Reduce, Var, postorder
 from fusec.ir.graph import InputObject, NodeConstant
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
 from fusec.ir.monoid import Monoid
@@ -34,20 +28,9 @@ from fusec.ir.monoid import Monoid
 Leaf: TypeAlias = Buffer | Axis | Size | InputObject | NodeConstant
 _Leaf = TypeVar("_Leaf", Buffer, Axis, Size)
 
-NAMES = frozenset(
-    (
-        "name",
-        "node",
-        "origin",
-        "source",
-        "notation",
-        "reason",
-        "labels",
-        "covers",
-        "defs",
-        "meaning",
-    )
-)
+NAMES = frozenset({
+    "name", "node", "origin", "source", "notation", "reason", "labels", "covers", "defs", "meaning",
+})  # fmt: skip
 """Fields that say what something is called, where it comes from, or once more what it is."""
 
 

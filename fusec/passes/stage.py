@@ -23,6 +23,7 @@ class Stage:
         only: whether a compile has the stage, by its target and options.
         needs: stages that must have run before.
         inner: the list that the stage runs, once for each graph that it considers.
+        check: raises InvalidIR where what it made lacks what it promises beyond its structure.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Stage:
     only: Callable[[Any], bool] = lambda context: True
     needs: tuple[str, ...] = ()
     inner: tuple[Stage, ...] = ()
+    check: Callable[[Any], None] = lambda made: None
 
 
 class Context(Protocol):

@@ -36,7 +36,9 @@ class Schedule:
     plans: Callable[[FlatKernel, Machine], tuple[Plan, ...]]
 
 
-def by_rule(accepts: Callable[[Kernel], bool], plan: Callable[[Kernel, Machine], Plan]) -> Schedule:
+def by_rule(
+    accepts: Callable[[FlatKernel], bool], plan: Callable[[FlatKernel, Machine], Plan]
+) -> Schedule:
     """Return a schedule that accepts the same kernels on all machines, with one plan for each."""
     return Schedule(
         lambda kernel, machine: accepts(kernel), lambda kernel, machine: (plan(kernel, machine),)
