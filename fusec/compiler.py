@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ from fusec.pipeline import (
     kernel_rows,
     manifest,
 )
-from fusec.race import DeviceJudge
+from fusec.race import DeviceJudge, LibraryJudge, Races
 from fusec.runtime import cpp_kernel, executable
-from fusec.runtime.cache import cpu_features, fingerprint, open_cache
+from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
 from fusec.stages import Context
@@ -120,7 +120,8 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
     target = target_for(device, options)
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
-        key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}")
+        raced = _processor(device) if _races(options) else ""
+        key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}", raced)
         cache = open_cache(options)
     with trace.timed("cache"):
         wanted = options.cache and options.dump_dir is None  # an entry of the cache has no stages
@@ -220,10 +221,7 @@ def _build(
     gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
 ) -> dict[str, bytes]:
     trace.texts = trace.texts or options.dump_dir is not None
-    make_judge = (
-        functools.partial(_device_judge, gm, target, options) if _races(gm, options) else None
-    )
-    compiled = compile_to_source(gm, Context(target, options, trace, make_judge))
+    compiled = compile_to_source(gm, context_for(gm, target, options, trace))
     if options.dump_dir is not None:
         _dump(trace, Path(options.dump_dir))
     blobs = {"wrapper.py": compiled.wrapper.encode(), "manifest.json": manifest(compiled)}
@@ -233,14 +231,40 @@ def _build(
     return blobs
 
 
-def _races(gm: fx.GraphModule, options: Options) -> bool:
-    """Return True if the ways to run a product are to be timed: on a GPU that is here."""
-    wanted = options.autotune and options.race == "auto" and options.target is None
-    return wanted and graph_device(gm).type == "cuda"
+def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Trace) -> Context:
+    """Return the context of a compile, with judges that time the ways to run a product here.
 
-
-def _device_judge(gm: fx.GraphModule, target: Target, options: Options, cut: Cut) -> Judge:
+    With no time for races (``race_budget_s`` 0) they know what earlier ones measured.
+    """
+    context = Context(target, options, trace)
     device = graph_device(gm)
+    if not _races(options) or target.device != device.type:
+        return context
+    versions = fingerprint() if device.type == "cuda" else f"torch {torch.__version__}"
+    salt = f"{versions} {_processor(device)} {target.name} {allows_tf32()}"
+    cache = open_cache(options) if options.cache else None
+    races = Races(device, options.race_seconds(device.type), salt, cache, find_ranks())
+    if device.type == "cpu":
+        return replace(context, choose_library=LibraryJudge(races))
+    return replace(context, make_judge=functools.partial(_device_judge, gm, target, options, races))
+
+
+def _races(options: Options) -> bool:
+    """Return True if the ways to run a product are to be timed, on the device that is here."""
+    return options.autotune and options.race == "auto" and options.target is None
+
+
+def _processor(device: torch.device) -> str:
+    """Return what names a device's processor, and how many threads of it there are."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()} {cpu_features()} {torch.get_num_threads()} threads"
+
+
+def _device_judge(
+    gm: fx.GraphModule, target: Target, options: Options, races: Races, cut: Cut
+) -> Judge:
+    device = races.device
     language = _LANGUAGES[target.language]
 
     def prepare(compiled: Compiled) -> Callable[[list[Any]], Any]:
@@ -249,10 +273,7 @@ def _device_judge(gm: fx.GraphModule, target: Target, options: Options, cut: Cut
         kernels = language.load(blobs, rows, device) if rows else {}
         return executable.bind(compiled.wrapper, kernels, gm, device)
 
-    salt = f"{fingerprint()} {torch.cuda.get_device_name(device)} {target.name} {allows_tf32()}"
-    cache = open_cache(options) if options.cache else None
-    context = Context(target, options, Trace("race"))
-    return DeviceJudge(cut, context, device, prepare, salt, cache, find_ranks())
+    return DeviceJudge(cut, Context(target, options, Trace("race")), prepare, races)
 
 
 def _dump(trace: Trace, directory: Path) -> None:

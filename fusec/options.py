@@ -33,6 +33,9 @@ MODES: Mapping[str, Mapping[str, bool | float]] = {
 """What each mode of torch.compile sets: names and meaning are those that users know already."""
 
 
+_RACE_SECONDS = {"cuda": 20.0, "cpu": 1.0}
+
+
 @dataclass(frozen=True, slots=True)
 class About:
     """What a field's declaration says beyond its type and default.
@@ -105,10 +108,13 @@ class Options:
             choices=("auto", "fused", "library"),
         ),
     )
-    race_budget_s: float = field(
-        default=20.0,
+    race_budget_s: float | None = field(
+        default=None,
         # A larger budget may find another winner, which an entry of a smaller one would hide.
-        metadata=_about("seconds that the races of one graph may take", changes_code=True),
+        metadata=_about(
+            "seconds that the races of one graph may take; default: 20 on a GPU, 1 on a CPU",
+            changes_code=True,
+        ),
     )
     descriptors: str = field(
         default="auto",
@@ -204,6 +210,12 @@ class Options:
             chosen[name] = _checked(declared[name], value, f"option {name!r}")
         return cls(**chosen)
 
+    def race_seconds(self, device: str) -> float:
+        """Return the seconds that the races of one graph may take on a kind of device."""
+        if self.race_budget_s is not None:
+            return self.race_budget_s
+        return _RACE_SECONDS.get(device, 20.0)
+
     def key(self) -> str:
         """Return the fields that change generated code, as stable text for cache keys.
 
@@ -270,7 +282,7 @@ def _checked(option: Field[Any], value: object, where: str) -> Any:
             if value < 0:
                 raise UsageError(f"{where}: {value} is negative; give 0 or more.")
             return value
-        case "float", int() | float() if not isinstance(value, bool):
+        case (("float" | "float | None"), int() | float()) if not isinstance(value, bool):
             most = _declared(option).most
             if not 0 <= value <= most or value == math.inf:
                 known = "no duration; give 0 or more" if most == math.inf else "not in [0, 1]"
@@ -281,7 +293,9 @@ def _checked(option: Field[Any], value: object, where: str) -> Any:
             if choices and value not in choices:
                 raise UsageError.unknown(f"value of {where}:", value, choices)
             return value
-        case "str | None", None | str():
+        case (("str | None" | "float | None"), None):
+            return value
+        case "str | None", str():
             return value
         case "str | None", os.PathLike():
             return os.fspath(value)
@@ -303,6 +317,7 @@ _ACCEPTED: Mapping[str, str] = {
     "bool": "True or False",
     "int": "a whole number",
     "float": "a number",
+    "float | None": "a number or None",
     "str": "a text",
     "str | None": "a text or None",
 }
@@ -340,6 +355,7 @@ _PARSERS: Mapping[str, Callable[[str, str], object]] = {
     "bool": _parse_bool,
     "int": _parse_int,
     "float": _parse_float,
+    "float | None": _parse_float,
     "str": _parse_str,
     "str | None": _parse_str,
 }

@@ -1,9 +1,13 @@
-"""The judge that measures: both ways of a group are built and timed on the device.
+"""The judges that measure: the ways to run a product are built and timed on the device.
 
-A group (``passes/contract.py``) is a graph of its own. Its ways are the library's calls with fused
-kernels around them, and one kernel in each configuration that its schedule offers. The race in
-``runtime/autotune.py`` times them as wholes and checks what each computes; the verdict is kept in
-the cache under the group's structure, the device and all versions.
+``DeviceJudge``. A group (``passes/contract.py``) is a graph of its own. Its ways are the library's
+calls with fused kernels around them, and one kernel in each configuration that its schedule offers.
+The race in ``runtime/autotune.py`` times them as wholes and checks what each computes; the verdict
+is kept in the cache under the group's structure, the device and all versions.
+
+``LibraryJudge``. A product that stays a call of a library may be called in another one: both are
+timed on this machine's CPU, a long product on fewer rows and columns (``TIMED_PRODUCT``). The
+verdict is kept under the product's types, shapes and strides, the processor, the threads and torch.
 
 Where the time of a graph's races is spent, or nothing could be timed, the cost model decides. The
 ranks of a process group agree on each verdict (``runtime/ranks.py``), on that none was found, too.
@@ -13,35 +17,113 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from fusec.frontend.shapes import to_torch_dtype
+from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Kernel, Schedule
-from fusec.ir.index import Index, Size
+from fusec.ir.graph import Argument, Extern, Kernel, Schedule, View
+from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
+from fusec.passes.libraries import Answer, describe_call
 from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import NO_TIME, Way, race
 from fusec.runtime.cache import Cache
 from fusec.runtime.ranks import Ranks
+from fusec.runtime.stopwatch import warm_stopwatch
 from fusec.runtime.verdicts import Lap, Verdict, load_verdict, store_verdict
 from fusec.stages import Context, offered_plans
 
 logger = logging.getLogger("fusec.race")
 
 LIBRARY = "library"
+ATEN = "ATen"
+TIMED_PRODUCT = 1 << 26
+"""Multiply-adds of a product that is timed: some 1 ms; rows and columns are halved down to it."""
+STEADY = 0.1
+"""How much the reference's times may vary, beside their median, for a verdict to be kept."""
 FEW = 3
 """Configurations of a kernel that a short race tries; a long one (``WIDE_S``) tries all."""
 WIDE_S = 120.0
 
 Prepare: TypeAlias = Callable[[Compiled], Callable[[list[Any]], Sequence[Tensor]]]
 """Builds and loads what was generated, and returns its call."""
+
+
+@dataclass(slots=True)
+class Races:
+    """The races of one graph: what they may take together, and where verdicts are kept.
+
+    One process a machine races at a time: others would be measured with it.
+
+    Attributes:
+        left_s: seconds that are left for them.
+        salt: names the device and all versions that times depend on.
+        cache: where verdicts are kept; None for nowhere.
+        ranks: with whom verdicts are shared; None for nobody.
+    """
+
+    device: torch.device
+    left_s: float
+    salt: str
+    cache: Cache | None
+    ranks: Ranks | None = None
+
+    def verdict(self, key: str, reference: str, run: Callable[[float], Verdict]) -> Verdict:
+        """Return the verdict under a key: another rank's, the cache's, or what ``run`` measures.
+
+        One without times, for the reference, if the time of races is spent.
+        """
+        key = f"{self.salt} {key}"
+        verdict = self.ranks.published(key) if self.ranks is not None else None
+        if verdict is None:
+            verdict = self._own(key, reference, run)
+            if self.ranks is not None:
+                verdict = self.ranks.agree(key, verdict)
+        return verdict
+
+    def _own(self, key: str, reference: str, run: Callable[[float], Verdict]) -> Verdict:
+        verdict = load_verdict(self.cache, key) if self.cache is not None else None
+        if verdict is not None:
+            return verdict
+        started = time.monotonic()
+        try:
+            with _lock(self.device).acquire(timeout=max(self.left_s, 0.0)):
+                left = self.left_s - (time.monotonic() - started)
+                verdict = run(left) if left > 0 else None
+        except (Timeout, OSError):  # others race, or there is no place for a lock
+            verdict = None
+        self.left_s -= time.monotonic() - started
+        if verdict is None:
+            return Verdict(reference, (Lap(reference, dropped=NO_TIME),), exhausted=True)
+        if self.cache is not None and _is_kept(verdict, reference):
+            store_verdict(self.cache, key, verdict)
+        return verdict
+
+
+def _lock(device: torch.device) -> FileLock:
+    """Return the lock of this user's races on a kind of device; a thread may take it again."""
+    path = Path(tempfile.gettempdir()) / f"fusec-race-{os.getuid()}-{device.type}.lock"
+    return FileLock(path, is_singleton=True)
+
+
+def _is_kept(verdict: Verdict, reference: str) -> bool:
+    """Return True for a verdict that a later compile may rely on: its reference ran steadily."""
+    laps = {lap.name: lap for lap in verdict.laps}
+    first = laps[reference]
+    if first.us is None or first.p20 is None or first.p80 is None:
+        return not verdict.exhausted
+    return first.p80 - first.p20 <= STEADY * first.us
 
 
 class DeviceJudge:
@@ -51,55 +133,21 @@ class DeviceJudge:
         cut: the passes from a graph to kernels.
         context: of the compile; races leave no record.
         prepare: builds and loads what was generated.
-        salt: names the device and all versions that times depend on.
-        cache: where verdicts are kept; None for nowhere.
-        ranks: with whom verdicts are shared; None for nobody.
     """
 
-    def __init__(
-        self,
-        cut: Cut,
-        context: Context,
-        device: torch.device,
-        prepare: Prepare,
-        salt: str,
-        cache: Cache | None,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def __init__(self, cut: Cut, context: Context, prepare: Prepare, races: Races) -> None:
         self.cut = cut
         self.context = context
         self.options = context.options
-        self.device = device
         self.prepare = prepare
-        self.salt = salt
-        self.cache = cache
-        self.ranks = ranks
+        self.races = races
         self.by_model = judge_by_model(cut, context.target.machine)
-        self.left_s = context.options.race_budget_s
 
     def __call__(self, group: Group) -> Choice:
         """Return the way that won: on another rank, from the cache, or by a race."""
-        key = f"{self.salt} descriptors={self.options.descriptors}\n{group.signature}"
-        verdict = self.ranks.published(key) if self.ranks is not None else None
-        if verdict is None:
-            verdict = self.own_verdict(group, key)
-            if self.ranks is not None:
-                verdict = self.ranks.agree(key, verdict)
-        return self.choice(group, verdict)
-
-    def own_verdict(self, group: Group, key: str) -> Verdict:
-        """Return the verdict that the cache has under a key, or a race's; one without laps if the
-        time of races is spent."""
-        verdict = load_verdict(self.cache, key) if self.cache is not None else None
-        if verdict is not None:
-            return verdict
-        if self.left_s <= 0:
-            return Verdict(LIBRARY, (Lap(LIBRARY, dropped=NO_TIME),), exhausted=True)
-        verdict = self.race(group)
-        measured = any(lap.us is not None for lap in verdict.laps)
-        if self.cache is not None and (measured or not verdict.exhausted):
-            store_verdict(self.cache, key, verdict)
-        return verdict
+        key = f"descriptors={self.options.descriptors}\n{group.signature}"
+        run = functools.partial(self.race, group)
+        return self.choice(group, self.races.verdict(key, LIBRARY, run))
 
     def choice(self, group: Group, verdict: Verdict) -> Choice:
         """Return a verdict as the choice of a way."""
@@ -113,18 +161,16 @@ class DeviceJudge:
         configuration = int(verdict.winner.rpartition("#")[2]) if fused else 0
         return Choice(fused, configuration, f"measured: {verdict}", library - rival)
 
-    def race(self, group: Group) -> Verdict:
+    def race(self, group: Group, budget_s: float) -> Verdict:
         """Return what a race of the group's ways measured."""
-        started = time.monotonic()
-        verdict = race(
+        device = self.races.device
+        return race(
             self.ways(group),
-            functools.partial(random_inputs, group, self.device),
+            functools.partial(random_inputs, group, device),
             reference=LIBRARY,
-            budget_s=self.left_s,
-            device=self.device,
+            budget_s=budget_s,
+            device=device,
         )
-        self.left_s -= time.monotonic() - started
-        return verdict
 
     def ways(self, group: Group) -> list[Way]:
         """Return the library's way and one for each configuration of the fused kernel."""
@@ -136,7 +182,7 @@ class DeviceJudge:
             return ways
         flat = flat_kernels(kernels, self.context)
         count = max(len(offered_plans(kernel, self.context)) for kernel in flat.values())
-        if self.options.race_budget_s < WIDE_S:
+        if self.options.race_seconds(self.races.device.type) < WIDE_S:
             count = min(count, FEW)
         for number in range(count):
             steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
@@ -148,19 +194,92 @@ class DeviceJudge:
         return self.prepare(generate(schedule, self.context))
 
 
+class LibraryJudge:
+    """Chooses the library of products by racing those that have them on this machine's CPU."""
+
+    def __init__(self, races: Races) -> None:
+        self.races = races
+
+    def __call__(self, call: Extern) -> Answer:
+        """Return the library that won: on another rank, from the cache, or by a race."""
+        run = functools.partial(self.race, call)
+        verdict = self.races.verdict(describe_call(call), ATEN, run)
+        times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
+        if ATEN not in times or len(times) == 1:
+            return Answer(None, f"by rule, no race was run: {verdict}")
+        rival = min(us for name, us in times.items() if name != ATEN)
+        winner = None if verdict.winner == ATEN else verdict.winner
+        return Answer(winner, f"measured: {verdict}", times[ATEN] - rival)
+
+    def race(self, call: Extern, budget_s: float) -> Verdict:
+        """Return what a race of the libraries measured."""
+        timed = _fewer(call)
+        given = tuple(timed.views)
+        ways = {ATEN: timed, **timed.others}
+        return race(
+            [Way(name, functools.partial(_caller, way, given)) for name, way in ways.items()],
+            lambda: [_random_view(view, self.races.device) for view in given],
+            reference=ATEN,
+            budget_s=budget_s,
+            device=self.races.device,
+            timer=warm_stopwatch,
+            quiet=True,
+        )
+
+
+def _fewer(call: Extern) -> Extern:
+    """Return a product with its rows and columns halved until it is soon timed."""
+    *_, a, b = call.views
+    rows, columns = a.shape[0].hint(), b.shape[1].hint()
+    while rows * columns * a.shape[1].hint() > TIMED_PRODUCT and max(rows, columns) > 1:
+        rows, columns = (rows, columns // 2) if columns > rows else (rows // 2, columns)
+
+    def cut(view: View) -> View:
+        extents = {a: (index(rows), a.shape[1]), b: (b.shape[0], index(columns))}
+        return replace(view, shape=extents.get(view, (index(columns),)))
+
+    return call.map_views(cut)
+
+
+def _caller(call: Extern, given: tuple[View, ...]) -> Callable[[list[Any]], Sequence[Tensor]]:
+    """Return what makes a library's call with tensors in the places of its views."""
+    function: Any = functools.reduce(getattr, call.target.split("."), torch.ops)
+
+    def argument(value: Argument, tensors: list[Any]) -> Any:
+        match value:
+            case View() if value in given:
+                return tensors[given.index(value)]
+            case View():
+                return tensors[given.index(value.transposed)].t()
+            case tuple():
+                return list(value)
+            case _:
+                return value
+
+    return lambda tensors: [function(*(argument(value, tensors) for value in call.args))]
+
+
+def _random_view(view: View, device: torch.device) -> Tensor:
+    return _random_tensor(view.shape, view.strides, view.buffer.dtype, device)
+
+
 def random_inputs(group: Group, device: torch.device) -> list[Any]:
     """Return arguments for a group: normal numbers, integers 0 (in range of any gather), sizes."""
     return [
-        item.hint if isinstance(item, Size) else _random(item, device)
+        item.hint
+        if isinstance(item, Size)
+        else _random_tensor(item.shape, item.strides, item.dtype, device)
         for item in group.graph.inputs
         if isinstance(item, Size | Buffer)
     ]
 
 
-def _random(buffer: Buffer, device: torch.device) -> Tensor:
-    shape, strides = _hints(buffer.shape), _hints(buffer.strides)
+def _random_tensor(
+    extents: Sequence[Index], steps: Sequence[Index], kind: DType, device: torch.device
+) -> Tensor:
+    shape, strides = _hints(extents), _hints(steps)
     length = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    dtype = to_torch_dtype(buffer.dtype)
+    dtype = to_torch_dtype(kind)
     if dtype is torch.bool:
         flat = torch.rand(length, device=device) > 0.5
     elif dtype.is_floating_point:
@@ -170,5 +289,5 @@ def _random(buffer: Buffer, device: torch.device) -> Tensor:
     return flat.as_strided(shape, strides)
 
 
-def _hints(extents: tuple[Index, ...]) -> list[int]:
+def _hints(extents: Sequence[Index]) -> list[int]:
     return [extent.hint() for extent in extents]

@@ -44,6 +44,7 @@ from fusec.passes.eager_rounding import round_as_eager
 from fusec.passes.fuse import fuse, separate
 from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
+from fusec.passes.libraries import Chooser, choose_libraries
 from fusec.passes.library_bias import library_bias
 from fusec.passes.memory import plan_memory
 from fusec.passes.recompute import recompute_wide
@@ -81,12 +82,14 @@ class Context:
     Attributes:
         trace: where they leave what they made.
         make_judge: gives the judge between the ways to run a product; by default the cost model.
+        choose_library: says which library computes a product; by default that which it names.
     """
 
     target: Target
     options: Options
     trace: Trace
     make_judge: Callable[[Cut], Judge] | None = None
+    choose_library: Chooser | None = None
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         """Return what a stage makes of a structure, verified and kept as the options say.
@@ -390,6 +393,12 @@ def _chunk(graph: Graph, context: Context) -> Graph:
     return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.tuning)
 
 
+def _libraries(schedule: Schedule, context: Context) -> Schedule:
+    target = context.target
+    small = target.machine.tuning.raced_product
+    return choose_libraries(schedule, target.libraries, small, context.choose_library)
+
+
 def _contract(graph: Graph, context: Context) -> Schedule:
     cut = partial(fold, FUSE, context=context)
     if not _fuses_products(context):
@@ -436,10 +445,17 @@ PASSES = (
         inner=FUSE,
     ),
     _on_schedule(
+        "libraries",
+        "each product is called in the library that is fastest: a race, or what it names (CPU)",
+        _libraries,
+        only=lambda context: bool(context.target.libraries),
+        needs=("contract", "loops"),
+    ),
+    _on_schedule(
         "in_place",
         "an input that changes, or a part of it (a cache's next position), is written in place",
         _alone(in_place),
-        needs=("loops",),
+        needs=("libraries",),
     ),
     _on_schedule(
         "bundle",

@@ -19,6 +19,7 @@ from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
 from fusec.options import Options
 from fusec.partition import Joint
+from fusec.passes.libraries import Answer
 from fusec.passes.stage import Stage
 from fusec.pipeline import compile_to_source
 from fusec.stages import CAPTURE, Context, printed
@@ -34,6 +35,7 @@ class Example:
     Attributes:
         inputs: each a shape, or the tensor itself; shapes are filled with random numbers.
         dynamic: dimensions marked as dynamic, as pairs of an input's position and a dimension.
+        library: which one computes its products, as a race would say.
     """
 
     fn: Callable[..., Any]
@@ -43,6 +45,7 @@ class Example:
     train: bool = False
     dynamic: tuple[tuple[int, int], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    library: str | None = None
 
     def tensors(self) -> list[Tensor]:
         """Return the inputs, the same ones each time."""
@@ -118,6 +121,10 @@ EXAMPLES = {
     ),
     "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),
     "bias": Example(lambda x, w, b: torch.addmm(b, x, w), ((8, 16), (16, 24), (24,))),
+    "library": Example(
+        lambda x, w, b: (x.sin() @ w + b, x @ w.t()), ((128, 128), (128, 128), (128,)),
+        library="oneDNN",
+    ),
     "parts": Example(parts, ((64, 32), (64, 32)), dtype=torch.float64),
     "cache": Example(cache, ((4, 64, 16), (4, 1, 16))),
     "step": Example(step, ((4, 4), (4, 4), (32,), (32,), (8, 8), (8, 8)), "sm_90"),
@@ -216,7 +223,11 @@ def steps(name: str) -> tuple[Step, ...]:
     example = EXAMPLES[name]
     options = Options.from_compile(None, {"verify": True, **example.options})
     found: list[Step] = []
-    joint = _Recorder(Context(find_target(example.target), options, Trace("joint")), found)
+    context = Context(find_target(example.target), options, Trace("joint"))
+    if example.library is not None:
+        answer = Answer(example.library, "as told", 1.0)
+        context = replace(context, choose_library=lambda call: answer)
+    joint = _Recorder(context, found)
 
     def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
         recorder = _Recorder(replace(joint.context, trace=Trace(name)), found, gm)

@@ -30,13 +30,15 @@ def test_nothing_given_is_all_defaults() -> None:
 @pytest.mark.parametrize(
     ("mode", "race_budget_s", "cudagraphs"),
     [
-        ("default", 20.0, False),
-        ("reduce-overhead", 20.0, True),
+        ("default", None, False),
+        ("reduce-overhead", None, True),
         ("max-autotune", 300.0, True),
         ("max-autotune-no-cudagraphs", 300.0, False),
     ],
 )
-def test_modes_mean_what_users_know(mode: str, race_budget_s: float, cudagraphs: bool) -> None:
+def test_modes_mean_what_users_know(
+    mode: str, race_budget_s: float | None, cudagraphs: bool
+) -> None:
     assert options_from(mode) == Options(race_budget_s=race_budget_s, cudagraphs=cudagraphs)
 
 
@@ -148,8 +150,8 @@ def test_an_unknown_option_names_the_nearest_and_all(name: str, meant: str) -> N
         ("cxx", b"g++", "b'g++' (bytes) is not accepted; give a text or None."),
         ("race", None, "None (NoneType) is not accepted; give one of 'auto', 'fused', 'library'."),
         ("race", "libary", "'libary'. Did you mean 'library'? Valid: auto, fused, library."),
-        ("race_budget_s", "20", "'20' (str) is not accepted; give a number."),
-        ("race_budget_s", True, "True (bool) is not accepted; give a number."),
+        ("race_budget_s", "20", "'20' (str) is not accepted; give a number or None."),
+        ("race_budget_s", True, "True (bool) is not accepted; give a number or None."),
         ("race_budget_s", -1.0, "-1.0 is no duration"),
         ("race_budget_s", float("inf"), "inf is no duration"),
         ("memory_budget", 1.5, "1.5 is not in [0, 1]"),
@@ -167,10 +169,21 @@ def test_a_path_object_is_taken_as_text() -> None:
 
 
 def test_a_whole_number_of_seconds_is_the_same_duration() -> None:
-    assert options_from(None, {"race_budget_s": 20}).key() == Options().key()
-    assert options_from(FUSEC_RACE_BUDGET_S="20").key() == Options().key()
+    wanted = Options(race_budget_s=20.0).key()
+    assert options_from(None, {"race_budget_s": 20}).key() == wanted
+    assert options_from(FUSEC_RACE_BUDGET_S="20").key() == wanted
     with pytest.raises(UsageError, match="20 must be given as float"):
         Options(race_budget_s=20)
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cuda", 20.0), ("cpu", 1.0)])
+def test_races_take_as_long_as_a_device_is_worth_or_as_the_user_says(
+    device: str, seconds: float
+) -> None:
+    assert Options().race_seconds(device) == seconds
+    assert Options(race_budget_s=None).key() == Options().key()
+    assert options_from(None, {"race_budget_s": 3}).race_seconds(device) == 3.0
+    assert options_from("max-autotune").race_seconds(device) == 300.0
 
 
 def test_options_are_frozen_and_hashable() -> None:
@@ -189,6 +202,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         "bool": lambda v: not v,
         "int": lambda v: v + 1,
         "float": lambda v: v / 2,
+        "float | None": lambda v: 3.5,
         "str | None": lambda v: "sm_90",
     }
     changing = {

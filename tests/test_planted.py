@@ -20,7 +20,7 @@ from fusec.codegen.triton_form import Form
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
-from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Store
+from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Store, View
 from fusec.ir.index import index
 from fusec.ir.memory import Allocation, StepMemory
 from fusec.ir.monoid import MAX, SUM
@@ -220,6 +220,15 @@ def in_each(kind: type, change: Callable[[Any], Any]) -> Change:
         return parts
 
     return in_lists(among)
+
+
+def untransposed(call: Extern) -> Extern:
+    """The second factor is given as the call before had it."""
+    if not call.target.startswith("mkldnn."):
+        return call
+    a, b, *rest = call.args
+    assert isinstance(b, View)
+    return replace(call, args=(a, b.transposed, *rest))
 
 
 def reversed_steps(schedule: Schedule) -> Schedule:
@@ -434,6 +443,8 @@ FAULTS = (
     Fault("contract", "products", "a product's sum that is a maximum", in_expressions(maximum)),
     Fault("loops", "loss", "a chunk's sum that is a maximum", in_loop(in_expressions(maximum))),
     Fault("loops", "loss", "a chunk's kernel lost", in_loop(lost(Kernel))),
+    Fault("libraries", "library", "a weight not transposed", in_each(Extern, untransposed)),
+    Fault("libraries", "library", "a call lost", lost(Extern)),
     Fault("in_place", "cache", "the next position", first_store(store_shifted)),
     Fault("in_place", "cache", "a part that is never written", lost(Kernel)),
     Fault("in_place", "step", "an update the other way round", swapped("sub")),

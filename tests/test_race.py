@@ -5,7 +5,11 @@ Nothing depends on how fast either is: where a verdict is wanted, it stands in t
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,10 @@ from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Cut
+from fusec.passes.libraries import multiply_adds
 from fusec.pipeline import Compiled, compile_to_source
-from fusec.race import LIBRARY, DeviceJudge
+from fusec.race import ATEN, LIBRARY, DeviceJudge, LibraryJudge, Races, _fewer, _lock
+from fusec.report import explain
 from fusec.report.observe import Observed, observe
 from fusec.runtime import executable
 from fusec.runtime.cache import Cache
@@ -58,7 +64,8 @@ def make_judge(
     def make(cut: Cut) -> DeviceJudge:
         options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
         context = Context(find_target("sm_90"), options, Trace("race"))
-        return kind(cut, context, CPU, prepare, "salt", cache)
+        races = Races(CPU, options.race_seconds("cuda"), "salt", cache)
+        return kind(cut, context, prepare, races)
 
     return make
 
@@ -69,7 +76,7 @@ class Ruled(DeviceJudge):
     winner = LIBRARY
     races = 0
 
-    def race(self, group: Any) -> Verdict:
+    def race(self, group: Any, budget_s: float) -> Verdict:
         type(self).races += 1
         laps = tuple(Lap(w.name, 10.0 if w.name == self.winner else 20.0) for w in self.ways(group))
         return Verdict(self.winner, laps)
@@ -80,9 +87,15 @@ def kinds(made: Compiled) -> list[str]:
 
 
 def test_a_race_runs_both_ways_and_each_computes_the_same(observed: Observed, tmp_path: Path):
-    cache = Cache(tmp_path, limit_bytes=1 << 20)
-    compiled(observed, make_judge(observed, cache))
-    (verdict,) = all_verdicts(cache).values()
+    seen: list[Verdict] = []
+
+    class Kept(DeviceJudge):
+        def race(self, group: Any, budget_s: float) -> Verdict:
+            seen.append(super().race(group, budget_s))
+            return seen[-1]
+
+    compiled(observed, make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), Kept))
+    (verdict,) = seen
     assert {lap.name for lap in verdict.laps} >= {LIBRARY, "fused #0", "fused #1"}
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
     assert all(lap.us is not None for lap in verdict.laps if lap.name in (LIBRARY, "fused #0"))
@@ -136,7 +149,7 @@ def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_p
 
     def spent(cut: Cut) -> DeviceJudge:
         judge = base(cut)
-        judge.left_s = 0.0
+        judge.races.left_s = 0.0
         return judge
 
     made = compiled(observed, spent)
@@ -148,7 +161,7 @@ def test_a_race_without_time_to_measure_leaves_no_verdict(observed: Observed, tm
     class Late(Ruled):
         races = 0
 
-        def race(self, group: Any) -> Verdict:
+        def race(self, group: Any, budget_s: float) -> Verdict:
             type(self).races += 1
             laps = tuple(Lap(way.name, dropped="no time left") for way in self.ways(group))
             return Verdict(LIBRARY, laps, exhausted=True)
@@ -178,3 +191,120 @@ def test_configurations_that_options_leave_out_have_verdicts_of_their_own(
     for way in ("always", "never", "always"):
         compiled(observed, make_judge(observed, cache, kind, descriptors=way), descriptors=way)
     assert kind.races == 2
+
+
+# -- libraries -------------------------------------------------------------------------------------
+
+
+class Measured(LibraryJudge):
+    """A judge of libraries whose races measure what they are told."""
+
+    def __init__(self, races: Races, onednn: float, spread: float = 0.0) -> None:
+        super().__init__(races)
+        self.onednn, self.spread, self.raced = onednn, spread, 0
+
+    def race(self, call: Extern, budget_s: float) -> Verdict:
+        self.raced += 1
+        laps = (
+            Lap(ATEN, 10.0, 10.0 - self.spread, 10.0 + self.spread),
+            Lap("oneDNN", self.onednn, self.onednn, self.onednn),
+        )
+        return Verdict(min(laps, key=lambda lap: lap.us or 0.0).name, laps)
+
+
+def linear_call(m: int = 64, k: int = 128, n: int = 256) -> Extern:
+    (seen,) = observe(torch.nn.Linear(k, n), (torch.randn(m, k),), train=False, dynamic=False)
+    context = Context(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(seen.graph, context).schedule.externs
+    return call
+
+
+def races(cache: Cache | None = None, left_s: float = 20.0) -> Races:
+    return Races(CPU, left_s, "salt", cache)
+
+
+@pytest.mark.parametrize(("onednn", "winner"), [(5.0, "oneDNN"), (20.0, None)])
+def test_the_faster_library_is_named_with_both_times(onednn: float, winner: str | None):
+    answer = Measured(races(), onednn)(linear_call())
+    assert answer.library == winner
+    assert answer.saved_us == 10.0 - onednn
+    assert "ATen 10.0 us" in answer.reason and "oneDNN" in answer.reason
+
+
+@pytest.mark.parametrize(("spread", "raced"), [(0.1, 1), (3.0, 2)])
+def test_a_verdict_is_kept_if_its_reference_ran_steadily(tmp_path: Path, spread, raced):
+    judge = Measured(races(Cache(tmp_path, limit_bytes=1 << 20)), 5.0, spread)
+    for _ in range(2):
+        assert judge(linear_call()).library == "oneDNN"
+    assert judge.raced == raced
+
+
+def test_a_product_that_is_not_raced_goes_by_rule():
+    judge = Measured(races(left_s=0.0), 5.0)
+    answer = judge(linear_call())
+    assert judge.raced == 0 and answer.library is None
+    assert answer.reason.startswith("by rule, no race was run")
+
+
+def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    held = _lock(CPU).lock_file
+    code = (
+        "import sys; from filelock import FileLock\n"
+        f"with FileLock({held!r}): print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    judge = Measured(races(left_s=0.2), 5.0)
+    assert judge(linear_call()).library is None
+    assert judge.raced == 0 and judge.races.left_s <= 0
+    other.communicate()
+    judge = Measured(races(left_s=20.0), 5.0)
+    assert judge(linear_call()).library == "oneDNN"
+
+
+def test_a_race_of_libraries_times_a_part_of_a_long_product(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fusec.race.TIMED_PRODUCT", 1 << 19)
+    call = linear_call()
+    timed = _fewer(call)
+    *_, a, b = timed.views
+    assert multiply_adds(timed) <= 1 << 19 < multiply_adds(call)
+    assert (a.shape[1], b.shape[0]) == (call.views[-2].shape[1], call.views[-1].shape[0])
+    verdict = LibraryJudge(races()).race(call, 20.0)
+    assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
+    assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
+    assert all(lap.us is not None for lap in verdict.laps), verdict
+
+
+def test_a_library_that_gives_other_numbers_never_wins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    call = linear_call()
+    doubled = replace(call, kwargs=(("alpha", 2.0),))
+    monkeypatch.setattr(Extern, "others", property(lambda self: {"oneDNN": doubled}))
+    with caplog.at_level("WARNING", logger="fusec.race"):
+        verdict = LibraryJudge(races()).race(call, 20.0)
+    assert verdict.winner == ATEN
+
+
+def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def told(self: LibraryJudge, call: Extern, budget_s: float) -> Verdict:
+        return Verdict("oneDNN", (Lap(ATEN, 20.0, 20.0, 20.0), Lap("oneDNN", 10.0, 10.0, 10.0)))
+
+    monkeypatch.setattr(LibraryJudge, "race", told)
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "20")
+    layer, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        made = torch.compile(layer, backend="fusec", options={"strict": True})(x)
+        torch.testing.assert_close(made, layer(x))
+        (graph,) = explain(layer, x).graphs
+    (said,) = [d for d in graph.decisions if d.b == "oneDNN"]
+    assert said.taken and said.reason.startswith("measured: oneDNN 10.0 us, ATen 20.0 us")
+    assert [call.op for call in graph.externs] == ["mkldnn._linear_pointwise.default"]

@@ -37,6 +37,7 @@ EXAMPLES = {
     "split_loop": "product",
     "contract": "products",
     "loops": "loss",
+    "libraries": "library",
     "in_place": "cache",
     "bundle": "step",
     "memory": "columns",

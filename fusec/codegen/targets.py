@@ -70,12 +70,14 @@ class Target:
         machine: what it can do.
         codegen: how its kernels become source.
         assembly: stages below the source, as the command line calls them -> as the compiler does.
+        libraries: those, beside ATen's own, that may compute products there.
     """
 
     name: str
     machine: Machine
     codegen: Codegen
     assembly: Mapping[str, str] = field(default_factory=dict)
+    libraries: frozenset[str] = frozenset()
 
     @property
     def language(self) -> str:
@@ -164,7 +166,7 @@ _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass
 TARGETS = {
     target.name: target
     for target in (
-        Target("cpu", CPU_MACHINE, CPP),
+        Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN",))),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
         Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
         Target("sm_100", H200_MACHINE, TRITON, _NVIDIA),

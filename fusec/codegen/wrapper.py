@@ -55,8 +55,8 @@ from fusec.ir.program import Program
 
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
-    "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "float", "watch",
-    "min", "_",
+    "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "mkldnn", "float",
+    "watch", "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -327,8 +327,8 @@ def _same_strides(view: View, buffer: Buffer) -> bool:
 
 
 def callee(extern: Extern) -> str:
-    """Return what an extern is called by: its name if ATen has it, or a bound name."""
-    if extern.target.startswith("aten."):
+    """Return what an extern is called by: its name if a library has it, or a bound name."""
+    if extern.target.startswith(("aten.", "mkldnn.")):
         return extern.target
     return f"extern_{extern.node}"
 

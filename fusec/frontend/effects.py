@@ -6,17 +6,20 @@ table more, and a pass treats another operation alike; what no table names is ``
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from fusec.frontend.origin import extern_name
 from fusec.ir.argument import Argument, SizeValue, View
+from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (
     Alias,
     Copy,
     Effect,
     Fresh,
+    Linear,
     Pending,
     Product,
     Unknown,
@@ -44,6 +47,9 @@ UPDATES = {
     aten.scatter_add.default: aten.scatter_add_.default,
 }
 """Calls that return their first argument changed in places, and those that change it."""
+ONEDNN = "mkldnn._linear_pointwise.default"
+"""oneDNN's product, under the name that it once had, and torch still calls it by."""
+_LINEAR_TYPES = (F32, BF16, F16)
 _COLLECTIVES, _WAIT = "_c10d_functional", "_c10d_functional.wait_tensor.default"
 """What another rank sends is in a collective's result once it was waited for, and not before."""
 
@@ -59,7 +65,9 @@ def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...])
     if target is aten.copy_.default and _are_views(args[:2], 2):
         return Copy()
     if target is aten.mm.default and _are_views(args, 2):
-        return Product(extern_name(aten.addmm.default), extern_name(aten.addmm_.default))
+        return Product(
+            extern_name(aten.addmm.default), extern_name(aten.addmm_.default), _linear(args)
+        )
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
     if isinstance(target, OpOverload) and target.is_view:
@@ -70,6 +78,19 @@ def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...])
 
 def _are_views(args: Args, count: int) -> bool:
     return len(args) == count and all(isinstance(arg, View) for arg in args)
+
+
+def _linear(args: Args) -> tuple[Linear, ...]:
+    """Return the calls of other libraries that multiply two matrices, those that torch has here."""
+    same = {view.buffer.dtype for view in args if isinstance(view, View)}
+    if not _has_onednn() or len(same) != 1 or not same.issubset(_LINEAR_TYPES):
+        return ()
+    return (Linear("oneDNN", ONEDNN, ("none", (), "")),)
+
+
+@functools.cache
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:

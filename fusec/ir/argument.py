@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
@@ -24,6 +24,11 @@ class View:
         """Whether it is all of its buffer, in the buffer's own layout."""
         same = self.shape == self.buffer.shape and self.strides == self.buffer.strides
         return same and self.offset is index(0)
+
+    @property
+    def transposed(self) -> View:
+        """The same elements with the axes in reverse order."""
+        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
 
 
 def whole_view(buffer: Buffer) -> View:

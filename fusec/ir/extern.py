@@ -6,6 +6,7 @@ its ``effect``, one of a closed set that the frontend fills in (``frontend/effec
     effect ::= Unknown | Fresh | Pending      results: perhaps views; new memory; not there yet
              | Alias                          results are views of arguments; no kernel runs
              | Product                        args[0] @ args[1]
+             | BiasedProduct                  args[0] + args[1] @ args[2]
              | Copy | Write                   args[0] is written: all of it, or a part
              | WindowUpdate | Update          args[0] with a part replaced, as a new tensor
 
@@ -56,16 +57,44 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Linear:
+    """Another library's call of ``(a, w, bias or None, *rest)`` that returns ``a @ w.T + bias``.
+
+    Attributes:
+        library: as reports call it.
+        target: the call's printed name.
+        rest: its arguments behind the bias.
+    """
+
+    library: str
+    target: str
+    rest: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """The result, in memory of its own, is the product of two matrices: ``args[0] @ args[1]``.
 
     Attributes:
         biased: the call of ``(bias, a, b)`` that returns ``bias + a @ b``.
         added: the call of ``(total, a, b)`` that adds ``a @ b`` to ``total`` in place.
+        linear: calls of other libraries that return the same.
     """
 
     biased: str
     added: str
+    linear: tuple[Linear, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedProduct:
+    """The result, in memory of its own, is ``args[0] + args[1] @ args[2]``.
+
+    Attributes:
+        linear: calls of other libraries that return the same.
+    """
+
+    linear: tuple[Linear, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +161,16 @@ class Write:
 
 
 Effect: TypeAlias = (
-    Unknown | Alias | Fresh | Pending | Product | Copy | WindowUpdate | Update | Write
+    Unknown
+    | Alias
+    | Fresh
+    | Pending
+    | Product
+    | BiasedProduct
+    | Copy
+    | WindowUpdate
+    | Update
+    | Write
 )
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -248,6 +286,27 @@ class Extern:
     def product(self) -> Product | None:
         """What is known of it as a product of matrices; None if it is none."""
         return self.effect if isinstance(self.effect, Product) else None
+
+    @property
+    def others(self) -> Mapping[str, Extern]:
+        """Calls of other libraries that return the same, by the library's name."""
+        match self.effect, self.args:
+            case Product(linear=linear), (View() as a, View() as b):
+                bias: Argument = None
+            case BiasedProduct(linear=linear), (bias, View() as a, View() as b):
+                pass
+            case _:
+                return {}
+        return {
+            other.library: replace(
+                self,
+                target=other.target,
+                args=(a, b.transposed, bias, *other.rest),
+                reason=f"contraction: runs in {other.library}",
+                effect=Fresh(),
+            )
+            for other in linear
+        }
 
     @property
     def written(self) -> View | None:

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, index_exprs
-from fusec.ir.extern import Fresh
+from fusec.ir.extern import BiasedProduct
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
 from fusec.ir.index import contiguous_strides, index
 from fusec.passes.dag import count_readers
@@ -53,7 +53,7 @@ def _biased(call: Extern, vector: View, kernel: Kernel) -> Extern:
         outputs=kernel.writes,
         reason=_REASON,
         origin=call.origin + kernel.origin,
-        effect=Fresh(),
+        effect=BiasedProduct(call.product.linear),
     )
 
 

@@ -64,6 +64,8 @@ class Tuning:
             16 to 128 MiB are alike).
         chunk_rows: rows of a chunk at least: weights are read, and their gradient is read and
             written, once a chunk, which so many rows of products hide.
+        raced_product: multiply-adds from which libraries race for a product: below, what a call
+            costs beside its work decides, and ATen's costs least (64 x 64 x 64: 6 us, oneDNN 20).
         chunk_alignment: chunks begin at multiples of so many rows, which keeps addresses aligned.
     """
 
@@ -83,6 +85,7 @@ class Tuning:
     chunk_bytes: int = 1 << 25
     chunk_rows: int = 256
     chunk_alignment: int = 16
+    raced_product: int = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,20 @@ The IR has no device, so that a graph traced on the CPU compiles for any row of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fusec.codegen import triton
 from fusec.codegen.targets import GPUS, Target, find_target
-from fusec.compiler import allows_tf32, device_target
+from fusec.compiler import allows_tf32, context_for, device_target
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
 from fusec.runtime import cpp_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_offline
-from fusec.stages import DYNAMO, JOINT, PARTITION, Context, all_stages
+from fusec.stages import DYNAMO, JOINT, PARTITION, all_stages
 from fusec.trace import Record, Trace
 
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
@@ -102,7 +102,10 @@ def take_through(observed: Observed, target: Target, options: Options) -> Staged
     """Compile one graph to source text, keeping the text of each stage that it reaches."""
     trace = Trace(observed.name, texts=True)
     try:
-        compiled = compile_to_source(observed.graph, Context(target, options, trace))
+        # Nothing is timed for a report, but it shows what races here have measured.
+        untimed = replace(options, race_budget_s=0.0)
+        context = context_for(observed.graph, target, untimed, trace)
+        compiled = compile_to_source(observed.graph, context)
     except Unsupported as problem:
         return Staged(observed, target, trace, None, problem.reason)
     except Exception as error:  # a defect: the stages before it are what its finder needs

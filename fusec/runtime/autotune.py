@@ -107,6 +107,7 @@ def race(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     timer: Stopwatch | None = None,
+    quiet: bool = False,
 ) -> Verdict:
     """Time the ways and return which won, with what was measured of each, in the order given.
 
@@ -117,6 +118,7 @@ def race(
         expected: from a set of inputs, the outputs in fp64: decides where ways are not close.
         progress: gets each step as a line; default: a line on stderr if that is a terminal.
         clock, timer: in place of the real ones.
+        quiet: a race that runs out of time says so in the log alone.
     """
     names = [way.name for way in ways]
     if reference not in names or len(set(names)) < len(names):
@@ -129,7 +131,7 @@ def race(
         course.check(inputs, expected, started + BUILD_SHARE * budget_s)
         course.run(inputs)
     verdict = course.verdict()
-    _report(verdict, quiet=budget_s <= 0)
+    _report(verdict, quiet=quiet or budget_s <= 0)
     return verdict
 
 

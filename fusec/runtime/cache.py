@@ -380,6 +380,15 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join((architecture, *sorted(flags)))
 
 
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what the processor calls itself: "AMD EPYC 9R14"; "" where the system does not say."""
+    try:
+        found = re.search(r"^model name\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        return platform.processor()
+    return found[1].strip() if found else ""
+
+
 def _version(distribution: str) -> str:
     # The metadata, because importing both packages takes more than a second.
     try:

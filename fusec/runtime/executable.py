@@ -88,6 +88,7 @@ def bind(
         "constant": constant,
         "watch": watch or (lambda *_: None),
         "aten": torch.ops.aten,
+        "mkldnn": torch.ops.mkldnn,
         **DTYPES,
         **kernels,
     }

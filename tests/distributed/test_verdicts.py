@@ -31,7 +31,7 @@ def judge_of(
 
     def make(cut: Any) -> DeviceJudge:
         judge = base(cut)
-        judge.ranks, judge.left_s = Ranks(store), left_s
+        judge.races.ranks, judge.races.left_s = Ranks(store), left_s
         return judge
 
     return make, kind
@@ -52,9 +52,9 @@ def test_ranks_that_race_at_the_same_time_take_what_was_published_first(observed
     one, _ = judge_of(observed, tmp_path / "1", store, LIBRARY)
     two, kind = judge_of(observed, tmp_path / "2", store, "fused #0")
 
-    def meanwhile(self: Ruled, group: Any) -> Verdict:
+    def meanwhile(self: Ruled, group: Any, budget_s: float) -> Verdict:
         compiled(observed, one)
-        return Ruled.race(self, group)
+        return Ruled.race(self, group, budget_s)
 
     kind.race = meanwhile
     assert kinds(compiled(observed, two)) == SEPARATE

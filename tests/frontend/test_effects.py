@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fusec.frontend import effects
 from fusec.frontend.effects import effect_of
+from fusec.ir.dtype import F64
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import (
     Copy,
     Effect,
     Fresh,
+    Linear,
     Pending,
     Product,
     Unknown,
@@ -26,6 +29,7 @@ aten = torch.ops.aten
 X, PART, ROW = (whole(buffer(n, *s)) for n, s in (("x", (4, 6)), ("p", (4, 2)), ("r", (4,))))
 PLACES = whole(buffer("i", 3))
 P = Size("P", 1)
+LINEAR = (Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), "")),)
 
 
 def window(axis: int, start: object, step: int | None) -> WindowUpdate:
@@ -43,7 +47,7 @@ PUT = aten._unsafe_index_put.default
 @pytest.mark.parametrize(
     ("target", "args", "effect"),
     [
-        (aten.mm.default, (X, X), Product("aten.addmm.default", "aten.addmm_.default")),
+        (aten.mm.default, (X, X), Product("aten.addmm.default", "aten.addmm_.default", LINEAR)),
         (aten.bmm.default, (X, X), Fresh()),
         (aten.convolution_backward.default, (X, X), Fresh()),
         (aten.copy_.default, (X, PART), Copy()),
@@ -61,6 +65,21 @@ PUT = aten._unsafe_index_put.default
 )  # fmt: skip
 def test_effect(target: object, args: tuple[Argument, ...], effect: Effect) -> None:
     assert effect_of(target, args, ()) == effect
+
+
+def test_libraries_multiply_what_has_their_types() -> None:
+    doubles = whole(Buffer("d", X.shape, X.strides, F64))
+    assert effect_of(aten.mm.default, (doubles, doubles), ()).linear == ()
+    assert effect_of(aten.mm.default, (X, doubles), ()).linear == ()
+
+
+def test_a_torch_without_onednn_offers_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    effects._has_onednn.cache_clear()
+    try:
+        assert effect_of(aten.mm.default, (X, X), ()).linear == ()
+    finally:
+        effects._has_onednn.cache_clear()
 
 
 def test_what_ranks_send_is_pending_until_it_was_waited_for() -> None:

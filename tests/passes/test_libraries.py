@@ -1,0 +1,123 @@
+"""Products are called in the library that a chooser names; alike ones share its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusec.codegen.targets import find_target
+from fusec.ir.extern import BiasedProduct, Linear, Product
+from fusec.ir.graph import Extern, Schedule
+from fusec.ir.index import Size, index
+from fusec.options import Options
+from fusec.passes.fuse import separate
+from fusec.passes.libraries import Answer, choose_libraries, describe_call, multiply_adds
+from fusec.pipeline import compile_to_source
+from fusec.report.observe import observe
+from fusec.stages import Context
+from fusec.trace import Trace
+from tests.ir.graphs import buffer, graph, mm, whole
+
+ONEDNN = Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), ""))
+LIBRARIES = frozenset(("oneDNN",))
+
+
+def product(name: str, m: int, k: int, n: int) -> Extern:
+    a, b = whole(buffer(f"{name}_a", m, k)), whole(buffer(f"{name}_b", k, n))
+    effect = Product("aten.addmm.default", "aten.addmm_.default", (ONEDNN,))
+    return replace(mm(name, a, b, buffer(name, m, n)), effect=effect)
+
+
+def schedule(*calls: Extern) -> Schedule:
+    inputs = [view.buffer for call in calls for view in call.views]
+    return separate(graph(tuple(inputs), calls, *(call.writes[0] for call in calls)))
+
+
+def targets(made: Schedule) -> list[str]:
+    return [call.target for call in made.externs]
+
+
+def test_the_named_library_gets_the_call_with_its_second_factor_transposed() -> None:
+    call = product("p", 4, 3, 6)
+    made = choose_libraries(schedule(call), LIBRARIES, 0, lambda _: Answer("oneDNN", "said", 2.0))
+    (taken,) = made.externs
+    a, b, *rest = taken.args
+    assert taken.target == ONEDNN.target and rest == [None, "none", (), ""]
+    assert a == call.args[0]
+    assert b.shape == (index(6), index(3)) and b.strides == (index(1), index(6))
+    (said,) = made.decisions
+    assert (said.a, said.b, said.taken, said.saved_us) == ("mm.default", "oneDNN", True, 2.0)
+
+
+def test_a_bias_goes_along() -> None:
+    call = product("p", 4, 3, 6)
+    bias = whole(buffer("bias", 6))
+    biased = replace(call, args=(bias, *call.args), effect=BiasedProduct((ONEDNN,)))
+    (other,) = biased.others.values()
+    assert other.args[:3] == (call.args[0], call.args[1].transposed, bias)
+
+
+def test_a_target_without_the_library_keeps_the_call() -> None:
+    before = schedule(product("p", 4, 3, 6))
+    assert choose_libraries(before, frozenset(), 0, lambda _: Answer("oneDNN", "", 1.0)) is before
+
+
+def test_alike_calls_are_asked_for_once_and_those_with_most_work_first() -> None:
+    asked = []
+
+    def choose(call: Extern) -> Answer:
+        asked.append(multiply_adds(call))
+        return Answer("oneDNN" if multiply_adds(call) == 64 else None, "said", 1.0)
+
+    calls = (product("wide", 4, 4, 5), *(product(f"p{i}", 4, 4, 4) for i in range(3)))
+    made = choose_libraries(schedule(*calls), LIBRARIES, 0, choose)
+    assert asked == [64, 80]
+    assert targets(made) == ["aten.mm.default", *[ONEDNN.target] * 3]
+    assert [d.reason for d in made.decisions] == ["said (3 calls)", "said (1 calls)"]
+
+
+def test_small_products_go_by_rule_and_so_do_all_where_nothing_is_timed() -> None:
+    calls = (product("small", 4, 4, 4), product("large", 4, 4, 40))
+    asked: list[Extern] = []
+
+    def choose(call: Extern) -> Answer:
+        asked.append(call)
+        return Answer("oneDNN", "said", 1.0)
+
+    made = choose_libraries(schedule(*calls), LIBRARIES, 100, choose)
+    assert targets(made) == ["aten.mm.default", ONEDNN.target]
+    assert len(asked) == 1
+    assert sorted(d.taken for d in made.decisions) == [False, True]
+    ruled = choose_libraries(schedule(*calls), LIBRARIES, 100, None)
+    assert targets(ruled) == ["aten.mm.default"] * 2
+    assert all(d.reason.startswith("by rule") for d in ruled.decisions)
+
+
+@pytest.mark.parametrize(("hint", "shown"), [(1, "<=1"), (100, "<=128"), (128, "<=128")])
+def test_a_symbolic_size_is_described_by_its_class(hint: int, shown: str) -> None:
+    rows = index(Size("rows", hint))
+    call = product("p", 4, 3, 6)
+    a, b = call.views
+    dynamic = replace(call, args=(replace(a, shape=(rows, a.shape[1])), b))
+    assert describe_call(dynamic) == f"mm.default f32[{shown},3](3,1) f32[3,6](6,1)"
+
+
+@pytest.mark.parametrize("train", (False, True))
+def test_every_product_of_a_layer_may_go_to_onednn_and_computes_the_same(train: bool) -> None:
+    if "oneDNN" not in {name for c in _calls(None, train) for name in c.others}:
+        pytest.skip("this torch has no oneDNN")
+    made = _calls("oneDNN", train)
+    assert made and {call.target for call in made} == {ONEDNN.target}
+
+
+def _calls(library: str | None, train: bool) -> list[Extern]:
+    layer = torch.nn.Linear(128, 256)
+    found = []
+    answer = Answer(library, "said", 1.0)
+    context = Context(find_target("cpu"), Options(), Trace("g"), choose_library=lambda _: answer)
+    for seen in observe(layer, (torch.randn(64, 128),), train=train, dynamic=False):
+        made = compile_to_source(seen.graph, context)
+        found += list(made.schedule.externs)
+    return found
