@@ -1,17 +1,17 @@
 """The wrapper printer: the graph's ``call(args)`` as readable Python.
 
 The names it uses are few, and ``runtime.executable`` binds them: ``empty`` (shape, strides, dtype),
-``window`` (a strided view), ``restride`` (an eager kernel's result with the traced strides),
-``constant`` (an argument that only the FX graph has), the kernels by name, and ``extern_<node>``
-for eager kernels. When memory is allocated, written again and freed, a plan says
-(``passes/memory.py``).
+``window`` (a strided view; ``strided`` where a call only reads it), ``restride`` (an eager kernel's
+result with the traced strides), ``constant`` (an argument that only the FX graph has), the kernels
+by name, and ``extern_<node>`` for eager kernels. When memory is allocated, written again and freed,
+a plan says (``passes/memory.py``).
 
 Worked example::
 
     def call(args):
         x, w, b = args
         args.clear()
-        mm = restride(aten.mm.default(x, window(w, (64, 64), (1, 64), 0)), (64, 1))
+        mm = restride(aten.mm.default(x, strided(w, (64, 64), (1, 64), 0)), (64, 1))
         y = empty((8, 64), (64, 1), f32)
         k0(mm, b, y)
         return (y,)
@@ -55,8 +55,8 @@ from fusec.ir.program import Program
 
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
-    "args", "call", "empty", "zeros", "window", "restride", "constant", "aten", "mkldnn", "float",
-    "watch", "min", "_",
+    "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkldnn",
+    "float", "watch", "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -180,10 +180,11 @@ class _Wrapper:
         self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
 
     def _extern(self, extern: Extern, dropped: set[Buffer]) -> None:
-        args = [self._argument(a) for a in extern.args]
+        reader = "window" if extern.may_alias or extern.written is not None else "strided"
+        args = [self._argument(a, reader) for a in extern.args]
         if extern.written is not None:
             args[0] += ".data"  # a version counter of its own: AOTAutograd counts the write
-        args += [f"{k}={self._argument(v)}" for k, v in extern.kwargs]
+        args += [f"{k}={self._argument(v, reader)}" for k, v in extern.kwargs]
         made = extern.outputs
         call = f"{callee(extern)}({', '.join(args)})"
         if extern.gives:
@@ -288,35 +289,37 @@ class _Wrapper:
 
     # -- arguments ---------------------------------------------------------------------------------
 
-    def _argument(self, arg: Argument) -> str:
+    def _argument(self, arg: Argument, window: str = "window") -> str:
         match arg:
             case View():
-                return self._view(arg)
+                return self._view(arg, window)
             case SizeValue():
                 return print_size(arg.index, self.names)
             case Comparison():
                 sides = (print_size(side, self.names) for side in (arg.left, arg.right))
                 return f" {arg.sign} ".join(sides)
             case Junction():
-                return f" {arg.sign} ".join(f"({self._argument(part)})" for part in arg.parts)
+                return f" {arg.sign} ".join(
+                    f"({self._argument(part, window)})" for part in arg.parts
+                )
             case InputObject():
                 return self.names(arg)
             case NodeConstant():
                 return f"constant({arg.node!r}, {arg.path!r})"
             case tuple():
-                return f"[{', '.join(self._argument(a) for a in arg)}]"
+                return f"[{', '.join(self._argument(a, window) for a in arg)}]"
             case float():
                 return repr(arg) if arg == arg and abs(arg) != float("inf") else f"float('{arg}')"
             case _:
                 return repr(arg)
 
-    def _view(self, view: View) -> str:
+    def _view(self, view: View, window: str = "window") -> str:
         name = self.names(view.buffer)
         same = view.shape == view.buffer.shape and view.offset is index(0)
         if same and _same_strides(view, view.buffer):
             return name
         shape, strides = _tuple(view.shape, self.names), _tuple(view.strides, self.names)
-        return f"window({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
+        return f"{window}({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
 
 
 def _same_strides(view: View, buffer: Buffer) -> bool:
