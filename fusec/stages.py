@@ -25,6 +25,7 @@ from fusec.errors import InternalError, InvalidIR, StageError
 from fusec.frontend.capture import capture_with_values
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
+from fusec.frontend.flex_attention import spell_out_attention
 from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.ir import text
@@ -251,6 +252,11 @@ DYNAMO = (
         "whole_gradients",
         "interpolations get a gradient that stays one operation",
         _changing(keep_gradients_whole),
+    ),
+    _on_dynamo(
+        "flex_attention",
+        "the scores of `flex_attention`, and what modifies and masks them, are operations",
+        _changing(spell_out_attention),
     ),
     _on_dynamo(
         "masked_writes",

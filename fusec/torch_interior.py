@@ -13,6 +13,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import config as dynamo_config
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
@@ -53,6 +54,7 @@ __all__ = [
     "TorchDispatchMode",
     "TorchDynamoException",
     "TracingContext",
+    "TransformGetItemToIndex",
     "aot_autograd",
     "core_aten_decompositions",
     "counters",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.nn.attention.flex_attention import flex_attention
 
 from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
@@ -105,6 +106,10 @@ def twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x * 2).sum(1), (x * 2).sum(1) / x.max(1).values
 
 
+def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: s + (m - n) * (h + 1))
+
+
 FUSED = {"race": "fused"}
 EXAMPLES = {
     "norm": Example(norm, ((8, 64), (8, 64), (64,)), dtype=BF16),
@@ -136,6 +141,7 @@ EXAMPLES = {
     ),
     "columns": Example(lambda x: (x * 2).sum(0), ((40000, 4),)),
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
+    "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True

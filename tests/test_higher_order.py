@@ -11,7 +11,6 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing._internal.two_tensor import TwoTensor
 
 import fusec
@@ -97,25 +96,6 @@ def test_control_flow_matches_eager_with_symbolic_sizes(name):
 def test_an_associative_scan_is_ordinary_operations():
     check(cumulated, X)
     assert externs(cumulated, X) == []
-
-
-def test_flex_attention_with_a_modified_score_and_a_block_mask_matches_eager():
-    q, k, v = (values(1, 2, 128, 16, seed=seed) for seed in range(3))
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        def nearer(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
-            return score + (j - i) * 0.1
-
-        return flex_attention(q * 2, k, v, score_mod=nearer, block_mask=mask) + 1
-
-    # Not `check`: in eager mode the operation warns, and has no inputs in f64 beside a mask.
-    torch._dynamo.reset()
-    expected = attend(q, k, v)
-    assert torch.allclose(compile_with(attend)(q, k, v), expected, atol=1e-5)
-    assert ("flex_attention", "the higher-order operation flex_attention") in externs(
-        attend, q, k, v
-    )
 
 
 # -- operations of the user's own ------------------------------------------------------------------

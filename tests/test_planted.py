@@ -394,6 +394,7 @@ FAULTS = (
         "whole_gradients", "upsample", "another mode",
         in_fx(argument("interpolate", "mode", "bicubic")),
     ),
+    Fault("flex_attention", "flex", "keys for queries", in_fx(exchanged("spelled_out", 0, 1))),
     Fault("masked_writes", "masked", "another number", in_fx(argument("assign", 2, 2.0))),
     Fault("draws", "dropout", "numbers read before they are drawn", in_fx(read_before)),
     Fault(

@@ -18,6 +18,7 @@ from tests.support import TORCH
 EXAMPLES = {
     "equal_sizes": "lengths",
     "whole_gradients": "upsample",
+    "flex_attention": "flex",
     "masked_writes": "masked",
     "draws": "dropout",
     "partition": "upsample",

@@ -420,7 +420,9 @@ def clone(call: Call, x: Value, *, memory_format: Any = None) -> Value:
 
 
 @lowers(aten._to_copy.default, aten.to.dtype)
-def to_copy(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def to_copy(call: Call, x: Scalar, *_: Any, **__: Any) -> Value:
+    if not isinstance(x, Value):  # torch.vmap's of a number beside a batch
+        return call.pointwise(lambda number: number, x, kind=call.out.dtype)
     return convert(call, x)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from fusec.errors import ModelError
+from fusec.frontend.flex_attention import is_flex_attention, spelled_out
 from fusec.frontend.size_facts import UNSEEN
 from fusec.torch_interior import HigherOrderOperator, OpOverload, TorchDispatchMode, pytree
 
@@ -72,6 +73,9 @@ class _Counter(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return _any_number(args[0])
+        if is_flex_attention(func):  # its eager kernel is Python: what that calls is counted
+            with self:
+                return spelled_out(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator):
             return result

@@ -19,12 +19,17 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from fusec.codegen.targets import find_target
 from fusec.frontend.capture import capture
 from fusec.frontend.decompositions import decompositions
 from fusec.ir.graph import Call, Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
 from fusec.ir.interp import run_graph
 from fusec.ir.text import print_graph
+from fusec.options import Options
+from fusec.passes.stage import fold
+from fusec.stages import DYNAMO, Context
+from fusec.trace import Trace
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -45,7 +50,12 @@ class Captured:
             partition_fn=min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
         )
-        self.compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+        context = Context(find_target("cpu"), Options(), Trace("captured"))
+
+        def rewritten(gm: fx.GraphModule, inputs: list[Any]) -> Any:
+            return backend(fold(DYNAMO, gm, context), inputs)
+
+        self.compiled = torch.compile(fn, backend=rewritten, dynamic=dynamic)
 
     def __call__(self, *args: Any) -> Any:
         return self.compiled(*args)

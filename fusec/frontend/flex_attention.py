@@ -1,0 +1,158 @@
+"""``flex_attention`` spelled out: what modifies a score, or masks it, is an operation like others.
+
+The higher-order operation keeps two graphs of its own, for one score ``s[b, h, m, n]`` and for
+whether query m of head h in batch b sees key n. In graphs of Dynamo the functions below stand in
+its place: they run those graphs for all scores at once. AOTAutograd then traces products, what
+modifies scores, and a softmax, and differentiates them; fusion makes one loop of them, as of every
+attention, and a condition on positions bounds it. What a block mask says beyond its function, which
+blocks hold nothing, is not needed for that, and eager's kernel does not look at it either.
+
+Worked example: with ``score_mod = lambda s, b, h, m, n: s + bias[h, n]`` and a causal mask,
+``scores[b, h, m, n] = m >= n ? sum(d: q[b, h, m, d] * k[b, h, n, d]) * scale + bias[h, n] : -inf``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusec.torch_interior import (
+    FakeTensor,
+    HigherOrderOperator,
+    TransformGetItemToIndex,
+    unset_fake_temporarily,
+)
+
+logger = logging.getLogger("fusec.capture")
+
+Modification = Callable[..., Tensor]
+
+
+def spell_out_attention(gm: fx.GraphModule) -> None:
+    """Let the ``flex_attention`` calls of a graph of Dynamo be operations that fuse, in place.
+
+    A call stays where its functions cannot run for all scores at once.
+    """
+    for part in gm.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        opened = [node for node in _calls(part) if _runs(part, node)]
+        for node in opened:
+            node.target = spelled_out
+        if opened:
+            part.recompile()
+
+
+def spelled_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Modification,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_mod_other_buffers: tuple[Any, ...] = (),
+    mask_mod_other_buffers: tuple[Any, ...] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what torch's higher-order operation of this name returns, by operations of ATen.
+
+    Args:
+        query: ``[B, H, M, D]``; key: ``[B or 1, H', N, D]``; value: ``[B or 1, H', N, E]``, where
+            H' divides H.
+        score_mod: ``(s, b, h, m, n, *score_mod_other_buffers)`` -> a score, for scalars.
+        block_mask: its last item is ``(b, h, m, n, *mask_mod_other_buffers)`` -> whether m sees n.
+    Returns:
+        The weighted values ``[B, H, M, E]``, laid out as the queries are; the logarithms to base
+        two of the rows' sums of exponentials, and their greatest scores over ln 2: ``[B, H, M]``.
+        A row that sees no key is 0, and -inf in both.
+    """
+    batch, heads, *_ = query.shape
+    key, value = (_for_heads(x, batch, heads) for x in (key, value))
+    exact = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = query.to(exact) @ key.to(exact).transpose(-2, -1) * scale
+    at = [torch.arange(extent, device=query.device) for extent in scores.shape]
+    with TransformGetItemToIndex():
+        seen = _for_all(block_mask[-1], (), mask_mod_other_buffers)(*at, *mask_mod_other_buffers)
+        modified = _for_all(score_mod, (0,), score_mod_other_buffers)(
+            scores, *at, *score_mod_other_buffers
+        )
+    modified = torch.where(seen, modified, -math.inf).to(exact)
+    hidden = (modified == -math.inf).all(-1)
+    sums = torch.where(hidden, -math.inf, modified.logsumexp(-1))
+    weights = torch.ops.aten._safe_softmax.default(modified, -1).to(query.dtype)
+    out = weights @ value.to(query.dtype)
+    return _laid_out_as(out, query), sums / math.log(2), modified.amax(-1) / math.log(2)
+
+
+def _for_heads(x: Tensor, batch: int, heads: int) -> Tensor:
+    """Return keys or values with a head for each head of the queries, in each batch."""
+    x = x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
+    return x.expand(batch, *x.shape[1:])
+
+
+def _for_all(
+    function: Modification, prefix: tuple[int, ...], captured: tuple[Any, ...]
+) -> Modification:
+    """Return a function of one score as one of all of them: ``[B, H, M, N]``."""
+    behind = (None,) * len(captured)
+    for axis in reversed(range(4)):
+        along = tuple(0 if k == axis else None for k in range(4))
+        function = torch.vmap(function, (*prefix, *along, *behind))
+    return function
+
+
+def _laid_out_as(out: Tensor, query: Tensor) -> Tensor:
+    """Return the result with axes in the order of the queries' strides, its rows contiguous."""
+    strides = query.stride()
+    order = sorted(range(3), key=lambda axis: -strides[axis])
+    if order == [0, 1, 2]:
+        return out
+    back = sorted(range(3), key=order.__getitem__)
+    return out.permute(*order, 3).contiguous().permute(*back, 3)
+
+
+# -- which calls -----------------------------------------------------------------------------------
+
+
+def is_flex_attention(target: Any) -> bool:
+    """Return True for torch's higher-order operation ``flex_attention``."""
+    return isinstance(target, HigherOrderOperator) and target.name() == "flex_attention"
+
+
+def _calls(part: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield the calls of a graph that no transform of ``torch.func`` runs: a block mask is made
+    by transforms of its own, between which and the call nothing is open."""
+    depth = 0
+    for node in part.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        depth += name.endswith("increment_nesting")
+        depth -= name.endswith("decrement_nesting")
+        if is_flex_attention(node.target) and depth == 0:
+            yield node
+
+
+def _runs(part: fx.GraphModule, node: fx.Node) -> bool:
+    """Return True if the functions of a call run for all scores at once: tried without memory."""
+    found: list[Any] = []
+
+    def given(source: fx.Node) -> Any:
+        if source.op == "get_attr":
+            return getattr(part, str(source.target))
+        found.append(source.meta["example_value"])
+        return found[-1]
+
+    try:
+        args: Any = fx.node.map_arg(node.args, given)
+        kwargs: Any = fx.node.map_arg(node.kwargs, given)
+        mode = next(value.fake_mode for value in found if isinstance(value, FakeTensor))
+        with unset_fake_temporarily(), mode, torch.no_grad():
+            spelled_out(*args, **kwargs)
+    except Exception as error:
+        logger.info("flex_attention runs as eager kernels: %s: %s", type(error).__name__, error)
+        return False
+    return True
