@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "explain", "kernels"]
+__all__ = ["__version__", "explain", "kernels", "refreeze"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from fusec import report
 
         return getattr(report, name)
+    if name == "refreeze":
+        from fusec import backend  # local, as above
+
+        return backend.refreeze
     raise AttributeError(f"module 'fusec' has no attribute {name!r}")

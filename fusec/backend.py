@@ -19,15 +19,19 @@ from fusec.codegen.targets import find_target
 from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly, target_for
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
+from fusec.frontend.freezing import RECIPE, mark_weights
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import Joint
 from fusec.passes.stage import fold
 from fusec.runtime import cuda_graphs
 from fusec.runtime.fake import with_memory_only
+from fusec.runtime.frozen import Frozen, refreeze
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
 from fusec.torch_interior import TorchDynamoException, TracingContext, aot_autograd
 from fusec.trace import Trace
+
+__all__ = ["fusec", "refreeze", "reset"]
 
 logger = logging.getLogger("fusec.compile")
 
@@ -78,7 +82,7 @@ def compile_with(
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=partial(_compile_forward, compile_one),
         bw_compiler=partial(compile_one, name="backward"),
-        inference_compiler=partial(_compile_inference, compile_one, context),
+        inference_compiler=partial(_compile_inference, compile_one, context, example_inputs),
         partition_fn=partial(_partition, context),
         decompositions=decompositions(
             eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
@@ -105,8 +109,13 @@ def _compile_forward(
 
 
 def _compile_inference(
-    compile_one: Callable[..., Any], context: Context, gm: fx.GraphModule, inputs: Sequence[Any]
+    compile_one: Callable[..., Any],
+    context: Context,
+    given: Sequence[Any],
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
 ) -> Any:
+    mark_weights(gm, given)
     return compile_one(fold(INFERENCE, gm, context), inputs, name="inference")
 
 
@@ -144,6 +153,9 @@ def _compile_graph(
     call = compile_graph(graph, name, options)
     if recorder is not None:
         call = recorder.record(call, graph, name)
+    recipe = graph.meta.get(RECIPE)
+    if recipe is not None:
+        call = Frozen(call, recipe.compute, recipe.positions, recipe.constants)
     return with_memory_only(call, run_eagerly(graph))
 
 

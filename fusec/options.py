@@ -158,6 +158,12 @@ class Options:
             most=1.0,
         ),
     )
+    freeze: bool = field(
+        default=False,
+        metadata=_about(
+            "at inference, compute what follows from weights alone once; they may still change"
+        ),
+    )
     verify: bool = field(
         default=False,
         metadata=_about(

@@ -26,6 +26,7 @@ from fusec.frontend.capture import capture_with_values
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.flex_attention import spell_out_attention
+from fusec.frontend.freezing import freeze
 from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.ir import text
@@ -266,18 +267,25 @@ DYNAMO = (
 )
 """Rewrites of what Dynamo captured, before AOTAutograd."""
 
+_DRAWS = _on_fx(
+    "draws",
+    "random draws become functions of a seed and a position",
+    _changing(replace_draws),
+    only=_stateless,
+)
 INFERENCE = (
     _on_fx(
-        "draws",
-        "random draws become functions of a seed and a position",
-        _changing(replace_draws),
-        only=_stateless,
+        "freeze",
+        "what follows from weights alone is computed once, scales of convolutions included",
+        _changing(freeze),
+        only=lambda context: context.options.freeze,
     ),
+    _DRAWS,
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
 
 JOINT = (
-    *INFERENCE,
+    _DRAWS,
     _on_fx(
         "wide_products",
         "products too wide to save (scores) are tagged: the backward computes them again",
@@ -546,7 +554,8 @@ def all_stages(form: tuple[Stage, ...] = FORM) -> Iterator[Stage]:
     Args:
         form: the last ones, which a target's printer wants.
     """
-    for stage in (*DYNAMO, *JOINT, PARTITION, CAPTURE, *PASSES, MEMORY, *KERNEL, *LOWER, *form):
+    before = dict.fromkeys((*INFERENCE, *JOINT))
+    for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *KERNEL, *LOWER, *form):
         if stage.name == "contract":
             yield from stage.inner
         yield stage

@@ -65,6 +65,7 @@ __all__ = [
     "fake_mode",
     "functorch_config",
     "get_decompositions",
+    "is_weight",
     "keep_versions",
     "min_cut_rematerialization_partition",
     "pytree",
@@ -77,6 +78,11 @@ fake_mode: Callable[[], object | None] = functools.partial(
     torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 )
 """Return the ``FakeTensorMode`` that is on, or None."""
+
+
+def is_weight(tensor: object) -> bool:
+    """Return True for a parameter or a buffer of a module, as Dynamo marks them."""
+    return getattr(tensor, "_dynamo_static_input_type", None) is not None
 
 
 def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:

@@ -15,6 +15,7 @@ from fusec.codegen.lower import lower
 from fusec.codegen.orient import has_dots
 from fusec.codegen.triton_form import Form
 from fusec.errors import InternalError
+from fusec.frontend.freezing import RECIPE
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Size, index
@@ -120,6 +121,10 @@ def run_module(gm: fx.GraphModule, inputs: list[Any] | None = None) -> list[Any]
         given = [drawn(node) for node in gm.graph.find_nodes(op="placeholder")]
     else:
         given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
+    if recipe := gm.meta.get(RECIPE):
+        values = recipe.compute(*[given[k] for k in recipe.positions])
+        for constant, value in zip(recipe.constants, values, strict=True):
+            constant.copy_(value)
     return [to_array(t) for t in (*run(gm, given), *given) if isinstance(t, Tensor)]
 
 

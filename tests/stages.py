@@ -110,6 +110,18 @@ def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: s + (m - n) * (h + 1))
 
 
+class Scaled(torch.nn.Module):
+    """A convolution whose channels are scaled and shifted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.scale = torch.nn.Parameter(torch.randn(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x) * self.scale - self.scale.tanh())
+
+
 FUSED = {"race": "fused"}
 EXAMPLES = {
     "norm": Example(norm, ((8, 64), (8, 64), (64,)), dtype=BF16),
@@ -142,6 +154,7 @@ EXAMPLES = {
     "columns": Example(lambda x: (x * 2).sum(0), ((40000, 4),)),
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
+    "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True
@@ -220,7 +233,9 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
     """Return a copy of an FX graph, over the same modules and tensors."""
     new = fx.Graph()
     new.output(new.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, new)
+    made = fx.GraphModule(gm, new)
+    made.meta = dict(gm.meta)
+    return made
 
 
 @functools.cache

@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "backend": WHOLE | {"compiler", "partition"},
     "report": WHOLE | {"compiler", "backend"},
     "cli": WHOLE | {"compiler", "report", ""},
-    "": {"report"},
+    "": {"backend", "report"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`."""
 

@@ -20,6 +20,7 @@ EXAMPLES = {
     "whole_gradients": "upsample",
     "flex_attention": "flex",
     "masked_writes": "masked",
+    "freeze": "scaled",
     "draws": "dropout",
     "partition": "upsample",
     "capture": "norm",

@@ -274,6 +274,11 @@ class Schedule:
         return tuple(step for step in self.steps if isinstance(step, Extern))
 
     @property
+    def constants(self) -> tuple[Constant, ...]:
+        """The tensors that the model holds."""
+        return tuple(step for step in self.steps if isinstance(step, Constant))
+
+    @property
     def loops(self) -> tuple[RowLoop, ...]:
         """The loops over rows."""
         return tuple(step for step in self.steps if isinstance(step, RowLoop))

@@ -7,14 +7,14 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members"}],
         "externs": [{"op", "reason"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
-        "bytes_eager", "bytes_moved", "bytes_floor",
+        "bytes_eager", "bytes_moved", "bytes_floor", "held",
         "launches_eager", "launches",
         "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
 merge was not legal. A loop runs its kernels and externs, which stand among the others, once for
 each chunk of rows; ``largest`` is the largest buffer of its body, in bytes. ``bytes_*`` are defined
-in ``traffic.py`` and ``eager.py``.
+in ``traffic.py`` and ``eager.py``. ``held`` is the memory of the graph's constants, in bytes.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class GraphReport:
     launches: int
     decisions: tuple[Decision, ...]
     loops: tuple[LoopReport, ...] = ()
+    held: int = 0
 
     def __str__(self) -> str:
         return "\n".join(_graph_lines(self))
@@ -154,6 +155,7 @@ def report_graph(staged: Staged) -> GraphReport:
         launches + sum(loop.launches for loop in loops),
         _standing(staged.compiled.decisions, schedule),
         loops,
+        sum(numel(c.buffer) * c.buffer.dtype.itemsize for c in schedule.constants),
     )
 
 
@@ -272,6 +274,8 @@ def _graph_lines(graph: GraphReport) -> list[str]:
         ("launches", str(graph.launches_eager), str(graph.launches), ""),
         ("bytes", *map(format_bytes, (graph.bytes_eager, graph.bytes_moved, graph.bytes_floor))),
     ]
+    if graph.held:
+        rows.append(("held", "", format_bytes(graph.held), ""))
     lines = [f"graph {graph.name}", *_indent(format_table(rows, right=(1, 2, 3)))]
     if graph.kernels:
         lines += ["", "  kernels", *_indent(_kernel_lines(graph.kernels), 4)]
