@@ -112,7 +112,7 @@ def check_schema(document: dict) -> None:
     """Assert that a document is of schema 1: these names, these types, no others."""
     assert set(document) == {"schema", "graphs"}
     assert document["schema"] == 1
-    numbers = {"bytes_eager", "bytes_moved", "bytes_floor", "launches_eager", "launches"}
+    numbers = {"bytes_eager", "bytes_moved", "bytes_floor", "held", "launches_eager", "launches"}
     for graph in document["graphs"]:
         assert set(graph) == {"name", "kernels", "externs", "loops", "decisions", *numbers}
         assert all(type(graph[name]) is int and graph[name] >= 0 for name in numbers)
