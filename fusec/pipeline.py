@@ -23,7 +23,9 @@ from fusec.frontend.capture import Held, main_device
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
+from fusec.ir.memory import overlaid
 from fusec.ir.program import Program, print_program
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
@@ -76,14 +78,15 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     programs = {name: _titled(programs[name], launch) for name, launch in launches.items()}
     first: dict[object, str] = {}
     code = {name: first.setdefault(canonical(p).form, name) for name, p in programs.items()}
+    placed = context.apply(MEMORY, schedule)
+    verify(placed)  # always: a wrapper that fails while it runs has no way back
+    programs = _with_overlaid(programs, code, overlaid(schedule, placed.memory))
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     forms = fold_each(context.target.form, distinct, context)
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
     pointers = fold_each(context.target.form, copied, context.quiet())
     printed = {name: context.target.print_kernel(form) for name, form in forms.items()}
     watched = held if context.options.verify else None
-    placed = context.apply(MEMORY, schedule)
-    verify(placed)  # always: a wrapper that fails while it runs has no way back
     return Compiled(
         schedule,
         {name: one.plan for name, one in planned.items()},
@@ -94,6 +97,22 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         {name: printed[code[name]] for name in programs},
         wrapper.print_wrapper(schedule, placed.memory, programs, code, watched),
     )
+
+
+def _with_overlaid(
+    programs: Mapping[str, Program],
+    code: Mapping[str, str],
+    buffers: Mapping[str, frozenset[Buffer]],
+) -> dict[str, Program]:
+    """Return programs that say which buffers lie over others in any launch of their code."""
+    places: dict[str, set[int]] = {}
+    for name, shared in buffers.items():
+        found = {k for k, b in enumerate(programs[name].buffers) if b in shared}
+        places.setdefault(code[name], set()).update(found)
+    return {
+        name: replace(p, overlaid=tuple(p.buffers[k] for k in sorted(places.get(code[name], ()))))
+        for name, p in programs.items()
+    }
 
 
 def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mapping[str, FlatKernel]:

@@ -485,7 +485,9 @@ PASSES = (
 MEMORY = Stage(
     "memory",
     "which buffer lies where, and for how long; verified always",
-    lambda schedule, context: Placed(schedule, plan_memory(schedule)),
+    lambda schedule, context: Placed(
+        schedule, plan_memory(schedule, context.target.codegen.overwritable)
+    ),
     "Schedule",
     "Memory",
     needs=("bundle",),

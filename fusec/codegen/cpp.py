@@ -164,7 +164,8 @@ class Printer:
         found = []
         for buffer in self.program.buffers:
             qualifier = "" if buffer in written else "const "
-            found.append(f"{qualifier}m_{buffer.dtype} *__restrict {self.name(buffer)}")
+            alone = "" if buffer in self.program.overlaid else "__restrict "
+            found.append(f"{qualifier}m_{buffer.dtype} *{alone}{self.name(buffer)}")
         return found
 
     def pragma(self) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 from fusec.codegen import cpp, triton
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
+from fusec.ir.memory import overwritable
 from fusec.passes.machine import Machine, Resources, Tuning
 from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_gpu, gpu_plans
@@ -35,6 +37,8 @@ class Codegen:
         plans, accepts, split: as of ``Target``, for a machine.
         print_kernel: what the stages of ``form`` make of a program -> source text.
         form: the stages from a program to what is printed.
+        overwritable: which results of a kernel may lie over which of its operands. None where many
+            threads run a point: one may load what another has stored already.
     """
 
     language: str
@@ -45,6 +49,7 @@ class Codegen:
     split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
     print_kernel: Callable[[Any], str]
     form: tuple[Stage, ...] = ()
+    overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
 
 
 CPP = Codegen(
@@ -55,6 +60,7 @@ CPP = Codegen(
     accepts_cpu,
     lambda kernel, machine: None,
     cpp.print_kernel,
+    overwritable=overwritable,
 )
 TRITON = Codegen(
     "triton", "cuda", online_softmax, gpu_plans, accepts_gpu, split_loop, triton.print_kernel, FORM

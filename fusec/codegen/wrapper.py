@@ -169,7 +169,8 @@ class _Wrapper:
                 self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
             else:
                 self.lines.append(f"{name} = {self.names(over)}  # memory reused")
-                self.lines.append(f"del {self.names(over)}")
+                if over not in memory.freed:  # by the step itself, which reads it
+                    self.lines.append(f"del {self.names(over)}")
 
     def _layout(self, buffer: Buffer) -> str:
         shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)

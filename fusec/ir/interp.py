@@ -60,7 +60,7 @@ from fusec.ir.interp_expr import (
 )
 from fusec.ir.interp_program import run_program
 from fusec.ir.interp_scalar import Array, convert, fill_value
-from fusec.ir.memory import Allocation, Memory, all_apart, made_by
+from fusec.ir.memory import Allocation, Memory, StepMemory, all_apart, made_by
 
 __all__ = [
     "Env",
@@ -224,7 +224,7 @@ def _run_steps(
         _free(buffer, env)
     for step, plan in zip(schedule.steps, memory.steps, strict=True):
         for allocation in plan.allocated:
-            _allocate(allocation, env)
+            _allocate(allocation, plan, env)
         for buffer in made_by(step):
             if buffer not in env.storage:
                 raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
@@ -247,13 +247,17 @@ def _run_steps(
             _free(buffer, env)
 
 
-def _allocate(allocation: Allocation, env: Env) -> None:
-    """Give a buffer memory: its own, or that of another, for whoever still sees it, too."""
+def _allocate(allocation: Allocation, plan: StepMemory, env: Env) -> None:
+    """Give a buffer memory: its own, or that of another, for whoever still sees it, too.
+
+    What the step itself frees is written over while it runs, and holds its values until then.
+    """
     buffer, over = allocation.buffer, allocation.over
     if over is None:
         allocate(buffer, env)
     else:
-        env.storage[over][...] = fill_value(over.dtype)
+        if over not in plan.freed:
+            env.storage[over][...] = fill_value(over.dtype)
         env.storage[buffer] = env.storage[over]
 
 

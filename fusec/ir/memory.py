@@ -6,30 +6,40 @@ Grammar of the printed form::
     step   ::= allocation* ['free' buffer, ...]    before a step, and after it
     allocation ::= 'new' buffer | buffer 'over' buffer
 
-A plan allocates what kernels and loops write. Inputs and what eager kernels return have memory of
-others: they can be freed, which lets go of them, but nothing else is ever put there.
+A plan allocates what kernels and loops write. What a buffer lies over is dead, or it dies in the
+step, whose kernel may write over what it has read (``overwritable``): then it is freed after it.
+Inputs and what eager kernels may have kept are memory of others: they can be freed, which lets go
+of them, but nothing else is ever put there.
 
 Worked example: ``k0: x -> a``, ``k1: a -> b``, ``k2: b -> c`` with all of one layout::
 
     new a           free x
     new b                         # a is dead, and waits
     c over a        free b
+
+Where each kernel may write over what it reads, b lies over a, and c over b::
+
+    new a           free x
+    b over a        free a
+    c over b        free b
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
-from fusec.ir.expr import Buffer
-from fusec.ir.graph import Bundle, Extern, Graph, Kernel, RowLoop, Schedule, Step
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder
+from fusec.ir.extern import Fresh, Product
+from fusec.ir.graph import Bundle, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store
 from fusec.ir.index import Index, Size
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory for a buffer: new, or that of one that is dead."""
+    """Memory for a buffer: new, or that of one that is dead or dies in the step."""
 
     buffer: Buffer
     over: Buffer | None
@@ -71,6 +81,72 @@ def made_by(step: Step) -> tuple[Buffer, ...]:
             return ()
 
 
+def owned(step: Step) -> tuple[Buffer, ...]:
+    """Return the buffers of a step that nobody else sees: memory of them may be written again."""
+    match step:
+        case Extern(effect=Fresh() | Product()):
+            return step.writes
+        case _:
+            return made_by(step)
+
+
+def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
+    """Return which results may lie over which operands, if the stores of a point run in order.
+
+    Each element of the operand is read before the result is stored there: by the point alone that
+    stores it, or by reductions that this waits for. The two have one layout.
+    """
+    found: dict[Buffer, tuple[Buffer, ...]] = {}
+    operands = [b for b in kernel.reads if b not in kernel.writes]
+    for store in kernel.stores:
+        fits = [b for b in operands if layout(b) == layout(store.buffer)]
+        over = tuple(b for b in fits if _is_read_before(kernel, store, b))
+        if over and kernel.writes.count(store.buffer) == 1:
+            found[store.buffer] = over
+    return found
+
+
+def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
+    """Return True if a kernel reads an operand where it stores a result, and before it does.
+
+    What is reduced over the inside of a point is known before anything is stored there. Without an
+    inside a point is one block, in which values come before the stores that they are made of.
+    """
+    for load in loads(s.expr for s in kernel.stores):
+        if load.buffer is operand and load.indices != store.indices:
+            return False
+    inside = frozenset(kernel.inside)
+    awaited = {
+        node
+        for node in postorder((store.expr,))
+        if not inside or (isinstance(node, Reduce) and node.axes.isdisjoint(inside))
+    }
+    return not any(
+        _reads_outside(s.expr, operand, awaited, at_element=s is store) for s in kernel.stores
+    )
+
+
+def _reads_outside(root: Expr, operand: Buffer, awaited: set[Expr], *, at_element: bool) -> bool:
+    """Return True if an expression reads an operand, but not within what is awaited.
+
+    Args:
+        at_element: it may read it outside reductions.
+    """
+    waiting, seen = [root], set(awaited)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        match node:
+            case Load(buffer=buffer) if buffer is operand and not at_element:
+                return True
+            case Reduce() if any(load.buffer is operand for load in loads((node,))):
+                return True
+        waiting += children(node)
+    return False
+
+
 def all_apart(schedule: Schedule) -> Memory:
     """Return the plan that gives each buffer memory of its own, and frees nothing."""
     present = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
@@ -91,6 +167,18 @@ def layout(buffer: Buffer) -> tuple[object, ...]:
 def kept_views(schedule: Schedule) -> set[Buffer]:
     """Return the buffers of which an eager kernel may have kept a view."""
     return {b for call in schedule.externs if call.may_alias for b in call.reads}
+
+
+def overlaid(schedule: Schedule, memory: Memory) -> dict[str, frozenset[Buffer]]:
+    """Return, of each kernel that writes over what it reads, the buffers that lie over others."""
+    found: dict[str, frozenset[Buffer]] = {}
+    for step, plan in zip(schedule.steps, memory.steps, strict=True):
+        over = [a for a in plan.allocated if a.over in plan.freed]
+        if over and isinstance(step, Kernel):
+            found[step.name] = frozenset(b for a in over for b in (a.buffer, a.over) if b)
+    for loop, body in zip(schedule.loops, memory.bodies, strict=True):
+        found |= overlaid(loop.schedule, body)
+    return found
 
 
 def print_memory(schedule: Schedule, memory: Memory) -> str:
@@ -156,7 +244,11 @@ class _Walk:
     def take(self, line: str, step: Step, plan: StepMemory) -> None:
         made = made_by(step)
         for allocation in plan.allocated:
-            self.allocate(allocation, made, line)
+            if allocation.over is not None and allocation.over in plan.freed:
+                self.overwrite(allocation, step, line)
+            self.allocate(allocation, made, plan, line)
+        over = [a.over for a in plan.allocated if a.over is not None]
+        _check(len(set(over)) == len(over), line, "two buffers lie over one")
         self.need(step.sizes, line)
         for buffer in step.reads:
             if buffer not in made or buffer in self.written:
@@ -168,6 +260,7 @@ class _Walk:
             _check(buffer not in self.present, line, f"{buffer} is in memory twice")
         self.present |= fresh
         self.written.update(step.writes)
+        self.own.update(owned(step))
         match step:
             case Extern() if step.may_alias:
                 self.shared.update(step.reads)
@@ -175,7 +268,16 @@ class _Walk:
         for buffer in plan.freed:
             self.free(buffer, line)
 
-    def allocate(self, allocation: Allocation, made: tuple[Buffer, ...], line: str) -> None:
+    def overwrite(self, allocation: Allocation, step: Step, line: str) -> None:
+        """Check that a kernel has read what it writes over."""
+        buffer, over = allocation.buffer, allocation.over
+        may = overwritable(step) if isinstance(step, Kernel) else {}
+        problem = f"{buffer} lies over {over}, which may be read after {buffer} is written"
+        _check(over in may.get(buffer, ()), line, problem)
+
+    def allocate(
+        self, allocation: Allocation, made: tuple[Buffer, ...], plan: StepMemory, line: str
+    ) -> None:
         buffer, over = allocation.buffer, allocation.over
         _check(buffer in made, line, f"{buffer} gets memory, and is not written")
         _check(buffer not in self.present, line, f"{buffer} is in memory twice")
@@ -187,7 +289,8 @@ class _Walk:
                 over not in self.shared, line, f"{buffer} lies over {over}, which others may see"
             )
             _check(layout(buffer) == layout(over), line, f"{buffer} does not fit over {over}")
-            self.free(over, line)
+            if over not in plan.freed:
+                self.free(over, line)
         self.present.add(buffer)
         self.own.add(buffer)
 

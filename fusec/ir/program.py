@@ -119,6 +119,7 @@ class Program:
             can be.
         table: it runs for each row of a table, which has the addresses of its buffers and its
             sizes: one launch for many alike kernels.
+        overlaid: buffers of which one may lie over another.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
 
@@ -137,6 +138,7 @@ class Program:
     work: Index | None = None
     descriptors: bool = False
     table: bool = False
+    overlaid: tuple[Buffer, ...] = ()
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

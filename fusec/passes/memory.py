@@ -5,29 +5,50 @@ kernel writes one of the same layout, the dead one waits for it, and its memory 
 pages that are mapped, and perhaps in a cache, cost less than new ones. But waiting never makes a
 step need more memory than the most that any step needs without.
 
-What an eager kernel makes, or may have kept a view of, and inputs are never written again.
+A kernel that may write a result over an operand that dies in it (``overwritable``) does so: it
+needs one buffer less while it runs, and it writes what it has just read.
+
+Inputs and what an eager kernel may have kept a view of are never written again. What an eager
+kernel makes is not kept waiting: its memory goes back to the allocator, where eager kernels find
+what they need for themselves.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, Kernel, Schedule
-from fusec.ir.memory import Allocation, Memory, StepMemory, bytes_of, kept_views, layout, made_by
+from fusec.ir.memory import (
+    Allocation,
+    Memory,
+    StepMemory,
+    bytes_of,
+    kept_views,
+    layout,
+    made_by,
+    owned,
+)
+
+Overwritable: TypeAlias = Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]]
 
 
-def plan_memory(schedule: Schedule) -> Memory:
-    """Return where the buffers of a schedule lie."""
-    plan = _Plan(schedule)
+def plan_memory(schedule: Schedule, may_overwrite: Overwritable = lambda kernel: {}) -> Memory:
+    """Return where the buffers of a schedule lie.
+
+    Args:
+        may_overwrite: which results of a kernel may lie over which of its operands.
+    """
+    plan = _Plan(schedule, may_overwrite)
     steps = []
     for position, step in enumerate(schedule.steps):
         new = [b for b in made_by(step) if plan.first.get(b) == position]
         allocated = tuple(Allocation(b, plan.over.get(b)) for b in new)
         freed = tuple(b for b in plan.dying[position] if b not in plan.taken)
         steps.append(StepMemory(allocated, freed))
-    bodies = tuple(plan_memory(loop.schedule) for loop in schedule.loops)
+    bodies = tuple(plan_memory(loop.schedule, may_overwrite) for loop in schedule.loops)
     unread = tuple(b for b in plan.inputs if b not in plan.last)
     return Memory(unread, tuple(steps), bodies)
 
@@ -39,20 +60,23 @@ class _Plan:
         first: of what is no input, the step that makes it.
         last: the last step that touches a buffer; the number of steps for what is returned.
         dying: of each step, the buffers that it is the last to touch.
-        over: buffer -> the dead one whose memory it takes; ``taken`` are these.
+        over: buffer -> the one whose memory it takes; ``taken`` are those that were dead before,
+            ``overwritten`` those that die in the step.
         bytes: of each step, those of buffers in memory while it runs, but for inputs.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, may_overwrite: Overwritable) -> None:
         self.inputs = {i: None for i in schedule.graph.inputs if isinstance(i, Buffer)}
         self.first: dict[Buffer, int] = {}
         self.last: dict[Buffer, int] = {}
         self.dying: list[list[Buffer]] = [[] for _ in schedule.steps]
-        self._find_lives(schedule)
-        self.bytes = self._count_bytes(len(schedule.steps))
-        self.peak = max(self.bytes)
         self.over: dict[Buffer, Buffer] = {}
         self.taken: set[Buffer] = set()
+        self.overwritten: set[Buffer] = set()
+        self._find_lives(schedule)
+        self._overwrite(schedule, may_overwrite)
+        self.bytes = self._count_bytes(len(schedule.steps))
+        self.peak = max(self.bytes)
         self._reuse(schedule)
 
     def _find_lives(self, schedule: Schedule) -> None:
@@ -66,10 +90,29 @@ class _Plan:
             touched = dict.fromkeys((*step.reads, *step.writes))
             self.dying[position] += [b for b in touched if self.last[b] == position]
 
+    def _overwrite(self, schedule: Schedule, may_overwrite: Overwritable) -> None:
+        """Let what kernels make lie over what dies in them."""
+        own = {b for step in schedule.steps for b in owned(step)} - self.inputs.keys()
+        own -= kept_views(schedule)
+        for position, step in enumerate(schedule.steps):
+            dying = own.intersection(self.dying[position])
+            match step:
+                case Kernel() if dying:
+                    self._lay_over(may_overwrite(step), position, dying)
+
+    def _lay_over(
+        self, may: Mapping[Buffer, tuple[Buffer, ...]], position: int, dying: set[Buffer]
+    ) -> None:
+        for buffer, operands in may.items():
+            over = next((b for b in operands if b in dying - self.overwritten), None)
+            if over is not None and self.first.get(buffer) == position:
+                self.over[buffer] = over
+                self.overwritten.add(over)
+
     def _count_bytes(self, steps: int) -> list[int]:
         change = [0] * (steps + 2)
         for buffer, position in self.first.items():
-            change[position] += bytes_of(buffer)
+            change[position + (buffer in self.over)] += bytes_of(buffer)
             change[self.last[buffer] + 1] -= bytes_of(buffer)
         return list(itertools.accumulate(change))
 
@@ -83,7 +126,7 @@ class _Plan:
                 case Kernel() | Bundle():
                     self._place(step.writes, position, waiting)
             for buffer in self.dying[position]:
-                if buffer in own:
+                if buffer in own and buffer not in self.overwritten:
                     waiting.setdefault(layout(buffer), []).append(buffer)
 
     def _place(
@@ -91,7 +134,7 @@ class _Plan:
     ) -> None:
         for buffer in made:
             dead = waiting.get(layout(buffer))
-            if self.first.get(buffer) != position or not dead:
+            if self.first.get(buffer) != position or buffer in self.over or not dead:
                 continue
             start, size = self.last[dead[-1]] + 1, bytes_of(buffer)
             if max(self.bytes[start:position], default=0) + size <= self.peak:

@@ -15,21 +15,24 @@ import torch.nn.functional as F
 import fusec
 from fusec.codegen import cpp
 from fusec.codegen.lower import lower
+from fusec.codegen.targets import find_target
 from fusec.errors import InvalidIR
 from fusec.ir.dtype import F32, I64
-from fusec.ir.expr import Buffer, Load, Var
-from fusec.ir.graph import Kernel, Schedule, Store
+from fusec.ir.expr import Buffer, Load, Op, Var
+from fusec.ir.graph import Def, Kernel, Schedule, Store
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp import run_graph
 from fusec.ir.program import For, Let, Program, Put, Scratch
 from fusec.options import Options
 from fusec.passes.coalesce import flatten
+from fusec.passes.fuse import separate
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
+from fusec.pipeline import generate
 from fusec.runtime import cpp_kernel
 from tests.fuzz.graphs import Example, copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
-from tests.fuzz.pipeline import small_target
-from tests.ir.graphs import axes, buffer, load
+from tests.fuzz.pipeline import context, small_target
+from tests.ir.graphs import axes, buffer, graph, load
 from tests.support import compile_with
 
 SEEDS = range(2000, 2040)
@@ -163,6 +166,19 @@ HOSTILE = (
     "separators \u2028 #error d \x0b #error e \x0c #error f",
     "nul \0 end",
 )
+
+
+def test_only_buffers_that_lie_apart_are_said_to() -> None:
+    """A result may lie over an operand: the compiler may not swap its loads and the stores."""
+    x, w, y = buffer("x", 4, 6), buffer("w", 6), buffer("y", 4, 6)
+    (m, c) = axes("m c", 4, 6)
+    first = Def(buffer("t", 4, 6), (m, c), Op("neg", (load(x, m, c),)))
+    last = Def(y, (m, c), Op("add", (load(first.buffer, m, c), load(w, c))))
+    schedule = separate(graph((x, w), (first, last), y))
+    compiled = generate(schedule, context(find_target("cpu")))
+    head = next(line for line in compiled.sources["k1"].splitlines() if "void k1" in line)
+    assert "(const m_f32 *__restrict p_w, const m_f32 *p_t, m_f32 *p_y, int *status)" in head
+    assert "y = t  # memory reused\n    k1(" in compiled.wrapper
 
 
 def test_hostile_names_and_comments_stay_comments() -> None:

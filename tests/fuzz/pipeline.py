@@ -15,9 +15,11 @@ import numpy as np
 from fusec.codegen.targets import Target, find_target
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.interp import Env, run_graph, run_program, run_schedule
+from fusec.ir.memory import Memory, verify_memory
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.machine import Tuning
+from fusec.passes.memory import plan_memory
 from fusec.passes.stage import Stage, fold, fold_each
 from fusec.pipeline import flat_kernels
 from fusec.stages import FUSE, LOWER, Context
@@ -91,7 +93,9 @@ def check_pipeline(
 
     schedule = fold(FUSE, graph, _Comparing(context(target), expected, run))
     programs = lower_all(schedule, target)
-    _compare("lower", expected, run_programs(schedule, programs, inputs, extern))
+    memory = plan_memory(schedule, target.codegen.overwritable)
+    verify_memory(schedule, memory)
+    _compare("lower", expected, run_programs(schedule, programs, inputs, extern, memory))
     return schedule, programs
 
 
@@ -102,14 +106,18 @@ def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
 
 
 def run_programs(
-    schedule: Schedule, programs: dict[str, Program], inputs: tuple[Any, ...], extern: Any
+    schedule: Schedule,
+    programs: dict[str, Program],
+    inputs: tuple[Any, ...],
+    extern: Any,
+    memory: Memory | None = None,
 ) -> list[Any]:
     """Return what the schedule's graph returns, computed by the programs of its kernels."""
 
     def run(kernel: Kernel, env: Env) -> None:
         run_program(programs[kernel.name], env.storage, env.sizes)
 
-    return run_schedule(schedule, inputs, extern, run)
+    return run_schedule(schedule, inputs, extern, run, memory)
 
 
 def _compare(stage: str, expected: list[Any], found: list[Any]) -> None:
