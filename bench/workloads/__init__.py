@@ -9,6 +9,7 @@ from bench.workloads import (
     decoding,
     images,
     losses,
+    models,
     norms,
     optimizers,
     pointwise,
@@ -20,7 +21,7 @@ from bench.workloads import (
 
 def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
-    groups = (pointwise, norms, softmax, images, losses, blocks, optimizers, vision)
+    groups = (pointwise, norms, softmax, images, losses, blocks, models, optimizers, vision)
     return [workload for group in groups for workload in group.cpu()]
 
 
