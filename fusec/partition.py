@@ -76,13 +76,12 @@ _SAME_ROW = {
 }  # fmt: skip
 """Operations that leave an expansion one: pointwise, and views."""
 _TRANSPOSES = {
-    aten.permute.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim,
-    aten.squeeze.dims, aten.expand.default, aten.masked_fill.Scalar,
+    aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default,
 }  # fmt: skip
 """Further ones that leave scores scores: they need not keep their rows whole."""
 _REDUCTIONS = {
-    aten.amax.default, aten.sum.dim_IntList, aten.max.dim, aten.logsumexp.default, aten.mean.dim,
-    aten.gather.default, aten._log_softmax.default, aten._softmax.default, aten.argmax.default,
+    aten.amax.default, aten.sum.dim_IntList, aten.max.dim, aten.mean.dim, aten.gather.default,
+    aten.argmax.default,
 }  # fmt: skip
 """Operations that make an expansion small again."""
 
@@ -452,10 +451,9 @@ def _between(
 
 _FIRST = {
     aten.neg.default, aten.expand.default, aten.view.default, aten.reshape.default,
-    aten._unsafe_view.default, aten.permute.default, aten.t.default, aten.transpose.int,
-    aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default,
-    aten.sum.dim_IntList, aten.sum.default, aten.mul.Scalar, aten.div.Scalar, aten.alias.default,
-    aten.clone.default, aten._to_copy.default, aten.div.Tensor, aten.mean.dim,
+    aten._unsafe_view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims,
+    aten.sum.dim_IntList, aten.mul.Scalar, aten.div.Scalar, aten.alias.default, aten.clone.default,
+    aten._to_copy.default, aten.div.Tensor, aten.mean.dim,
 }  # fmt: skip
 """Linear in the first argument, where no other depends on the scalar."""
 _EITHER = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}
@@ -491,11 +489,9 @@ def _is_zero(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return bool(node == 0)
     match node.target:
-        case aten.zeros.default | aten.zeros_like.default | aten.new_zeros.default:
-            return True
         case aten.scalar_tensor.default:
             return bool(node.args[0] == 0)
-        case aten.full.default | aten.full_like.default | aten.new_full.default:
+        case aten.full.default | aten.full_like.default:
             return bool(node.args[-1] == 0)
         case aten.expand.default | aten.view.default | aten._to_copy.default | aten.alias.default:
             return _is_zero(node.args[0])

@@ -8,13 +8,11 @@ example, ``x > 0.5`` of a bf16 tensor::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 
-from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import equal, less, like, negate, select
+from fusec.frontend.arithmetic import less, like, negate, select
 from fusec.frontend.call import (
     Call,
     Indices,
@@ -72,29 +70,6 @@ def isinf(call: Call, x: Value) -> Value:
     if not x.dtype.is_float:
         return call.define(lambda at: number(False, BOOL))
     return compare(call, lambda a: op("isinf", a), x)
-
-
-@lowers(aten.isfinite.default)
-def isfinite(call: Call, x: Value) -> Value:
-    if not x.dtype.is_float:
-        return call.define(lambda at: number(True, BOOL))
-    return compare(call, lambda a: negate(op("or", op("isnan", a), op("isinf", a))), x)
-
-
-@lowers(aten.isposinf.default)
-def isposinf(call: Call, x: Value) -> Value:
-    return compare(call, lambda a: equal(a, math.inf), _as_float(x))
-
-
-@lowers(aten.isneginf.default)
-def isneginf(call: Call, x: Value) -> Value:
-    return compare(call, lambda a: equal(a, -math.inf), _as_float(x))
-
-
-def _as_float(x: Value) -> Value:
-    if not x.dtype.is_float:
-        raise Unsupported("a test for infinity of integers")
-    return x
 
 
 @lowers(aten.signbit.default)

@@ -12,7 +12,7 @@ from fusec.frontend.call import Call, Scalar, read, round_number
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import F32, F64, compute_type
-from fusec.ir.expr import Expr, IndexValue, cast, op
+from fusec.ir.expr import Expr, IndexValue, cast
 from fusec.ir.index import Index, index
 from fusec.ir.scalar import ROUND
 
@@ -30,7 +30,7 @@ def constant(call: Call, value: Scalar) -> Value:
     return call.lazy(lambda at: read(value, (), compute_type(dtype)))
 
 
-@lowers(aten.full.default, aten.new_full.default, aten.full_like.default)
+@lowers(aten.full.default, aten.full_like.default)
 def full(call: Call, like: Any, *args: Any, **_: Any) -> Value:
     return constant(call, args[-1])
 
@@ -40,31 +40,13 @@ def scalar_tensor(call: Call, value: Scalar, **_: Any) -> Value:
     return constant(call, value)
 
 
-@lowers(aten.fill.Scalar)
-def fill(call: Call, x: Value, value: Scalar) -> Value:
-    return constant(call, value)
-
-
-@lowers(aten.fill.Tensor)
-def fill_from(call: Call, x: Value, value: Value) -> Value:
-    return call.define(lambda at: cast(cast(value.at(()), compute_type(x.dtype)), x.dtype))
-
-
-@lowers(
-    aten.zeros.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-    aten.zero.default,
-    aten._efficientzerotensor.default,
-)
+@lowers(aten._efficientzerotensor.default)
 def zeros(call: Call, *_: Any, **__: Any) -> Value:
     return constant(call, 0)
 
 
 @lowers(
     aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.new_empty.default,
     aten.empty_strided.default,
     aten.new_empty_strided.default,
     aten.empty_permuted.default,
@@ -72,21 +54,6 @@ def zeros(call: Call, *_: Any, **__: Any) -> Value:
 def empty(call: Call, *_: Any, **__: Any) -> Value:
     """Anything, so 0: no memory, where all of it is replaced before it is read."""
     return constant(call, 0)
-
-
-@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(call: Call, *_: Any, **__: Any) -> Value:
-    return constant(call, 1)
-
-
-@lowers(aten.arange.default)
-def arange(call: Call, end: Scalar, **_: Any) -> Value:
-    return arange_step(call, 0, end)
-
-
-@lowers(aten.arange.start)
-def arange_start(call: Call, start: Scalar, end: Scalar, **_: Any) -> Value:
-    return arange_step(call, start, end)
 
 
 @lowers(aten.arange.start_step)
@@ -109,10 +76,3 @@ def arange_step(call: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: A
 @lowers(prims.iota.default)
 def iota(call: Call, length: Scalar, *, start: Scalar, step: Scalar, **_: Any) -> Value:
     return arange_step(call, start, length, step)
-
-
-@lowers(aten.eye.default, aten.eye.m)
-def eye(call: Call, *_: Any, **__: Any) -> Value:
-    dtype = call.out.dtype
-    kind = compute_type(dtype)
-    return call.lazy(lambda at: cast(op("eq", IndexValue(at[0]), IndexValue(at[1])), kind))

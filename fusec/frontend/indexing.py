@@ -22,7 +22,7 @@ from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast
 from fusec.frontend.views import IntoSize, delinearise, from_end, replaced, slice_start, wrap
 from fusec.ir.dtype import BOOL, I64, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, Op, both, cast, in_range, op
+from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
 from fusec.ir.index import Index, Runtime, contiguous_strides, index, product
 
 aten = torch.ops.aten
@@ -40,15 +40,6 @@ def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Inde
         from_front = add(value, IndexValue(extent) if extent.terms else Const(extent.const, I64))
         value = select(op("lt", value, Const(0, I64)), from_front, value)
     return index(Runtime(value, extent))
-
-
-@lowers(aten.embedding.default)
-def embedding(call: Call, weight: Value, indices: Value, *_: Any) -> Value:
-    def body(at: Indices) -> Expr:
-        row = gathered(indices, at[:-1], weight.shape[0], wraps=False)
-        return weight.at((row, at[-1]))
-
-    return call.define(body)
 
 
 @lowers(aten.index_select.default)
@@ -90,7 +81,7 @@ def take(call: Call, x: Value, indices: Value) -> Value:
     return call.define(body)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+@lowers(aten.index.Tensor)
 def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing: adjacent index tensors stay in place, others come first."""
     used = [k for k, i in enumerate(indices) if i is not None]
@@ -171,18 +162,6 @@ def stored(x: Value, where: Indices, guard: Expr | None, kind: Any) -> Expr:
     return value if x.dtype is kind else cast(cast(value, compute_type(kind)), kind)
 
 
-@lowers(aten.stack.default)
-def stack(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
-    axis = wrap(dim, len(call.out.shape))
-
-    def body(at: Indices) -> Expr:
-        inner = (*at[:axis], *at[axis + 1 :])
-        ends = [index(k) for k in range(len(tensors) + 1)]
-        return pieces(call, at[axis], ends, [(t, inner) for t in tensors])
-
-    return call.define(body)
-
-
 @lowers(aten.constant_pad_nd.default)
 def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 0) -> Value:
     rank = len(x.shape)
@@ -248,29 +227,6 @@ def roll_flat(call: Call, x: Value, shift: Index) -> Value:
         for i, step in zip(at, steps, strict=True):
             place = place + i * step
         return x.at(delinearise(place % count, x.shape))
-
-    return call.define(body)
-
-
-# -- triangles ------------------------------------------------------------------------------------
-
-
-@lowers(aten.tril.default)
-def tril(call: Call, x: Value, diagonal: int = 0) -> Value:
-    return triangle(call, x, "le", diagonal)
-
-
-@lowers(aten.triu.default)
-def triu(call: Call, x: Value, diagonal: int = 0) -> Value:
-    return triangle(call, x, "ge", diagonal)
-
-
-def triangle(call: Call, x: Value, keeps: str, diagonal: int) -> Value:
-    """Keep where ``column (keeps) row + diagonal``, 0 elsewhere."""
-
-    def body(at: Indices) -> Expr:
-        kept = Op(keeps, (IndexValue(at[-1]), IndexValue(at[-2] + diagonal)))
-        return select(kept, x.at(at), fill(0, call))
 
     return call.define(body)
 

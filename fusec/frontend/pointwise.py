@@ -37,7 +37,6 @@ from fusec.frontend.call import (
 )
 from fusec.frontend.comparisons import truth
 from fusec.frontend.registry import lowers, lowers_named
-from fusec.frontend.shapes import to_torch_dtype
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
@@ -67,16 +66,6 @@ for _name in _FUNCTIONS:
     register_unary(_name, getattr(aten, _name).default)
 
 
-@lowers(aten.positive.default)
-def positive(call: Call, x: Value) -> Value:
-    return x
-
-
-@lowers(aten.square.default)
-def square(call: Call, x: Value) -> Value:
-    return call.pointwise(lambda a: op("mul", a, a), x)
-
-
 # -- sums, products, quotients --------------------------------------------------------------------
 
 
@@ -88,11 +77,6 @@ def add_tensors(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def subtract(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
     return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), x, y, alpha)
-
-
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def subtract_reversed(call: Call, x: Scalar, y: Scalar, alpha: Scalar = 1) -> Value:
-    return subtract(call, y, x, alpha=alpha)
 
 
 def is_one(x: Scalar) -> bool:
@@ -128,7 +112,6 @@ def divide_rounded(call: Call, x: Value, y: Scalar, *, rounding_mode: str | None
     return call.pointwise(lambda a, b: op("truncdiv", a, divisor(call, b)), x, y)
 
 
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(call: Call, x: Scalar, y: Scalar) -> Value:
     if call.out.dtype.is_float:
         return call.pointwise_exact(floor_quotient, x, y)
@@ -254,16 +237,6 @@ def clamp(call: Call, x: Value, low: Scalar | None = None, high: Scalar | None =
     return call.define(body)
 
 
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(call: Call, x: Value, low: Scalar) -> Value:
-    return clamp(call, x, low)
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(call: Call, x: Value, high: Scalar) -> Value:
-    return clamp(call, x, None, high)
-
-
 @lowers(aten.addcmul.default)
 def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
     return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
@@ -273,65 +246,6 @@ def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> V
 def multiply_add(call: Call, a: Scalar, b: Scalar, c: Scalar) -> Value:
     """What Dynamo makes of ``addcmul_``: a * b + c, which compilers contract to one rounding."""
     return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)
-
-
-@lowers(aten.addcdiv.default)
-def addcdiv(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
-    return call.pointwise(lambda x, a, b, k: add(x, mul(k, div(a, b))), x, a, b, value)
-
-
-@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(call: Call, x: Value, y: Value, weight: Scalar) -> Value:
-    """Written from the nearer end, as torch does, so that weight 1 gives y exactly."""
-
-    def interpolate(a: Expr, b: Expr, w: Expr) -> Expr:
-        step = sub(b, a)
-        near_end = sub(b, mul(step, sub(like(1.0, w), w)))
-        return select(less(op("abs", w), 0.5), add(a, mul(w, step)), near_end)
-
-    return call.pointwise(interpolate, x, y, weight)
-
-
-@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(call: Call, x: Scalar, y: Scalar) -> Value:
-    def product(a: Expr, b: Expr) -> Expr:
-        value = select(equal(a, 0.0), like(0.0, a), mul(a, op("log", b)))
-        return select(op("isnan", b), b, value)
-
-    return call.pointwise(product, x, y)
-
-
-@lowers(aten.logit.default)
-def logit(call: Call, x: Value, eps: float | None = None) -> Value:
-    def log_odds(a: Expr) -> Expr:
-        if eps is not None:
-            a = op("minimum", op("maximum", a, like(eps, a)), like(1 - eps, a))
-        return op("log", div(a, sub(like(1.0, a), a)))
-
-    return call.pointwise(log_odds, x)
-
-
-@lowers(aten.nan_to_num.default)
-def nan_to_num(
-    call: Call,
-    x: Value,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
-) -> Value:
-    dtype = call.out.dtype
-    if not dtype.is_float:
-        return clone(call, x)
-    limits = torch.finfo(to_torch_dtype(dtype))
-    high = limits.max if posinf is None else posinf
-    low = limits.min if neginf is None else neginf
-
-    def replace(a: Expr) -> Expr:
-        finite = select(equal(a, math.inf), like(high, a), a)
-        finite = select(equal(a, -math.inf), like(low, a), finite)
-        return select(op("isnan", a), like(nan or 0.0, a), finite)
-
-    return call.pointwise_exact(replace, x)
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -366,12 +280,7 @@ def round_decimals(call: Call, x: Value, *, decimals: int) -> Value:
     return call.pointwise_exact(rounded, x)
 
 
-@lowers(aten.frac.default)
-def frac(call: Call, x: Value) -> Value:
-    return call.pointwise_exact(lambda a: sub(a, op("trunc", a)), x)
-
-
-@lowers(aten.sign.default, aten.sgn.default)
+@lowers(aten.sign.default)
 def sign(call: Call, x: Value) -> Value:
     return call.pointwise_exact(lambda a: op("sign", a), x)
 
@@ -404,11 +313,6 @@ def where(call: Call, condition: Value, x: Scalar, y: Scalar) -> Value:
         return select(truth(condition, at), read(x, at, kind), read(y, at, kind))
 
     return call.define(body)
-
-
-@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(call: Call, x: Value, mask: Value, value: Scalar) -> Value:
-    return where(call, mask, value, x)
 
 
 # -- conversions and copies -----------------------------------------------------------------------

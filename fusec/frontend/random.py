@@ -17,7 +17,7 @@ import torch
 
 from fusec.errors import InternalError
 from fusec.frontend.arithmetic import add, mul, sub
-from fusec.frontend.call import Call, Indices, Scalar
+from fusec.frontend.call import Call, Indices
 from fusec.frontend.random_ops import BITS
 from fusec.frontend.registry import lowers
 from fusec.frontend.shapes import from_torch_dtype
@@ -103,9 +103,3 @@ def _integer(draw: _Draw, low: int, high: int) -> Expr:
     width, shift = Const(high - low, I64), Const(24, I64)
     carried = op("shr", op("mul", lower, width), shift)
     return add(op("shr", add(op("mul", upper, width), carried), shift), low)
-
-
-@lowers(aten.native_dropout_backward.default)
-def native_dropout_backward(call: Call, gradient: Value, mask: Value, scale: Scalar) -> Value:
-    """gradient * mask * scale"""
-    return call.pointwise(lambda g, m, s: op("mul", op("mul", g, m), s), gradient, mask, scale)

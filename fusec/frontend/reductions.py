@@ -21,8 +21,6 @@ from fusec.frontend.domain import (
     Domain,
     Extreme,
     Region,
-    exponentials,
-    logsumexp,
     reduction,
     region,
 )
@@ -44,7 +42,7 @@ def reduced(call: Call, over: Region, monoid: Monoid, value: Callable[[Domain], 
 # -- sums and products ----------------------------------------------------------------------------
 
 
-@lowers(aten.sum.default, aten.sum.dim_IntList)
+@lowers(aten.sum.dim_IntList)
 def sum_dims(
     call: Call,
     x: Value,
@@ -98,11 +96,6 @@ def mean(over: Region, value: Callable[[Domain], Expr]) -> Body:
         return div(sum_of_all, over.count(sum_of_all.dtype))
 
     return body
-
-
-@lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
-def count_nonzero(call: Call, x: Value, dims: Sequence[int] | int | None = None) -> Value:
-    return reduced(call, region(x, dims), SUM, lambda p: cast(truth(x, p.where), I64))
 
 
 # -- variances ------------------------------------------------------------------------------------
@@ -199,19 +192,6 @@ def var(
     keepdim: bool = False,
 ) -> Value:
     return call.define(ExactSpread.of(call, x, region(x, dim, keepdim), correction).variance)
-
-
-@lowers(aten.std.correction)
-def std(
-    call: Call,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Scalar | None = None,
-    keepdim: bool = False,
-) -> Value:
-    spread = ExactSpread.of(call, x, region(x, dim, keepdim), correction)
-    return call.define(lambda at: op("sqrt", spread.variance(at)))
 
 
 @lowers(aten.var_mean.correction)
@@ -313,13 +293,6 @@ def any_of(
     return quantify(call, x, dims, keepdim, ANY)
 
 
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def all_of(
-    call: Call, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False
-) -> Value:
-    return quantify(call, x, dims, keepdim, ALL)
-
-
 # -- norms and exponentials -----------------------------------------------------------------------
 
 
@@ -352,40 +325,3 @@ def vector_norm(
         raise Unsupported("a norm of symbolic order")
     powers = reduction(over.at, SUM, lambda p: op("pow", size(p), Const(ord, kind)))
     return call.define(lambda at: op("pow", powers(at), Const(1 / ord, kind)))
-
-
-@lowers(aten.logsumexp.default)
-def logsumexp_dims(call: Call, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    over = region(x, dims, keepdim)
-    return logsumexp(call, x, over.shape, over.at)
-
-
-@lowers(aten._softmax.default)
-def softmax(call: Call, x: Value, dim: int, half_to_float: bool) -> Value:
-    over, top, total = normaliser(call, x, dim)
-
-    def body(at: Indices) -> Expr:
-        row = over.result(at)
-        return div(op("exp", sub(cast(x.at(at), top.dtype), top.at(row))), total.at(row))
-
-    return call.define(body)
-
-
-@lowers(aten._log_softmax.default)
-def log_softmax(call: Call, x: Value, dim: int, half_to_float: bool) -> Value:
-    over, top, total = normaliser(call, x, dim)
-
-    def body(at: Indices) -> Expr:
-        row = over.result(at)
-        return sub(sub(cast(x.at(at), top.dtype), top.at(row)), op("log", total.at(row)))
-
-    return call.define(body)
-
-
-def normaliser(call: Call, x: Value, dim: int) -> tuple[Region, Value, Value]:
-    """Emit the maximum along ``dim`` and the sum of exponentials relative to it."""
-    over = region(x, dim)
-    kind = compute_type(call.out.dtype)
-    greatest = reduction(over.at, MAX, lambda p: p.read(x, kind))
-    top = call.scratch("max", over.shape, kind, greatest)
-    return over, top, call.scratch("sum", over.shape, kind, exponentials(x, top, over.at))

@@ -290,7 +290,7 @@ def index_copy(call: Call, x: Value, dim: int, indices: Value, source: Value) ->
     return replace_last(call, as_line(x), updates_of_slices(call, x, dim, indices, source))
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+@lowers(aten.index_put.default)
 def index_put(
     call: Call,
     x: Value,

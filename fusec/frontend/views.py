@@ -115,19 +115,6 @@ def permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
     return call.view(x, where)
 
 
-@lowers(aten.transpose.int)
-def transpose(call: Call, x: Value, dim0: int, dim1: int) -> Value:
-    order = list(range(len(x.shape)))
-    if order:
-        order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(call, x, order)
-
-
-@lowers(aten.t.default)
-def transpose_matrix(call: Call, x: Value) -> Value:
-    return permute(call, x, list(reversed(range(len(x.shape)))))
-
-
 @lowers(aten.expand.default, aten.broadcast_to.default)
 def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     return call.view(x, lambda at: broadcast(at, x.shape))
@@ -207,16 +194,6 @@ def split(call: Call, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
 
 def _window(call: Call, x: Value, axis: int, start: Index, result: int) -> Value:
     return call.view(x, lambda at: replaced(at, axis, start + at[axis]), result)
-
-
-@lowers(aten.unbind.int)
-def unbind(call: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
-    axis = wrap(dim, len(x.shape))
-    return tuple(_slot(call, x, axis, k) for k in range(len(call.results)))
-
-
-def _slot(call: Call, x: Value, axis: int, k: int) -> Value:
-    return call.view(x, lambda at: (*at[:axis], index(k), *at[axis:]), k)
 
 
 @lowers(aten.unfold.default)

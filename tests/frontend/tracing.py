@@ -88,14 +88,14 @@ def guard_count() -> int:
 
 
 def traced(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> fx.GraphModule:
-    """Return the ATen graph of a function, not decomposed: quicker than a whole compile."""
+    """Return the ATen graph of a function as AOTAutograd takes it apart, without its cut."""
     mode = "symbolic" if dynamic else "fake"
     with torch.no_grad():
-        return make_fx(torch.func.functionalize(fn), tracing_mode=mode)(*args)
+        return make_fx(torch.func.functionalize(fn), decompositions(), tracing_mode=mode)(*args)
 
 
 def lowered(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> Graph:
-    """Return the captured graph of a function, not decomposed."""
+    """Return the captured graph of a function; see ``traced``."""
     return capture(traced(fn, *args, dynamic=dynamic), "g")
 
 
