@@ -139,18 +139,24 @@ def _forward(call: Call, a: _Attention, *, statistics: bool = True) -> None:
         call.define(logarithm, 1)
 
 
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default, library=lambda _: ATTENTION)
-def flash_cpu(
+@lowers(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    library=lambda _: ATTENTION,
+)
+def flash(
     call: Call,
     q: Value,
     k: Value,
     v: Value,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    return_debug_mask: bool = False,
     *,
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> None:
+    """On CPUs with a mask, on GPUs without."""
     _without_dropout(dropout_p)
     attention = _Attention(q, k, v, attn_mask, is_causal, scale)
     _forward(call, attention)
@@ -177,23 +183,6 @@ def efficient(
     _without_dropout(dropout_p)
     attention = _Attention(q, k, v, attn_bias, is_causal, scale)
     _forward(call, attention, statistics=compute_log_sumexp)
-
-
-@lowers(aten._scaled_dot_product_flash_attention.default, library=lambda _: ATTENTION)
-def flash(
-    call: Call,
-    q: Value,
-    k: Value,
-    v: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> None:
-    _without_dropout(dropout_p)
-    attention = _Attention(q, k, v, None, is_causal, scale)
-    _forward(call, attention)
 
 
 def _without_dropout(probability: float) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, less, like, select, sub
+from fusec.frontend.arithmetic import less, select
 from fusec.frontend.call import Body, Call, Indices
 from fusec.frontend.value import ONE, ZERO, Value
 from fusec.frontend.views import replaced, wrap
@@ -165,10 +165,6 @@ class Region:
             full.append(next(inner) if d in self.dims else outer)
         return tuple(full)
 
-    def result(self, at: Indices) -> Indices:
-        """Return the result's indices, from those of the tensor; with ``keepdim`` not."""
-        return tuple(i for d, i in enumerate(at) if d not in self.dims)
-
 
 def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) -> Region:
     """Return the reduced region; no dimensions, or None, means all of them.
@@ -280,30 +276,3 @@ class Extreme:
         if kind.is_float:
             key = select(op("isnan", value), of_nan, key)
         return of_key(domain.reduce(ARGMAX if self.monoid is MAX else ARGMIN, value, key))
-
-
-# -- logarithms of sums of exponentials -----------------------------------------------------------
-
-
-def logsumexp(call: Call, x: Value, shape: Indices, over: Domains) -> Value:
-    """Emit ``log(sum(points: exp(x)))`` of each domain, relative to its maximum."""
-    kind = compute_type(call.out.dtype)
-    greatest = reduction(over, MAX, lambda points: points.read(x, kind))
-    top = call.scratch("max", shape, kind, lambda at: finite(greatest(at)))
-    total = exponentials(x, top, over)
-    return call.define(lambda at: add(op("log", total(at)), top.at(at)))
-
-
-def exponentials(x: Value, top: Value, over: Domains) -> Body:
-    """Return ``sum(points: exp(x - top))`` as a function of the result's indices."""
-
-    def body(at: Indices) -> Expr:
-        domain, shift = over(at), top.at(at)
-        return domain.reduce(SUM, op("exp", sub(domain.read(x, shift.dtype), shift)))
-
-    return body
-
-
-def finite(value: Expr) -> Expr:
-    """Return 0 for an infinite maximum, from which nothing can be subtracted."""
-    return select(op("isinf", value), like(0.0, value), value)

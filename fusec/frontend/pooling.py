@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.frontend.arithmetic import div, equal
-from fusec.frontend.call import Body, Call, Indices
+from fusec.frontend.call import Call, Indices
 from fusec.frontend.domain import Domain, Extreme, Pick, flat
-from fusec.frontend.registry import lowers
+from fusec.frontend.registry import Rule, lowers, never
 from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.frontend.views import IntoSize
 from fusec.ir.dtype import I64, DType, compute_type
@@ -191,53 +191,36 @@ def _divisor(windows: Sequence[Windows], at: Indices, divisor: int | None, kind:
     return cast(total, kind)
 
 
-def register_means(rank: int, pool: Any, backward: Any) -> None:
-    """Lower the mean over affine windows of the last ``rank`` axes, and its gradient."""
-
-    def forward_rule(
-        call: Call,
-        x: Value,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Value:
-        numbers = (kernel, stride or kernel, padding, (1,))
-        windows = affine(rank, x.shape, call.out.shape, numbers, count_include_pad)
-        return mean(call, x, windows, divisor_override)
-
-    def backward_rule(
-        call: Call,
-        grad: Value,
-        x: Value,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> Value:
-        numbers = (kernel, stride or kernel, padding, (1,))
-        windows = affine(rank, x.shape, grad.shape, numbers, count_include_pad)
-        return mean_gradient(call, grad, windows, divisor_override)
-
-    lowers(pool)(forward_rule)
-    lowers(backward)(backward_rule)
+def avg_pool(rank: int, call: Call, x: Value, *settings: Any) -> Value:
+    return mean(call, x, *mean_windows(rank, x.shape, call.out.shape, *settings))
 
 
-def register_adaptive_means(rank: int, pool: Any, backward: Any) -> None:
-    """Lower the mean over so many windows of the last ``rank`` axes, and its gradient."""
+def avg_pool_gradient(rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
+    return mean_gradient(call, grad, *mean_windows(rank, x.shape, grad.shape, *settings))
 
-    def forward_rule(call: Call, x: Value, outputs: Sequence[IntoSize]) -> Value:
-        return mean(call, x, adaptive(rank, x.shape, call.out.shape))
 
-    def backward_rule(call: Call, grad: Value, x: Value) -> Value:
-        return mean_gradient(call, grad, adaptive(rank, x.shape, grad.shape))
+def mean_windows(
+    rank: int,
+    extents: Indices,
+    outputs: Indices,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_pad: bool = True,
+    divisor: int | None = None,
+) -> tuple[list[Affine], int | None]:
+    """Return the windows of an ``avg_pool``, and its divisor, from its settings."""
+    numbers = (kernel, stride or kernel, padding, (1,))
+    return affine(rank, extents, outputs, numbers, count_pad), divisor
 
-    lowers(pool)(forward_rule)
-    lowers(backward)(backward_rule)
+
+def adaptive_mean(rank: int, call: Call, x: Value, outputs: Sequence[IntoSize]) -> Value:
+    return mean(call, x, adaptive(rank, x.shape, call.out.shape))
+
+
+def adaptive_mean_gradient(rank: int, call: Call, grad: Value, x: Value) -> Value:
+    return mean_gradient(call, grad, adaptive(rank, x.shape, grad.shape))
 
 
 def affine(
@@ -287,8 +270,8 @@ def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Va
     return Extreme(x, over, MAX, count, Pick.FIRST_BUT_LAST_NAN).define(call)
 
 
-def maximum_gradient(grad: Value, places: Value, windows: Sequence[Windows]) -> Body:
-    """Return what flows to each element from the windows whose place it is."""
+def maximum_gradient(call: Call, grad: Value, places: Value, windows: Sequence[Windows]) -> Value:
+    """Emit what flows to each element from the windows whose place it is."""
     kind = compute_type(grad.dtype)
     steps = contiguous_strides(tuple(w.extent for w in windows))
 
@@ -298,82 +281,66 @@ def maximum_gradient(grad: Value, places: Value, windows: Sequence[Windows]) -> 
         chosen = equal(around.read(places, I64), own)
         return around.reduce(SUM, around.read(grad, kind), only=chosen)
 
-    return body
+    return call.define(body)
 
 
-def register_maxima(rank: int, pool: Any, backward: Any) -> None:
-    """Lower the maximum over affine windows of the last ``rank`` axes, and its gradient.
+def max_pool(rank: int, call: Call, x: Value, *settings: Any) -> tuple[Value, Value]:
+    return maximum(call, x, max_windows(rank, x.shape, call.out.shape, *settings))
 
-    In two dimensions the gradient is a call with a meaning, unless channels are last. Eager's
-    kernel stores one element for each window, where a sum over windows looks at all of an
-    element's: 8 times slower on one core if lanes are neighbours in a row, faster if channels.
+
+def max_pool_gradient(rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
+    *numbers, places = settings
+    return maximum_gradient(call, grad, places, max_windows(rank, x.shape, grad.shape, *numbers))
+
+
+def max_windows(
+    rank: int,
+    extents: Indices,
+    outputs: Indices,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> list[Affine]:
+    """Return the windows of a ``max_pool`` from its settings."""
+    return affine(rank, extents, outputs, (kernel, stride or kernel, padding, dilation))
+
+
+def adaptive_maximum(
+    rank: int, call: Call, x: Value, outputs: Sequence[IntoSize]
+) -> tuple[Value, Value]:
+    return maximum(call, x, adaptive(rank, x.shape, call.out.shape))
+
+
+def adaptive_maximum_gradient(rank: int, call: Call, grad: Value, x: Value, places: Value) -> Value:
+    return maximum_gradient(call, grad, places, adaptive(rank, x.shape, grad.shape))
+
+
+def one_store_each(call: Call) -> str | None:
+    """Prefer eager's kernel for a two-dimensional maximum's gradient, unless channels are last.
+
+    It stores one element for each window, where a sum over windows looks at all of an element's: 8
+    times slower on one core if lanes are neighbours in a row, faster if channels.
     """
-
-    def forward_rule(
-        call: Call,
-        x: Value,
-        kernel: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        dilation: Sequence[int] = (1,),
-        ceil_mode: bool = False,
-    ) -> tuple[Value, Value]:
-        numbers = (kernel, stride or kernel, padding, dilation)
-        return maximum(call, x, affine(rank, x.shape, call.out.shape, numbers))
-
-    def gradient(
-        grad: Value,
-        x: Value,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        ceil_mode: bool,
-        places: Value,
-    ) -> Callable[[Indices], Expr]:
-        numbers = (kernel, stride or kernel, padding, dilation)
-        return maximum_gradient(grad, places, affine(rank, x.shape, grad.shape, numbers))
-
-    def backward_rule(call: Call, *args: Any) -> Value:
-        return call.define(gradient(*args))
-
-    def one_store_each(call: Call) -> str | None:
-        rows = rank == 2 and call.out.strides[-3] is not ONE
-        return "a maximum's gradient: one store for each window" if rows else None
-
-    lowers(pool)(forward_rule)
-    lowers(backward, library=one_store_each)(backward_rule)
+    rows = call.out.strides[-3] is not ONE
+    return "a maximum's gradient: one store for each window" if rows else None
 
 
-def register_adaptive_maxima(rank: int, pool: Any, backward: Any) -> None:
-    """Lower the maximum over so many windows of the last ``rank`` axes, and its gradient."""
+_RULES: dict[str, Rule] = {
+    "avg_pool{}d": avg_pool,
+    "avg_pool{}d_backward": avg_pool_gradient,
+    "max_pool{}d_with_indices": max_pool,
+    "max_pool{}d_with_indices_backward": max_pool_gradient,
+    "_adaptive_avg_pool{}d": adaptive_mean,
+    "_adaptive_avg_pool{}d_backward": adaptive_mean_gradient,
+    "adaptive_max_pool{}d": adaptive_maximum,
+    "adaptive_max_pool{}d_backward": adaptive_maximum_gradient,
+}
+"""Pools of the last axes, two or three of them, and their gradients."""
 
-    def forward_rule(call: Call, x: Value, outputs: Sequence[IntoSize]) -> tuple[Value, Value]:
-        return maximum(call, x, adaptive(rank, x.shape, call.out.shape))
-
-    def backward_rule(call: Call, grad: Value, x: Value, places: Value) -> Value:
-        return call.define(maximum_gradient(grad, places, adaptive(rank, x.shape, grad.shape)))
-
-    lowers(pool)(forward_rule)
-    lowers(backward)(backward_rule)
-
-
-register_means(2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default)
-register_means(3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default)
-register_maxima(
-    2, aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
-)
-register_maxima(
-    3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default
-)
-for _rank, _name in ((2, "2d"), (3, "3d")):
-    register_adaptive_means(
-        _rank,
-        getattr(aten, f"_adaptive_avg_pool{_name}").default,
-        getattr(aten, f"_adaptive_avg_pool{_name}_backward").default,
-    )
-    register_adaptive_maxima(
-        _rank,
-        getattr(aten, f"adaptive_max_pool{_name}").default,
-        getattr(aten, f"adaptive_max_pool{_name}_backward").default,
-    )
+for _rank in (2, 3):
+    for _name, _rule in _RULES.items():
+        _scatters = _rank == 2 and _rule is max_pool_gradient
+        _target = getattr(aten, _name.format(_rank)).default
+        lowers(_target, library=one_store_each if _scatters else never)(partial(_rule, _rank))

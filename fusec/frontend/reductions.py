@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,7 +26,7 @@ from fusec.frontend.domain import (
     reduction,
     region,
 )
-from fusec.frontend.registry import lowers
+from fusec.frontend.registry import Rule, lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, I64, accumulate_type, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
@@ -32,6 +34,25 @@ from fusec.ir.index import product
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
+
+
+def reduces(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register ``rule(call, x, over, **settings)``, a reduction over the dimensions that are named.
+
+    Over all if none are; ``dtype`` is that of the result.
+    """
+
+    def register(rule: Rule) -> Rule:
+        def lowered(
+            call: Call, x: Value, dim: Any = None, keepdim: bool = False, **settings: Any
+        ) -> Any:
+            settings.pop("dtype", None)
+            return rule(call, x, region(x, dim, keepdim), **settings)
+
+        lowers(*targets)(lowered)
+        return rule
+
+    return register
 
 
 def reduced(call: Call, over: Region, monoid: Monoid, value: Callable[[Domain], Expr]) -> Value:
@@ -42,48 +63,18 @@ def reduced(call: Call, over: Region, monoid: Monoid, value: Callable[[Domain], 
 # -- sums and products ----------------------------------------------------------------------------
 
 
-@lowers(aten.sum.dim_IntList)
-def sum_dims(
-    call: Call,
-    x: Value,
-    dims: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return total(call, SUM, x, dims, keepdim)
-
-
-@lowers(aten.prod.default, aten.prod.dim_int)
-def prod_dim(
-    call: Call,
-    x: Value,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return total(call, PROD, x, dim, keepdim)
-
-
-def total(
-    call: Call, monoid: Monoid, x: Value, dims: Sequence[int] | int | None, keepdim: bool
-) -> Value:
+def total(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
     """Emit a sum or product in the accumulation type of the result."""
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
-    return reduced(call, region(x, dims, keepdim), monoid, lambda p: p.term(x, kind))
+    return reduced(call, over, monoid, lambda p: p.term(x, kind))
 
 
-@lowers(aten.mean.default, aten.mean.dim)
-def mean_dims(
-    call: Call,
-    x: Value,
-    dims: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    over = region(x, dims, keepdim)
+reduces(aten.sum.dim_IntList)(partial(total, SUM))
+reduces(aten.prod.default, aten.prod.dim_int)(partial(total, PROD))
+
+
+@reduces(aten.mean.default, aten.mean.dim)
+def mean_dims(call: Call, x: Value, over: Region) -> Value:
     return call.define(mean(over, lambda p: p.read(x, compute_type(call.out.dtype))))
 
 
@@ -182,28 +173,15 @@ class ExactSpread:
         return select(op("isinf", first), like(math.nan, first), rest)
 
 
-@lowers(aten.var.correction)
-def var(
-    call: Call,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Scalar | None = None,
-    keepdim: bool = False,
-) -> Value:
-    return call.define(ExactSpread.of(call, x, region(x, dim, keepdim), correction).variance)
+@reduces(aten.var.correction)
+def var(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
+    return call.define(ExactSpread.of(call, x, over, correction).variance)
 
 
-@lowers(aten.var_mean.correction)
+@reduces(aten.var_mean.correction)
 def var_mean(
-    call: Call,
-    x: Value,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: Scalar | None = None,
-    keepdim: bool = False,
+    call: Call, x: Value, over: Region, *, correction: Scalar | None = None
 ) -> tuple[Value, Value]:
-    over = region(x, dim, keepdim)
     if correction == 0:  # as norms ask for it, whose slope is finite: it costs them 4 to 13 %
         plain = Spread.of(call, x, over, correction)
         return call.define(plain.variance, 0), spread_mean(call, plain.center)
@@ -223,77 +201,41 @@ def spread_mean(call: Call, mean: Value) -> Value:
 # -- extremes -------------------------------------------------------------------------------------
 
 
-def extreme_dims(
-    call: Call, x: Value, dims: Sequence[int] | int | None, keepdim: bool, monoid: Monoid
-) -> Value:
-    over = region(x, dims, keepdim)
+def value_of_extreme(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
     if x.dtype is BOOL:
-        return quantify(call, x, dims, keepdim, ANY if monoid is MAX else ALL)
+        return quantify(ANY if monoid is MAX else ALL, call, x, over)
     return reduced(call, over, monoid, lambda p: p.read(x, compute_type(x.dtype)))
 
 
-@lowers(aten.amax.default)
-def amax(call: Call, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
-    return extreme_dims(call, x, dims, keepdim, MAX)
-
-
-@lowers(aten.amin.default)
-def amin(call: Call, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
-    return extreme_dims(call, x, dims, keepdim, MIN)
-
-
-@lowers(aten.max.default)
-def max_all(call: Call, x: Value) -> Value:
-    return extreme_dims(call, x, None, False, MAX)
-
-
-@lowers(aten.min.default)
-def min_all(call: Call, x: Value) -> Value:
-    return extreme_dims(call, x, None, False, MIN)
-
-
-def extreme(x: Value, over: Region, monoid: Monoid) -> Extreme:
+def extreme(monoid: Monoid, x: Value, over: Region) -> Extreme:
     """Return the extreme of a region, numbered in row-major order."""
     return Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
 
 
-@lowers(aten.max.dim)
-def max_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return extreme(x, region(x, dim, keepdim), MAX).define(call)
+def extreme_with_place(monoid: Monoid, call: Call, x: Value, over: Region) -> tuple[Value, Value]:
+    return extreme(monoid, x, over).define(call)
 
 
-@lowers(aten.min.dim)
-def min_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return extreme(x, region(x, dim, keepdim), MIN).define(call)
+def place_of_extreme(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+    return call.define(extreme(monoid, x, over).place)
 
 
-@lowers(aten.argmax.default)
-def argmax(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    return call.define(extreme(x, region(x, dim, keepdim), MAX).place)
+for _name, _monoid in (("max", MAX), ("min", MIN)):
+    _packet = getattr(aten, _name)
+    reduces(getattr(aten, f"a{_name}").default, _packet.default)(partial(value_of_extreme, _monoid))
+    reduces(_packet.dim)(partial(extreme_with_place, _monoid))
+    reduces(getattr(aten, f"arg{_name}").default)(partial(place_of_extreme, _monoid))
 
 
-@lowers(aten.argmin.default)
-def argmin(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    return call.define(extreme(x, region(x, dim, keepdim), MIN).place)
+def quantify(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+    """Emit whether any, or all, elements of each region are true."""
+    return reduced(call, over, monoid, lambda p: truth(x, p.where))
 
 
-# -- truth ----------------------------------------------------------------------------------------
+reduces(aten.any.default, aten.any.dim, aten.any.dims)(partial(quantify, ANY))
 
 
-def quantify(
-    call: Call, x: Value, dims: Sequence[int] | int | None, keepdim: bool, monoid: Monoid
-) -> Value:
-    return reduced(call, region(x, dims, keepdim), monoid, lambda p: truth(x, p.where))
-
-
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
-def any_of(
-    call: Call, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False
-) -> Value:
-    return quantify(call, x, dims, keepdim, ANY)
-
-
-# -- norms and exponentials -----------------------------------------------------------------------
+# -- norms ----------------------------------------------------------------------------------------
 
 
 @lowers(aten.linalg_vector_norm.default)

@@ -9,21 +9,19 @@ Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted bounda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import equal, negate
+from fusec.frontend.arithmetic import add, equal, like, negate, select, sub
 from fusec.frontend.call import Call, Indices, Scalar, common_type, read_exact
-from fusec.frontend.domain import Extreme, Pick, check_steps, logsumexp, prefixes, reduction
+from fusec.frontend.domain import Domain, Extreme, Pick, check_steps, prefixes, reduction
 from fusec.frontend.promotion import result_type
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
 from fusec.frontend.views import wrap
-from fusec.ir.dtype import BOOL, I64, DType, accumulate_type
-from fusec.ir.expr import Expr, Reduce, cast, op
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
+from fusec.ir.expr import Expr, cast, op
+from fusec.ir.index import Axis
 from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
@@ -71,7 +69,22 @@ def cummin(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(call: Call, x: Value, dim: int) -> Value:
-    return logsumexp(call, x, x.shape, prefixes(x, dim, _SCAN))
+    """log(sum(exp(x))) of all up to each, relative to their maximum unless that is infinite."""
+    kind, before = compute_type(call.out.dtype), prefixes(x, dim, _SCAN)
+    greatest = reduction(before, MAX, lambda points: points.read(x, kind))
+
+    def finite(at: Indices) -> Expr:
+        value = greatest(at)
+        return select(op("isinf", value), like(0.0, value), value)
+
+    top = call.scratch("max", x.shape, kind, finite)
+
+    def body(at: Indices) -> Expr:
+        points, shift = before(at), top.at(at)
+        total = points.reduce(SUM, op("exp", sub(points.read(x, kind), shift)))
+        return add(op("log", total), shift)
+
+    return call.define(body)
 
 
 # -- searches -------------------------------------------------------------------------------------
@@ -103,7 +116,9 @@ def searchsorted(
             return cast(negate(above), I64)
 
         lines = at[:-1] if len(boundaries.shape) > 1 else ()
-        return over_line(SUM, boundaries, lines, kind, below)
+        axes = (Axis("j", boundaries.shape[-1]),)
+        line = Domain(axes, (*lines, *positions(axes)), ZERO)
+        return line.reduce(SUM, below(read_exact(boundaries, line.where, kind)))
 
     return call.define(body)
 
@@ -122,11 +137,11 @@ def isin(
     kind = search_type(wanted, x)
     check_steps(call.out.shape, wanted.shape, _SEARCH)
     axes = make_axes(wanted.shape, "j")
-    over = tuple(axis for axis in axes if axis.extent is not ONE)
+    all_of_it = Domain(axes, positions(axes), ZERO)
 
     def body(at: Indices) -> Expr:
-        hit = equal(read_exact(wanted, positions(axes), kind), read_exact(x, at, kind))
-        found = Reduce(ANY, over, hit) if over else hit
+        hit = equal(read_exact(wanted, all_of_it.where, kind), read_exact(x, at, kind))
+        found = all_of_it.reduce(ANY, hit)
         return negate(found) if invert else found
 
     return call.define(body)
@@ -135,18 +150,3 @@ def isin(
 def search_type(*args: Scalar) -> DType:
     """Return the type that values are compared in."""
     return common_type(result_type(*args))
-
-
-def over_line(
-    monoid: Monoid,
-    x: Value,
-    lines: Sequence[Index],
-    kind: DType,
-    body: Callable[[Expr], Expr],
-) -> Expr:
-    """Return the reduction of ``body`` of the elements along the last axis of ``x``."""
-    extent = x.shape[-1]
-    if extent is ONE:
-        return body(read_exact(x, (*lines, ZERO), kind))
-    over = Axis("j", extent)
-    return Reduce(monoid, (over,), body(read_exact(x, (*lines, index(over)), kind)))
