@@ -24,10 +24,10 @@ from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import less, select
 from fusec.frontend.call import Body, Call, Indices
 from fusec.frontend.value import ONE, ZERO, Value
-from fusec.frontend.views import replaced, wrap
+from fusec.frontend.views import linearise, replaced, wrap
 from fusec.ir.dtype import BOOL, F32, I32, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, op
-from fusec.ir.index import Axis, Index, contiguous_strides, index, product
+from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
 from fusec.ir.scalar import ROUND
 
@@ -103,11 +103,6 @@ def identity(monoid: Monoid, dtype: DType) -> Const:
     return Const(monoid.identity(dtype), dtype)
 
 
-def flat(where: Indices, steps: Indices) -> Index:
-    """Return ``sum(where * steps)``."""
-    return sum((i * step for i, step in zip(where, steps, strict=True)), ZERO)
-
-
 def check_steps(shape: Indices, terms: Indices, reason: str) -> None:
     """Let a direct form pass if it is short.
 
@@ -150,8 +145,8 @@ class Region:
         """Return the domain of the result's element at ``at``."""
         axes = {d: Axis(f"r{d}", self.extents[d]) for d in self.dims}
         where = [ZERO if a.extent is ONE else index(a) for a in axes.values()]
-        steps = contiguous_strides(tuple(self.extents[d] for d in self.dims))
-        return Domain(tuple(axes.values()), self._where(at, where), flat(tuple(where), steps))
+        number = linearise(tuple(where), tuple(self.extents[d] for d in self.dims))
+        return Domain(tuple(axes.values()), self._where(at, where), number)
 
     def first(self, at: Indices) -> Indices:
         """Return the indices of the first point of the domain at ``at``."""
@@ -177,7 +172,7 @@ def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) ->
         dims = (dims,)
     named = {wrap(d, rank) for d in dims} if dims else set(range(rank))
     chosen = sorted(named) if rank else []
-    if any(x.shape[d].is_constant and x.shape[d].const == 0 for d in chosen):
+    if any(x.shape[d] is ZERO for d in chosen):
         raise Unsupported("an empty tensor")
     return Region(x.shape, tuple(chosen), keepdim)
 

@@ -1,4 +1,4 @@
-"""Gathers, and tensors put together from parts: cat, pad, stack, slice_scatter, triangles, roll.
+"""Gathers, and tensors put together from parts: cat, pad, slice_scatter, roll.
 
 A gather reads an index from memory: ``Runtime(expr, extent)``. A part that covers only some
 indices is a ``Select`` over loads guarded by the same condition, so that nothing is read outside.
@@ -11,19 +11,26 @@ Worked example, ``cat([a, b])`` of 3 and 5 elements::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, select
+from fusec.frontend.arithmetic import add, less, select
 from fusec.frontend.call import Call, Indices, Scalar, read
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast
-from fusec.frontend.views import IntoSize, delinearise, from_end, replaced, slice_start, wrap
-from fusec.ir.dtype import BOOL, I64, compute_type
+from fusec.frontend.views import (
+    IntoSize,
+    delinearise,
+    from_end,
+    linearise,
+    replaced,
+    slice_start,
+    wrap,
+)
+from fusec.ir.dtype import BOOL, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
-from fusec.ir.index import Index, Runtime, contiguous_strides, index, product
+from fusec.ir.index import Index, Runtime, index, product
 
 aten = torch.ops.aten
 
@@ -37,9 +44,18 @@ def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Inde
         raise Unsupported("a mask as an index: its result's size depends on data")
     value = cast(indices.at(at), I64)
     if wraps:
-        from_front = add(value, IndexValue(extent) if extent.terms else Const(extent.const, I64))
-        value = select(op("lt", value, Const(0, I64)), from_front, value)
+        value = counted_from_front(value, extent)
     return index(Runtime(value, extent))
+
+
+def counted_from_front(value: Expr, extent: Index) -> Expr:
+    """Return an index; a negative one counts from the end."""
+    value = cast(value, I64)
+    return select(less(value, 0), add(value, size(extent)), value)
+
+
+def size(extent: Index) -> Expr:
+    return IndexValue(extent) if extent.terms else Const(extent.const, I64)
 
 
 @lowers(aten.index_select.default)
@@ -116,50 +132,30 @@ def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
     axis = wrap(dim, len(call.out.shape))
 
     def body(at: Indices) -> Expr:
-        ends = [ZERO]
-        for part in parts:
-            ends.append(ends[-1] + part.shape[axis])
-        return pieces(
-            call,
-            at[axis],
-            ends,
-            [
-                (part, replaced(at, axis, at[axis] - start))
-                for part, start in zip(parts, ends, strict=False)
-            ],
-        )
+        position, start = at[axis], ZERO
+        found: list[tuple[Index, Expr]] = []
+        for k, part in enumerate(parts):
+            end = start + part.shape[axis]
+            last = k == len(parts) - 1
+            inside = in_range(position, start if k else None, None if last else end)
+            element = part.at(replaced(at, axis, position - start), inside)
+            found.append((end, converted(element, call.out.dtype)))
+            start = end
+        *before, (_, result) = found
+        for end, element in reversed(before):
+            result = select(op("lt", IndexValue(position), IndexValue(end)), element, result)
+        return result
 
     return call.define(body)
 
 
 def _is_empty(x: Value) -> bool:
-    return any(e.is_constant and e.const == 0 for e in x.shape)
+    return any(e is ZERO for e in x.shape)
 
 
-def pieces(
-    call: Call, position: Index, ends: list[Index], parts: list[tuple[Value, Indices]]
-) -> Expr:
-    """Return the element of that part between whose ends ``position`` lies."""
-    kind = call.out.dtype
-    result: Expr | None = None
-    for k in reversed(range(len(parts))):
-        part, where = parts[k]
-        low = ends[k] if k else None
-        high = ends[k + 1] if k + 1 < len(parts) else None
-        value = stored(part, where, in_range(position, low, high), kind)
-        if result is None:
-            result = value
-        else:
-            below = op("lt", IndexValue(position), IndexValue(ends[k + 1]))
-            result = select(below, value, result)
-    assert result is not None
-    return result
-
-
-def stored(x: Value, where: Indices, guard: Expr | None, kind: Any) -> Expr:
+def converted(element: Expr, kind: DType) -> Expr:
     """Return an element converted to ``kind`` by way of its compute type."""
-    value = x.at(where, guard)
-    return value if x.dtype is kind else cast(cast(value, compute_type(kind)), kind)
+    return element if element.dtype is kind else cast(cast(element, compute_type(kind)), kind)
 
 
 @lowers(aten.constant_pad_nd.default)
@@ -220,12 +216,10 @@ def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] =
 
 def roll_flat(call: Call, x: Value, shift: Index) -> Value:
     """The roll of the tensor as a line of all its elements."""
-    steps, count = contiguous_strides(x.shape), product(x.shape)
+    count = product(x.shape)
 
     def body(at: Indices) -> Expr:
-        place = (count - shift) % count
-        for i, step in zip(at, steps, strict=True):
-            place = place + i * step
+        place = (count - shift) % count + linearise(at, x.shape)
         return x.at(delinearise(place % count, x.shape))
 
     return call.define(body)

@@ -21,13 +21,13 @@ import torch
 
 from fusec.frontend.arithmetic import div, equal
 from fusec.frontend.call import Call, Indices
-from fusec.frontend.domain import Domain, Extreme, Pick, flat
+from fusec.frontend.domain import Domain, Extreme, Pick
 from fusec.frontend.registry import Rule, lowers, never
 from fusec.frontend.value import ONE, ZERO, Value, positions
-from fusec.frontend.views import IntoSize
+from fusec.frontend.views import IntoSize, linearise
 from fusec.ir.dtype import I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
-from fusec.ir.index import Axis, Index, contiguous_strides, index, product
+from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import MAX, SUM
 
 aten = torch.ops.aten
@@ -147,7 +147,7 @@ def _domain(ways: Sequence[_Way], extents: Sequence[Index], at: Indices) -> Doma
     for d, (k, (_, step)) in enumerate(zip(positions(axes), ways, strict=True)):
         where[first + d], inside = step(at[first + d], k)
         guard = both(guard, inside)
-    number = flat(tuple(where[first:]), contiguous_strides(tuple(extents)))
+    number = linearise(tuple(where[first:]), tuple(extents))
     return Domain(axes, tuple(where), number, guard)
 
 
@@ -273,10 +273,10 @@ def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Va
 def maximum_gradient(call: Call, grad: Value, places: Value, windows: Sequence[Windows]) -> Value:
     """Emit what flows to each element from the windows whose place it is."""
     kind = compute_type(grad.dtype)
-    steps = contiguous_strides(tuple(w.extent for w in windows))
+    extents = tuple(w.extent for w in windows)
 
     def body(at: Indices) -> Expr:
-        own = IndexValue(flat(at[len(at) - len(windows) :], steps))
+        own = IndexValue(linearise(at[len(at) - len(windows) :], extents))
         around = over_windows(windows, at)
         chosen = equal(around.read(places, I64), own)
         return around.reduce(SUM, around.read(grad, kind), only=chosen)

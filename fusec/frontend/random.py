@@ -21,10 +21,11 @@ from fusec.frontend.call import Call, Indices
 from fusec.frontend.random_ops import BITS
 from fusec.frontend.registry import lowers
 from fusec.frontend.shapes import from_torch_dtype
-from fusec.frontend.value import ZERO, Value
+from fusec.frontend.value import Value
+from fusec.frontend.views import linearise
 from fusec.ir.dtype import F32, F64, I32, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, cast, op
-from fusec.ir.index import Index, contiguous_strides, index
+from fusec.ir.index import Index, index
 
 aten = torch.ops.aten
 
@@ -44,13 +45,9 @@ def random(
     high: int = 0,
 ) -> Value:
     """Random numbers of a kind; ``random_ops.random`` says what each element is made of."""
-    strides = contiguous_strides(call.out.shape)
 
     def body(at: Indices) -> Expr:
-        place = ZERO
-        for position, stride in zip(at, strides, strict=True):
-            place = place + position * stride
-        draw = _Draw(seeds.at((index(which),)), place)
+        draw = _Draw(seeds.at((index(which),)), linearise(at, call.out.shape))
         match kind:
             case "uniform":
                 return _uniform(draw, call.out.dtype)

@@ -19,15 +19,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.arithmetic import add, div, less, mul, select
+from fusec.frontend.arithmetic import add, div, mul, select
 from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
-from fusec.frontend.domain import Domain, check_steps, flat
+from fusec.frontend.domain import Domain, check_steps
+from fusec.frontend.indexing import counted_from_front, size
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
-from fusec.frontend.views import delinearise, replaced, wrap
+from fusec.frontend.views import delinearise, linearise, replaced, wrap
 from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
-from fusec.ir.index import Index, Runtime, contiguous_strides, index, is_in_range, product
+from fusec.ir.index import Index, Runtime, index, is_in_range, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
@@ -53,7 +54,7 @@ class Updates:
         axes = make_axes(self.extents, "j")
         number = positions(axes)
         hits, there = self.hits(at, number)
-        return Domain(axes, number, flat(number, contiguous_strides(self.extents)), there, hits)
+        return Domain(axes, number, linearise(number, self.extents), there, hits)
 
     def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
         """Return what a source hits, as ``kind``."""
@@ -328,10 +329,10 @@ def put_masked(call: Call, x: Value, mask: Value, source: Value, accumulate: boo
 @lowers(aten.put.default)
 def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = False) -> Value:
     """Elements of the flattened tensor, replaced or added to."""
-    steps, count = contiguous_strides(x.shape), product(x.shape)
+    count = product(x.shape)
 
     def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
-        own = IndexValue(sum((i * s for i, s in zip(at, steps, strict=True)), ZERO))
+        own = IndexValue(linearise(at, x.shape))
         where = delinearise(number[0], indices.shape)
         named_here = counted_from_front(indices.at(where), count)
         return op("eq", cast(own, I64), checked(call, named_here, count)), None
@@ -341,16 +342,6 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
 
     updates = Updates((product(indices.shape),), hits, value)
     return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
-
-
-def counted_from_front(value: Expr, extent: Index) -> Expr:
-    """Return an index; a negative one counts from the end."""
-    value = cast(value, I64)
-    return select(less(value, 0), add(value, size(extent)), value)
-
-
-def size(extent: Index) -> Expr:
-    return IndexValue(extent) if extent.terms else Const(extent.const, I64)
 
 
 def checked(call: Call, place: Expr, extent: Index) -> Expr:

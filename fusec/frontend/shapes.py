@@ -100,13 +100,13 @@ class TensorType:
     @property
     def is_empty(self) -> bool:
         """True if an extent is known to be zero."""
-        return any(e.is_constant and e.const == 0 for e in self.shape)
+        return any(e is index(0) for e in self.shape)
 
     @property
     def overlaps(self) -> bool:
         """True if some axis of more than one element has stride 0, as after an expand."""
         return any(
-            s.is_constant and s.const == 0 and not (e.is_constant and e.const == 1)
+            s is index(0) and e is not index(1)
             for e, s in zip(self.shape, self.strides, strict=True)
         )
 

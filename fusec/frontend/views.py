@@ -61,14 +61,20 @@ def reshape_indices(old: Indices, new: Indices, at: Indices) -> Indices:
     """Return the indices into ``old`` of the element at ``at`` of ``new``, both row-major."""
     result = [ZERO] * len(old)
     for sources, targets in groups(old, new):
-        linear = ZERO
-        steps = contiguous_strides(tuple(new[k] for k in targets))
-        for target, step in zip(targets, steps, strict=True):
-            linear = linear + at[target] * step
+        linear = linearise(tuple(at[k] for k in targets), tuple(new[k] for k in targets))
         digits = delinearise(linear, tuple(old[k] for k in sources))
         for source, digit in zip(sources, digits, strict=True):
             result[source] = digit
     return tuple(result)
+
+
+def linearise(at: Indices, shape: Indices) -> Index:
+    """Return the row-major number of the element of ``shape`` at some indices."""
+    return strided(at, contiguous_strides(shape))
+
+
+def strided(at: Indices, strides: Indices) -> Index:
+    return sum((i * step for i, step in zip(at, strides, strict=True)), ZERO)
 
 
 def delinearise(linear: Index, shape: Indices) -> Indices:
@@ -242,9 +248,7 @@ def as_strided(
         raise Unsupported("a strided window into other than a contiguous tensor")
 
     def where(at: Indices) -> Indices:
-        linear = index(storage_offset or 0)
-        for position, step in zip(at, stride, strict=True):
-            linear = linear + position * index(step)
+        linear = index(storage_offset or 0) + strided(at, tuple(map(index, stride)))
         return delinearise(linear, x.shape)
 
     return call.view(x, where)
