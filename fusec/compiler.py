@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -48,6 +48,9 @@ from fusec.stages import Context
 from fusec.torch_interior import keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
+
+if TYPE_CHECKING:
+    from fusec.runtime.triton_kernel import TritonSource
 
 logger = logging.getLogger("fusec.compile")
 
@@ -327,11 +330,12 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
     # Local: Triton takes 0.2 s to import, and only GPU graphs need it.
     from fusec.runtime import triton_kernel
 
-    sources = [_triton_source(compiled, name) for name in compiled.distinct]
+    sources = [triton_source(compiled, name) for name in compiled.distinct]
     return triton_kernel.pack(sources, target, options.threads)
 
 
-def _triton_source(compiled: Compiled, name: str) -> Any:
+def triton_source(compiled: Compiled, name: str) -> TritonSource:
+    """Return a kernel of a GPU as its build takes it."""
     from fusec.runtime import triton_kernel  # local, as above
 
     program, form = compiled.programs[name], compiled.forms[name]

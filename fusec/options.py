@@ -65,122 +65,88 @@ class Variable:
     help: str
 
 
-def _about(help: str, **more: Any) -> dict[str, About]:
-    return {"about": About(help, **more)}
+def _option(default: Any, help: str, **more: Any) -> Any:
+    """Declare a field of ``Options``; further arguments are those of ``About``."""
+    return field(default=default, metadata={"about": About(help, **more)})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Everything a user can choose about a compile. Plain `Options()` is all defaults."""
 
-    strict: bool = field(
-        default=False,
-        metadata=_about("a failure inside fusec is an error, not a fallback to eager kernels"),
+    strict: bool = _option(
+        False, "a failure inside fusec is an error, not a fallback to eager kernels"
     )
-    cache: bool = field(default=True, metadata=_about("keep compiled kernels on disk"))
-    cache_dir: str | None = field(
-        default=None,
-        metadata=_about("directory of the cache; default: the user's cache directory"),
+    cache: bool = _option(True, "keep compiled kernels on disk")
+    cache_dir: str | None = _option(
+        None, "directory of the cache; default: the user's cache directory"
     )
-    cache_size_mb: int = field(
-        default=2048,
-        metadata=_about("size limit of the cache in MiB; what was not used longest goes first"),
+    cache_size_mb: int = _option(
+        2048, "size limit of the cache in MiB; what was not used longest goes first"
     )
-    threads: int = field(
-        default=0, metadata=_about("GPU kernels that are compiled at a time; 0: one for each core")
+    threads: int = _option(0, "GPU kernels that are compiled at a time; 0: one for each core")
+    cudagraphs: bool = _option(
+        False, "record each graph's launches as one CUDA graph", changes_code=True
     )
-    cudagraphs: bool = field(
-        default=False,
-        metadata=_about("record each graph's launches as one CUDA graph", changes_code=True),
+    autotune: bool = _option(
+        True,
+        "race the ways to run a group on the device; off: the cost model decides",
+        changes_code=True,
     )
-    autotune: bool = field(
-        default=True,
-        metadata=_about(
-            "race the ways to run a group on the device; off: the cost model decides",
-            changes_code=True,
-        ),
+    race: str = _option(
+        "auto",
+        "fused or library: force that way; auto: the faster one",
+        changes_code=True,
+        choices=("auto", "fused", "library"),
     )
-    race: str = field(
-        default="auto",
-        metadata=_about(
-            "fused or library: force that way; auto: the faster one",
-            changes_code=True,
-            choices=("auto", "fused", "library"),
-        ),
+    # A larger budget may find another winner, which an entry of a smaller one would hide.
+    race_budget_s: float | None = _option(
+        None,
+        "seconds that the races of one graph may take; default: 20 on a GPU, 1 on a CPU",
+        changes_code=True,
     )
-    race_budget_s: float | None = field(
-        default=None,
-        # A larger budget may find another winner, which an entry of a smaller one would hide.
-        metadata=_about(
-            "seconds that the races of one graph may take; default: 20 on a GPU, 1 on a CPU",
-            changes_code=True,
-        ),
+    descriptors: str = _option(
+        "auto",
+        "copy tiles by tensor descriptors (TMA): always, never, or auto, if a race prefers it",
+        changes_code=True,
+        choices=("auto", "always", "never"),
     )
-    descriptors: str = field(
-        default="auto",
-        metadata=_about(
-            "copy tiles by tensor descriptors (TMA): always, never, or auto, if a race prefers it",
-            changes_code=True,
-            choices=("auto", "always", "never"),
-        ),
+    fusion: bool = _option(
+        True, "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
     )
-    fusion: bool = field(
-        default=True,
-        metadata=_about(
-            "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
-        ),
+    fallback_random: bool = _option(
+        False, "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw"
     )
-    fallback_random: bool = field(
-        default=False,
-        metadata=_about(
-            "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw"
-        ),
+    chunk_bytes: int = _option(
+        1 << 27,
+        "products of this many bytes that are reduced again run in chunks of rows; 0: never",
+        changes_code=True,
     )
-    chunk_bytes: int = field(
-        default=1 << 27,
-        metadata=_about(
-            "products of this many bytes that are reduced again run in chunks of rows; 0: never",
-            changes_code=True,
-        ),
+    precision: str = _option(
+        "best",
+        "16-bit values between fused operations: best keeps them in f32, eager rounds as eager",
+        changes_code=True,
+        choices=("best", "eager"),
     )
-    precision: str = field(
-        default="best",
-        metadata=_about(
-            "16-bit values between fused operations: best keeps them in f32, eager rounds as eager",
-            changes_code=True,
-            choices=("best", "eager"),
-        ),
+    memory_budget: float = _option(
+        1.0,
+        "share of what training saves by default that it may save; less computes more again",
+        most=1.0,
     )
-    memory_budget: float = field(
-        default=1.0,
-        metadata=_about(
-            "share of what training saves by default that it may save; less computes more again",
-            most=1.0,
-        ),
+    freeze: bool = _option(
+        False, "at inference, compute what follows from weights alone once; they may still change"
     )
-    freeze: bool = field(
-        default=False,
-        metadata=_about(
-            "at inference, compute what follows from weights alone once; they may still change"
-        ),
+    verify: bool = _option(
+        False,
+        "check the IR after each pass, and each kernel beside eager when it runs",
+        changes_code=True,
     )
-    verify: bool = field(
-        default=False,
-        metadata=_about(
-            "check the IR after each pass, and each kernel beside eager when it runs",
-            changes_code=True,
-        ),
+    dump_dir: str | None = _option(None, "write every stage of every compile under this directory")
+    cxx: str | None = _option(
+        None, "C++ compiler; default: CXX, else g++, else clang++", also_read=("CXX",)
     )
-    dump_dir: str | None = field(
-        default=None, metadata=_about("write every stage of every compile under this directory")
-    )
-    cxx: str | None = field(
-        default=None,
-        metadata=_about("C++ compiler; default: CXX, else g++, else clang++", also_read=("CXX",)),
-    )
-    target: str | None = field(
-        default=None,
-        metadata=_about("compile for this target, not the inputs' device", changes_code=True),
+    target: str | None = _option(
+        None, "compile for this target, not the inputs' device", changes_code=True
     )
 
     def __post_init__(self) -> None:
@@ -262,7 +228,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         # An empty variable counts as unset, so that `FUSEC_CACHE= command` means the default.
         for variable in (_variable(option), *_declared(option).also_read):
             if text := environ.get(variable, "").strip():
-                parsed = _PARSERS[str(option.type)](text, variable)
+                parsed = _parsed(option, text, variable)
                 chosen[option.name] = _checked(option, parsed, f"environment variable {variable}")
                 break
     return chosen
@@ -327,45 +293,23 @@ _ACCEPTED: Mapping[str, str] = {
     "str": "a text",
     "str | None": "a text or None",
 }
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
-
-
-def _parse_bool(text: str, variable: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise UsageError(f"environment variable {variable}: {text!r} is not 1 or 0.")
-
-
-def _parse_int(text: str, variable: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"environment variable {variable}: {text!r} is no integer.") from None
-
-
-def _parse_float(text: str, variable: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"environment variable {variable}: {text!r} is no number.") from None
-
-
-def _parse_str(text: str, variable: str) -> str:
-    return text
-
-
-_PARSERS: Mapping[str, Callable[[str, str], object]] = {
-    "bool": _parse_bool,
-    "int": _parse_int,
-    "float": _parse_float,
-    "float | None": _parse_float,
-    "str": _parse_str,
-    "str | None": _parse_str,
+_BOOLS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+_PARSERS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "bool": (lambda text: _BOOLS[text.lower()], "not 1 or 0"),
+    "int": (int, "no integer"),
+    "float": (float, "no number"),
 }
-"""By the annotation of the field, which `from __future__ import annotations` keeps as text."""
+"""By the field's type but for None; `from __future__ import annotations` keeps it as text."""
+
+
+def _parsed(option: Field[Any], text: str, variable: str) -> object:
+    parse, otherwise = _PARSERS.get(_kind(option), (str, ""))
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        raise UsageError(f"environment variable {variable}: {text!r} is {otherwise}.") from None
 
 
 def _declared(option: Field[Any]) -> About:

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fusec.codegen import triton
 from fusec.codegen.targets import GPUS, Target, find_target
-from fusec.compiler import allows_tf32, context_for, device_target
+from fusec.compiler import allows_tf32, context_for, device_target, triton_source
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
 from fusec.runtime import cpp_kernel
-from fusec.runtime.triton_kernel import CompiledAsm, compile_offline
+from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
 from fusec.stages import DYNAMO, JOINT, PARTITION, all_stages
 from fusec.trace import Record, Trace
 
@@ -134,16 +133,7 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
     if staged.compiled is None:
         raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
     code = staged.compiled.code[kernel]  # kernels of one structure share the code of the first
-    program, form = staged.compiled.programs[code], staged.compiled.forms[code]
-    return compile_offline(
-        staged.compiled.sources[code],
-        code,
-        triton.signature(form),
-        triton.divisible_by_16(program),
-        staged.target.name,
-        num_warps=program.warps,
-        num_stages=program.stages,
-    )
+    return compile_kernel(triton_source(staged.compiled, code), staged.target.name)
 
 
 def assembly_text(asm: CompiledAsm, stage: str, target: Target) -> str:

@@ -1,8 +1,9 @@
 """The rules of ``fusec check --static``: what no kernel should do, read from its code.
 
 ``RULES`` is the whole of it: each has a name, a sentence, a function that says what it saw, and
-what to do about it. Faults fail the check, warnings do not. The limits come from compile sweeps and
-published measurements (docs/performance.md).
+what to do about it. A function and its docstring make one (``_rule``). Faults fail the check,
+warnings do not. The limits come from compile sweeps and published measurements
+(docs/performance.md).
 
 Worked example: the rule "spills" sees "88 bytes are spilled at 255 registers a thread".
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusec.report.widths import MASKED, SCALAR, SMALL, UNALIGNED, Access
-from fusec.runtime.static_checks import REGISTERS, DotTile, StaticReport
+from fusec.runtime.static_checks import REGISTERS, StaticReport
 
 WIDE_SHARE = 0.95
 FEW_SPILLED = 16
@@ -85,116 +86,6 @@ class CheckedKernel:
         return tuple(a for a in self.accesses if a.demand.left_out and a.narrow_bytes)
 
 
-# -- what the rules look at ----------------------------------------------------------------------
-
-
-def _build(kernel: CheckedKernel) -> str:
-    return kernel.problem
-
-
-def _spills(kernel: CheckedKernel) -> str:
-    static = kernel.static
-    if static is None:
-        return ""
-    if static.spill_bytes <= FEW_SPILLED:
-        return ""
-    return f"{static.spill_bytes} bytes are spilled at {static.registers} registers a thread"
-
-
-def _narrow(kernel: CheckedKernel) -> str:
-    able = [access for access in kernel.accesses if not access.demand.left_out]
-    total = sum(access.bytes for access in able)
-    narrow = [access for access in able if access.narrow_bytes]
-    share = 1 - sum(access.narrow_bytes for access in narrow) / total if total else 1.0
-    if share >= WIDE_SHARE:
-        return ""
-    worst = max(narrow, key=lambda access: access.narrow_bytes)
-    return (
-        f"{share:.0%} of the bytes move 16 at a time; {worst.narrowest} bytes at a time in line "
-        f"{worst.line}: {worst.text}"
-    )
-
-
-def _converts(kernel: CheckedKernel) -> str:
-    if kernel.static is None or kernel.kind != "pointwise" or not kernel.static.convert_layouts:
-        return ""
-    if kernel.is_transpose or kernel.is_mixed or kernel.is_ragged:
-        return ""
-    tile = max((access.demand.elements for access in kernel.accesses), default=1)
-    whole = sum(elements >= tile for elements in kernel.static.converted)
-    return f"{whole} convert_layout of a whole tile in the ttgir" if whole else ""
-
-
-def _wants_wgmma(dot: DotTile) -> bool:
-    return dot.dtype in _SIXTEEN_BITS and dot.m >= _WGMMA_ROWS
-
-
-def _no_wgmma(kernel: CheckedKernel) -> str:
-    static = kernel.static
-    if static is None or not static.processor.has_wgmma or static.threads < _WGMMA_THREADS:
-        return ""
-    wanted = sum(map(_wants_wgmma, static.dots))
-    if not wanted or static.wgmma:
-        return ""
-    return f"{wanted} tl.dot of 16-bit tiles became {static.mma} mma.sync and no wgmma"
-
-
-def _serialised(kernel: CheckedKernel) -> str:
-    return kernel.static.serialised[0] if kernel.static and kernel.static.serialised else ""
-
-
-def _idle_loop(kernel: CheckedKernel) -> str:
-    if kernel.static is None or not kernel.static.idle_dot_loops:
-        return ""
-    return f"{kernel.static.idle_dot_loops} of {kernel.static.dot_loops} loops with products"
-
-
-def _shared(kernel: CheckedKernel) -> str:
-    static = kernel.static
-    if static is None or static.shared_bytes <= static.processor.shared_limit:
-        return ""
-    return f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_limit}"
-
-
-def _registers(kernel: CheckedKernel) -> str:
-    static = kernel.static
-    if static is None or static.registers * static.threads <= REGISTERS:
-        return ""
-    return f"{static.registers} registers * {static.threads} threads > {REGISTERS}"
-
-
-def _thin(kernel: CheckedKernel) -> str:
-    if kernel.static is None or kernel.static.dots or not kernel.static.loops:
-        return ""
-    total = sum(access.bytes for access in kernel.accesses)
-    small = [access for access in kernel.accesses if access.demand.left_out == SMALL]
-    if kernel.floor_us < SHORT_US or 2 * sum(access.bytes for access in small) <= total:
-        return ""
-    worst = max(small, key=lambda access: access.bytes)
-    return f"{worst.demand.elements} elements at a time for {kernel.static.threads} threads"
-
-
-def _occupancy(kernel: CheckedKernel) -> str:
-    static = kernel.static
-    if static is None or static.dots or static.occupancy >= 0.5:
-        return ""
-    loads = sum(a.bytes for a in static.accesses if a.kind != "store")
-    flight = loads * static.threads * static.blocks
-    if not loads or flight >= BYTES_IN_FLIGHT:
-        return ""
-    return f"{static.occupancy:.0%} of the threads, {flight / 1024:.0f} KiB of loads under way"
-
-
-def _issue(kernel: CheckedKernel) -> str:
-    rate = kernel.instructions_per_byte
-    if kernel.static is None or rate is None:
-        return ""
-    allowed = ISSUE_SHARE * kernel.static.processor.issue_budget
-    if rate <= allowed or kernel.floor_us < SHORT_US:
-        return ""
-    return f"{rate:.1f} instructions a byte, over {allowed:.1f}"
-
-
 # -- the rules -----------------------------------------------------------------------------------
 
 
@@ -217,91 +108,159 @@ class Rule:
     fault: bool = True
 
 
-RULES: tuple[Rule, ...] = (
+RULES = [
     Rule(
         "build",
         "Every kernel builds.",
-        _build,
+        lambda kernel: kernel.problem,
         "fusec dump --stage source shows the kernel; please report it.",
-    ),
-    Rule(
-        "spills",
-        "No registers are spilled but 16 bytes a thread.",
-        _spills,
-        "Give a program fewer elements a thread: more warps, or a smaller tile.",
-    ),
-    Rule(
-        "narrow-access",
-        "Of the bytes of tiles that could move 16 at a time, 95 % do. Left out are scalars, steps "
-        "over elements, tiles of less than 16 bytes a thread, and rows or masks that end between "
-        "multiples of 16 bytes.",
-        _narrow,
-        "Look at the layout that Triton chose: fusec dump --stage ttgir.",
-    ),
-    Rule(
-        "layout-conversion",
-        "A pointwise kernel does not exchange whole tiles between threads, unless it transposes, "
-        "mixes elements of several sizes, or has rows that end between multiples of 16 bytes. "
-        "Vectors that are spread over a tile, such as a bias, are free to.",
-        _converts,
-        "Give a thread 16 bytes of the widest element, no more.",
-    ),
-    Rule(
-        "no-wgmma",
-        "On sm_90 a tl.dot of 16-bit tiles with at least 64 rows and 4 warps is a wgmma.",
-        _no_wgmma,
-        "Give the tile 64 rows or more a warp group, or exchange the operands.",
-    ),
-    Rule(
-        "serialised-wgmma",
-        "ptxas overlaps every wgmma: no remark C75xx.",
-        _serialised,
-        "Use a smaller tile or more warps; keep arithmetic on the left operand out of the loop.",
-    ),
-    Rule(
-        "synchronous-loop",
-        "A loop with products loads ahead: it has TMA or cp.async.",
-        _idle_loop,
-        "Use two stages or more, and pointers and strides that are multiples of 16 bytes.",
-    ),
-    Rule(
-        "shared-memory",
-        "A block's shared memory fits: 166912 bytes on sm_80, 232448 on sm_90.",
-        _shared,
-        "Use fewer stages or a smaller tile: it builds, and cannot be launched.",
-    ),
-    Rule(
-        "registers",
-        "A block's registers fit: registers * threads <= 65536.",
-        _registers,
-        "Use fewer warps or a smaller tile: it builds, and cannot be launched.",
-    ),
-    Rule(
-        "thin-loop",
-        "A loop over memory takes at least 16 bytes for each thread at a time, unless all the "
-        "kernel's bytes take less than 1 us.",
-        _thin,
-        "Make the loop's tile as long as the row allows.",
-        fault=False,
-    ),
-    Rule(
-        "occupancy",
-        "A kernel without products fills half of a multiprocessor, or has 32 KiB of loads under "
-        "way on it.",
-        _occupancy,
-        "Give a thread fewer registers or more loads.",
-        fault=False,
-    ),
-    Rule(
-        "issue-bound",
-        "A kernel without loops issues at most 80 % of what the processor can while the memory "
-        "moves its bytes: 5.5 thread-instructions a byte on sm_90. Kernels whose bytes take less "
-        "than 1 us are left out.",
-        _issue,
-        "It waits for arithmetic, not for memory: use cheaper forms, or a tile that the rows fill.",
-        fault=False,
-    ),
+    )
+]
+
+_Seen = Callable[[CheckedKernel, StaticReport], str]
+
+
+def _rule(advice: str, *, fault: bool = True) -> Callable[[_Seen], _Seen]:
+    """Make a rule of a function of kernels that build, which its docstring says."""
+
+    def register(seen: _Seen) -> _Seen:
+        def of_built(kernel: CheckedKernel) -> str:
+            return seen(kernel, kernel.static) if kernel.static is not None else ""
+
+        name, says = seen.__name__.replace("_", "-"), " ".join((seen.__doc__ or "").split())
+        RULES.append(Rule(name, says, of_built, advice, fault))
+        return seen
+
+    return register
+
+
+@_rule("Give a program fewer elements a thread: more warps, or a smaller tile.")
+def spills(kernel: CheckedKernel, static: StaticReport) -> str:
+    """No registers are spilled but 16 bytes a thread."""
+    if static.spill_bytes <= FEW_SPILLED:
+        return ""
+    return f"{static.spill_bytes} bytes are spilled at {static.registers} registers a thread"
+
+
+@_rule("Look at the layout that Triton chose: fusec dump --stage ttgir.")
+def narrow_access(kernel: CheckedKernel, static: StaticReport) -> str:
+    """Of the bytes of tiles that could move 16 at a time, 95 % do.
+
+    Left out are scalars, steps over elements, tiles of less than 16 bytes a thread, and rows or
+    masks that end between multiples of 16 bytes.
+    """
+    able = [access for access in kernel.accesses if not access.demand.left_out]
+    total = sum(access.bytes for access in able)
+    narrow = [access for access in able if access.narrow_bytes]
+    share = 1 - sum(access.narrow_bytes for access in narrow) / total if total else 1.0
+    if share >= WIDE_SHARE:
+        return ""
+    worst = max(narrow, key=lambda access: access.narrow_bytes)
+    return (
+        f"{share:.0%} of the bytes move 16 at a time; {worst.narrowest} bytes at a time in line "
+        f"{worst.line}: {worst.text}"
+    )
+
+
+@_rule("Give a thread 16 bytes of the widest element, no more.")
+def layout_conversion(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A pointwise kernel does not exchange whole tiles between threads.
+
+    Unless it transposes, mixes elements of several sizes, or has rows that end between multiples of
+    16 bytes. Vectors that are spread over a tile, such as a bias, are free to.
+    """
+    if kernel.kind != "pointwise" or not static.convert_layouts:
+        return ""
+    if kernel.is_transpose or kernel.is_mixed or kernel.is_ragged:
+        return ""
+    tile = max((access.demand.elements for access in kernel.accesses), default=1)
+    whole = sum(elements >= tile for elements in static.converted)
+    return f"{whole} convert_layout of a whole tile in the ttgir" if whole else ""
+
+
+@_rule("Give the tile 64 rows or more a warp group, or exchange the operands.")
+def no_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
+    """On sm_90 a tl.dot of 16-bit tiles with at least 64 rows and 4 warps is a wgmma."""
+    if not static.processor.has_wgmma or static.threads < _WGMMA_THREADS or static.wgmma:
+        return ""
+    wanted = sum(dot.dtype in _SIXTEEN_BITS and dot.m >= _WGMMA_ROWS for dot in static.dots)
+    if not wanted:
+        return ""
+    return f"{wanted} tl.dot of 16-bit tiles became {static.mma} mma.sync and no wgmma"
+
+
+@_rule("Use a smaller tile or more warps; keep arithmetic on the left operand out of the loop.")
+def serialised_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
+    """ptxas overlaps every wgmma: no remark C75xx."""
+    return static.serialised[0] if static.serialised else ""
+
+
+@_rule("Use two stages or more, and pointers and strides that are multiples of 16 bytes.")
+def synchronous_loop(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A loop with products loads ahead: it has TMA or cp.async."""
+    if not static.idle_dot_loops:
+        return ""
+    return f"{static.idle_dot_loops} of {static.dot_loops} loops with products"
+
+
+@_rule("Use fewer stages or a smaller tile: it builds, and cannot be launched.")
+def shared_memory(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A block's shared memory fits: 166912 bytes on sm_80, 232448 on sm_90."""
+    if static.shared_bytes <= static.processor.shared_limit:
+        return ""
+    return f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_limit}"
+
+
+@_rule("Use fewer warps or a smaller tile: it builds, and cannot be launched.")
+def registers(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A block's registers fit: registers * threads <= 65536."""
+    if static.registers * static.threads <= REGISTERS:
+        return ""
+    return f"{static.registers} registers * {static.threads} threads > {REGISTERS}"
+
+
+@_rule("Make the loop's tile as long as the row allows.", fault=False)
+def thin_loop(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A loop over memory takes at least 16 bytes for each thread at a time.
+
+    Unless all the kernel's bytes take less than 1 us.
+    """
+    if static.dots or not static.loops:
+        return ""
+    total = sum(access.bytes for access in kernel.accesses)
+    small = [access for access in kernel.accesses if access.demand.left_out == SMALL]
+    if kernel.floor_us < SHORT_US or 2 * sum(access.bytes for access in small) <= total:
+        return ""
+    worst = max(small, key=lambda access: access.bytes)
+    return f"{worst.demand.elements} elements at a time for {static.threads} threads"
+
+
+@_rule("Give a thread fewer registers or more loads.", fault=False)
+def occupancy(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A kernel without products fills half a multiprocessor, or has 32 KiB of loads under way."""
+    if static.dots or static.occupancy >= 0.5:
+        return ""
+    loads = sum(a.bytes for a in static.accesses if a.kind != "store")
+    flight = loads * static.threads * static.blocks
+    if not loads or flight >= BYTES_IN_FLIGHT:
+        return ""
+    return f"{static.occupancy:.0%} of the threads, {flight / 1024:.0f} KiB of loads under way"
+
+
+@_rule(
+    "It waits for arithmetic, not for memory: use cheaper forms, or a tile that the rows fill.",
+    fault=False,
 )
+def issue_bound(kernel: CheckedKernel, static: StaticReport) -> str:
+    """A kernel without loops issues at most 80 % of what the processor can while its bytes move.
+
+    That is 5.5 thread-instructions a byte on sm_90. Kernels whose bytes take less than 1 us are
+    left out.
+    """
+    rate, allowed = kernel.instructions_per_byte, ISSUE_SHARE * static.processor.issue_budget
+    if rate is None or rate <= allowed or kernel.floor_us < SHORT_US:
+        return ""
+    return f"{rate:.1f} instructions a byte, over {allowed:.1f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ business of whoever stored them.
         if blobs is None:
             blobs = {"kernels.so": compile_all()}
             cache.store(key, blobs)                 # `blobs` are used from here on, not re-read
-    library = ctypes.CDLL(str(cache.materialise(key, "kernels.so")))
+    library = ctypes.CDLL(str(as_file(blobs["kernels.so"])))
 
 What users may rely on, all of it tested in tests/runtime/test_cache.py:
 
@@ -49,7 +49,6 @@ import platformdirs
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
 from fusec.runtime.entry import decode, encode, read_key
-from fusec.runtime.memory_file import as_file
 
 logger = logging.getLogger("fusec.cache")
 
@@ -146,20 +145,6 @@ class Cache:
                 _publish(directory, _entry_name(key), content)
             finally:
                 _evict(directory, self.limit_bytes)
-
-    def materialise(self, key: str, name: str) -> Path | None:
-        """Return a path whose content is blob `name` of `key`, for loaders that want a file.
-
-        The file holds the verified bytes and nobody can change it (`memory_file.py`). The path is
-        good for the life of this process. None if there is no such blob, or nowhere to put it.
-        """
-        blobs = self.load(key)
-        if blobs is None or name not in blobs:
-            return None
-        path: Path | None = None
-        with self._faults_tolerated():
-            path = as_file(blobs[name])
-        return path
 
     @contextlib.contextmanager
     def building(self, key: str, *, patience_s: float = 300.0) -> Iterator[None]:

@@ -91,13 +91,14 @@ def bind(
     def constant(name: str, path: tuple[str | int, ...]) -> Any:
         node = nodes[name]
         if not path:
-            return functools.reduce(getattr, str(node.target).split("."), gm)
+            return _attribute(gm, node)
         value: Any = node
         for step in path:
             value = getattr(value, step) if isinstance(step, str) and value is node else value[step]
-        if isinstance(value, fx.Node) and value.op == "get_attr" and value.target in (parts or {}):
-            return parts[value.target]  # type: ignore[index]
-        return _constant_value(value, gm)
+        if not (isinstance(value, fx.Node) and value.op == "get_attr"):
+            return value
+        own = (parts or {}).get(str(value.target))
+        return _attribute(gm, value) if own is None else own
 
     def on_device(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -130,6 +131,10 @@ def bind(
     return call
 
 
+def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), gm)
+
+
 def _callee(node: fx.Node) -> Any:
     """Return what a node calls; operations that take tuples or dictionaries get what was traced.
 
@@ -157,10 +162,3 @@ def _like(traced: Any, value: Any) -> Any:
         return dict(zip(traced, map(_like, traced.values(), value), strict=True))
     items = map(_like, traced, value)
     return tuple(items) if isinstance(traced, tuple) else list(items)
-
-
-def _constant_value(value: Any, gm: fx.GraphModule) -> Any:
-    """Resolve FX nodes that stand for attributes of the module (sub-graphs of control flow)."""
-    if isinstance(value, fx.Node) and value.op == "get_attr":
-        return functools.reduce(getattr, str(value.target).split("."), gm)
-    return value

@@ -179,23 +179,6 @@ def device_target(device: int) -> str:
     return f"sm_{major}{minor}"
 
 
-def compile_offline(
-    source: str,
-    name: str,
-    signature: Mapping[str, str],
-    divisible: Sequence[int],
-    target: str,
-    *,
-    num_warps: int = 4,
-    num_stages: int = 1,
-) -> CompiledAsm:
-    """Compile a printed kernel to look at: see ``TritonSource`` and ``compile_kernel``."""
-    parameters = tuple(signature.items())
-    grid = ("1", "1", "1")
-    kernel = TritonSource(name, source, parameters, tuple(divisible), grid, num_warps, num_stages)
-    return compile_kernel(kernel, target)
-
-
 def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
     """Compile a kernel for ``target``, such as "sm_90"; no device is needed.
 
