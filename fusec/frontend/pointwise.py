@@ -27,14 +27,7 @@ from fusec.frontend.arithmetic import (
     select,
     sub,
 )
-from fusec.frontend.call import (
-    Call,
-    Indices,
-    Scalar,
-    common_type,
-    read,
-    read_exact,
-)
+from fusec.frontend.call import Call, Indices, Scalar, common_type, read, read_exact
 from fusec.frontend.comparisons import truth
 from fusec.frontend.registry import lowers, lowers_named
 from fusec.frontend.value import Value, broadcast

@@ -19,13 +19,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import div, equal, like, select, sub
 from fusec.frontend.call import Body, Call, Indices, Scalar
 from fusec.frontend.comparisons import truth
-from fusec.frontend.domain import (
-    Domain,
-    Extreme,
-    Region,
-    reduction,
-    region,
-)
+from fusec.frontend.domain import Domain, Extreme, Region, reduction, region
 from fusec.frontend.registry import Rule, lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, I64, accumulate_type, compute_type

@@ -27,15 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fusec.ir.decision import Decision
-from fusec.ir.graph import (
-    Bundle,
-    Extern,
-    Kernel,
-    RowLoop,
-    Schedule,
-    all_kernels,
-    all_launches,
-)
+from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, all_kernels, all_launches
 from fusec.passes.cost import numel
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged

@@ -17,15 +17,7 @@ from __future__ import annotations
 
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Write
-from fusec.ir.graph import (
-    Bundle,
-    Extern,
-    Kernel,
-    RowLoop,
-    Schedule,
-    Step,
-    View,
-)
+from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index
 from fusec.passes.cost import kernel_traffic, numel
 
