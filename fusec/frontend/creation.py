@@ -40,7 +40,7 @@ def scalar_tensor(call: Call, value: Scalar, **_: Any) -> Value:
     return constant(call, value)
 
 
-@lowers(aten._efficientzerotensor.default)
+@lowers(aten.new_zeros.default, aten._efficientzerotensor.default)
 def zeros(call: Call, *_: Any, **__: Any) -> Value:
     return constant(call, 0)
 
