@@ -37,7 +37,6 @@ from fusec.ir.expr import (
     Load,
     Op,
     Var,
-    children,
     index_exprs,
     substitute,
 )
@@ -51,7 +50,18 @@ from fusec.ir.index import (
     mod,
     most_atom,
 )
-from fusec.ir.program import MULTIPLE, For, Let, Program, Put, Statement, Update, statements
+from fusec.ir.program import (
+    MULTIPLE,
+    For,
+    Let,
+    Program,
+    Put,
+    Statement,
+    Update,
+    map_statements,
+    reads,
+    statements,
+)
 from fusec.passes.schedule.descriptors import is_multiple
 
 MAX_RANK = 5
@@ -101,7 +111,7 @@ def find_copies(program: Program, dimension: Mapping[Axis, int]) -> tuple[Progra
         program: over lanes that have a dimension each (see ``orient.py``).
     """
     finder = _Finder(program, dimension)
-    body = finder.block(program.body)
+    body = map_statements(program.body, finder.copied)
     if not finder.copies:
         return program, {}
     return replace(program, body=_without_unused(body)), finder.copies
@@ -140,27 +150,21 @@ class _Finder:
                     stack.append(made)
         return found
 
-    def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(map(self.statement, body))
-
-    def statement(self, statement: Statement) -> Statement:
+    def copied(self, statement: Statement) -> tuple[Statement]:
+        """Return a statement without the guard that a copy makes superfluous, or as it is."""
         match statement:
-            case For():
-                return replace(statement, body=self.block(statement.body))
             case Let(var=var, value=Load() as load) if var in self.operands:
-                if load.buffer.base in self.written:
-                    return statement
                 copy = self.copy(load.buffer, load.indices[0], load.guard)
-                if copy is not None:
+                if copy is not None and load.buffer.base not in self.written:
                     self.copies[var] = copy
-                    return Let(var, Load(load.buffer, load.indices))
+                    return (Let(var, Load(load.buffer, load.indices)),)
             case Put(value=Var() as value) if statement.buffer.base not in self.read:
                 copy = self.copy(statement.buffer, statement.offset, statement.guard)
                 if copy is not None and value.axes == statement.offset.axes & self.lanes:
                     put = replace(statement, guard=None)
                     self.copies[put] = copy
-                    return put
-        return statement
+                    return (put,)
+        return (statement,)
 
     def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> Copy | None:
         """Return the copy that stands for an access, or None."""
@@ -370,15 +374,8 @@ def _needed(body: tuple[Statement, ...], needed: set[Expr]) -> tuple[Statement, 
         match statement:
             case Let() if statement.var not in needed:
                 continue
-            case Let() | Update():
-                value = statement.value
-                needed.update((value,) if isinstance(value, Var) else children(value))
-            case Put():
-                needed.update((statement.value, *index_exprs(statement.offset)))
-                needed.update(() if statement.guard is None else (statement.guard,))
             case For():
                 statement = replace(statement, body=_needed(statement.body, needed))
-                for bound in (statement.start, *statement.stops):
-                    needed.update(index_exprs(bound))
+        needed.update(reads(statement))
         kept.append(statement)
     return tuple(reversed(kept))

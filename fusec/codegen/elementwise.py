@@ -14,12 +14,13 @@ before its call.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
+from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children
 from fusec.ir.index import Axis
-from fusec.ir.program import For, Let, Program, Put, Statement, Update
+from fusec.ir.program import Let, Program, Statement, reads, statements
 from fusec.ir.rewrite import is_checked
 
 LONG = 4
@@ -41,10 +42,8 @@ Readers = Mapping[Expr, int]
 
 def readers(program: Program) -> Readers:
     """Return how many statements of a program name each value."""
-    found: dict[Expr, int] = {}
-    for value in _named(program.body):
-        found[value] = found.get(value, 0) + 1
-    return found
+    lines = statements(program.body)
+    return Counter(value for line in lines for value in dict.fromkeys(reads(line)))
 
 
 def find_chains(body: Iterable[Statement], uses: Readers) -> Iterator[Statement | Chain]:
@@ -69,7 +68,7 @@ def _gathered(lets: list[Let], uses: Readers) -> Iterator[Statement | Chain]:
         if _is_pointwise(let):
             chains.setdefault(let.var.axes, []).append(let)
             inside.add(let.var)
-        elif inside.isdisjoint(_reads(let.value)):
+        elif inside.isdisjoint(reads(let)):
             outside.append(let)
         else:
             yield from lets
@@ -96,22 +95,3 @@ def _is_pointwise(let: Let) -> bool:
     if not isinstance(value, Op | Cast | Select) or len(let.var.axes) < 2:
         return False
     return value.axes == let.var.axes and not is_checked(value)
-
-
-def _reads(value: Expr) -> tuple[Expr, ...]:
-    return (value,) if isinstance(value, Var) else children(value)
-
-
-def _named(body: Iterable[Statement]) -> Iterator[Expr]:
-    """Yield each value that a statement names, once for the statement."""
-    for statement in body:
-        match statement:
-            case Let() | Update():
-                yield from dict.fromkeys(_reads(statement.value))
-            case Put():
-                guard = () if statement.guard is None else (statement.guard,)
-                yield from dict.fromkeys((statement.value, *guard, *index_exprs(statement.offset)))
-            case For():
-                for bound in (statement.start, *statement.stops):
-                    yield from index_exprs(bound)
-                yield from _named(statement.body)

@@ -9,11 +9,21 @@ Worked example: ``w = load; s = sum(x); y = s * w`` becomes ``s = sum(x); w = lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, Var, children, index_exprs
-from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, children
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Program,
+    Put,
+    Statement,
+    Update,
+    reads,
+    statements,
+)
 
 
 def sink(program: Program) -> Program:
@@ -31,9 +41,10 @@ def _sink_block(body: Iterable[Statement]) -> tuple[Statement, ...]:
         if isinstance(statement, Let):
             block.hold(statement)
             continue
-        for value in _uses(statement):
+        inside = tuple(statements((statement,)))
+        for value in (v for s in inside for v in reads(s)):
             block.emit(value)
-        block.flush(frozenset(_changes(statement)))
+        block.flush(frozenset(_changed(s) for s in inside if isinstance(s, Put | Update | Carry)))
         if isinstance(statement, For):
             statement = replace(statement, body=_sink_block(statement.body))
         block.done.append(statement)
@@ -61,7 +72,7 @@ class _Block:
             if let is None:
                 stack.pop()
                 continue
-            waiting = [child for child in _reads(let.value) if child in self._pending]
+            waiting = [child for child in reads(let) if child in self._pending]
             if waiting:
                 stack.extend(sorted(waiting, key=self._depth))
                 continue
@@ -72,42 +83,13 @@ class _Block:
         """Append the pending values that read what is about to change."""
         for var, let in list(self._pending.items()):
             buffers = {let.value.buffer.base} if isinstance(let.value, Load) else set()
-            if not changed.isdisjoint({*buffers, *_reads(let.value)}):
+            if not changed.isdisjoint({*buffers, *reads(let)}):
                 self.emit(var)
 
     def _depth(self, value: Expr) -> int:
         return self._reductions.get(value, 0)
 
 
-def _reads(value: Expr) -> tuple[Expr, ...]:
-    """Return the values that the right-hand side of a statement names."""
-    return (value,) if isinstance(value, Var) else children(value)
-
-
-def _uses(statement: Statement) -> Iterator[Expr]:
-    """Yield the values that a statement needs, in the order in which it names them."""
-    match statement:
-        case Let() | Update():
-            yield from _reads(statement.value)
-        case Put():
-            yield statement.value
-            yield from index_exprs(statement.offset)
-            if statement.guard is not None:
-                yield statement.guard
-        case For():
-            for bound in (statement.start, *statement.stops):
-                yield from index_exprs(bound)
-            for inner in statement.body:
-                yield from _uses(inner)
-
-
-def _changes(statement: Statement) -> Iterator[Buffer | Expr]:
-    """Yield the buffers that a statement writes and the carries that it updates."""
-    match statement:
-        case Put():
-            yield statement.buffer.base
-        case Update() | Carry():
-            yield statement.var
-        case For():
-            for inner in statement.body:
-                yield from _changes(inner)
+def _changed(statement: Put | Update | Carry) -> Buffer | Expr:
+    """Return the buffer that a statement writes, or the carry that it updates."""
+    return statement.buffer.base if isinstance(statement, Put) else statement.var

@@ -30,11 +30,11 @@ Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*1
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from fusec.ir.expr import Buffer, Const, Expr, Var
+from fusec.ir.expr import Buffer, Const, Expr, Var, children, index_exprs
 from fusec.ir.index import Axis, Index, Size
 
 MULTIPLE = 16
@@ -152,6 +152,35 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
         yield statement
         if isinstance(statement, For):
             yield from statements(statement.body)
+
+
+def reads(statement: Statement) -> tuple[Expr, ...]:
+    """Return the values that a statement names; of a loop, those in its bounds."""
+    match statement:
+        case Let(value=Var() as value) | Update(value=Var() as value):
+            return (value,)
+        case Let() | Update():
+            return children(statement.value)
+        case Put():
+            guard = () if statement.guard is None else (statement.guard,)
+            return (statement.value, *index_exprs(statement.offset), *guard)
+        case For():
+            return tuple(e for b in (statement.start, *statement.stops) for e in index_exprs(b))
+        case _:
+            return ()
+
+
+def map_statements(
+    body: Iterable[Statement], rule: Callable[[Statement], Iterable[Statement]]
+) -> tuple[Statement, ...]:
+    """Return a block with those of ``rule`` in the place of each statement but a loop."""
+    done: list[Statement] = []
+    for statement in body:
+        if isinstance(statement, For):
+            done.append(replace(statement, body=map_statements(statement.body, rule)))
+        else:
+            done += rule(statement)
+    return tuple(done)
 
 
 def print_program(program: Program) -> str:
