@@ -31,7 +31,6 @@ ELSEWHERE = {
     "codegen/triton_index": "codegen/test_triton",
     "codegen/triton_ops": "codegen/test_triton",
     "codegen/transposed": "codegen/test_lower",
-    "codegen/values": "codegen/test_lower",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "pipeline": "test_stages",

@@ -472,10 +472,10 @@ FAULTS = (
     Fault("lower", "norm", "a loop that ends early", in_each(For, ends_early)),
     Fault("lower", "norm", "an accumulator that begins at 1", in_each(Carry, begins_elsewhere)),
     Fault("lower", "norm", "an update forgotten", lost(Update)),
+    Fault("lower", "products", "a product that is not added", lost(Update)),
     Fault("lower", "norm", "a store forgotten", lost(Put)),
     Fault("base_two", "attention", "the base is e still", everywhere(renamed("exp2", "exp"))),
     Fault("sink", "attention", "a value used before it is named", in_lists(used_before)),
-    Fault("one_sum", "products", "a product that is not added", lost(Update)),
     # the form that is printed
     Fault(
         "orient", "product", "a lane axis without a place",

@@ -49,7 +49,6 @@ EXAMPLES = {
     "lower": "norm",
     "base_two": "attention",
     "sink": "attention",
-    "one_sum": "products",
     "orient": "products",
     "copy_tiles": "product",
     "approximate": "statistics",

@@ -152,6 +152,8 @@ def _unless_zero(node: Expr) -> tuple[Edge, ...]:
     match node:
         case Op(name="mul", args=(a, b)):
             return (*_unless_zero(a), *_unless_zero(b))
+        case Op(name="add", args=(a, b)):
+            return tuple(edge for edge in _unless_zero(a) if edge in _unless_zero(b))
         case Op(name="div", args=(a, _)):
             return _unless_zero(a)
         case Op(name=name, args=(a,)) if name in _PASSES_ZERO:

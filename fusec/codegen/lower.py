@@ -375,7 +375,7 @@ class _Lowering(Values):
             (carry,) = task.carries
             for operand in self._dot_operands(reduction):
                 self.value(operand)
-            self.here.body.append(Update(carry, self._dot(reduction, carry)))
+            self.here.body += [Update(carry, dot) for dot in self._products(reduction, carry)]
             return
         for body in reduction.bodies:
             self.value(body)

@@ -15,7 +15,6 @@ from typing import Any
 
 from fusec.codegen.base_two import base_two
 from fusec.codegen.descriptors import Copies, Descriptor, find_copies
-from fusec.codegen.one_sum import one_sum
 from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.sink import sink
@@ -52,10 +51,6 @@ def _base_two(program: Program, context: Any) -> Program:
     return base_two(program, rounded_to_16_bits(program)) if has_dots(program) else program
 
 
-def _one_sum(program: Program, context: Any) -> Program:
-    return one_sum(program) if has_dots(program) else program
-
-
 def _orient(program: Program, context: Any) -> Form:
     if has_dots(program):
         return Form(*orient(program))
@@ -90,20 +85,12 @@ FORM = (
         "Program",
     ),
     Stage(
-        "one_sum",
-        "two products that are added accumulate in one tile",
-        _one_sum,
-        "Program",
-        "Program",
-        needs=("sink",),
-    ),
-    Stage(
         "orient",
         "which axis of a tile is rows, which is columns",
         _orient,
         "Program",
         "Form",
-        needs=("one_sum",),
+        needs=("sink",),
     ),
     Stage(
         "copy_tiles",

@@ -1,4 +1,4 @@
-"""Products that are added up share an accumulator."""
+"""What is decided when values get their names: products that are added up share a tile."""
 
 from __future__ import annotations
 
@@ -47,3 +47,14 @@ def test_a_difference_of_products_keeps_both() -> None:
 
     assert source_of(difference, *operands(2)).count("= tl.full((") == 2
     fused(difference, *operands(2))
+
+
+def test_masked_products_of_two_loops_share_an_accumulator_and_its_end() -> None:
+    def causal(a, b, c, d):
+        below = torch.ones(256, 256, dtype=torch.bool).tril()
+        return a.masked_fill(~below, 0) @ b + c.masked_fill(~below, 0) @ d
+
+    square = [tensor(256, 256, seed=n).bfloat16() for n in range(4)]
+    source = source_of(causal, *square)
+    assert source.count("= tl.full((") == 1
+    assert "tl.minimum(" in source, "the loop ends where both are masked"
