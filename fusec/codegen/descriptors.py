@@ -38,6 +38,7 @@ from fusec.ir.expr import (
     Op,
     Var,
     index_exprs,
+    reach,
     substitute,
 )
 from fusec.ir.index import (
@@ -122,7 +123,7 @@ class _Finder:
 
     def __init__(self, program: Program, dimension: Mapping[Axis, int]) -> None:
         body = tuple(statements(program.body))
-        self.values = {s.var: s.value for s in body if isinstance(s, Let)}
+        self.values: dict[Expr, Expr] = {s.var: s.value for s in body if isinstance(s, Let)}
         self.lanes = frozenset(program.lanes)
         self.dimension = dimension
         self.operands = self._operands(body)
@@ -132,23 +133,18 @@ class _Finder:
 
     def _operands(self, body: Iterable[Statement]) -> set[Expr]:
         """Return the values that tensor cores multiply, as they are or but for type and order."""
-        found: set[Expr] = set()
-        stack: list[Expr] = []
-        for statement in body:
-            if isinstance(statement, Let | Update) and isinstance(statement.value, Dot):
-                dot = statement.value
-                on_tensor_cores = dot.left.dtype.itemsize == 2 or dot.tf32
-                stack += [dot.left, dot.right] if on_tensor_cores else []
-        while stack:
-            node = stack.pop()
-            if node not in found:
-                found.add(node)
-                made = self.values.get(node) if isinstance(node, Var) else None
-                if isinstance(made, Cast):
-                    stack.append(made.arg)
-                elif isinstance(made, Var):
-                    stack.append(made)
-        return found
+        values = (s.value for s in body if isinstance(s, Let | Update))
+        dots = [dot for dot in values if isinstance(dot, Dot)]
+        fast = [dot for dot in dots if dot.left.dtype.itemsize == 2 or dot.tf32]
+
+        def made_of(node: Expr) -> tuple[Expr, ...]:
+            match self.values.get(node):
+                case Cast(arg=other) | (Var() as other):
+                    return (other,)
+                case _:
+                    return ()
+
+        return set(reach((side for dot in fast for side in (dot.left, dot.right)), made_of))
 
     def copied(self, statement: Statement) -> tuple[Statement]:
         """Return a statement without the guard that a copy makes superfluous, or as it is."""

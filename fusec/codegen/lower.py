@@ -43,6 +43,7 @@ from fusec.ir.expr import (
     Var,
     children,
     postorder,
+    reach,
     rebuild,
 )
 from fusec.ir.graph import FlatKernel, Store
@@ -448,7 +449,7 @@ class _Lowering(Values):
 
     def _computed(self, tasks: list[Task]) -> list[Expr]:
         """Return what tasks compute themselves: what is in an array is read from there."""
-        return postorder(
+        return reach(
             (root for task in tasks for root in roots(task)),
             lambda node: () if isinstance(node, Reduce) or node in self.arrays else children(node),
         )

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fusec.ir.dtype import BF16, F16, F32
-from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs
+from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs, reach
 from fusec.ir.monoid import MAX, MIN
 from fusec.ir.program import Let, Program, Put, Statement, Update, statements
 
@@ -30,7 +30,7 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     """Return the f32 values whose every use ends in a conversion to a 16-bit float."""
     values: set[Var] = set()
     exact: set[Expr] = set()
-    feeds: dict[Var, list[Expr]] = {}
+    feeds: dict[Expr, list[Expr]] = {}
     body = list(statements(program.body))
     for statement in body:
         match statement:
@@ -54,16 +54,9 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     return frozenset(v for v in values if v.dtype is F32 and (v not in seen or v in weights))
 
 
-def _sources(values: Iterable[Expr], feeds: Mapping[Var, list[Expr]]) -> set[Var]:
-    """Return the variables among some values, and those that these are made of."""
-    waiting = [value for value in values if isinstance(value, Var)]
-    seen = set(waiting)
-    while waiting:
-        for source in feeds.get(waiting.pop(), ()):
-            if isinstance(source, Var) and source not in seen:
-                seen.add(source)
-                waiting.append(source)
-    return seen
+def _sources(values: Iterable[Expr], feeds: Mapping[Expr, list[Expr]]) -> set[Expr]:
+    """Return some values, and those that these are made of."""
+    return set(reach(values, lambda value: feeds.get(value, ())))
 
 
 def _picks(value: Expr) -> bool:

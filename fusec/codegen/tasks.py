@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fusec.ir.expr import Buffer, Expr, IndexValue, Reduce, Var, children, postorder
+from fusec.ir.expr import Buffer, Expr, IndexValue, Reduce, Var, children, postorder, reach
 from fusec.ir.graph import Store
 from fusec.ir.index import Index
 
@@ -78,7 +78,7 @@ def evaluated(tasks: Iterable[Task | Reduce]) -> list[Expr]:
 
     What stands below a reduction is the business of the sweep that has it as a task.
     """
-    return postorder(
+    return reach(
         (root for task in tasks for root in roots(task)),
         lambda node: () if isinstance(node, Reduce) else children(node),
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
@@ -43,6 +43,7 @@ from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
 from fusec.ir.scalar import SCALAR_OPS
 
+_T = TypeVar("_T")
 _NO_AXES: frozenset[Axis] = frozenset()
 _RESULTS = {"bool": BOOL, "i32": I32}
 
@@ -379,17 +380,16 @@ def children(node: Expr) -> tuple[Expr, ...]:
             return ()
 
 
-def postorder(
-    roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] = children
-) -> list[Expr]:
-    """Return every node reachable from ``roots`` once, children before parents.
+def postorder(roots: Iterable[Expr]) -> list[Expr]:
+    """Return every node below ``roots``, and these, once, children before parents."""
+    return reach(roots, children)
 
-    Args:
-        below: what is reached from a node.
-    """
-    seen: set[Expr] = set()
-    order: list[Expr] = []
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(list(roots))]
+
+def reach(roots: Iterable[_T], below: Callable[[_T], Iterable[_T]]) -> list[_T]:
+    """Return all that is reached from ``roots``, and these, once, what is below before it."""
+    seen: set[_T] = set()
+    order: list[_T] = []
+    stack: list[tuple[_T, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:
         node, done = stack.pop()
         if done:
@@ -404,6 +404,12 @@ def postorder(
 def loads(roots: Iterable[Expr]) -> list[Load]:
     """Return the distinct loads below ``roots``, in post-order."""
     return [node for node in postorder(roots) if isinstance(node, Load)]
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def reductions(root: Expr) -> tuple[Reduce, ...]:
+    """Return the distinct reductions in an expression, in post-order; it is asked often."""
+    return tuple(node for node in postorder((root,)) if isinstance(node, Reduce))
 
 
 def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] | None) -> Expr:

@@ -49,6 +49,9 @@ from fusec.ir.definition import (
 from fusec.ir.expr import (
     Buffer,
     Expr,
+    IndexValue,
+    Load,
+    Reduce,
     postorder,
     replace_bound,
     substitute,
@@ -85,6 +88,7 @@ __all__ = [
     "all_kernels",
     "all_launches",
     "argument_views",
+    "axes_of",
     "kernel_nodes",
     "sizes_in",
     "whole_view",
@@ -160,6 +164,19 @@ class Store:
     buffer: Buffer
     indices: tuple[Index, ...]
     expr: Expr
+
+
+def axes_of(stores: Iterable[Store]) -> set[Axis]:
+    """Return every axis that some stores, and what they compute, mention."""
+    stores = tuple(stores)
+    found = {axis for store in stores for value in store.indices for axis in value.axes}
+    for node in postorder(store.expr for store in stores):
+        match node:
+            case Reduce():
+                found.update(node.over)
+            case Load() | IndexValue():
+                found.update(node.axes)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -426,9 +443,7 @@ class Bundle:
     @property
     def origin(self) -> Origin:
         """Where the members come from."""
-        ops = (op for kernel in self.kernels for op in kernel.origin.ops)
-        source = (line for kernel in self.kernels for line in kernel.origin.source)
-        return Origin(tuple(dict.fromkeys(ops)), tuple(dict.fromkeys(source)))
+        return sum((kernel.origin for kernel in self.kernels), NOWHERE)
 
 
 Step: TypeAlias = "Kernel | Bundle | RowLoop | Call"
@@ -437,10 +452,7 @@ Step: TypeAlias = "Kernel | Bundle | RowLoop | Call"
 
 def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
     """Return the kernels of a schedule, those in bundles and in loops over rows included."""
-    found: list[Kernel] = []
-    for launch in all_launches(schedule):
-        found.extend(launch.kernels)
-    return tuple(found)
+    return tuple(kernel for launch in all_launches(schedule) for kernel in launch.kernels)
 
 
 def all_launches(schedule: Schedule) -> tuple[Kernel | Bundle, ...]:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, Reduce, postorder
+from fusec.ir.expr import Buffer, reductions
 from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Cut
@@ -162,8 +162,7 @@ def _points(node: Line) -> int:
     inner: list[int] = []
     match node:
         case Def():
-            sums = (n for n in postorder((node.expr,)) if isinstance(n, Reduce))
-            inner = [count(n.inner) for n in sums]
+            inner = [count(n.inner) for n in reductions(node.expr)]
     return max((*inner, *map(numel, node.writes)), default=0)
 
 

@@ -121,11 +121,6 @@ def _products(nodes: Iterable[Expr], slow_f32: int) -> float:
     return total
 
 
-def expression_cost(expr: Expr) -> int:
-    """Return modelled multiply-adds for one point of an expression without reductions."""
-    return sum(SCALAR_OPS[n.name].cost for n in postorder((expr,)) if isinstance(n, Op))
-
-
 def price(kernel: Kernel, machine: Machine) -> Price:
     """Return the modelled price; a grid too small for the machine uses a fraction of its rates.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import networkx as nx
 
-from fusec.ir.expr import Buffer
+from fusec.ir.expr import Buffer, reach
 from fusec.ir.graph import Def, Graph, Line, Schedule, Step
 from fusec.ir.index import Size
 
@@ -85,24 +85,14 @@ def count_readers(schedule: Schedule) -> Counter[Buffer]:
 
 
 def below(dag: Dag, members: set[int]) -> set[int]:
-    """Return what depends on one of some lines."""
-    return _reach(members, dag.successors)
+    """Return some lines and what depends on one of them."""
+    return set(reach(members, lambda n: list(dag.successors(n))))
 
 
 def between(dag: Dag, members: set[int]) -> set[int]:
-    """Return what depends on one of some lines and is needed by one."""
-    return below(dag, members) & _reach(members, dag.predecessors)
-
-
-def _reach(starts: set[int], following: Callable[[int], Iterable[int]]) -> set[int]:
-    found: set[int] = set()
-    waiting = list(starts)
-    while waiting:
-        for other in following(waiting.pop()):
-            if other not in found:
-                found.add(other)
-                waiting.append(other)
-    return found
+    """Return some lines and what depends on one of them and is needed by one."""
+    above = reach(members, lambda n: list(dag.predecessors(n)))
+    return below(dag, members) & set(above)
 
 
 class Order:
@@ -141,22 +131,10 @@ class Order:
     def on_detours(self, a: int, b: int) -> list[int]:
         """Return, in order, what stands on paths of several edges between two nodes."""
         first, last = sorted((a, b), key=self.position.__getitem__)
-        end = self.position[last]
-        below: set[int] = set()
-        waiting = [first]
-        while waiting:
-            later = {
-                n for n in self.dag.successors(waiting.pop()) if self.position[n] < end
-            } - below
-            below |= later
-            waiting.extend(later)
-        found: set[int] = set()
-        waiting = [last]
-        while waiting:
-            earlier = {n for n in self.dag.predecessors(waiting.pop()) if n in below} - found
-            found |= earlier
-            waiting.extend(earlier)
-        return sorted(found, key=self.position.__getitem__)
+        at, dag = self.position, self.dag
+        later = set(reach((first,), lambda n: [s for s in dag.successors(n) if at[s] < at[last]]))
+        found = reach((last,), lambda n: later.intersection(dag.predecessors(n)))
+        return sorted({*found} - {first, last}, key=at.__getitem__)
 
     def merge(self, a: int, b: int, merged: int) -> None:
         """Put one node where two were; they have no detour."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder
+from fusec.ir.definition import NOWHERE
+from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, reductions
 from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.rewrite import inline_loads, postorder_up_to
@@ -72,7 +73,7 @@ class _Inliner:
 
     def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
         """Return own axis -> shared axis; nothing where an axis ends at what others say."""
-        bound = (a for n in postorder((line.expr,)) if isinstance(n, Reduce) for a in n.over)
+        bound = (a for n in reductions(line.expr) for a in n.over)
         if any(a.limit is not None for a in (*line.axes, *bound)):
             return {}
         return {
@@ -81,11 +82,8 @@ class _Inliner:
         }
 
     def _origin(self, line: Def) -> Origin:
-        origin = Origin()
-        for buffer in dict.fromkeys(n.buffer for n in loads((line.expr,))):
-            if buffer in self.definitions:
-                origin = origin + self.origins[buffer]
-        return origin + line.origin
+        found = [self.origins[b] for b in line.reads if b in self.definitions]
+        return sum((*found, line.origin), NOWHERE)
 
     def _is_inlined(self, line: Def, expr: Expr) -> bool:
         readers = self.uses.readers.get(line.buffer, ())

@@ -14,9 +14,9 @@ Only products that are fusec's own count; what a library call makes is in memory
 from __future__ import annotations
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Expr, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Expr, loads, reductions
 from fusec.ir.graph import Def, Graph, Origin
-from fusec.ir.index import Axis
+from fusec.ir.index import Axis, product
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.cost import numel
 from fusec.passes.dag import find_uses
@@ -60,24 +60,21 @@ def _substituted(
 
 
 def _is_wide_product(line: Def) -> bool:
-    products = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
+    products = reductions(line.expr)
     if len(products) != 1 or factors(products[0]) is None:
         return False
-    terms = 1
-    for axis in products[0].over:
-        if not axis.extent.is_constant:
-            return False
-        terms *= axis.extent.const
+    terms = product(axis.extent for axis in products[0].over)
     operands = sum(numel(buffer) for buffer in line.reads)
     # The operands' rows are lanes as a whole.
-    return terms <= MAX_LANES and numel(line.buffer) >= WIDE * operands
+    short = terms.is_constant and terms.const <= MAX_LANES
+    return short and numel(line.buffer) >= WIDE * operands
 
 
 def _follows(
     line: Def, substituted: Def, wide: dict[object, tuple[tuple[Axis, ...], Expr]]
 ) -> bool:
     """Return True for a pointwise definition of something wide, of the same size."""
-    if substituted is line or any(isinstance(n, Reduce) for n in postorder((line.expr,))):
+    if substituted is line or reductions(line.expr):
         return False
     sources = [x.buffer for x in loads((line.expr,)) if x.buffer in wide]
     return numel(line.buffer) >= max(map(numel, sources))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, loads, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, index
 from fusec.ir.monoid import MAX, MIN, SUM
@@ -61,9 +61,8 @@ def _rows_of_products(graph: Graph) -> set[Buffer]:
         extent = node.axes[-1].extent
         if not extent.is_constant or extent.const <= 2 * WIDTH or extent.const % WIDTH:
             continue
-        reductions = [n for n in postorder((node.expr,)) if isinstance(n, Reduce)]
-        if reductions:
-            if all(factors(n) is not None for n in reductions):
+        if sums := reductions(node.expr):
+            if all(factors(n) is not None for n in sums):
                 found.add(node.buffer)
         elif any(b in found and b.shape == node.buffer.shape for b in node.reads):
             found.add(node.buffer)
@@ -78,17 +77,16 @@ def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
         wide = {b.shape for b in rows}
         if sources & sums and node.buffer.shape in wide:
             return True
-        reduces = any(isinstance(n, Reduce) for n in postorder((node.expr,)))
+        reduces = bool(reductions(node.expr))
         if sources & sums or (reduces and sources & rows and node.buffer not in rows):
             sums.add(node.buffer)
     return False
 
 
 def _in_parts(line: Def, rows: set[Buffer], known: dict[Buffer, _Pieces]) -> tuple[Def, ...]:
-    reductions = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
-    if len(reductions) != 1 or line.buffer in rows or not set(line.reads) & rows:
+    (node, *others) = reductions(line.expr) or (None,)
+    if node is None or others or line.buffer in rows or not set(line.reads) & rows:
         return (line,)
-    (node,) = reductions
     if node.monoid not in (SUM, MAX, MIN) or len(node.over) != 1:
         return (line,)
     (over,) = node.over

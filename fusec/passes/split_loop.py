@@ -17,13 +17,13 @@ what that lacks. A part whose scores are all -inf counts nothing, beside one wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.combine import Parts, rfactor
-from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
-from fusec.ir.graph import Kernel, Schedule, Store
+from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select, postorder, reductions
+from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
 from fusec.ir.online import find_row_maxima, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
@@ -111,7 +111,7 @@ def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: _Cut) -> Kernel:
         shape = tuple(a.extent for a in (cut.part, *own))
         buffer = Buffer(name, shape, contiguous_strides(shape), found.dtype)
         stores.append(Store(buffer, tuple(index(a) for a in (cut.part, *own)), found))
-    used = _used(stores)
+    used = axes_of(stores)
     grid = (cut.part, *(a for a in kernel.grid if a in used))
     inside = tuple(cut.within if a is cut.whole else a for a in kernel.inside)
     return Kernel(
@@ -171,8 +171,8 @@ def _final(
             bodies = (_corrected(node, row_max, *sums, total[row_max]),)
         total[node] = Reduce(node.monoid, (part,), *bodies)
     final = kernel.map(lambda exprs: _with_totals(exprs, total))
-    used = _used(final.stores)
-    inside = {a for n in _reductions(final.stores) for a in n.over}
+    used = axes_of(final.stores)
+    inside = {a for s in final.stores for n in reductions(s.expr) for a in n.over}
     inside |= {a for a in kernel.inside if not all(a in _written(s) for s in final.stores)}
     return replace(
         final,
@@ -200,21 +200,5 @@ def _with_totals(roots: tuple[Expr, ...], total: dict[Expr, Expr]) -> tuple[Expr
     return outside(roots)
 
 
-def _reductions(stores: Iterable[Store]) -> list[Reduce]:
-    return [n for n in postorder(s.expr for s in stores) if isinstance(n, Reduce)]
-
-
 def _written(store: Store) -> frozenset[Axis]:
     return frozenset(a for position in store.indices for a in position.axes)
-
-
-def _used(stores: Iterable[Store]) -> set[Axis]:
-    """Return every axis that some stores, and what they compute, mention."""
-    stores = list(stores)
-    found = {a for s in stores for a in _written(s)}
-    for node in postorder(s.expr for s in stores):
-        if isinstance(node, Reduce):
-            found.update(node.over)
-        elif isinstance(node, Load | IndexValue):
-            found.update(node.axes)
-    return found

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fusec.errors import InvalidIR
 from fusec.ir.combine import rfactor
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
@@ -59,10 +59,9 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:
     """Return the reduction of a line, if it has one alone and that is worth two kernels."""
-    reductions = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
-    if len(reductions) != 1 or not _worth_splitting(line, reductions[0], machine):
+    (reduction, *others) = reductions(line.expr) or (None,)
+    if reduction is None or others or not _worth_splitting(line, reduction, machine):
         return None
-    (reduction,) = reductions
     if reduction.monoid.name not in MONOIDS:
         raise InvalidIR(f"{reduction.monoid} is not associative", stage="split_reduction")
     return reduction
@@ -95,15 +94,8 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
 
 def _sources(line: Def, made: dict[Buffer, Def]) -> set[Buffer]:
     """Return the buffers from outside that a line is computed from, through other lines."""
-    seen: set[Buffer] = set()
-    stack = [line]
-    while stack:
-        for buffer in stack.pop().reads:
-            if buffer not in seen:
-                seen.add(buffer)
-                if buffer in made:
-                    stack.append(made[buffer])
-    return {b for b in seen if b not in made}
+    sources = reach(line.reads, lambda b: made[b].reads if b in made else ())
+    return {b for b in sources if b not in made}
 
 
 class _Splitter:
@@ -144,11 +136,7 @@ class _Splitter:
         self.partial[line] = tuple(part.buffer for part in partial)
         last = Axis(cut.part.name, cut.part.extent)
         final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
-
-        def replace(node: Expr) -> Expr:
-            return final if node is reduction else node
-
-        (expr,) = rewrite((line.expr,), replace)
+        (expr,) = rewrite((line.expr,), lambda node: final if node is reduction else node)
         return *partial, Def(line.buffer, line.axes, expr, line.origin)
 
     def _parts(self, line: Def, into: dict[Axis, Index]) -> tuple[Expr, ...]:

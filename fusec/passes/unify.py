@@ -16,12 +16,12 @@ Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from fusec.ir.contraction import factors, vector_factors
-from fusec.ir.expr import Buffer, Cast, Expr, IndexValue, Load, Op, Reduce, loads, postorder
-from fusec.ir.graph import Def, Kernel, Origin, Store
+from fusec.ir.definition import NOWHERE
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, postorder, reductions
+from fusec.ir.graph import Def, Kernel, Store, axes_of
 from fusec.ir.index import (
     Axis,
     FloorDiv,
@@ -57,19 +57,13 @@ class Rejection(Exception):
         return self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Digit:
-    """One axis of a mixed-radix index, fastest last."""
-
-    axis: Axis
-
-
 class _Unifier:
     """The walk over some definitions; ``classes`` are refined as it goes."""
 
     def __init__(self, defs: tuple[Def, ...]) -> None:
         self.defs = defs
         self.classes = AxisClasses()
+        self.resolve, self.fine_axes = self.classes.resolve, self.classes.fine_axes
         self.producer = {d.buffer: d for d in defs}
         for line in defs:
             for axis in (*line.axes, *_bound_axes(line.expr)):
@@ -78,14 +72,6 @@ class _Unifier:
         self.axes_of_lines = [self._axes_of_line(line) for line in defs]
 
     # -- classes ---------------------------------------------------------------------------------
-
-    def resolve(self, value: Index) -> Index:
-        """Return ``value`` over the finest axes."""
-        return self.classes.resolve(value)
-
-    def fine_axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        """Return the finest axes of some axes, slowest first."""
-        return self.classes.fine_axes(axes)
 
     def _unite(self, a: Axis, b: Axis) -> None:
         if a is b:
@@ -146,11 +132,11 @@ class _Unifier:
         a, b = _digits(left), _digits(right)
         if a is None or b is None:
             raise Rejection(f"index {left if a is None else right} is computed, not an axis")
-        self._match_digits(a, b)
+        self._match_digits([*a], [*b])
 
-    def _match_digits(self, left: list[_Digit], right: list[_Digit]) -> None:
+    def _match_digits(self, left: list[Axis], right: list[Axis]) -> None:
         while self._refresh(left) and self._refresh(right):
-            a, b = left[-1].axis, right[-1].axis
+            a, b = left[-1], right[-1]
             if a is b or (a.extent is b.extent and a.limit is b.limit is None):
                 self._unite(a, b)
                 left.pop()
@@ -167,46 +153,44 @@ class _Unifier:
                 self._peel(right, left)
             else:
                 raise Rejection(f"extents {a.extent} and {b.extent} have no common refinement")
-        for digit in (*left, *right):
-            if not (digit.axis.extent.is_constant and digit.axis.extent.const == 1):
-                raise Rejection("index maps cover different numbers of elements")
+        if any(axis.extent is not index(1) for axis in (*left, *right)):
+            raise Rejection("index maps cover different numbers of elements")
 
-    def _refresh(self, digits: list[_Digit]) -> bool:
+    def _refresh(self, digits: list[Axis]) -> bool:
         """Replace a last digit that an earlier match has united or cut; False if none is left."""
-        while digits and digits[-1].axis in self.classes.parts:
-            digits.extend(map(_Digit, self.classes.parts[digits.pop().axis]))
+        while digits and digits[-1] in self.classes.parts:
+            digits.extend(self.classes.parts[digits.pop()])
         return bool(digits)
 
-    def _peel(self, longer: list[_Digit], shorter: list[_Digit]) -> None:
+    def _peel(self, longer: list[Axis], shorter: list[Axis]) -> None:
         """Cut the last digit of ``longer`` at the extent of the last digit of ``shorter``."""
-        fine = shorter.pop().axis
-        whole = longer.pop().axis
-        outer, inner = self._split(whole, fine.extent)
+        fine = shorter.pop()
+        outer, inner = self._split(longer.pop(), fine.extent)
         self._unite(fine, inner)
-        longer.append(_Digit(outer))
+        longer.append(outer)
 
-    def _unite_ragged(self, left: list[_Digit], right: list[_Digit]) -> None:
+    def _unite_ragged(self, left: list[Axis], right: list[Axis]) -> None:
         """Unite two ragged axes that cut one extent in the same way; their outer axes follow."""
-        a, b = left[-1].axis, right[-1].axis
+        a, b = left[-1], right[-1]
         if a.extent is not b.extent or self._covered(left) is not self._covered(right):
             raise Rejection(f"ragged axes {a.name} and {b.name} cut different extents")
         self.classes.define(b, index(a), (a,))
         left.pop()
         right.pop()
 
-    def _covered(self, digits: list[_Digit]) -> Index:
+    def _covered(self, digits: list[Axis]) -> Index:
         """Return the extent E that a ragged last digit and the one before it cover."""
-        inner = digits[-1].axis
+        inner = digits[-1]
         if len(digits) < 2 or inner.limit is None:
             raise Rejection(f"ragged axis {inner.name} stands alone")
-        return self.resolve(inner.limit) + index(digits[-2].axis) * inner.extent
+        return self.resolve(inner.limit) + index(digits[-2]) * inner.extent
 
-    def _join_ragged(self, ragged: list[_Digit], plain: list[_Digit]) -> None:
+    def _join_ragged(self, ragged: list[Axis], plain: list[Axis]) -> None:
         """Replace an axis of extent E by ``outer*R + inner``, inner's limit ``E - outer*R``."""
-        whole = plain.pop().axis
+        whole = plain.pop()
         if self._covered(ragged) is not whole.extent:
             raise Rejection(f"a ragged axis covers another extent than {whole.name}")
-        inner, outer = ragged.pop().axis, ragged.pop().axis
+        inner, outer = ragged.pop(), ragged.pop()
         self.classes.define(whole, index(outer) * inner.extent + index(inner), (outer, inner))
 
     def cut_groups(self) -> None:
@@ -293,10 +277,8 @@ class _Unifier:
         a, b = self.fine_axes(left), self.fine_axes(right)
         if not _same_extents(a, b):
             raise Rejection("extents differ")
-        for x, y in zip(
-            a, b, strict=True
-        ):  # (m, n) with (n, m): the first union changes the second
-            self._match_digits([_Digit(x)], [_Digit(y)])
+        for x, y in zip(a, b, strict=True):  # (m, n), (n, m): one union changes the other axes
+            self._match_digits([x], [y])
 
     def _try(self, action: Callable[[], None]) -> None:
         mark = len(self.classes)
@@ -362,44 +344,19 @@ def _exact_quotient(a: Index, b: Index) -> Index | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _mixed_radix(value: Index) -> tuple[Axis, ...] | None:
+def _digits(value: Index) -> tuple[Axis, ...] | None:
     """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
-    digits = _find_digits(value)
-    return None if digits is None else tuple(d.axis for d in digits)
-
-
-def _digits(value: Index) -> list[_Digit] | None:
-    axes = _mixed_radix(value)
-    return None if axes is None else [_Digit(a) for a in axes]
-
-
-def _find_digits(value: Index) -> list[_Digit] | None:
-    """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
-    if value.const:
-        return None
-    if value is index(0):
-        return []
-    steps: list[tuple[Index, Axis]] = []
-    for axis in value.axes:
-        step = value.coefficient(axis)
-        if step is None:
+    found: list[Axis] = []
+    step, rest, left = index(1), value, set(value.axes)
+    while left:
+        axis = next((a for a in left if value.coefficient(a) is step), None)
+        if axis is None:
             return None
-        steps.append((step, axis))
-    total = index(0)
-    for step, axis in steps:
-        total = total + step * index(axis)
-    if total is not value:
-        return None
-    expected = index(1)
-    found: list[_Digit] = []
-    while steps:
-        match = next((s for s in steps if s[0] is expected), None)
-        if match is None:
-            return None
-        steps.remove(match)
-        found.append(_Digit(match[1]))
-        expected = expected * match[1].extent
-    return found[::-1]
+        left.remove(axis)
+        found.append(axis)
+        rest = rest - step * index(axis)
+        step = step * axis.extent
+    return tuple(found[::-1]) if rest is index(0) else None
 
 
 def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -> Kernel:
@@ -424,24 +381,16 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
         Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), resolved[d.buffer])
         for d in stored
     )
-    used = {a for s in stores for i in s.indices for a in i.axes}
+    used = axes_of(stores)
     for node in postorder(s.expr for s in stores):
-        if isinstance(node, Reduce):
-            used.update(node.over)
-            # A guard may have given a sum axes of its own.
+        if isinstance(node, Reduce):  # a guard may have given a sum axes of its own
             inside += tuple(a for a in node.over if a not in inside and a not in grid)
-        elif isinstance(node, Load | IndexValue):
-            used.update(node.axes)
-    origin = Origin(
-        tuple(dict.fromkeys(o for d in defs for o in d.origin.ops)),
-        tuple(dict.fromkeys(o for d in defs for o in d.origin.source)),
-    )
     return Kernel(
         name,
         tuple(a for a in grid if a in used),
         tuple(a for a in inside if a in used),
         stores,
-        origin,
+        sum((d.origin for d in defs), NOWHERE),
         tuple(dict.fromkeys(b for d in defs for b in (*d.covers, d.buffer))),
         tuple((expr, buffer.name) for buffer, expr in resolved.items()),
     )
@@ -532,13 +481,13 @@ def _recompute(
         if digits is None:
             raise Rejection(buffer, " is read at a computed index")
         rest = want
-        for digit in digits[::-1]:
-            if digit.axis.limit is not None:
+        for axis in digits[::-1]:
+            if axis.limit is not None:
                 raise Rejection(buffer, " is read at another index along a ragged axis")
-            value = mod(rest, digit.axis.extent) if len(digits) > 1 else rest
-            if value.as_axis() is not digit.axis:
-                mapping[digit.axis] = value
-            rest = floordiv(rest, digit.axis.extent)
+            value = mod(rest, axis.extent) if len(digits) > 1 else rest
+            if value.as_axis() is not axis:
+                mapping[axis] = value
+            rest = floordiv(rest, axis.extent)
 
     def fixed(node: Reduce) -> bool:
         if node.axes.isdisjoint(mapping):
@@ -557,12 +506,6 @@ def _rounded(expr: Expr) -> Expr:
 
 def _bound_axes(expr: Expr) -> tuple[Axis, ...]:
     return tuple(a for n in reductions(expr) for a in n.over)
-
-
-@functools.lru_cache(maxsize=4096)
-def reductions(expr: Expr) -> tuple[Reduce, ...]:
-    """Return the distinct reductions in an expression; remembered, for it is asked often."""
-    return tuple(n for n in postorder((expr,)) if isinstance(n, Reduce))
 
 
 @functools.lru_cache(maxsize=4096)

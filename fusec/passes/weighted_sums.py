@@ -13,8 +13,8 @@ Worked example::
 from __future__ import annotations
 
 from fusec.ir.contraction import factors, vector_factors
-from fusec.ir.expr import Buffer, Expr, Op, Reduce, loads, postorder
-from fusec.ir.graph import Def, Graph
+from fusec.ir.expr import Buffer, Expr, Op, Reduce, loads, reach, reductions
+from fusec.ir.graph import Graph
 from fusec.ir.monoid import MAX
 
 
@@ -23,24 +23,24 @@ def softmax_weighted(graph: Graph) -> frozenset[Buffer]:
     scores: set[Buffer] = set()
     tops: set[Buffer] = set()
     weights: set[Buffer] = set()
-    beside: dict[Buffer, Def] = {}
+    beside: set[Buffer] = set()
     found: set[Buffer] = set()
     lines = {line.buffer: line for line in graph.defs}
     for line in lines.values():
         sources = set(line.reads)
-        reductions = [n for n in postorder((line.expr,)) if isinstance(n, Reduce)]
-        if any(_weights_alone(n, weights) for n in reductions):
+        sums = reductions(line.expr)
+        if any(_weights_alone(n, weights) for n in sums):
             found.add(line.buffer)
-        if any(n.monoid is MAX for n in reductions) and sources & scores:
+        if any(n.monoid is MAX for n in sums) and sources & scores:
             tops.add(line.buffer)
-        elif reductions and sources & weights:
-            beside[line.buffer] = line
-        elif any(_is_product(n) for n in reductions) or (sources & scores and not reductions):
+        elif sums and sources & weights:
+            beside.add(line.buffer)
+        elif any(_is_product(n) for n in sums) or (sources & scores and not sums):
             scores.add(line.buffer)
-        if not reductions and sources & (tops | weights):
+        if not sums and sources & (tops | weights):
             weights.add(line.buffer)
-    above = _ancestors(found, lines)
-    return frozenset(found | above.intersection((*tops, *beside)))
+    above = reach(found, lambda b: [s for s in lines[b].reads if s in lines])
+    return frozenset(found | (tops | beside).intersection(above))
 
 
 def _is_product(node: Reduce) -> bool:
@@ -57,15 +57,3 @@ def _weights_alone(node: Reduce, weights: set[Buffer]) -> bool:
 
 def _mentions(factor: Expr, weights: set[Buffer]) -> bool:
     return any(load.buffer in weights for load in loads((factor,)))
-
-
-def _ancestors(buffers: set[Buffer], lines: dict[Buffer, Def]) -> set[Buffer]:
-    """Return what some definitions are made of, by way of any number of others."""
-    seen: set[Buffer] = set()
-    stack = list(buffers)
-    while stack:
-        for source in lines[stack.pop()].reads:
-            if source in lines and source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return seen
