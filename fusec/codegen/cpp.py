@@ -40,11 +40,21 @@ from fusec.ir.expr import (
     Reduce,
     Select,
     Var,
-    children,
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
 from fusec.ir.names import Names
-from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update, statements
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+    reads,
+    statements,
+)
 from fusec.ir.scalar import CHECKED
 
 PARALLEL_WORK = 1 << 15
@@ -353,59 +363,44 @@ class Printer:
     # -- memory ------------------------------------------------------------------------------------
 
     def load(self, node: Load, vector: bool) -> str:
-        pointer = self.name(node.buffer)
-        dtype = node.buffer.dtype
-        offset = node.indices[0]
+        buffer, offset = node.buffer, node.indices[0]
         guard = self.guarded(node.guard, offset)
-        base, by = self.along_lane(offset)
-        zero = literal(Const(0, compute_type(dtype)))
-        if not vector or (by is not None and by is index(0) and not self.lane_guard(guard)):
-            text = (
-                f"lds_{dtype}({pointer} + {self.scalar_index(base if by is not None else offset)})"
-            )
+        kind = compute_type(buffer.dtype)
+        zero = literal(Const(0, kind))
+        masked = guard is not None and guard[1]
+        if not vector or (self.along_lane(offset)[1] is index(0) and not masked):
+            text = f"lds_{buffer.dtype}({self.name(buffer)} + {self.scalar_index(offset)})"
             text = text if guard is None else f"({guard[0]} ? {text} : {zero})"
-            return f"v_{_VALUE[compute_type(dtype)]}({text})" if vector else text
-        if guard is not None and not guard[1]:  # a guard without lanes
-            loaded = self.vector_load(pointer, dtype, offset, None)
-            return f"({guard[0]} ? {loaded} : v_{_VALUE[compute_type(dtype)]}({zero}))"
-        return self.vector_load(pointer, dtype, offset, guard[0] if guard else None)
-
-    def lane_guard(self, guard: tuple[str, bool] | None) -> bool:
-        return guard is not None and guard[1]
-
-    def vector_load(self, pointer: str, dtype: DType, offset: Index, mask: str | None) -> str:
-        base, by = self.along_lane(offset)
-        m = "" if mask is None else "m"
-        tail = "" if mask is None else f", {mask}"
-        if by is index(1):
-            return f"ld{m}_{dtype}({pointer} + {self.scalar_index(base)}{tail})"
-        if by is not None:
-            at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
-            return f"ldg{m}_{dtype}({at}{tail})"
-        return f"ldi{m}_{dtype}({pointer}, {self.vector_index(offset, I64)}{tail})"
+            return f"v_{_VALUE[kind]}({text})" if vector else text
+        if guard is not None and not masked:
+            loaded = self.lanes("ld", buffer, offset)
+            return f"({guard[0]} ? {loaded} : v_{_VALUE[kind]}({zero}))"
+        return self.lanes("ld", buffer, offset, mask=None if guard is None else guard[0])
 
     def put(self, statement: Put) -> None:
-        pointer = self.name(statement.buffer)
-        dtype = statement.buffer.dtype
-        offset = statement.offset
-        base, by = self.along_lane(offset)
-        guard = statement.guard
+        buffer, offset, guard = statement.buffer, statement.offset, statement.guard
         if self.lane is None or self.lane not in offset.axes:
-            line = f"sts_{dtype}({pointer} + {self.scalar_index(offset)}, "
+            line = f"sts_{buffer.dtype}({self.name(buffer)} + {self.scalar_index(offset)}, "
             line += f"{self.operand(statement.value, False)});"
             self.emit(line if guard is None else f"if ({guard.name}) {line}")
             return
+        mask = None if guard is None else self.operand(guard, True)
         value = self.operand(statement.value, True)
-        mask = "" if guard is None else f", {self.operand(guard, True)}"
-        m = "" if guard is None else "m"
+        self.emit(f"{self.lanes('st', buffer, offset, value, mask=mask)};")
+
+    def lanes(
+        self, verb: str, buffer: Buffer, offset: Index, *value: str, mask: str | None = None
+    ) -> str:
+        """Return the access of a vector's lanes: neighbours, a step apart, or anywhere."""
+        pointer, (base, by) = self.name(buffer), self.along_lane(offset)
+        tail = "".join(f", {text}" for text in (*value, mask) if text is not None)
+        kind = f"{'' if mask is None else 'm'}_{buffer.dtype}"
         if by is index(1):
-            self.emit(f"st{m}_{dtype}({pointer} + {self.scalar_index(base)}, {value}{mask});")
-        elif by is not None:
+            return f"{verb}{kind}({pointer} + {self.scalar_index(base)}{tail})"
+        if by is not None:
             at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
-            self.emit(f"stg{m}_{dtype}({at}, {value}{mask});")
-        else:
-            where = self.vector_index(offset, I64)
-            self.emit(f"sti{m}_{dtype}({pointer}, {where}, {value}{mask});")
+            return f"{verb}g{kind}({at}{tail})"
+        return f"{verb}i{kind}({pointer}, {self.vector_index(offset, I64)}{tail})"
 
     def guarded(self, guard: Expr | None, offset: Index) -> tuple[str, bool] | None:
         """Return a load's guard and whether it has lanes, gathers checked for their range."""
@@ -537,13 +532,7 @@ def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
 
 def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
     """Return values that are only ever stored: their rounding may be left to the store."""
-    stored: set[Var] = set()
-    read: set[Expr] = set()
-    for statement in statements(body):
-        match statement:
-            case Let() | Update():
-                read.update(children(statement.value))
-                read.add(statement.value)
-            case Put() if isinstance(statement.value, Var):
-                stored.add(statement.value)
-    return frozenset(v for v in stored if v not in read)
+    inside = list(statements(body))
+    stored = {s.value for s in inside if isinstance(s, Put) and isinstance(s.value, Var)}
+    others = (s for s in inside if not isinstance(s, Put))
+    return frozenset(stored.difference(value for s in others for value in reads(s)))

@@ -512,12 +512,10 @@ def lower(kernel: FlatKernel, plan: Plan) -> Program:
     """
     lowering = _Lowering(kernel, plan)
     lowering.region(list(lowering.stores))
-    reads = [n.buffer.base for n in postorder(s.expr for s in kernel.stores) if isinstance(n, Load)]
-    writes = [s.buffer.base for s in kernel.stores]
     return Program(
         kernel.name,
-        tuple(dict.fromkeys(reads)),
-        tuple(dict.fromkeys(writes)),
+        kernel.reads,
+        kernel.writes,
         kernel.sizes,
         tuple(lowering.layout.grid),
         tuple(lowering.lanes),

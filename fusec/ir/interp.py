@@ -52,11 +52,11 @@ from fusec.ir.interp_expr import (
     eval_expr,
     eval_scalar,
     eval_tile,
-    expand,
     joint_axes,
     locate,
     ragged_mask,
     storage_length,
+    store,
 )
 from fusec.ir.interp_program import run_program
 from fusec.ir.interp_scalar import Array, convert, fill_value
@@ -380,34 +380,24 @@ def run_kernel(kernel: Kernel, buffers: dict[Buffer, Array], sizes: Mapping[Size
     _check_aliases(kernel)
     env = Env(sizes=sizes, storage=buffers)
     memo: Memo = {}
-    values = [eval_tile(store.expr, env, memo) for store in kernel.stores]
-    for store, value in zip(kernel.stores, values, strict=True):
-        if store.buffer.base not in buffers:
-            allocate(store.buffer, env)
-        _write(store, value, memo, env)
+    values = [eval_tile(line.expr, env, memo) for line in kernel.stores]
+    for line, value in zip(kernel.stores, values, strict=True):
+        if line.buffer.base not in buffers:
+            allocate(line.buffer, env)
+        _write(line, value, memo, env)
 
 
 def _check_aliases(kernel: Kernel) -> None:
-    written = {store.buffer.base for store in kernel.stores}
-    places = {(store.buffer, store.indices) for store in kernel.stores}
-    for load in loads(store.expr for store in kernel.stores):
-        if load.buffer.base in written and (load.buffer, load.indices) not in places:
+    places = {(line.buffer, line.indices) for line in kernel.stores}
+    for load in loads(line.expr for line in kernel.stores):
+        if load.buffer.base in kernel.writes and (load.buffer, load.indices) not in places:
             raise InternalError(
                 f"kernel {kernel.name} reads {load}, which it writes at another index", stage=STAGE
             )
 
 
-def _write(store: Store, value: Tile, memo: Memo, env: Env) -> None:
-    offset = locate(store.buffer, store.indices, env, memo)
-    axes = joint_axes((offset, value))
-    mask = ragged_mask(axes, env)
-    check_offsets(offset, mask, env, f"{store.buffer}[{', '.join(map(repr, store.indices))}]")
-    if mask is not None:
-        axes = joint_axes((offset, value, mask))
-    offsets, values = expand(offset, axes, env).reshape(-1), expand(value, axes, env).reshape(-1)
-    if mask is not None:
-        kept = expand(mask, axes, env).reshape(-1)
-        offsets, values = offsets[kept], values[kept]
-    if np.unique(offsets).size != offsets.size:
-        raise InternalError(f"two points store to one element of {store.buffer}", stage=STAGE)
-    env.storage[store.buffer.base][offsets] = convert(values, store.buffer.dtype)
+def _write(line: Store, value: Tile, memo: Memo, env: Env) -> None:
+    offset = locate(line.buffer, line.indices, env, memo)
+    mask = ragged_mask(joint_axes((offset, value)), env)
+    check_offsets(offset, mask, env, f"{line.buffer}[{', '.join(map(repr, line.indices))}]")
+    store(line.buffer, offset, value, mask, env)

@@ -260,6 +260,23 @@ def check_offsets(offset: Tile, mask: Tile | None, env: Env, what: object) -> No
         raise InternalError(f"{what} is out of range at {where or 'its one point'}", stage=STAGE)
 
 
+def store(buffer: Buffer, offset: Tile, value: Tile, mask: Tile | None, env: Env) -> Array:
+    """Write a value where ``mask`` is true; return the offsets of the elements.
+
+    Raises:
+        InternalError: if two points write one element.
+    """
+    tiles = (offset, value) if mask is None else (offset, value, mask)
+    axes = joint_axes(tiles)
+    offsets, values, *kept = (expand(tile, axes, env).reshape(-1) for tile in tiles)
+    for where in kept:
+        offsets, values = offsets[where], values[where]
+    if np.unique(offsets).size != offsets.size:
+        raise InternalError(f"two points store to one element of {buffer}", stage=STAGE)
+    env.storage[buffer.base][offsets] = convert(values, buffer.dtype)
+    return offsets
+
+
 # -- expressions ---------------------------------------------------------------------------------
 
 

@@ -33,8 +33,9 @@ from fusec.ir.interp_expr import (
     extent_of,
     joint_axes,
     locate,
+    store,
 )
-from fusec.ir.interp_scalar import Array, convert, fill_value, numpy_type
+from fusec.ir.interp_scalar import Array, fill_value, numpy_type
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 
 _NOBODY = -1
@@ -159,14 +160,7 @@ def _put(statement: Put, run: _Run) -> None:
     guard = None if statement.guard is None else eval_tile(statement.guard, env)
     offset = locate(buffer.flat(), (statement.offset,), env, None)
     check_offsets(offset, guard, env, f"{buffer}[{statement.offset}]")
-    axes = joint_axes(tile for tile in (offset, value, guard) if tile is not None)
-    offsets, values = expand(offset, axes, env).reshape(-1), expand(value, axes, env).reshape(-1)
-    if guard is not None:
-        kept = expand(guard, axes, env).reshape(-1)
-        offsets, values = offsets[kept], values[kept]
-    if np.unique(offsets).size != offsets.size:
-        raise InternalError(f"two lanes store to one element of {buffer}", stage=STAGE)
+    offsets = store(buffer, offset, value, guard, env)
     if buffer.base in run.writer:
         _check_owner(run.writer[buffer.base], offsets, statement, run)
         run.writer[buffer.base][offsets] = run.instance
-    env.storage[buffer.base][offsets] = convert(values, buffer.dtype)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from fusec.ir.graph import Kernel
 from fusec.ir.online import factor_out
-from fusec.passes.simplify import drop_redundant_rounding
+from fusec.passes.simplify import rounding_dropper
 
 
 def online_softmax(kernel: Kernel) -> Kernel:
     """Return the kernel with divisors outside the sums that become online by it."""
-    return kernel.map(lambda exprs: drop_redundant_rounding(factor_out(exprs)))
+    return kernel.map(lambda exprs: rounding_dropper()(factor_out(exprs)))

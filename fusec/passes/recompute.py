@@ -21,7 +21,7 @@ from fusec.ir.rewrite import inline_loads
 from fusec.passes.cost import numel
 from fusec.passes.dag import find_uses
 from fusec.passes.schedule.contraction import MAX_LANES
-from fusec.passes.simplify import simplify_exprs
+from fusec.passes.simplify import simplifier
 
 WIDE = 3
 """How many times the elements of all operands a product has that is computed again."""
@@ -53,7 +53,7 @@ def _substituted(
     sources = [b for b in line.reads if b in wide]
     if not sources:
         return line
-    expr = simplify_exprs(inline_loads((line.expr,), wide))[0]
+    expr = simplifier()(inline_loads((line.expr,), wide))[0]
     covers = dict.fromkeys((*line.covers, *(b for s in sources for b in covered[s][0])))
     origin = sum((covered[s][1] for s in sources), Origin()) + line.origin
     return Def(line.buffer, line.axes, expr, origin, tuple(covers))

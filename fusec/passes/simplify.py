@@ -54,31 +54,21 @@ def simplify(graph: Graph) -> Graph:
 
 
 def _simplify_def(line: Def) -> Def:
-    (expr,) = simplify_exprs((line.expr,))
+    (expr,) = simplifier()((line.expr,))
     return line if expr is line.expr else Def(line.buffer, line.axes, expr, line.origin)
 
 
-def simplify_exprs(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return the expressions simplified, together, so that what they share stays shared."""
-    return simplifier()(roots)
-
-
 def simplifier() -> Rewriter:
-    """Return ``simplify_exprs`` with a memory, for expressions that share most of their nodes."""
+    """Return what simplifies expressions, with a memory: what they share stays shared."""
     return Rewriter(_rule)
 
 
-def drop_redundant_rounding(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return what a kernel stores without roundings that its loads and stores do anyway.
+def rounding_dropper() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
+    """Return what drops roundings that a kernel's loads and stores do anyway, with a memory.
 
     Only where all loads read memory: a load that a pass may still replace by what it loads has been
     rounded only if a mark says so.
     """
-    return redundant_rounding_dropper()(roots)
-
-
-def redundant_rounding_dropper() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
-    """Return ``drop_redundant_rounding`` with a memory."""
     marked = Rewriter(_loaded_rounded)
     return lambda roots: tuple(map(_unrounded, marked(roots)))
 
@@ -140,8 +130,8 @@ def _op(node: Op) -> Expr:
     if len(node.args) != 2:
         return _unary(node)
     a, b = node.args
-    if node.dtype is I64 and node.name in ("add", "sub", "mul"):
-        return _index_arithmetic(node)
+    if node.dtype is I64 and (found := _index_arithmetic(node)) is not None:
+        return found
     match node.name:
         case "and" | "or" if node.dtype is BOOL:
             return _logic(node.name, a, b, node)
@@ -176,26 +166,20 @@ def _unary(node: Op) -> Expr:
     return node
 
 
-def _index_arithmetic(node: Op) -> Expr:
-    """Return a sum, difference or product with a number of indices as one index."""
+def _index_arithmetic(node: Op) -> Expr | None:
+    """Return a sum, difference or product with a number of indices as one index, else None."""
     a, b = (_index_of(x) for x in node.args)
     if a is None or b is None or not any(isinstance(x, IndexValue) for x in node.args):
-        if node.name == "add" and _is_number(node.args[1], 0):
-            return node.args[0]
-        if node.name == "sub" and _is_number(node.args[1], 0):
-            return node.args[0]
-        if node.name == "mul" and _is_number(node.args[1], 1):
-            return node.args[0]
-        return node
+        return None
     match node.name:
         case "add":
             return IndexValue(a.index + b.index)
         case "sub":
             return IndexValue(a.index - b.index)
-        case _ if a.index.is_constant or b.index.is_constant:
+        case "mul" if a.index.is_constant or b.index.is_constant:
             return IndexValue(a.index * b.index)
         case _:
-            return node
+            return None
 
 
 def _logic(name: str, a: Expr, b: Expr, node: Expr) -> Expr:
@@ -420,22 +404,15 @@ def _compare(node: Op) -> Expr:
     a, b = (_index_of(x) for x in node.args)
     if a is None or b is None:
         return _compare_random(node)
-    difference = a.index - b.index
-    verdict: bool | None = None
-    at_least, at_most = is_nonnegative(difference), is_nonnegative(-difference)
-    match node.name:
-        case "ge":
-            verdict = True if at_least else False if is_nonnegative(-difference - 1) else None
-        case "lt":
-            verdict = False if at_least else True if is_nonnegative(-difference - 1) else None
-        case "le":
-            verdict = True if at_most else False if is_nonnegative(difference - 1) else None
-        case "gt":
-            verdict = False if at_most else True if is_nonnegative(difference - 1) else None
-        case "eq" | "ne" if at_least and at_most:
-            verdict = node.name == "eq"
-    if verdict is not None:
-        return Const(verdict, BOOL)
+    # a >= b and a < b ask for the sign of a - b, the others for that of b - a.
+    difference = a.index - b.index if node.name in ("ge", "lt") else b.index - a.index
+    least_is_0 = is_nonnegative(difference)
+    if node.name in ("eq", "ne"):
+        known = least_is_0 and is_nonnegative(-difference)
+    else:
+        known = least_is_0 or is_nonnegative(-difference - 1)
+    if known:
+        return Const(least_is_0 is (node.name in ("ge", "le", "eq")), BOOL)
     if node.args[0].dtype is I64 and all(_fits_32_bits(x) for x in (a, b)):
         return Op(node.name, (IndexValue(a.index, I32), IndexValue(b.index, I32)))
     return node

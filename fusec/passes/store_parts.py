@@ -23,7 +23,7 @@ from fusec.ir.graph import Kernel, Schedule, Store, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.passes.dag import count_readers
 from fusec.passes.destination import Destination, redirected
-from fusec.passes.simplify import simplify_exprs
+from fusec.passes.simplify import simplifier
 
 
 def store_parts(schedule: Schedule) -> Schedule:
@@ -78,6 +78,6 @@ def _window(store: Store, load: Load) -> Window | None:
     (k,) = shorter
     start = store.indices[k] - load.indices[k]
     within = index(Axis(axis.name, part.shape[k]))
-    (found,) = simplify_exprs((store.expr.substitute({axis: start + within}),))
+    (found,) = simplifier()((store.expr.substitute({axis: start + within}),))
     same = Load(part, (*store.indices[:k], within, *store.indices[k + 1 :]))
     return Window(k, start, index(1)) if found is same and not start.axes else None

@@ -34,7 +34,7 @@ from fusec.ir.index import (
 from fusec.ir.rewrite import Rewriter, around_reductions, with_guard
 from fusec.ir.scalar import ROUND
 from fusec.passes.axis_classes import AxisClasses
-from fusec.passes.simplify import redundant_rounding_dropper, simplifier
+from fusec.passes.simplify import rounding_dropper, simplifier
 
 
 class Rejection(Exception):
@@ -462,7 +462,7 @@ def _resolve(
         return with_guard(body, node.guard)
 
     # With memories: a definition's readers hold all of its nodes, and so do their readers.
-    inline, simplify, drop_rounding = Rewriter(inlined), simplifier(), redundant_rounding_dropper()
+    inline, simplify, drop_rounding = Rewriter(inlined), simplifier(), rounding_dropper()
     made: dict[Buffer, Expr] = {}
     for line in defs:
         (expr,) = inline((line.expr.substitute(mapping),))

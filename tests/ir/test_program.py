@@ -301,7 +301,7 @@ def test_instance_that_reads_what_another_one_wrote_races() -> None:
 def test_lanes_that_write_one_element_race() -> None:
     wide = buffer("y", 16)
     racing = Put(wide.flat(), index(lane) // 2, f32(1), None)
-    refused(program(racing, writes=(wide,), grid=()), "two lanes store to one element of y")
+    refused(program(racing, writes=(wide,), grid=()), "two points store to one element of y")
 
 
 # -- what a verifier refuses ---------------------------------------------------------------------
