@@ -14,14 +14,13 @@ rounded once where it was rounded twice, at another place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Dot, Expr, Op, Select, Var
 from fusec.ir.names import Names
 from fusec.ir.online import unscaled
-from fusec.ir.program import Carry, For, Let, Program, Statement, statements
+from fusec.ir.program import Carry, Let, Program, Statement, map_statements, statements
 
 LOG2_E = math.log2(math.e)
 HUGE = 2.0**27
@@ -40,7 +39,7 @@ def base_two(program: Program, approximate: frozenset[Var]) -> Program:
     Of a difference between a tile and what has fewer lanes, both are multiplied before.
     """
     rewriter = _Rewriter(program, approximate)
-    return replace(program, body=tuple(rewriter.block(program.body)))
+    return replace(program, body=map_statements(program.body, rewriter.rewritten))
 
 
 _NAMES = Let | Carry
@@ -54,29 +53,25 @@ class _Rewriter:
         self.serial = max((s.var.serial for s in lets), default=0)
         self.names = Names(s.var.name for s in statements(program.body) if isinstance(s, _NAMES))
 
-    def block(self, body: tuple[Statement, ...]) -> Iterator[Statement]:
-        for statement in body:
-            match statement:
-                case For():
-                    yield replace(statement, body=tuple(self.block(statement.body)))
-                case Let(var=var, value=Op(name="exp", args=(power,))) if var in self.approximate:
-                    yield from self.power_of_two(statement, power)
-                case _:
-                    yield statement
+    def rewritten(self, statement: Statement) -> tuple[Statement, ...]:
+        """Return the steps of an approximate exponential as a power of two; others as they are."""
+        match statement:
+            case Let(var=var, value=Op(name="exp", args=(Var() as power,))) if (
+                var in self.approximate
+            ):
+                lets = self.power(power)
+                return (*lets, Let(var, Op("exp2", (lets[-1].var,))))
+            case _:
+                return (statement,)
 
-    def power_of_two(self, whole: Let, power: Expr) -> Iterator[Statement]:
-        """Yield an approximate exponential as a power of two."""
+    def power(self, power: Var) -> tuple[Let, ...]:
+        """Return the steps of a power of e as one of two, which is the last."""
         match self.values.get(power):
             case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
-                lets = self.difference(score, base)
-            case _ if isinstance(power, Var):
-                value, factor = self.unscaled(power)
-                lets = (self.let("power", Op("mul", (value, Const(factor * LOG2_E, F32))), value),)
+                return self.difference(score, base)
             case _:
-                yield whole
-                return
-        yield from lets
-        yield Let(whole.var, Op("exp2", (lets[-1].var,)))
+                value, factor = self.unscaled(power)
+                return (self.let("power", Op("mul", (value, Const(factor * LOG2_E, F32))), value),)
 
     def difference(self, score: Var, base: Var) -> tuple[Let, ...]:
         """Return the steps of ``score*(k*L) - base*L``, which is the last."""
