@@ -34,12 +34,14 @@ from torch.utils import _pytree as pytree
 
 from bench.workload import backend_of
 from fusec.codegen import targets
-from tests.frontend.tracing import Captured
+from tests.frontend.tracing import Captured, CapturedAhead
 
 BACKEND = os.environ.get("TEST_BACKEND", "fusec")
 
 CAPTURED = "captured"
 """A backend that runs what the frontend captured by the NumPy interpreter; see `check_captured`."""
+AHEAD = "captured ahead"
+"""The same without Dynamo, for functions of static sizes that read no tensor but their inputs."""
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -79,7 +81,9 @@ def compile_with(
     fn: Callable, backend: str = BACKEND, *, dynamic: bool | None = False, fullgraph: bool = True
 ) -> Callable:
     """Compile under the backend; fusec in strict mode, where a fault inside it is an error."""
-    if backend == CAPTURED:
+    if backend == AHEAD and not dynamic:
+        return CapturedAhead(fn)
+    if backend in (CAPTURED, AHEAD):
         return Captured(fn, dynamic=bool(dynamic))
     options = {"strict": True} if backend == "fusec" else None
     return torch.compile(
@@ -135,9 +139,13 @@ def check_captured(fn: Callable, *inputs: Any, **how: Any) -> None:
     check(fn, *inputs, backend=CAPTURED if BACKEND == "fusec" else BACKEND, **how)
 
 
+def _check_ahead(fn: Callable, *inputs: Any, **how: Any) -> None:
+    check(fn, *inputs, backend=AHEAD if BACKEND == "fusec" else BACKEND, **how)
+
+
 def _in_both(mark: pytest.MarkDecorator) -> pytest.MarkDecorator:
     runs = (
-        pytest.param(check_captured, id="captured"),
+        pytest.param(_check_ahead, id="captured"),
         pytest.param(check, id="compiled", marks=mark),
     )
     return pytest.mark.parametrize("check", runs)

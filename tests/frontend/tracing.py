@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fusec.codegen.targets import find_target
 from fusec.frontend.capture import capture
@@ -41,24 +41,31 @@ class Captured:
         self.modules: list[fx.GraphModule] = []
         self.graphs: list[Graph] = []
         self.guards_added = 0
+        self.compiled = self._compile(fn, dynamic)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.compiled(*args)
+
+    def _compile(self, fn: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
         torch._dynamo.reset()
-        backend = aot_autograd(
-            fw_compiler=self._compiler("forward"),
-            bw_compiler=self._compiler("backward"),
-            inference_compiler=self._compiler("inference"),
-            decompositions=decompositions(),
-            partition_fn=min_cut_rematerialization_partition,
-            keep_inference_input_mutations=True,
-        )
+        backend = aot_autograd(**self._how())
         context = Context(find_target("cpu"), Options(), Trace("captured"))
 
         def rewritten(gm: fx.GraphModule, inputs: list[Any]) -> Any:
             return backend(fold(DYNAMO, gm, context), inputs)
 
-        self.compiled = torch.compile(fn, backend=rewritten, dynamic=dynamic)
+        return torch.compile(fn, backend=rewritten, dynamic=dynamic)
 
-    def __call__(self, *args: Any) -> Any:
-        return self.compiled(*args)
+    def _how(self) -> dict[str, Any]:
+        """Return what AOTAutograd is told, as arguments by name."""
+        return {
+            "fw_compiler": self._compiler("forward"),
+            "bw_compiler": self._compiler("backward"),
+            "inference_compiler": self._compiler("inference"),
+            "decompositions": decompositions(),
+            "partition_fn": min_cut_rematerialization_partition,
+            "keep_inference_input_mutations": True,
+        }
 
     def _compiler(self, name: str) -> Compile:
         def compile_graph(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -78,6 +85,43 @@ class Captured:
     @property
     def defs(self) -> list[Def]:
         return [n for g in self.graphs for n in g.nodes if isinstance(n, Def)]
+
+
+class CapturedAhead(Captured):
+    """The same by AOTAutograd alone, for each call anew: what Dynamo takes is half of the time.
+
+    So the stages of Dynamo's graph do not run; sizes are those of the call, and what is no tensor
+    is a constant.
+    """
+
+    def _compile(self, fn: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+        assert not dynamic, "only Dynamo traces sizes as symbols that other calls share"
+
+        def compiled(*args: Any) -> Any:
+            leaves, spec = tree_flatten(args)
+            places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+            def of_tensors(state: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+                given = list(leaves)
+                for place, tensor in zip(places, tensors, strict=True):
+                    given[place] = tensor
+                inputs = tree_unflatten(given, spec)
+                if isinstance(fn, torch.nn.Module):
+                    return torch.func.functional_call(fn, state, inputs)
+                return fn(*inputs)
+
+            return aot_function(of_tensors, **self._how())(
+                state_of(fn), [leaves[k] for k in places]
+            )
+
+        return compiled
+
+
+def state_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """Return a module's parameters and buffers by name; a function has none."""
+    if not isinstance(fn, torch.nn.Module):
+        return {}
+    return {**dict(fn.named_parameters()), **dict(fn.named_buffers())}
 
 
 def guard_count() -> int:
