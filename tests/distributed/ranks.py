@@ -1,7 +1,7 @@
 """Run a function in several processes that talk through gloo, with a hard limit of time.
 
 Ranks meet through a file, so that no port is taken, and share the run's cache of compiled kernels,
-as the ranks of one machine do.
+as the ranks of one machine do. They are forks of one process that has imported what all need.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ def run_ranks(worker: Callable[..., None], *args: Any, world: int = 2) -> None:
     Args:
         worker: a function of a module, for each process imports it.
     """
+    set_forkserver_preload([worker.__module__])
     with tempfile.TemporaryDirectory() as directory:
+        given = worker, world, directory, args
         context = multiprocessing.start_processes(
-            _run_rank, (worker, world, directory, args), world, join=False, start_method="spawn"
+            _run_rank, given, world, join=False, start_method="forkserver"
         )
         deadline = time.monotonic() + LIMIT_S
         while not context.join(timeout=1.0):  # raises what a rank raised
