@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -75,6 +77,20 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             kept.append(item)
         seen[key] += 1
     return kept
+
+
+def pytest_collection_finish() -> None:
+    # What has been imported stays: the collector need not look through it in each of its rounds,
+    # nor begin one for each 700 objects of a trace.
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _guards_are_not_timed() -> Iterator[None]:
+    """Keep Dynamo from timing the guards of each function with cold caches, 20 ms for a log."""
+    with mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0):
+        yield
 
 
 @pytest.fixture
