@@ -13,7 +13,8 @@ asserts what a user of `torch.compile` relies on:
 * an output shares memory with an input if and only if it does in eager.
 
 The compiled function is called twice and the first call's outputs are compared after the second
-call, so that a buffer handed out twice is seen.
+call, so that a buffer handed out twice is seen. What an interpreter runs is called once: wrappers
+are those of compiled kernels, and kernels of a GPU take the interpreter most of a test's time.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def check(
     module = _fresh(fn)
     compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
     runs = [run(compiled, inputs, train=train, state=module)]
-    if backend != CAPTURED:  # which hands out no memory twice
+    if not str(backend).startswith((CAPTURED, "triton_")):
         runs.append(run(compiled, inputs, train=train, state=_reset(module, fn)))
     for found in runs:
         compare(eager, found, reference, tol=tol)

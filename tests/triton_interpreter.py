@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -100,8 +101,12 @@ class _Patches:
 def _interpreting() -> Iterator[None]:
     patches = _Patches(interpreter._patch_lang)
     functions = {name: _libdevice(name) for name in LIBDEVICE}
+    builder = interpreter.interpreter_builder
+    # Outside of debug mode the interpreter looks for overflows, a third of its time, and says none.
+    options = replace(builder.options, sanitize_overflow=False)
     with (
         mock.patch.object(interpreter, "_patch_lang", patches.add),
+        mock.patch.object(builder, "options", options),
         mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
         mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _dot),
         mock.patch.object(interpreter.InterpreterBuilder, "create_splat", _splat),
