@@ -15,6 +15,7 @@ from tests.support import check, externs, values, with_layout
 MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 
 
+@pytest.mark.sampled(3)
 @MODES
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_linear_layers_between_chains_match_eager(dtype, train):
@@ -65,6 +66,7 @@ def test_every_kind_of_matrix_product_matches_eager(train):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @MODES
 def test_convolutions_between_chains_match_eager(layout, train):
@@ -86,6 +88,7 @@ def test_convolutions_between_chains_match_eager(layout, train):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @MODES
 def test_pooling_between_chains_matches_eager(layout, train):
@@ -123,6 +126,7 @@ ATTENTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ATTENTIONS)
 @MODES
 def test_attention_between_chains_matches_eager(kind, train):

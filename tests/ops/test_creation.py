@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import check, compile_with, seeded, values
+from tests.support import check, compile_with, in_both, seeded, values
 
 ARANGES = [(7,), (0,), (2, 9), (9, 2, -2), (-3, 4, 3), (0.0, 1.0, 0.25), (5, 5)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
@@ -22,7 +22,8 @@ def test_aranges_match_eager():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fills_match_eager(dtype):
+@in_both
+def test_fills_match_eager(dtype, check):
     def make(x):
         return {
             "full": torch.full((3, 5), 1, dtype=dtype),

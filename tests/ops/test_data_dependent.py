@@ -282,6 +282,7 @@ def test_gradients_through_sizes_that_depend_on_data_are_eagers(captured, fn, dy
     assert all(trace.problem is None for trace in RECENT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fn", (masked_loss, scattered, sized))
 def test_where_data_breaks_the_graph_training_is_right(fn):
     call = compiled(fn, fullgraph=False)

@@ -161,7 +161,8 @@ MASKS = {
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
-def test_masks_match_eager_and_its_gradients(dtype):
+@in_both
+def test_masks_match_eager_and_its_gradients(dtype, check):
     table = {n: op for n, op in MASKS.items() if dtype != torch.float16 or n != "masked_fill"}
     check(
         lambda x, m: {name: op(x, m) for name, op in table.items()},

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import check, values
+from tests.support import check, in_both, values
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -103,7 +103,8 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_elementwise_losses_match_eager(reduction):
+@in_both
+def test_elementwise_losses_match_eager(reduction, check):
     def losses(x, y):
         return {name: loss(x, y, reduction=reduction) for name, loss in LOSSES.items()}
 

@@ -35,6 +35,7 @@ def test_norms_over_the_last_axis_match_eager(dtype, train, check):
     check(norms, values(3, 5, 48, dtype=dtype), *affine(48, dtype), train=train)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", (1, 7, 33, 100, 1000, 4097))
 def test_norms_of_odd_widths_match_eager(n):
     def norms(x, r, w, b):
@@ -109,7 +110,8 @@ def test_group_and_instance_norm_match_eager(layout, train, check):
 
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize("training", (False, True), ids=("eval_mode", "train_mode"))
-def test_batch_norm_normalises_and_updates_its_statistics(layout, training):
+@in_both
+def test_batch_norm_normalises_and_updates_its_statistics(layout, training, check):
     norm = nn.BatchNorm2d(6).train(training)
     nn.init.normal_(norm.weight)
     norm.running_mean.uniform_(-1, 1)

@@ -107,6 +107,7 @@ def test_five_steps_agree_with_eager_and_fp64(name, foreach):
     steps_agree(cls, {**settings, "foreach": foreach})
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
 def test_parameters_of_mixed_types(foreach):
     dtypes = (torch.float32, torch.bfloat16)
@@ -133,6 +134,7 @@ def test_a_learning_rate_in_a_tensor_changes_without_a_recompile():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
 @pytest.mark.parametrize("kind", [2.0, float("inf"), 1.0])
 def test_gradients_are_clipped_in_place(kind, foreach):

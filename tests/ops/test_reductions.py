@@ -354,6 +354,7 @@ def test_variance_survives_a_large_mean():
     check(lambda x: (torch.var_mean(x, 1), x.std(0), F.layer_norm(x, (1000,))), x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("shape", ((3, 7), (3, 4097)))
 def test_spread_of_equal_values_is_zero_and_so_is_the_slope_of_a_deviation(shape, dtype):
