@@ -72,12 +72,14 @@ def assert_overlapped(found: StaticReport, loops: int = 1) -> None:
     assert (found.serialised, found.dot_loops, found.idle_dot_loops) == ((), loops, 0)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("tile", ((128, 128, 64), (128, 256, 64)), ids=str)
 def test_linear_with_gelu_keeps_wide_tiles_in_registers(tile: tuple[int, ...]) -> None:
     (one,) = staged(gelu_of_linear, *tensors((4096, 1024), (4096, 1024), (4096,)))
     assert_overlapped(report(one, tile))
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("depth", (64, 128))
 def test_attention_of_128_rows_and_64_keys_overlaps_its_products(depth: int) -> None:
     (one,) = staged(causal, *tensors(*[(2, 4, 1024, depth)] * 3))
@@ -92,6 +94,7 @@ def assert_tiles_are_copied(found: StaticReport, least: int) -> None:
     assert max(found.store_widths, default=0) <= 4  # row statistics at most
 
 
+@pytest.mark.first
 # Of three stages each operand has one copy in the loop and two before it.
 @pytest.mark.parametrize("tile", ((128, 128, 64), (128, 256, 64)), ids=str)
 def test_descriptors_copy_a_products_tiles(tile: tuple[int, ...]) -> None:

@@ -71,7 +71,11 @@ def exports() -> list[str]:
     return [*lines, "UNARY(not, bool, bool)"]
 
 
-@pytest.fixture(scope="module", params=WIDTHS, ids=lambda width: f"W{width}")
+# The narrowest is the same text by other types, and only old machines run it.
+QUICK = [16, 8, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=QUICK, ids=lambda width: f"W{width}")
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     width = request.param
     compiler = find_compiler(None)

@@ -113,7 +113,7 @@ def outputs(count: int) -> Graph:
     return graph((x, y), tuple(lines), *(n.buffer for n in lines[1::2]))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "size", "calls"),
     [(chain, 200, 2000), (residual, 80, 4500), (sums, 60, 1500), (outputs, 40, 17000)],
