@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fusec.errors import WrongKernel
+from fusec.runtime.verdicts import Lap, Verdict
 from tests.planted import plant
 from tests.support import seeded, tune, values
 
@@ -132,3 +133,18 @@ def test_what_an_operation_of_the_users_wrote_in_place_is_read_by_what_is_compar
         got = torch.compile(f, backend="fusec", options=options)(x)
     assert torch.allclose(got, (2 * x.sin()).cos())
     assert launches_that_agree(caplog) == {"k0", "k1"}
+
+
+def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch):
+    onednn = torch.ops.mkldnn._linear_pointwise.default
+    off = {onednn: lambda *args: onednn(*args) + 0.01}
+    monkeypatch.setattr("fusec.runtime.executable._PYTHON", off)
+
+    def won(*_: object) -> Verdict:
+        return Verdict("oneDNN", (Lap("ATen", 2.0), Lap("oneDNN", 1.0)))
+
+    monkeypatch.setattr("fusec.race.LibraryJudge.race", won)
+    tune(monkeypatch, raced_product=1)
+    call = compiled(strict=True, race_budget_s=20.0, cache=False)
+    with pytest.raises(WrongKernel, match=r"kernel oneDNN .* is off in mm"):
+        call(values(8, 16), values(16, 4))

@@ -266,14 +266,15 @@ class _Wrapper:
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
     def _watch(self, position: int, step: Step, watched: Watched) -> None:
-        """Print which values a step has stored; an eager kernel's have no kernel's name.
+        """Print which values a step has stored; an eager kernel's have no kernel's name, but those
+        of another library than eager's have its name.
 
         An input that is written in several places holds its value after the last.
         """
         name: str | None = None
         match step:
             case Extern():
-                made = () if step.is_pending else step.writes
+                name, made = step.library, () if step.is_pending else step.writes
             case Kernel() | Bundle() | RowLoop():
                 name, made = step.name, step.writes
             case _:

@@ -204,6 +204,7 @@ class Extern:
         meaning: definitions that compute the same outputs, where index notation can say them: what
             stands in the call's place where a kernel of fusec's own is the better choice.
         gives: sizes that are known once it has run.
+        library: which one computes it, if that is not the one that the FX node names.
     """
 
     node: str
@@ -218,6 +219,7 @@ class Extern:
     many: bool = False
     meaning: tuple[Def, ...] = ()
     gives: tuple[BoundSize, ...] = ()
+    library: str | None = None
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -304,6 +306,7 @@ class Extern:
                 args=(a, b.transposed, bias, *other.rest),
                 reason=f"contraction: runs in {other.library}",
                 effect=Fresh(),
+                library=other.library,
             )
             for other in linear
         }
