@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -138,7 +139,7 @@ def _context(inputs: Sequence[Any], options: Options) -> Context:
     try:
         target = target_for(next(devices, torch.device("cpu")), options)
     except FusecError:  # graphs on it run as eager kernels
-        target = find_target("cpu")
+        target, options = find_target("cpu"), replace(options, race="library")
     return Context(target, options, Trace("joint"))
 
 

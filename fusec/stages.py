@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import fx
 
+from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target
 from fusec.codegen.triton_form import FORM, Form, print_form, verify_form
@@ -550,11 +551,11 @@ LOWER = (
 """A kernel as schedules take it, as a program."""
 
 
-def all_stages(form: tuple[Stage, ...] = FORM) -> Iterator[Stage]:
+def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
     """Yield every stage in order, those that an inner list runs before the stage that has it.
 
     Args:
-        form: the last ones, which a target's printer wants.
+        form: the last ones, which a target's printer wants; by default those of all printers.
     """
     before = dict.fromkeys((*INFERENCE, *JOINT))
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *KERNEL, *LOWER, *form):

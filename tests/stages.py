@@ -136,6 +136,10 @@ EXAMPLES = {
         lambda a, b, c, d: torch.relu(a @ b + c @ d), ((32, 48), (48, 64)) * 2, "sm_90", BF16,
         options=FUSED,
     ),
+    "tiles": Example(
+        lambda x, w: F.relu(x @ w), ((8, 32), (32, 16)), options=FUSED
+    ),
+    "scores": Example(attention, ((1, 1, 320, 16),) * 3, options=FUSED),
     "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),
     "bias": Example(lambda x, w, b: torch.addmm(b, x, w), ((8, 16), (16, 24), (24,))),
     "library": Example(

@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec import backend, compiler
 from fusec.errors import Unsupported
-from fusec.stages import Context
+from fusec.stages import JOINT, Context
 
 
 @pytest.mark.parametrize(
     ("device", "target", "multiplies"),
-    [("cpu", "cpu", False), ("cuda", "sm_89", True), ("cuda", "sm_70", False), ("cuda", "", False)],
+    [("cpu", "cpu", True), ("cuda", "sm_89", True), ("cuda", "sm_70", False), ("cuda", "", False)],
 )
 def test_scores_are_computed_again_only_for_kernels_that_are_made(
     device: str, target: str, multiplies: bool, monkeypatch: pytest.MonkeyPatch
@@ -29,7 +29,8 @@ def test_scores_are_computed_again_only_for_kernels_that_are_made(
     def compile_with(*arguments: object) -> bool:
         context = arguments[-1]
         assert isinstance(context, Context)
-        return context.target.multiplies
+        (stage,) = (stage for stage in JOINT if stage.name == "wide_products")
+        return stage.only(context)
 
     monkeypatch.setattr(compiler, "device_target", name_of)
     monkeypatch.setattr(backend, "compile_with", compile_with)

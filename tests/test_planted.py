@@ -24,7 +24,7 @@ from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule
 from fusec.ir.index import index
 from fusec.ir.memory import Allocation, StepMemory
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
+from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Update
 from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import LoopKind
 from fusec.stages import Placed, Planned
@@ -387,6 +387,18 @@ def in_loop(change: Change) -> Change:
     return in_each(RowLoop, lambda loop: replace(loop, body=change(loop.body)))
 
 
+def a_term_less(product: Multiply) -> Multiply:
+    return replace(product, terms=tuple(count - 1 for count in product.terms))
+
+
+def not_added(product: Multiply) -> Multiply:
+    return replace(product, adds=False) if product.adds else product
+
+
+def narrow_rows(product: Multiply) -> Multiply:
+    return replace(product, into=replace(product.into, row=product.into.row - 1))
+
+
 FAULTS = (
     # before capture
     Fault("equal_sizes", "lengths", "keys for values", in_fx(exchanged("attention", 1, 2))),
@@ -474,6 +486,10 @@ FAULTS = (
     Fault("lower", "norm", "an update forgotten", lost(Update)),
     Fault("lower", "products", "a product that is not added", lost(Update)),
     Fault("lower", "norm", "a store forgotten", lost(Put)),
+    Fault("vector_tiles", "tiles", "a product with a term too few", in_each(Multiply, a_term_less)),
+    Fault("vector_tiles", "scores", "a product that is not added", in_each(Multiply, not_added)),
+    Fault("vector_tiles", "tiles", "rows that overlap", in_each(Multiply, narrow_rows)),
+    Fault("vector_tiles", "scores", "an array without its last row", in_each(For, ends_early)),
     Fault("base_two", "attention", "the base is e still", everywhere(renamed("exp2", "exp"))),
     Fault("sink", "attention", "a value used before it is named", in_lists(used_before)),
     # the form that is printed

@@ -47,6 +47,7 @@ EXAMPLES = {
     "coalesce": "parts",
     "plan": "norm",
     "lower": "norm",
+    "vector_tiles": "tiles",
     "base_two": "attention",
     "sink": "attention",
     "orient": "products",

@@ -44,7 +44,7 @@ STAGES = {stage.name: stage for stage in all_stages()}
 STRUCTURES = {
     "Graph", "Schedule", "Kernel", "FlatKernel", "Program", "Form", "fx.GraphModule", "fx.Graph"
 }  # fmt: skip
-HOMES = {"fusec/stages.py", "fusec/codegen/triton_form.py"}
+HOMES = {"fusec/stages.py", "fusec/codegen/cpp_form.py", "fusec/codegen/triton_form.py"}
 ELSEWHERE = {
     ("fusec/codegen/targets.py", "online_softmax"): "the row that says whether the stage does it",
     ("fusec/codegen/targets.py", "split_loop"): "the same",

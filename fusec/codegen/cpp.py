@@ -47,6 +47,8 @@ from fusec.ir.program import (
     Carry,
     For,
     Let,
+    Matrix,
+    Multiply,
     Program,
     Put,
     Scratch,
@@ -182,7 +184,9 @@ class Printer:
         text = "#pragma omp parallel for"
         if len(self.program.grid) > 1:
             text += f" collapse({len(self.program.grid)})"
-        text += " schedule(static)"
+        # Rows of a triangle take unequal times; tiles of a product are few and long.
+        products = any(isinstance(s, Multiply) for s in statements(self.program.body))
+        text += f" schedule({'dynamic' if products else 'static'})"
         work = self.program.work
         if work is not None and not work.is_constant:
             return f"{text} if ({self.scalar_index(work)} >= {PARALLEL_WORK})"
@@ -216,8 +220,25 @@ class Printer:
                 self.scratch(statement)
             case For():
                 self.loop(statement)
+            case Multiply():
+                self.multiply(statement)
             case _:
                 raise InternalError(statement, stage="codegen.cpp")
+
+    def multiply(self, product: Multiply) -> None:
+        into, left, right = product.into, product.left, product.right
+        counts = f"{self.least(product.rows)}, {product.columns}, {self.least(product.terms)}"
+        sides = (
+            self.matrix(into, into.row, into.panel),
+            self.matrix(left, left.row, left.column),
+            self.matrix(right, right.row, right.panel),
+        )
+        self.emit(f"f_multiply({', '.join(sides)}, {counts}, {str(product.adds).lower()});")
+
+    def matrix(self, matrix: Matrix, *steps: Index) -> str:
+        """Return where a matrix begins, and some of its steps."""
+        start = f"{self.name(matrix.buffer)} + {self.scalar_index(matrix.start)}"
+        return ", ".join((start, *map(self.scalar_index, steps)))
 
     def loop(self, loop: For) -> None:
         block = transposed_block(loop, self.lane)

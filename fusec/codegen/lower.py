@@ -208,7 +208,7 @@ class _Lowering(Values):
             if len(stops) == 1 and (stops[0] - start).is_constant and (stops[0] - start).const <= 0:
                 continue
             ends = stops if last is None else (*stops, last)
-            if mask_free is None:
+            if mask_free is None or (masked and self.plan.peel):
                 self._loop(loop, start, ends, tasks, masked)
             elif mask_free.stop is not None:
                 self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, mask_free.truth)
@@ -217,7 +217,7 @@ class _Lowering(Values):
                 self._loop(loop, start, (*ends, mask_free.first), tasks, masked)
                 first = self._not_below_zero(mask_free.first)
                 self._loop(loop, first, ends, tasks, masked, mask_free.truth)
-            start = stops[-1] if not masked else start
+            start = self._later(start, stops[-1]) if not masked else start
 
     def _loop(
         self,
@@ -245,6 +245,17 @@ class _Lowering(Values):
         scope = self.scopes.pop()
         if scope.body:
             self.here.body.append(For(loop, start, ends, tuple(scope.body)))
+
+    def _later(self, start: Index, full: Index) -> Index:
+        """Return where the rest of a loop starts: behind its full tiles, or where a band does."""
+        if start is index(0):
+            return full
+        kind = I64
+        later = self.value(Op("maximum", (IndexValue(start, kind), IndexValue(full, kind))))
+        bounds = [most(start), most(full)]
+        high = max((b for b in bounds if b is not None), default=0)
+        extent = _INT32_MAX if None in bounds else max(high, 0) + 1
+        return index(Runtime(later, index(extent)))
 
     def _not_below_zero(self, start: Index) -> Index:
         """Return a loop's start, or 0 where that is negative: in a band's first rows."""

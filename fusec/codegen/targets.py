@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusec.codegen import cpp, triton
+from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
-from fusec.passes.machine import Machine, Resources, Tuning
+from fusec.passes.machine import Machine, Rates, Resources, Tuning
 from fusec.passes.online_softmax import online_softmax
-from fusec.passes.schedule import accepts_gpu, gpu_plans
+from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.schedule.vector_loops import accepts_cpu, cpu_plans
 from fusec.passes.split_loop import split_loop
 from fusec.passes.stage import Stage
 
@@ -55,11 +55,12 @@ class Codegen:
 CPP = Codegen(
     "cpp",
     "cpu",
-    lambda kernel: kernel,
+    online_softmax,
     cpu_plans,
     accepts_cpu,
     lambda kernel, machine: None,
     cpp.print_kernel,
+    CPP_FORM,
     overwritable=overwritable,
 )
 TRITON = Codegen(
@@ -130,7 +131,17 @@ class Target:
 
 
 CPU_MACHINE = Machine(
-    bytes_per_us=2.0e4, operations_per_us=6.0e4, launch_us=3.0, units=16, parts=16, tile=1024
+    bytes_per_us=2.0e4,
+    operations_per_us=6.0e4,
+    launch_us=3.0,
+    units=16,
+    parts=16,
+    tile=1024,
+    products_per_us=7.0e5,
+    slow_exact=4,
+    slow_half=4,
+    rates=Rates(tiled=0.9, nested=0.9, library_nested=0.5),
+    cache_bytes=1 << 19,
 )
 H200_MACHINE = Machine(
     bytes_per_us=4.3e6,

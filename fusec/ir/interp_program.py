@@ -36,7 +36,18 @@ from fusec.ir.interp_expr import (
     store,
 )
 from fusec.ir.interp_scalar import Array, fill_value, numpy_type
-from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Matrix,
+    Multiply,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+)
 
 _NOBODY = -1
 
@@ -94,6 +105,8 @@ def _run_block(body: tuple[Statement, ...], run: _Run) -> None:
                 _allocate_scratch(statement, env)
             case For():
                 _run_loop(statement, run)
+            case Multiply():
+                _multiply(statement, run)
             case _:
                 raise InternalError(statement, stage=STAGE)
     for var in set(env.variables) - outside:
@@ -107,6 +120,43 @@ def _run_loop(loop: For, run: _Run) -> None:
         run.env.points[loop.axis] = position
         _run_block(loop.body, run)
     run.env.points.pop(loop.axis, None)
+
+
+def _multiply(product: Multiply, run: _Run) -> None:
+    env = run.env
+    rows, terms = (
+        np.arange(min(eval_scalar(bound, env) for bound in bounds))
+        for bounds in (product.rows, product.terms)
+    )
+    columns = np.arange(product.columns)
+    into = _elements(product.into, rows, columns, product.width, run)
+    left = env.storage[product.left.buffer.base][_elements(product.left, rows, terms, 0, run)]
+    right = env.storage[product.right.buffer.base][
+        _elements(product.right, terms, columns, product.width, run)
+    ]
+    storage = env.storage[product.into.buffer.base]
+    storage[into] = (storage[into] if product.adds else 0) + left @ right
+
+
+def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _Run) -> Array:
+    """Return the offsets of a matrix's elements; a width of 0 is one panel.
+
+    Raises:
+        InternalError: for one out of range, or that another instance wrote.
+    """
+    start, row, column, panel = (
+        eval_scalar(part, run.env)
+        for part in (matrix.start, matrix.row, matrix.column, matrix.panel)
+    )
+    panels, within = (columns // width, columns % width) if width else (0, columns)
+    along = panels * panel + within * column
+    offsets: Array = start + rows[:, None] * row + along[None, :]
+    base = matrix.buffer.base
+    if offsets.size and not 0 <= offsets.min() <= offsets.max() < run.env.storage[base].size:
+        raise InternalError(f"a product leaves {base}", stage=STAGE)
+    if base in run.writer:
+        _check_owner(run.writer[base], offsets.reshape(-1), matrix, run)
+    return offsets
 
 
 def _allocate_scratch(statement: Scratch, env: Env) -> None:

@@ -10,13 +10,17 @@ Grammar of the printed form::
                 | 'for' axis 'in' start '..' min(stop, ...) ':' statement*
                 | buffer '[' offset ']' '=' var ['if' var]   Put
                 | 'scratch' buffer '[' length ']'         Scratch: an array private to the program
+                | matrix ('=' | '+=') matrix '@' matrix   Multiply: a product of matrices in memory
+                  'for' count 'x' count 'x' count
+    matrix    ::= buffer '[' offset ']'
 
 Semantics. The body runs once for each point of the grid, in any order or in parallel. A lane axis
 is no loop: a value with lane axes is a tile that holds one element for each lane. ``Load`` has one
 index, the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value
 of the program; lanes whose guard is false touch no memory and give 0. ``Reduce`` in a ``Let`` folds
 lanes of one value. ``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a
-Carry declared outside keeps its value from one iteration to the next.
+Carry declared outside keeps its value from one iteration to the next. ``Multiply`` is what a
+``Dot`` of tiles becomes where tiles are arrays; i, j and k in it count rows, columns and terms.
 
 Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
 
@@ -35,7 +39,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, Const, Expr, Var, children, index_exprs
-from fusec.ir.index import Axis, Index, Size
+from fusec.ir.index import Axis, Index, Size, index
 
 MULTIPLE = 16
 """A launch tells a GPU's kernel which addresses, in bytes, and sizes are multiples of it."""
@@ -98,7 +102,49 @@ class For:
     body: tuple[Statement, ...]
 
 
-Statement: TypeAlias = Let | Carry | Update | Put | Scratch | For
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix in memory, whose columns may lie in panels of W.
+
+    Its element i, j is ``buffer[start + i*row + (j // W)*panel + (j % W)*column]``.
+    """
+
+    buffer: Buffer
+    start: Index
+    row: Index
+    column: Index
+    panel: Index
+
+    def at(self, row: Index, panel: Index, column: Index) -> Index:
+        """Return the offset of an element: its row, its panel, and its column in that."""
+        return self.start + row * self.row + panel * self.panel + column * self.column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Multiply:
+    """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32, in any order of k.
+
+    Columns of ``right`` and of ``into`` are neighbours in their panels. ``into`` overlaps neither
+    operand.
+
+    Attributes:
+        rows, terms: i and k are less than each of these; there are none where one is not positive.
+        columns: a multiple of ``width``.
+        width: columns of a panel.
+        adds: to what is there; else that is overwritten, with 0 where there are no terms.
+    """
+
+    into: Matrix
+    left: Matrix
+    right: Matrix
+    rows: tuple[Index, ...]
+    columns: int
+    terms: tuple[Index, ...]
+    width: int
+    adds: bool
+
+
+Statement: TypeAlias = Let | Carry | Update | Put | Scratch | For | Multiply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,10 +256,31 @@ def _print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> N
             case Scratch():
                 lines.append(f"{pad}scratch {statement.buffer.name}[{statement.length}]")
             case For():
-                stops = ", ".join(map(repr, statement.stops))
-                stop = f"min({stops})" if len(statement.stops) > 1 else stops
+                stop = _least(statement.stops)
                 lines.append(f"{pad}for {statement.axis.name} in {statement.start} .. {stop}:")
                 _print_block(statement.body, depth + 1, lines)
+            case Multiply():
+                lines.append(f"{pad}{_product(statement)}")
+
+
+def _least(bounds: tuple[Index, ...]) -> str:
+    stops = ", ".join(map(repr, bounds))
+    return f"min({stops})" if len(bounds) > 1 else stops
+
+
+def _product(product: Multiply) -> str:
+    """Return a product's line; i, j and k count rows, columns and terms."""
+    i, j, k = (Axis(name, index(product.width)) for name in "ijk")
+    into, right = product.into, product.right
+    left = product.left.at(index(i), index(0), index(k))
+    panel = index(Axis("J", index(product.width)))
+    sides = (
+        f"{into.buffer.name}[{into.at(index(i), panel, index(j))}]",
+        f"{product.left.buffer.name}[{left}]",
+        f"{right.buffer.name}[{right.at(index(k), panel, index(j))}]",
+    )
+    count = f"{_least(product.rows)} x {product.columns} x {_least(product.terms)}"
+    return f"{sides[0]} {'+=' if product.adds else '='} {sides[1]} @ {sides[2]} for {count}"
 
 
 def _var(var: Var) -> str:

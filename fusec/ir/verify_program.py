@@ -8,6 +8,7 @@
 * An access has one index, into a buffer of the program or an array in scope. It is guarded by a
   bool or provably in range, where a loop's axis is less than any one of its stops.
 * ``Update`` changes a carry in scope. Sizes in indices are among the program's.
+* A ``Multiply`` is legal if the loops that it stands for are, over matrices in f32.
 
 That programs write disjoint elements is a property of the kernel, and checked there: a mask that
 makes lanes disjoint is a value here, which no prover follows.
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BOOL, DType
+from fusec.ir.dtype import BOOL, F32, DType
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -35,7 +36,18 @@ from fusec.ir.expr import (
     substitute,
 )
 from fusec.ir.index import Axis, Index, Size, index, is_in_range
-from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Matrix,
+    Multiply,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+)
 from fusec.ir.verify import check, is_in_range_everywhere, verify_node_types
 
 
@@ -128,6 +140,8 @@ def _verify_block(body: tuple[Statement, ...], scope: _Scope) -> None:
                 _verify_scratch(statement, scope)
             case For():
                 _verify_loop(statement, scope)
+            case Multiply():
+                _verify_product(statement, scope)
             case _:
                 raise InternalError(statement, stage="ir.verify")
 
@@ -215,6 +229,46 @@ def _verify_loop(loop: For, scope: _Scope) -> None:
     for bound in (loop.start, *loop.stops):
         _verify_index(bound, frozenset(), scope, line)
     _verify_block(loop.body, scope.inside(loop))
+
+
+def _verify_product(product: Multiply, scope: _Scope) -> None:
+    """Check a product as the loops that it stands for: over rows, panels, columns and terms."""
+    line = f"{product.into.buffer.name} = ... @ ..."
+    into, left, right = product.into, product.left, product.right
+    check(into.buffer.base in scope.writes, line, f"{into.buffer.name} is not written here")
+    check(
+        into.buffer.base not in (left.buffer.base, right.buffer.base), line, "it reads its result"
+    )
+    check(into.column is index(1) and right.column is index(1), line, "columns are no neighbours")
+    whole = product.width > 0 and product.columns % product.width == 0
+    check(whole, line, f"{product.columns} columns are no panels of {product.width}")
+    panels = (index(product.columns // max(product.width, 1)),)
+    for matrix, rows, columns, outer in (
+        (into, product.rows, (index(product.width),), panels),
+        (left, product.rows, product.terms, (index(1),)),
+        (right, product.terms, (index(product.width),), panels),
+    ):
+        check(matrix.buffer.base in scope.reads, line, f"{matrix.buffer.name} is not in scope")
+        check(matrix.buffer.dtype is F32, line, f"a matrix of {matrix.buffer.dtype}")
+        _verify_matrix(matrix, (rows, outer, columns), scope, line)
+
+
+def _verify_matrix(
+    matrix: Matrix, bounds: tuple[tuple[Index, ...], ...], scope: _Scope, line: str
+) -> None:
+    """Check that all elements of a matrix are in range.
+
+    Args:
+        bounds: of its rows, its panels, and the columns of one.
+    """
+    axes = []
+    for name, stops in zip("ijk", bounds, strict=True):
+        for stop in stops:
+            _verify_index(stop, frozenset(), scope, line)
+        axes.append(Axis(name, stops[0]))
+        scope = scope.inside(For(axes[-1], index(0), stops, ()))
+    load = Load(matrix.buffer.flat(), (matrix.at(*map(index, axes)),), None)
+    _verify_access(load, load.indices[0], scope, line, copied=False)
 
 
 # -- indices ---------------------------------------------------------------------------------------

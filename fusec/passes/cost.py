@@ -20,12 +20,6 @@ from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import Spread, spread
 
-TILED = 0.85
-"""Rate of fusec's products of matrices beside the library's (Triton beside cuBLAS: 0.8 to 1.0)."""
-NESTED, NESTED_LIBRARY = 0.55, 0.75
-"""The same of products of products in one kernel, an attention: fusec's, and the library's."""
-
-
 LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
 """Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
 
@@ -107,16 +101,16 @@ def kernel_operations(kernel: Kernel) -> int:
     return total
 
 
-def kernel_products(kernel: Kernel, slow_f32: int) -> float:
-    """Return the multiply-adds of matrix products, those in f32 ``slow_f32`` times."""
-    return _products(kernel_nodes(kernel), slow_f32)
+def kernel_products(kernel: Kernel, machine: Machine) -> float:
+    """Return the multiply-adds of matrix products, as those of a library in 16 bits."""
+    return _products(kernel_nodes(kernel), machine.slow_f32, machine.slow_half)
 
 
-def _products(nodes: Iterable[Expr], slow_f32: int) -> float:
+def _products(nodes: Iterable[Expr], slow_f32: int, slow_half: int = 1) -> float:
     total = 0.0
     for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            slow = slow_f32 if parts.left.dtype is F32 else 1
+            slow = slow_f32 if parts.left.dtype is F32 else slow_half
             total += slow * count(node.axes | frozenset(node.over))
     return total
 
@@ -132,9 +126,12 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     found = None
     if machine.multiplies:
-        if products := kernel_products(kernel, machine.slow_f32):
-            rate = NESTED if _nests_products(kernel) else TILED
-            work = max(work, products / (rate * machine.products_per_us))
+        if products := kernel_products(kernel, machine):
+            rates = machine.rates
+            rate = rates.nested if _nests_products(kernel) else rates.tiled
+            multiplied = products / (rate * machine.products_per_us)
+            # A core's vectors do both; tensor cores multiply beside the rest.
+            work = work + multiplied if machine.cache_bytes else max(work, multiplied)
         found = spread(kernel, machine)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
@@ -172,7 +169,8 @@ def price_call(call: Extern, machine: Machine) -> Price:
     products = 0.0
     for line in call.meaning:
         products += _products(postorder((line.expr,)), machine.slow_f32)
-    rate = machine.products_per_us * (NESTED_LIBRARY if len(call.meaning) > 1 else 1.0)
+    nested = machine.rates.library_nested if len(call.meaning) > 1 else 1.0
+    rate = machine.products_per_us * nested
     work = max(moved / machine.bytes_per_us, products / rate if machine.multiplies else 0.0)
     launches = 2 if _is_split(call, machine) else 1
     return Price(moved, 0, work + launches * machine.launch_us)

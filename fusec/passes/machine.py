@@ -89,6 +89,21 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of products of matrices beside the library's of one product.
+
+    Attributes:
+        tiled: fusec's (Triton beside cuBLAS: 0.8 to 1.0).
+        nested: fusec's of products of products in one kernel, an attention.
+        library_nested: the library's attention.
+    """
+
+    tiled: float = 0.85
+    nested: float = 0.55
+    library_nested: float = 0.75
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A target's machine.
 
@@ -103,6 +118,12 @@ class Machine:
         tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
         vector: f32 lanes of a CPU's vector registers.
         products_per_us: multiply-adds of 16-bit matrix products; 0 where no schedule has them.
+        slow_exact: how much longer the library's products in f32 take, unless they are rounded.
+        slow_half: how much longer fusec's own take in 16 bits than the library's: widened to f32,
+            where that is no tensor core's work.
+        rates: of products, beside the library's.
+        cache_bytes: of a CPU core's second-level cache, what the tiles of a product may take; 0
+            where tiles are in registers.
         sm: what a program may take of a multiprocessor.
         tuning: sizes that were found by measuring, or chosen.
     """
@@ -115,6 +136,10 @@ class Machine:
     tile: int
     vector: int = 1
     products_per_us: float = 0.0
+    slow_exact: int = 8
+    slow_half: int = 1
+    rates: Rates = Rates()
+    cache_bytes: int = 0
     sm: Resources = Resources()
     part_share: float = 1.0
     tuning: Tuning = Tuning()
@@ -127,4 +152,4 @@ class Machine:
     @property
     def slow_f32(self) -> int:
         """How much longer products in f32 take than in 16 bits."""
-        return 2 if self.sm.tf32 else 8
+        return 2 if self.sm.tf32 else self.slow_exact

@@ -20,6 +20,7 @@ from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
+from fusec.passes.schedule.vector_loops import accepts_loops, loop_plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,21 @@ def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
     if fast is None or not columns_beside_rows(kernel, fast):
         return True
     return rowwise.sums_fit(kernel, fast, machine.tuning)
+
+
+def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+    """Return plans of a kernel for a CPU: the one chosen by rule comes first."""
+    if contraction.contractions(kernel) and contraction.accepts(kernel, machine):
+        return contraction.plans(kernel, machine)
+    return loop_plans(kernel, machine)
+
+
+def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
+    """Return True if a CPU can run the kernel, products of matrices by tiles."""
+    if machine.multiplies and contraction.contractions(kernel):
+        accepted = contraction.accepts(kernel, machine)
+        return accepted and contraction.accepts(coalesce(kernel), machine)
+    return accepts_loops(kernel, machine)
 
 
 def columns_beside_rows(kernel: Kernel, row: Axis | None) -> bool:

@@ -1,4 +1,4 @@
-"""GPU schedule of matrix products and what is fused around them: tiles for tensor cores.
+"""The schedule of matrix products and what is fused around them: tiles, of registers or arrays.
 
 Roles. Each contraction has a row axis (its left factor's), a column axis (its right factor's) and
 an axis it sums over. One that varies along an axis that a later reduction runs over (the scores of
@@ -8,7 +8,7 @@ have (the values' head dimension) are lanes as a whole.
 A product may have few rows, or none (the scores of one query): a row that is missing in a tile is
 a masked lane, and a product without a row axis is multiplied and summed by lanes, with no ``Dot``.
 
-How wide the tiles are, ``tiling.py`` says.
+How wide the tiles are, ``tiling.py`` says for tensor cores, ``cached_tiling.py`` for CPUs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
+from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
     BUSY,
@@ -45,7 +46,8 @@ WAVES = 2
 """Programs for each multiprocessor that a split loop makes."""
 FULL_FEW_ROWS = 1.5
 """Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
-
+FULL_CORES = 0.25
+"""Programs for each unit of a CPU, of which there are more than cores: tiles are long."""
 
 SPARE = 0.9
 """The share of the registers for tiles up to which a loop is printed twice, with and without its
@@ -147,10 +149,19 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
     if roles is None:
         return False
     work = _work(kernel, products, machine)
-    (tiling, *_) = tilings(kernel, roles, work, machine)
+    (tiling, *_) = _tilings(kernel, roles, work, machine)
     if _cuts_rows(kernel, products, roles):
         return False
+    if machine.cache_bytes:
+        by_lanes = any(not (p.left_axes and p.right_axes) for p in products.values())
+        return not by_lanes and tile_bytes(work, tiling) <= machine.cache_bytes
     return bool(roles.tiled) or work.registers(tiling) <= machine.sm.tile_registers
+
+
+def _tilings(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+    if machine.cache_bytes:
+        return cached_tilings(roles, work, machine)
+    return tilings(kernel, roles, work, machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +197,10 @@ def spread(kernel: Kernel, machine: Machine) -> Spread | None:
     if roles is None:
         return None
     work = _work(kernel, products, machine)
-    (tiling, *_) = tilings(kernel, roles, work, machine)
+    (tiling, *_) = _tilings(kernel, roles, work, machine)
     count, axis = programs(kernel, tiling), roles.looped
+    if machine.cache_bytes:
+        return Spread(count, FULL_CORES)
     few = has_few_rows(roles)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * machine.units
@@ -234,7 +247,9 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     if roles is None:
         raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
     work = _work(kernel, contractions(kernel), machine)
-    found = tilings(kernel, roles, work, machine)
+    found = _tilings(kernel, roles, work, machine)
+    if machine.cache_bytes:
+        return tuple(_cached_plan(kernel, roles, tiling) for tiling in found)
     most = SPARE * machine.sm.tile_registers
     plain = _has_plain_operands(kernel, roles)
     without_mask = (plain and work.registers(t) <= most for t in found)
@@ -242,6 +257,13 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         _plan(kernel, roles, t, mask_free=s) for t, s in zip(found, without_mask, strict=True)
     )
     return tuple(dict.fromkeys(replace(plan, tf32=machine.sm.tf32) for plan in offered))
+
+
+def _cached_plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:
+    """Return the plan of a kernel whose tiles are arrays."""
+    return Plan(
+        _bindings(kernel, roles, tiling), 1, peel=True, dots=True, online=True, mask_free=True
+    )
 
 
 def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
@@ -275,17 +297,11 @@ def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> 
 
 
 def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, mask_free: bool) -> Plan:
-    tiles = tiling.lanes
-    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid]
-    loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in roles.outer]
-    if roles.looped is not None:
-        loops.append(Binding(roles.looped, LoopKind.LOOP, tiles[roles.looped]))
-    lanes = [Binding(a, LoopKind.LANES, tiles[a]) for a in roles.whole]
     grouped = len(roles.tiled) == 2 and roles.tiled == kernel.grid[-2:]
     # Tiles of rank 3, loaded ahead, kept LLVM busy for minutes (one query of 4096 keys, sm_90).
     multiplies = any(p.left_axes and p.right_axes for p in contractions(kernel).values())
     return Plan(
-        (*grid, *loops, *lanes),
+        _bindings(kernel, roles, tiling),
         tiling.warps,
         stages=tiling.stages if multiplies else 1,
         group=GROUP if grouped else 0,
@@ -293,3 +309,13 @@ def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, mask_free: bool) -> P
         online=True,
         mask_free=mask_free,
     )
+
+
+def _bindings(kernel: Kernel, roles: Roles, tiling: Tiling) -> tuple[Binding, ...]:
+    tiles = tiling.lanes
+    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid]
+    loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in roles.outer]
+    if roles.looped is not None:
+        loops.append(Binding(roles.looped, LoopKind.LOOP, tiles[roles.looped]))
+    lanes = [Binding(a, LoopKind.LANES, tiles[a]) for a in roles.whole]
+    return (*grid, *loops, *lanes)

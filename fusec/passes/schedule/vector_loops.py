@@ -26,7 +26,7 @@ SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 
 
-def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return the plans of a kernel for a CPU: one."""
     tuning = machine.tuning
     plan = Plan(
@@ -149,7 +149,7 @@ def _all_transpose(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -
     return nest_order(kernel, lane, arrays=True) is not None
 
 
-def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
+def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
     """Return True if one order of the kernel's loops serves all its reductions."""
     return nest_order(kernel, fastest_axis(kernel, kernel.axes), arrays=True) is not None
 

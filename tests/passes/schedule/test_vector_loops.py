@@ -15,9 +15,9 @@ from fusec.ir.monoid import MAX
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.passes.schedule.vector_loops import (
     SUM_TILES,
-    accepts_cpu,
-    cpu_plans,
+    accepts_loops,
     lane_axis,
+    loop_plans,
 )
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
@@ -27,7 +27,7 @@ TUNING = CPU_MACHINE.tuning
 
 
 def plan_of(kernel: Kernel, width: int = 16) -> Plan:
-    (plan,) = cpu_plans(kernel, replace(CPU_MACHINE, vector=width))
+    (plan,) = loop_plans(kernel, replace(CPU_MACHINE, vector=width))
     return plan
 
 
@@ -133,13 +133,13 @@ def test_without_contiguous_memory_nothing_has_lanes() -> None:
 def test_one_reduction_is_planned_however_long_and_wide(shape: tuple[int, int]) -> None:
     """A vocabulary of 128256 columns is cut into chunks, and so is the array of their sums."""
     for kernel in (rows(*shape), columns(*shape)):
-        assert accepts_cpu(kernel, CPU_MACHINE)
+        assert accepts_loops(kernel, CPU_MACHINE)
         assert plan_of(kernel).bindings
 
 
 def test_a_private_array_longer_than_a_cache_is_refused() -> None:
-    assert accepts_cpu(rows_and_columns(4, 8, 1 << 16), CPU_MACHINE)
-    assert not accepts_cpu(rows_and_columns(4, 8, (1 << 16) + 64), CPU_MACHINE)
+    assert accepts_loops(rows_and_columns(4, 8, 1 << 16), CPU_MACHINE)
+    assert not accepts_loops(rows_and_columns(4, 8, (1 << 16) + 64), CPU_MACHINE)
 
 
 @pytest.mark.parametrize(

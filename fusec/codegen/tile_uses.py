@@ -1,0 +1,176 @@
+"""What is known of the values of a program of tiles, before its tiles become arrays and vectors.
+
+``Uses`` says of each value who reads it and where, which loads end at a count along an axis, and
+what a statement needs once cheap values are computed where they are used.
+
+Worked example: in ``for n: s<m, n> = dot(k: a, b); e<m, n> = exp(s); c := dot(n: e, v, c)`` the
+value e is the left operand of a product, v the right one, and both are read in the loop alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fusec.ir.dtype import F32, I32, I64
+from fusec.ir.expr import (
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Var,
+    index_exprs,
+)
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
+
+Place = tuple[int, ...]
+"""Where a statement stands: its position in each block around it, the outermost first."""
+
+
+@dataclass(slots=True, eq=False)
+class Uses:
+    """The values of a program of tiles.
+
+    Attributes:
+        lanes: the lane axes of tiles.
+        values: what each name stands for, but for carries.
+        defined: where.
+        readers: statements that name a value, and where these stand.
+        updates: carry -> where it is updated.
+        written: buffers that the program stores to.
+    """
+
+    lanes: frozenset[Axis]
+    written: frozenset[object]
+    values: dict[Var, Expr] = field(default_factory=dict)
+    defined: dict[Var, Place] = field(default_factory=dict)
+    readers: dict[Expr, list[tuple[Statement, Place]]] = field(default_factory=dict)
+    updates: dict[Var, list[Place]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(program: Program) -> Uses:
+        """Return what is known of a program's values."""
+        uses = Uses(frozenset(program.lanes), frozenset(b.base for b in program.writes))
+        for place, statement in placed(program.body):
+            if isinstance(statement, Let | Carry):
+                uses.defined[statement.var] = place
+            if isinstance(statement, Let):
+                uses.values[statement.var] = statement.value
+            if isinstance(statement, Update):
+                uses.updates.setdefault(statement.var, []).append(place)
+            for name in dict.fromkeys(reads(statement)):
+                uses.readers.setdefault(name, []).append((statement, place))
+        return uses
+
+    def domain(self, statement: Statement) -> frozenset[Axis]:
+        """Return the lane axes along which a statement runs, those that it reduces included."""
+        match statement:
+            case Let(var=var, value=Reduce() as value):
+                return (var.axes | value.body.axes | frozenset(value.over)) & self.lanes
+            case Let() | Update() | Carry():
+                return statement.var.axes & self.lanes
+            case Put():
+                guard = statement.guard.axes if statement.guard is not None else frozenset()
+                return (statement.offset.axes | statement.value.axes | guard) & self.lanes
+            case _:
+                return frozenset()
+
+    def dots(self, var: Var) -> Iterator[tuple[Statement, Dot]]:
+        """Yield the products that read a value as an operand."""
+        for statement, _ in self.readers.get(var, ()):
+            match statement:
+                case Let(value=Dot() as dot) | Update(value=Dot() as dot):
+                    if var in (dot.left, dot.right):
+                        yield statement, dot
+
+    def elementwise(self, var: Var) -> bool:
+        """Return True if anything but products reads a value."""
+        return len(self.readers.get(var, ())) > len(list(self.dots(var)))
+
+    def counts(self, guard: Expr | None) -> Mapping[Axis, Index] | None:
+        """Return how many points of each lane axis a guard lets through: the first ones.
+
+        None if it says anything else.
+        """
+        match self.values.get(guard) if isinstance(guard, Var) else guard:
+            case None:
+                return {} if guard is None else None
+            case Op(name="lt", args=(a, b)):
+                here, end = self._position(a), self._position(b)
+                return None if here is None or end is None else self._count(end - here)
+            case Op(name="and", args=args):
+                parts = [self.counts(arg) for arg in args]
+                axes = [axis for part in parts for axis in part or ()]
+                if None in parts or len(set(axes)) < len(axes):
+                    return None
+                return {axis: count for part in parts for axis, count in (part or {}).items()}
+            case _:
+                return None
+
+    def _count(self, left: Index) -> Mapping[Axis, Index] | None:
+        lanes = left.axes & self.lanes
+        if len(lanes) != 1:
+            return None
+        (lane,) = lanes
+        if left.coefficient(lane) is not index(-1):
+            return None
+        count = left + index(lane)
+        return None if lane in count.axes else {lane: count}
+
+    def _position(self, node: Expr) -> Index | None:
+        match self.values.get(node) if isinstance(node, Var) else node:
+            case IndexValue(index=value) if not list(index_exprs(value)):
+                return value
+            case Const(value=value) if node.dtype in (I32, I64):
+                return index(int(value))
+            case _:
+                return None
+
+    def load(self, var: Expr) -> Load | None:
+        """Return the load that a value is, if the program does not write what it reads."""
+        value = self.values.get(var) if isinstance(var, Var) else None
+        if isinstance(value, Load) and value.buffer.base not in self.written:
+            return value
+        return None
+
+    def direct(self, var: Expr, rows: Axis, columns: Axis, *, right: bool) -> Load | None:
+        """Return the load of an operand of f32 that a product can read where it lies.
+
+        A right operand's columns have to be neighbours, and whole vectors of them in range.
+        """
+        load = self.load(var)
+        if load is None or load.dtype is not F32 or load.gathers:
+            return None
+        (offset,) = load.indices
+        steps = [offset.coefficient(axis) for axis in (rows, columns)]
+        counts = self.counts(load.guard)
+        if counts is None or any(s is None or s.axes & self.lanes for s in steps):
+            return None
+        if right and (steps[1] is not index(1) or columns in counts):
+            return None
+        return load
+
+    def is_turned(self, load: Load, row: Axis, column: Axis) -> bool:
+        """Return True for a load whose neighbours in memory are those along a tile's rows."""
+        (offset,) = load.indices
+        along = offset.coefficient(column)
+        if load.gathers or along is None or along.axes & self.lanes:
+            return False
+        return (
+            offset.coefficient(row) is index(1)
+            and along is not index(1)
+            and self.counts(load.guard) is not None
+        )
+
+
+def placed(body: Iterable[Statement], above: Place = ()) -> Iterator[tuple[Place, Statement]]:
+    """Yield each statement and where it stands, a loop before those in it."""
+    for position, statement in enumerate(body):
+        place = (*above, position)
+        yield place, statement
+        if isinstance(statement, For):
+            yield from placed(statement.body, place)

@@ -1,0 +1,63 @@
+"""Tiles of a CPU's kernels with matrix products: arrays that fit a core's second-level cache.
+
+A tile is as long as keeps the product's inner loop busy, and no longer than the cache takes: each
+product's result, what is between two products, and operands, which may have to be copied. Lanes
+are whole vectors; an axis that is lanes as a whole has as many as hold it.
+
+Worked example, an attention with head dimension 64: 96 queries and 128 keys are scores and weights
+of 2*48 KB, queries and sums of 2*24 KB, keys and values of 2*32 KB: 208 KB of 512.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.index import Axis
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.tiling import Roles, Tiling, Work
+
+ROWS = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
+"""Rows and terms of an iteration of a kernel whose products read one another."""
+SIDES = ((96, 128), (96, 64), (48, 64), (32, 32))
+"""Rows and columns of a tile of other products."""
+TERMS = 256
+"""Terms that such a tile adds up in an iteration."""
+F32_BYTES = 4
+
+
+def cached_tilings(roles: Roles, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+    """Return the tilings that fit the cache, the largest first; the smallest if none does."""
+    found = [_tiling(roles, sides, step, machine.vector) for sides, step in _shapes(roles, work)]
+    fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
+    return tuple(fitting[:1] or found[-1:])
+
+
+def _shapes(roles: Roles, work: Work) -> list[tuple[tuple[int, int], int]]:
+    if work.inner or len(roles.tiled) < 2:
+        return [((rows, rows), step) for rows, step in ROWS]
+    return [(sides, TERMS) for sides in SIDES]
+
+
+def tile_bytes(work: Work, tiling: Tiling) -> int:
+    """Return the bytes of a kernel's tiles in f32: results, values between products, operands."""
+    tiles = [*work.sums, *work.inner, *work.inner[:1], *(axes for axes, _ in work.loads)]
+    return F32_BYTES * sum(_area(axes, tiling) for axes in tiles)
+
+
+def _area(axes: frozenset[Axis], tiling: Tiling) -> int:
+    area = 1
+    for axis in axes:
+        area *= tiling.lanes.get(axis, 1)
+    return area
+
+
+def _tiling(roles: Roles, sides: tuple[int, int], step: int, vector: int) -> Tiling:
+    lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in roles.whole}
+    for axis, side in zip(roles.tiled, sides, strict=False):
+        lanes[axis] = whole_vectors(axis, side, vector)
+    if roles.looped is not None:
+        lanes[roles.looped] = whole_vectors(roles.looped, step, vector)
+    return Tiling(lanes, 1, 1)
+
+
+def whole_vectors(axis: Axis, most: int, vector: int) -> int:
+    """Return the lanes of a tile of an axis: whole vectors, at most so many lanes or the axis."""
+    return -(-min(most, axis.extent.hint()) // vector) * vector

@@ -1,0 +1,46 @@
+"""Tiles of a CPU's products: whole vectors, and no more than the cache holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusec.codegen.targets import CPU_MACHINE
+from fusec.ir.index import Axis, index
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
+from fusec.passes.schedule.tiling import Roles, Work
+
+
+def machine(cache: int = 1 << 19) -> Machine:
+    return replace(CPU_MACHINE, vector=16, cache_bytes=cache)
+
+
+def attention(queries: int, keys: int, depth: int) -> tuple[Roles, Work]:
+    m, n, d = (Axis(name, index(e)) for name, e in zip("mnd", (queries, keys, depth), strict=True))
+    loads = tuple((frozenset(axes), 4) for axes in ((m, d), (n, d)))
+    work = Work((frozenset((m, d)),), (frozenset((m, n)),), loads, (), 4, False)
+    return Roles((m,), n, (), (d,)), work
+
+
+@pytest.mark.parametrize("cache", (1 << 19, 1 << 18, 1 << 17))
+@pytest.mark.parametrize("depth", (24, 64, 128, 256))
+def test_tiles_are_whole_vectors_that_the_cache_holds(depth: int, cache: int) -> None:
+    roles, work = attention(1024, 1024, depth)
+    (tiling,) = cached_tilings(roles, work, machine(cache))
+    assert all(lanes % 16 == 0 for lanes in tiling.lanes.values())
+    assert tile_bytes(work, tiling) <= cache
+    assert tiling.lanes[roles.whole[0]] >= depth
+
+
+def test_a_short_axis_has_short_tiles() -> None:
+    roles, work = attention(7, 40, 64)
+    (tiling,) = cached_tilings(roles, work, machine())
+    assert [tiling.lanes[a] for a in (*roles.tiled, roles.looped) if a] == [16, 48]
+
+
+def test_the_smallest_tiles_are_offered_where_none_fit() -> None:
+    roles, work = attention(1024, 1024, 64)
+    (tiling,) = cached_tilings(roles, work, machine(1 << 10))
+    assert tiling.lanes[roles.tiled[0]] == 16
