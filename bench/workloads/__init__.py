@@ -21,7 +21,10 @@ from bench.workloads import (
 
 def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
-    groups = (pointwise, norms, softmax, images, losses, blocks, models, optimizers, vision)
+    groups = (
+        *(pointwise, norms, softmax, attention, images, losses, blocks, models, optimizers),
+        vision,
+    )
     return [workload for group in groups for workload in group.cpu()]
 
 

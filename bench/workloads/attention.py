@@ -88,8 +88,47 @@ def alibi(dtype: torch.dtype, device: str, shrink: int, *, sizes: Sizes) -> Case
     return Case(attend, (q, k, v), flops=flops(q, causal=True), backward=2.5)
 
 
+def unmasked(
+    dtype: torch.dtype, device: str, shrink: int, *, sizes: Sizes, biased: bool, cap: float = 0.0
+) -> Case:
+    """softmax(score(q @ k.T / sqrt(d))) @ v written out, with a bias or a soft cap on scores."""
+    q, k, v = heads(dtype, device, shrink, *sizes)
+    scale = q.shape[-1] ** -0.5
+    bias = torch.randn(q.shape[1], q.shape[2], q.shape[2], device=device).to(dtype)
+
+    def attend(q, k, v):
+        scores = (q @ k.transpose(-2, -1)) * scale
+        scores = scores + bias if biased else scores
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        return scores.softmax(-1) @ v
+
+    return Case(attend, (q, k, v), flops=flops(q, causal=False), backward=2.5)
+
+
 def cpu() -> list[Workload]:
-    return []
+    """Written out, and the library's call."""
+    usual, wide = (4, 8, 1024, 64), (2, 8, 1024, 128)
+    plainly = functools.partial(unmasked, biased=False)
+    with_bias = functools.partial(unmasked, biased=True)
+    capped = functools.partial(unmasked, biased=False, cap=30.0)
+    rows = [
+        ("written out", plainly, usual),
+        ("written out, causal", written_out, usual),
+        ("written out, bias", with_bias, usual),
+        ("written out, soft cap", capped, usual),
+        ("causal", plain, usual),
+        ("causal", plain, wide),
+    ]
+    return [
+        Workload(
+            GROUP,
+            f"{name} {'x'.join(map(str, sizes))}",
+            functools.partial(build, sizes=sizes),
+            train,
+        )
+        for name, build, sizes in rows
+        for train in (False, True)
+    ]
 
 
 def gpu() -> list[Workload]:
