@@ -65,6 +65,7 @@ _SAME_BITS = (
 
 LEAST_BUDGET = 1e-6
 """A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
+F32_BYTES = 4
 SCORES_BYTES = 1 << 20
 """Scores of less are as well saved."""
 
@@ -312,19 +313,23 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def recompute_scores(joint: fx.GraphModule) -> None:
+def recompute_scores(joint: fx.GraphModule, narrow: bool = True) -> fx.GraphModule:
     """Tag the scores of attentions, and what has their size: the backward computes them again.
 
     For kernels that never store them (``passes/recompute.py``).
+
+    Args:
+        narrow: whether there are such kernels for 16-bit types; else f32 alone is tagged.
     """
     graph = joint.graph
     found = {
         n
         for n in find_expansions(graph, SCORES_BYTES, (aten.bmm.default,))
-        if _columns(n.args[0]) <= MAX_LANES
+        if _columns(n.args[0]) <= MAX_LANES and (narrow or _itemsize(n) >= F32_BYTES)
     }
     if found:
         recompute(_large(found) - _tangent_users(graph))
+    return joint
 
 
 def recompute(nodes: Collection[fx.Node]) -> None:
@@ -356,6 +361,11 @@ def _hint(extent: int | torch.SymInt) -> int:
     if isinstance(extent, int):
         return extent
     return int(extent.node.hint) if extent.node.has_hint() else 1
+
+
+def _itemsize(node: fx.Node) -> int:
+    value = _value(node)
+    return value.element_size() if value is not None else 0
 
 
 def _size(node: fx.Node) -> int:

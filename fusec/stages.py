@@ -290,7 +290,7 @@ JOINT = (
     _on_fx(
         "wide_products",
         "products too wide to save (scores) are tagged: the backward computes them again",
-        _changing(recompute_scores),
+        lambda joint, context: recompute_scores(joint, context.target.machine.slow_half == 1),
         only=_fuses_products,
     ),
 )
@@ -426,7 +426,9 @@ def _contract(graph: Graph, context: Context) -> Schedule:
         judge = judge_by_model(tried, context.target.machine)
     else:
         judge = context.make_judge(tried)
-    return cut_with_products(graph, cut, judge)
+    # A window's gradient by one core is the library's: it stores once for each window.
+    others = not context.target.machine.cache_bytes
+    return cut_with_products(graph, cut, judge, others=others)
 
 
 PASSES = (

@@ -51,8 +51,9 @@ def test_less_is_saved_than_by_inductor_and_far_less_than_by_eager(
         found = saved_bytes(forward, backward)
         assert found < inductor
         assert found <= 0.6 * eager
-        if target == "cpu":
-            assert products(backward) == 2 * products(forward)  # none is computed again
+        if target == "cpu":  # scores in f32 are computed again, by kernels that store none
+            again = kind.endswith("written out") and dtype is F32
+            assert products(backward) == 2 * products(forward) + again
 
 
 @pytest.mark.sampled(2)
@@ -159,7 +160,8 @@ def test_a_checkpoint_saves_its_input_alone_and_draws_the_same_numbers(written_o
     # Of each block all products but the last are computed again: no gradient needs that one.
     assert products(backward) == 3 * products(forward) - 2
     for found, expected in zip(gradients(whole), gradients(plain), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        # An attention may run in another kernel: other numbers would differ everywhere.
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

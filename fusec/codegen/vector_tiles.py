@@ -32,7 +32,7 @@ from fusec.codegen.orient import has_dots
 from fusec.codegen.tile_storage import Storage
 from fusec.codegen.tile_uses import Uses
 from fusec.codegen.vector_nest import Array, Item, Nest, Scope, Writer, held_type
-from fusec.ir.dtype import BOOL, F32, I64, DType
+from fusec.ir.dtype import BOOL, I64, DType
 from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.names import Names
@@ -192,7 +192,8 @@ class _Rewrite:
         row, column = array.row, array.column
         assert row is not None
         each, panel, where = self.loops(row, column)
-        put = Put(array.buffer.flat(), array.offset(where, self.width), _ZERO, None)
+        zero = Const(0, array.buffer.dtype)
+        put = Put(array.buffer.flat(), array.offset(where, self.width), zero, None)
         self.out.append(_loop(each, _loop(panel, put)))
 
     def loops(self, row: Axis, column: Axis) -> tuple[Axis, Axis, dict[Axis, Index]]:
@@ -282,9 +283,6 @@ class _Rewrite:
         out.append(Let(end, IndexValue(count, I64)))
         out.append(Let(below, Op("lt", (here, end))))
         return below
-
-
-_ZERO = Const(0.0, F32)
 
 
 def _loop(axis: Axis, *body: Statement) -> For:

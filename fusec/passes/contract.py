@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.canonical import canonical
+from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, loads
+from fusec.ir.expr import Buffer, loads, postorder
 from fusec.ir.graph import (
     Argument,
     Def,
@@ -84,7 +85,9 @@ class Choice:
 Judge: TypeAlias = Callable[[Group], Choice]
 
 
-def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None) -> Schedule:
+def cut_with_products(
+    graph: Graph, cut: Cut, judge: Judge | None, *, others: bool = True
+) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
     A kernel that won has the configuration that won.
@@ -92,8 +95,9 @@ def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None) -> Schedule:
     Args:
         cut: the passes from a graph to kernels.
         judge: chooses between the ways of a group; None fuses all that can be.
+        others: whether calls that multiply no matrices are opened, too.
     """
-    opened = _openable(graph)
+    opened = _openable(graph, others=others)
     verdicts: dict[str, Choice] = {}
     log: dict[str, Decision] = {}
     while opened:
@@ -175,14 +179,25 @@ def open_calls(graph: Graph, opened: set[str] | frozenset[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _openable(graph: Graph) -> set[str]:
-    """Return the calls whose meaning covers every result that anybody reads."""
+def _openable(graph: Graph, *, others: bool) -> set[str]:
+    """Return the calls whose meaning covers every result that anybody reads.
+
+    Args:
+        others: whether those that multiply no matrices count.
+    """
     read = graph.returned.union(*(node.reads for node in graph.nodes))
     return {
         call.node
         for call in graph.externs
-        if call.meaning and read.intersection(call.writes) <= {d.buffer for d in call.meaning}
+        if call.meaning
+        and (others or _multiplies(call))
+        and read.intersection(call.writes) <= {d.buffer for d in call.meaning}
     }
+
+
+def _multiplies(call: Extern) -> bool:
+    lines = [line.expr for line in call.meaning]
+    return any(factors(n) or vector_factors(n) for n in postorder(lines))
 
 
 def _lonely(graph: Graph, schedule: Schedule) -> set[str]:

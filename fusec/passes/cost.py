@@ -132,6 +132,8 @@ def price(kernel: Kernel, machine: Machine) -> Price:
             multiplied = products / (rate * machine.products_per_us)
             # A core's vectors do both; tensor cores multiply beside the rest.
             work = work + multiplied if machine.cache_bytes else max(work, multiplied)
+            if machine.cache_bytes and not _nests_products(kernel):
+                work += machine.launch_us  # copies and threads cost what a call saves
         found = spread(kernel, machine)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
@@ -171,7 +173,10 @@ def price_call(call: Extern, machine: Machine) -> Price:
         products += _products(postorder((line.expr,)), machine.slow_f32)
     nested = machine.rates.library_nested if len(call.meaning) > 1 else 1.0
     rate = machine.products_per_us * nested
-    work = max(moved / machine.bytes_per_us, products / rate if machine.multiplies else 0.0)
+    multiplied = products / rate if machine.multiplies else 0.0
+    # A core waits for scores that it writes or reads; a GPU's products hide that.
+    copied = moved / machine.bytes_per_us
+    work = copied + multiplied if machine.cache_bytes else max(copied, multiplied)
     launches = 2 if _is_split(call, machine) else 1
     return Price(moved, 0, work + launches * machine.launch_us)
 

@@ -181,6 +181,13 @@ def test_a_mask_of_keys_that_is_read_along_them_is_turned_in_blocks() -> None:
     assert "ldt_f32" in "".join(made.sources.values())
 
 
+def test_a_mask_that_is_an_input() -> None:
+    q, k, v = tensor(1, 2, 100, 16), tensor(1, 2, 136, 16, seed=1), tensor(1, 2, 136, 16, seed=2)
+    mask = torch.rand(100, 136, generator=torch.Generator().manual_seed(0)) > 0.5
+    masked = lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m)  # noqa: E731
+    fused(masked, q, k, v, mask)
+
+
 @pytest.mark.parametrize("additive", (False, True))
 @pytest.mark.parametrize("train", (False, True))
 def test_masks_that_hide_whole_rows(additive: bool, train: bool) -> None:
