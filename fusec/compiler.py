@@ -247,9 +247,9 @@ def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Tra
     salt = f"{versions} {_processor(device)} {target.name} {allows_tf32()}"
     cache = open_cache(options) if options.cache else None
     races = Races(device, options.race_seconds(device.type), salt, cache, find_ranks())
-    if device.type == "cpu":
-        return replace(context, choose_library=LibraryJudge(races))
-    return replace(context, make_judge=functools.partial(_device_judge, gm, target, options, races))
+    make_judge = functools.partial(_device_judge, gm, target, options, races)
+    library = LibraryJudge(races) if device.type == "cpu" else None
+    return replace(context, make_judge=make_judge, choose_library=library)
 
 
 def _races(options: Options) -> bool:

@@ -50,6 +50,8 @@ LIBRARY = "library"
 ATEN = "ATen"
 TIMED_PRODUCT = 1 << 26
 """Multiply-adds of a product that is timed: some 1 ms; rows and columns are halved down to it."""
+CLEAR = 2.0
+"""How far apart the modelled times of a group's ways are where a CPU races for it no more."""
 STEADY = 0.1
 """How much the reference's times may vary, beside their median, for a verdict to be kept."""
 FEW = 3
@@ -129,6 +131,8 @@ def _is_kept(verdict: Verdict, reference: str) -> bool:
 class DeviceJudge:
     """Chooses between the ways of groups by racing them on a device.
 
+    On a CPU a race is for what the model leaves open (``CLEAR``): a build takes half a second.
+
     Args:
         cut: the passes from a graph to kernels.
         context: of the compile; races leave no record.
@@ -145,6 +149,10 @@ class DeviceJudge:
 
     def __call__(self, group: Group) -> Choice:
         """Return the way that won: on another rank, from the cache, or by a race."""
+        if self.races.device.type == "cpu":
+            modelled = self.by_model(group)
+            if not 1 / CLEAR < modelled.ratio < CLEAR:
+                return modelled
         key = f"descriptors={self.options.descriptors}\n{group.signature}"
         run = functools.partial(self.race, group)
         return self.choice(group, self.races.verdict(key, LIBRARY, run))
@@ -170,6 +178,8 @@ class DeviceJudge:
             reference=LIBRARY,
             budget_s=budget_s,
             device=device,
+            timer=warm_stopwatch if device.type == "cpu" else None,
+            quiet=device.type == "cpu",
         )
 
     def ways(self, group: Group) -> list[Way]:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +22,14 @@ from fusec.codegen.targets import find_target
 from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
-from fusec.passes.contract import Cut
+from fusec.passes.contract import Choice, Cut
 from fusec.passes.libraries import multiply_adds
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.race import ATEN, LIBRARY, DeviceJudge, LibraryJudge, Races, _fewer, _lock
 from fusec.report import explain
 from fusec.report.observe import Observed, observe
 from fusec.runtime import executable
+from fusec.runtime.autotune import Way
 from fusec.runtime.cache import Cache
 from fusec.runtime.verdicts import Lap, Verdict, all_verdicts
 from fusec.stages import Context
@@ -191,6 +193,21 @@ def test_configurations_that_options_leave_out_have_verdicts_of_their_own(
     for way in ("always", "never", "always"):
         compiled(observed, make_judge(observed, cache, kind, descriptors=way), descriptors=way)
     assert kind.races == 2
+
+
+def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypatch):
+    kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
+    context = Context(find_target("sm_90"), Options(), Trace("race"))
+    judge = kind(lambda graph: None, context, lambda made: None, races())
+    ways = [Way(LIBRARY, list), Way("fused #0", list)]
+    for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
+        monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
+        monkeypatch.setattr(
+            judge, "ways", lambda group: [Way(LIBRARY, list), Way("fused #0", list)]
+        )
+        kind.races = 0
+        choice = judge(SimpleNamespace(signature=f"{ratio}"))
+        assert kind.races == raced and choice.fused is (ratio > 1)
 
 
 # -- libraries -------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ CPU_MACHINE = Machine(
     products_per_us=7.0e5,
     slow_exact=4,
     slow_half=4,
-    rates=Rates(tiled=0.9, nested=0.9, library_nested=0.5),
+    rates=Rates(tiled=0.9, nested=0.9, library_nested=0.7),
     cache_bytes=1 << 19,
 )
 H200_MACHINE = Machine(

@@ -74,12 +74,14 @@ class Choice:
         configuration: which of the schedule's configurations, 0 being its own choice.
         reason: what was modelled or measured, for the decision log.
         saved_us: time that the fused kernel saves.
+        ratio: the library's time over the fused kernel's; 1 where that is not known.
     """
 
     fused: bool
     configuration: int
     reason: str
     saved_us: float
+    ratio: float = 1.0
 
 
 Judge: TypeAlias = Callable[[Group], Choice]
@@ -134,7 +136,7 @@ def judge_by_model(cut: Cut, machine: Machine) -> Judge:
         fused = sum(price(k, machine).us for k in group.kernels)
         separate = modelled_us(cut(group.graph), machine)
         reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
-        return Choice(fused < separate, 0, reason, separate - fused)
+        return Choice(fused < separate, 0, reason, separate - fused, separate / fused)
 
     return judge
 

@@ -9,7 +9,7 @@ import pytest
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.index import Axis, index
 from fusec.passes.machine import Machine
-from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
+from fusec.passes.schedule.cached_tiling import cached_tilings, even_lanes, tile_bytes
 from fusec.passes.schedule.tiling import Roles, Work
 
 
@@ -44,3 +44,18 @@ def test_the_smallest_tiles_are_offered_where_none_fit() -> None:
     roles, work = attention(1024, 1024, 64)
     (tiling,) = cached_tilings(roles, work, machine(1 << 10))
     assert tiling.lanes[roles.tiled[0]] == 16
+
+
+@pytest.mark.parametrize(
+    ("extent", "lanes"), [(16, 16), (96, 96), (128, 64), (197, 64), (256, 64), (1024, 96)]
+)
+def test_tiles_share_an_axis_so_that_few_lanes_hang_over(extent: int, lanes: int) -> None:
+    assert even_lanes(Axis("m", index(extent)), 96, 16) == lanes
+
+
+@pytest.mark.parametrize("vector", (4, 8, 16))
+@pytest.mark.parametrize("most", (16, 48, 64, 96, 128))
+def test_tiles_are_whole_vectors_and_at_most_so_long(vector: int, most: int) -> None:
+    for extent in range(1, 300):
+        lanes = even_lanes(Axis("m", index(extent)), most, vector)
+        assert lanes % vector == 0 and 0 < lanes <= max(most, vector)
