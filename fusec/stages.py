@@ -30,6 +30,8 @@ from fusec.frontend.flex_attention import spell_out_attention
 from fusec.frontend.freezing import freeze
 from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.masked_writes import write_by_masks
+from fusec.frontend.memory_formats import Judge as FormatJudge
+from fusec.frontend.memory_formats import choose_formats
 from fusec.ir import text
 from fusec.ir.graph import FlatKernel, Graph, Kernel, Schedule
 from fusec.ir.memory import Memory, print_memory, verify_memory
@@ -86,6 +88,7 @@ class Context:
         trace: where they leave what they made.
         make_judge: gives the judge between the ways to run a product; by default the cost model.
         choose_library: says which library computes a product; by default that which it names.
+        judge_format: says what a convolution gains by channels-last images; by default a rule.
     """
 
     target: Target
@@ -93,6 +96,7 @@ class Context:
     trace: Trace
     make_judge: Callable[[Cut], Judge] | None = None
     choose_library: Chooser | None = None
+    judge_format: FormatJudge | None = None
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         """Return what a stage makes of a structure, verified and kept as the options say.
@@ -268,11 +272,25 @@ DYNAMO = (
 )
 """Rewrites of what Dynamo captured, before AOTAutograd."""
 
+
+def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+    drawn = context.options.fallback_random
+    choose_formats(gm, context.target.machine, context.judge_format, eager_draws=drawn)
+    return gm
+
+
+_FORMATS = _on_fx(
+    "memory_formats",
+    "images flow channels-last through convolutions that gain by it (CPU)",
+    _formats,
+    only=lambda context: context.target.formats,
+)
 _DRAWS = _on_fx(
     "draws",
     "random draws become functions of a seed and a position",
     _changing(replace_draws),
     only=_stateless,
+    needs=("memory_formats",),
 )
 INFERENCE = (
     _on_fx(
@@ -281,11 +299,13 @@ INFERENCE = (
         _changing(freeze),
         only=lambda context: context.options.freeze,
     ),
+    _FORMATS,
     _DRAWS,
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
 
 JOINT = (
+    _FORMATS,
     _DRAWS,
     _on_fx(
         "wide_products",

@@ -156,6 +156,10 @@ EXAMPLES = {
         options={"chunk_bytes": 2000},
     ),
     "columns": Example(lambda x: (x * 2).sum(0), ((40000, 4),)),
+    "images": Example(
+        lambda x, w: F.conv2d(F.conv2d(x, w, groups=8).relu(), w, groups=8),
+        ((2, 8, 99, 99), (8, 1, 3, 3)),
+    ),
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),

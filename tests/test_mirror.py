@@ -48,6 +48,7 @@ ELSEWHERE = {
     "frontend/arithmetic": "frontend/test_pointwise",
     "frontend/attention": "ops/test_contractions",
     "frontend/call": "frontend/test_capture",
+    "frontend/channels_last": "frontend/test_memory_formats",
     "frontend/comparisons": "frontend/test_pointwise",
     "frontend/creation": "ops/test_creation",
     "frontend/domain": "frontend/test_reductions",

@@ -409,6 +409,10 @@ FAULTS = (
     Fault("flex_attention", "flex", "keys for queries", in_fx(exchanged("spelled_out", 0, 1))),
     Fault("masked_writes", "masked", "another number", in_fx(argument("assign", 2, 2.0))),
     Fault("freeze", "scaled", "the bias left out", in_fx(argument("convolution", 2, None))),
+    Fault(
+        "memory_formats", "images", "another stride", in_fx(argument("convolution", 3, [2, 2]))
+    ),
+    Fault("memory_formats", "images", "read before it is converted", in_fx(read_before)),
     Fault("draws", "dropout", "numbers read before they are drawn", in_fx(read_before)),
     Fault(
         "partition", "attention", "a gradient with the other sign",

@@ -21,6 +21,7 @@ EXAMPLES = {
     "flex_attention": "flex",
     "masked_writes": "masked",
     "freeze": "scaled",
+    "memory_formats": "images",
     "draws": "dropout",
     "partition": "upsample",
     "capture": "norm",

@@ -6,6 +6,7 @@ from bench.workload import Workload
 from bench.workloads import (
     attention,
     blocks,
+    convnets,
     decoding,
     images,
     losses,
@@ -23,7 +24,7 @@ def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
     groups = (
         *(pointwise, norms, softmax, attention, images, losses, blocks, models, optimizers),
-        vision,
+        *(vision, convnets),
     )
     return [workload for group in groups for workload in group.cpu()]
 

@@ -174,5 +174,4 @@ def image_model(
 
 def cpu() -> list[Workload]:
     swin = functools.partial(image_model, module=Swin, batch=4, size=224)
-    unet = functools.partial(image_model, module=UNet, batch=4, size=128)
-    return [*modes(GROUP, "swin 4x224x224", swin), *modes(GROUP, "unet 4x128x128", unet)]
+    return modes(GROUP, "swin 4x224x224", swin)

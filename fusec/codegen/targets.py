@@ -78,6 +78,7 @@ class Target:
         codegen: how its kernels become source.
         assembly: stages below the source, as the command line calls them -> as the compiler does.
         libraries: those, beside ATen's own, that may compute products there.
+        formats: whether the library's convolutions gain by channels-last images.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Target:
     codegen: Codegen
     assembly: Mapping[str, str] = field(default_factory=dict)
     libraries: frozenset[str] = frozenset()
+    formats: bool = False
 
     @property
     def language(self) -> str:
@@ -183,7 +185,7 @@ _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass
 TARGETS = {
     target.name: target
     for target in (
-        Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN",))),
+        Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN",)), formats=True),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
         Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
         Target("sm_100", H200_MACHINE, TRITON, _NVIDIA),

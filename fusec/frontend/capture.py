@@ -41,11 +41,13 @@ from fusec.frontend.arguments import Arguments, Opaque, share_memory
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
+from fusec.frontend.memory_formats import DECISION
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.registry import Lowering, find_lowering
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.frontend.written_parts import parts_of_inputs
+from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
@@ -144,7 +146,12 @@ class _Capture:
                     raise Unsupported(f"an FX node of kind {node.op}")
         nodes = self._with_minima()
         self._check_sizes()
-        return Graph(name, tuple(self.inputs), tuple(nodes), self.outputs)
+        return Graph(name, tuple(self.inputs), tuple(nodes), self.outputs, self._decisions())
+
+    def _decisions(self) -> tuple[Decision, ...]:
+        """Return what earlier stages have decided about nodes."""
+        found = (node.meta.get(DECISION) for node in self.gm.graph.nodes)
+        return tuple(decision for decision in found if decision is not None)
 
     # -- leaves -----------------------------------------------------------------------------------
 
