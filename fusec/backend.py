@@ -17,7 +17,14 @@ import torch
 from torch import fx
 
 from fusec.codegen.targets import find_target
-from fusec.compiler import RECENT, compile_graph, explain_fallback, run_eagerly, target_for
+from fusec.compiler import (
+    RECENT,
+    compile_graph,
+    explain_fallback,
+    format_judge,
+    run_eagerly,
+    target_for,
+)
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE, mark_weights
@@ -140,7 +147,7 @@ def _context(inputs: Sequence[Any], options: Options) -> Context:
         target = target_for(next(devices, torch.device("cpu")), options)
     except FusecError:  # graphs on it run as eager kernels
         target, options = find_target("cpu"), replace(options, race="library")
-    return Context(target, options, Trace("joint"))
+    return Context(target, options, Trace("joint"), judge_format=format_judge(target, options))
 
 
 def _compile_graph(

@@ -27,6 +27,7 @@ from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
 from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
+from fusec.frontend.memory_formats import gain_by_rule
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
@@ -39,7 +40,7 @@ from fusec.pipeline import (
     kernel_rows,
     manifest,
 )
-from fusec.race import DeviceJudge, LibraryJudge, Races
+from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
@@ -243,13 +244,26 @@ def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Tra
     device = graph_device(gm)
     if not _races(options) or target.device != device.type:
         return context
-    versions = fingerprint() if device.type == "cuda" else f"torch {torch.__version__}"
-    salt = f"{versions} {_processor(device)} {target.name} {allows_tf32()}"
-    cache = open_cache(options) if options.cache else None
-    races = Races(device, options.race_seconds(device.type), salt, cache, find_ranks())
+    races = _races_of(device, target, options)
     make_judge = functools.partial(_device_judge, gm, target, options, races)
     library = LibraryJudge(races) if device.type == "cpu" else None
     return replace(context, make_judge=make_judge, choose_library=library)
+
+
+def format_judge(target: Target, options: Options) -> FormatJudge | None:
+    """Return what times convolutions in both memory formats; None where a rule decides."""
+    if not _races(options) or not target.formats:
+        return None
+    races = _races_of(torch.device(target.device), target, options)
+    races.keeps_all = races.left_s > 0
+    return FormatJudge(races, functools.partial(gain_by_rule, rates=target.machine))
+
+
+def _races_of(device: torch.device, target: Target, options: Options) -> Races:
+    versions = fingerprint() if device.type == "cuda" else f"torch {torch.__version__}"
+    salt = f"{versions} {_processor(device)} {target.name} {allows_tf32()}"
+    cache = open_cache(options) if options.cache else None
+    return Races(device, options.race_seconds(device.type), salt, cache, find_ranks())
 
 
 def _races(options: Options) -> bool:

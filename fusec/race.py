@@ -9,6 +9,10 @@ is kept in the cache under the group's structure, the device and all versions.
 timed on this machine's CPU, a long product on fewer rows and columns (``TIMED_PRODUCT``). The
 verdict is kept under the product's types, shapes and strides, the processor, the threads and torch.
 
+``FormatJudge``. A convolution is timed with images that are contiguous and channels-last, a long
+one on fewer images of its batch. Formats are decided at each start, before a graph is looked up in
+the cache, so what was found is kept even if it is not certain.
+
 Where the time of a graph's races is spent, or nothing could be timed, the cost model decides. The
 ranks of a process group agree on each verdict (``runtime/ranks.py``), on that none was found, too.
 """
@@ -27,8 +31,10 @@ from typing import Any, TypeAlias
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
+from torch import Tensor, fx
 
+from fusec.frontend.channels_last import hint_of, images_of
+from fusec.frontend.memory_formats import Gain
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
@@ -48,12 +54,15 @@ logger = logging.getLogger("fusec.race")
 
 LIBRARY = "library"
 ATEN = "ATen"
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
 TIMED_PRODUCT = 1 << 26
 """Multiply-adds of a product that is timed: some 1 ms; rows and columns are halved down to it."""
 CLEAR = 2.0
 """How far apart the modelled times of a group's ways are where a CPU races for it no more."""
 STEADY = 0.1
 """How much the reference's times may vary, beside their median, for a verdict to be kept."""
+FORMATS_S = 0.1
+"""Seconds that one convolution may be timed: a network has tens of them."""
 FEW = 3
 """Configurations of a kernel that a short race tries; a long one (``WIDE_S``) tries all."""
 WIDE_S = 120.0
@@ -73,6 +82,7 @@ class Races:
         salt: names the device and all versions that times depend on.
         cache: where verdicts are kept; None for nowhere.
         ranks: with whom verdicts are shared; None for nobody.
+        keeps_all: keep also what was not steady, or not measured for want of time.
     """
 
     device: torch.device
@@ -80,6 +90,7 @@ class Races:
     salt: str
     cache: Cache | None
     ranks: Ranks | None = None
+    keeps_all: bool = False
 
     def verdict(self, key: str, reference: str, run: Callable[[float], Verdict]) -> Verdict:
         """Return the verdict under a key: another rank's, the cache's, or what ``run`` measures.
@@ -107,8 +118,8 @@ class Races:
             verdict = None
         self.left_s -= time.monotonic() - started
         if verdict is None:
-            return Verdict(reference, (Lap(reference, dropped=NO_TIME),), exhausted=True)
-        if self.cache is not None and _is_kept(verdict, reference):
+            verdict = Verdict(reference, (Lap(reference, dropped=NO_TIME),), exhausted=True)
+        if self.cache is not None and (self.keeps_all or _is_kept(verdict, reference)):
             store_verdict(self.cache, key, verdict)
         return verdict
 
@@ -235,6 +246,108 @@ class LibraryJudge:
             timer=warm_stopwatch,
             quiet=True,
         )
+
+
+class FormatJudge:
+    """Says what convolutions gain by channels-last images, by timing both on this machine's CPU.
+
+    Args:
+        by_rule: says it where nothing was measured.
+    """
+
+    def __init__(self, races: Races, by_rule: Callable[[fx.Node], Gain]) -> None:
+        self.races = races
+        self.by_rule = by_rule
+        self.known: dict[str, Verdict] = {}
+
+    def __call__(self, convolution: fx.Node) -> Gain:
+        """Return what is gained: measured here or on another rank, from the cache, or by rule."""
+        batch, share = timed_batch(convolution)
+        key = f"{convolution.target} {batch} images {describe_arguments(convolution)}"
+        if key not in self.known:
+            run = functools.partial(self.race, convolution, batch)
+            self.known[key] = self.races.verdict(key, CONTIGUOUS, run)
+        verdict = self.known[key]
+        times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
+        if len(times) < 2:
+            return self.by_rule(convolution)
+        saved_us = (times[CONTIGUOUS] - times[CHANNELS_LAST]) * share
+        return Gain(saved_us, f"measured with {batch} images: {verdict}")
+
+    def race(self, convolution: fx.Node, batch: int, budget_s: float) -> Verdict:
+        """Return what a race of the two formats measured."""
+        images, weights = images_of(convolution), tensors_of(convolution)
+
+        def inputs() -> list[Any]:
+            planes = [_random(image, self.races.device, batch) for image in images]
+            last = [plane.contiguous(memory_format=torch.channels_last) for plane in planes]
+            others = [_random(w, self.races.device) for w in weights if w not in images]
+            return [*planes, *last, *others]
+
+        def way(first: int) -> Callable[[list[Any]], Sequence[Tensor]]:
+            def call(tensors: list[Any]) -> Sequence[Tensor]:
+                others = iter(tensors[2 * len(images) :])
+                given = dict(zip(images, tensors[first : first + len(images)], strict=True))
+                given.update((w, next(others)) for w in weights if w not in images)
+                args = fx.map_arg(convolution.args, given.__getitem__)
+                made = convolution.target(*args)  # type: ignore[operator]
+                return [made] if isinstance(made, Tensor) else [m for m in made if m is not None]
+
+            return call
+
+        return race(
+            [Way(CONTIGUOUS, lambda: way(0)), Way(CHANNELS_LAST, lambda: way(len(images)))],
+            inputs,
+            reference=CONTIGUOUS,
+            budget_s=min(budget_s, FORMATS_S),
+            device=self.races.device,
+            timer=warm_stopwatch,
+            quiet=True,
+        )
+
+
+def tensors_of(convolution: fx.Node) -> list[fx.Node]:
+    """Return the tensors that a convolution takes: images, weights, a bias."""
+    nodes = [a for a in convolution.args if isinstance(a, fx.Node)]
+    return list(dict.fromkeys(n for n in nodes if isinstance(n.meta["val"], Tensor)))
+
+
+def timed_batch(convolution: fx.Node) -> tuple[int, float]:
+    """Return how many images of a convolution are timed, and how many times that it has."""
+    images = images_of(convolution)
+    weight: Any = convolution.args[len(images)]
+    whole = batch = hint_of(images[0].meta["val"].shape[0])
+    values = [image.meta["val"] for image in images]
+    places = max(hint_of(v.shape[2]) * hint_of(v.shape[3]) for v in values)
+    while batch > 1 and batch * places * hint_of(weight.meta["val"].numel()) > TIMED_PRODUCT:
+        batch //= 2
+    return batch, whole / batch
+
+
+def describe_arguments(convolution: fx.Node) -> str:
+    """Return what a convolution's time depends on beside the number of its images."""
+    images = images_of(convolution)
+
+    def described(node: fx.Node) -> str:
+        value = node.meta["val"]
+        shape = [hint_of(n) for n in value.shape[1 if node in images else 0 :]]
+        return f"{value.dtype}{shape}"
+
+    return str([described(a) if isinstance(a, fx.Node) else a for a in convolution.args])
+
+
+def _random(node: fx.Node, device: torch.device, batch: int | None = None) -> Tensor:
+    """Return random numbers for a tensor of a graph, with the strides that were traced.
+
+    Args:
+        batch: of an image, which is contiguous then.
+    """
+    value = node.meta["val"]
+    shape, strides = ([hint_of(n) for n in numbers] for numbers in (value.shape, value.stride()))
+    if batch is not None:
+        return torch.randn([batch, *shape[1:]], device=device).to(value.dtype)
+    made = torch.randn(shape, device=device).to(value.dtype)
+    return torch.empty_strided(shape, strides, dtype=value.dtype, device=device).copy_(made)
 
 
 def _fewer(call: Extern) -> Extern:

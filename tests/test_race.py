@@ -17,15 +17,28 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 from fusec.codegen.targets import find_target
+from fusec.frontend.channels_last import IMAGES
+from fusec.frontend.memory_formats import Gain
 from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Choice, Cut
 from fusec.passes.libraries import multiply_adds
 from fusec.pipeline import Compiled, compile_to_source
-from fusec.race import ATEN, LIBRARY, DeviceJudge, LibraryJudge, Races, _fewer, _lock
+from fusec.race import (
+    ATEN,
+    LIBRARY,
+    DeviceJudge,
+    FormatJudge,
+    LibraryJudge,
+    Races,
+    _fewer,
+    _lock,
+    timed_batch,
+)
 from fusec.report import explain
 from fusec.report.observe import Observed, observe
 from fusec.runtime import executable
@@ -34,6 +47,7 @@ from fusec.runtime.cache import Cache
 from fusec.runtime.verdicts import Lap, Verdict, all_verdicts
 from fusec.stages import Context
 from fusec.trace import Trace
+from tests.frontend.test_memory_formats import rewritten
 from tests.triton_backend import InterpretedKernel
 
 CPU = torch.device("cpu")
@@ -325,3 +339,59 @@ def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
     (said,) = [d for d in graph.decisions if d.b == "oneDNN"]
     assert said.taken and said.reason.startswith("measured: oneDNN 10.0 us, ATen 20.0 us")
     assert [call.op for call in graph.externs] == ["mkldnn._linear_pointwise.default"]
+
+
+# -- memory formats --------------------------------------------------------------------------------
+
+
+def formats(
+    cache: Cache, budget_s: float, *, train: bool = False
+) -> tuple[FormatJudge, list[fx.Node]]:
+    """Return a judge, and the convolutions of a graph of which two are alike."""
+    races = Races(CPU, budget_s, "salt", cache, keeps_all=budget_s > 0)
+    judge = FormatJudge(races, lambda node: Gain(7.0, "by rule"))
+    x, w = torch.randn(4, 8, 16, 16), torch.randn(8, 1, 3, 3, requires_grad=train)
+
+    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w, padding=1, groups=8)
+        return F.conv2d(F.conv2d(y, w, padding=1, groups=8), w, stride=2, groups=8)
+
+    found = rewritten(convolve, x, w, train=train, judge=lambda node: Gain(-1.0, "not now"))
+    return judge, [n for gm in found for n in gm.graph.nodes if n.target in IMAGES]
+
+
+@pytest.mark.parametrize("train", (False, True))
+def test_a_convolution_is_timed_in_both_formats(tmp_path: Path, train: bool):
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge, convolutions = formats(cache, 60.0, train=train)
+    gains = [judge(node) for node in convolutions]
+    assert all("contiguous" in gain.reason and "channels-last" in gain.reason for gain in gains)
+    assert gains[0] == gains[1]  # alike
+    assert len(list(all_verdicts(cache))) == (5 if train else 2)  # x has no gradient
+    again, convolutions = formats(cache, 0.0, train=train)
+    assert [again(node) for node in convolutions] == gains
+
+
+def test_formats_go_by_rule_where_there_is_no_time(tmp_path: Path):
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge, convolutions = formats(cache, 0.0)
+    assert [judge(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    assert not list(all_verdicts(cache))
+
+
+def test_what_there_was_no_time_for_is_not_raced_at_the_next_start(tmp_path: Path):
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge, convolutions = formats(cache, 60.0)
+    judge.races.left_s = 0.0
+    assert [judge(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    again, convolutions = formats(cache, 60.0)
+    assert [again(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+
+
+def test_a_long_convolution_is_timed_with_fewer_images():
+    def dense(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, padding=1)
+
+    (gm,) = rewritten(dense, torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3))
+    (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
+    assert timed_batch(node) == (1, 8.0)

@@ -141,7 +141,8 @@ def _decide(members: list[fx.Node], rates: Rates, judge: Judge | None) -> bool:
     if not convolutions:
         return False
     judge = judge or (lambda node: gain_by_rule(node, rates))
-    gains = {node: judge(node) for node in convolutions}
+    order = {node: gain_by_rule(node, rates).us for node in convolutions}
+    gains = {node: judge(node) for node in sorted(order, key=order.__getitem__, reverse=True)}
     border = _border(members)
     converted = sum(map(_bytes, border))
     cost_us = 2 * converted / rates.bytes_per_us + rates.launch_us * len(border)

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusec.backend import compile_with
 from fusec.codegen.targets import Target, find_target
-from fusec.compiler import explain_fallback
+from fusec.compiler import explain_fallback, format_judge
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
@@ -151,7 +151,9 @@ def observe(
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
     chosen = options or Options.from_compile(None, None)
-    context = Context(target or find_target("cpu"), chosen, Trace("joint", texts=texts))
+    target = target or find_target("cpu")
+    known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
+    context = Context(target, chosen, Trace("joint", texts=texts), judge_format=known)
     observer = _Observer(mode, context)
     with mode, _grad(train), _many_compiles():
         fake = _without_memory(fn, mode)
