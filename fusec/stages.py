@@ -448,7 +448,8 @@ def _contract(graph: Graph, context: Context) -> Schedule:
         judge = context.make_judge(tried)
     # A window's gradient by one core is the library's: it stores once for each window.
     others = not context.target.machine.cache_bytes
-    return cut_with_products(graph, cut, judge, others=others)
+    alone = judge is None or context.target.machine.rates.alone
+    return cut_with_products(graph, cut, judge, others=others, alone=alone)
 
 
 PASSES = (

@@ -216,9 +216,7 @@ def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypa
     ways = [Way(LIBRARY, list), Way("fused #0", list)]
     for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
         monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
-        monkeypatch.setattr(
-            judge, "ways", lambda group: [Way(LIBRARY, list), Way("fused #0", list)]
-        )
+        monkeypatch.setattr(judge, "ways", lambda group: ways)
         kind.races = 0
         choice = judge(SimpleNamespace(signature=f"{ratio}"))
         assert kind.races == raced and choice.fused is (ratio > 1)

@@ -37,6 +37,7 @@ from fusec.ir.graph import (
 from fusec.ir.index import index
 from fusec.passes.cost import price, price_call
 from fusec.passes.machine import Machine
+from fusec.passes.recompute import is_wide_product
 
 Cut: TypeAlias = Callable[[Graph], Schedule]
 """The passes from a graph to kernels."""
@@ -88,7 +89,7 @@ Judge: TypeAlias = Callable[[Group], Choice]
 
 
 def cut_with_products(
-    graph: Graph, cut: Cut, judge: Judge | None, *, others: bool = True
+    graph: Graph, cut: Cut, judge: Judge | None, *, others: bool = True, alone: bool = True
 ) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
@@ -98,8 +99,11 @@ def cut_with_products(
         cut: the passes from a graph to kernels.
         judge: chooses between the ways of a group; None fuses all that can be.
         others: whether calls that multiply no matrices are opened, too.
+        alone: whether a product that is no part of an attention is, too.
     """
     opened = _openable(graph, others=others)
+    if not alone:
+        opened &= _attending(graph)
     verdicts: dict[str, Choice] = {}
     log: dict[str, Decision] = {}
     while opened:
@@ -195,6 +199,25 @@ def _openable(graph: Graph, *, others: bool) -> set[str]:
         and (others or _multiplies(call))
         and read.intersection(call.writes) <= {d.buffer for d in call.meaning}
     }
+
+
+def _attending(graph: Graph) -> set[str]:
+    """Return the calls that make attentions: of two products; of one too wide to store, its scores;
+    of one that reads what follows from these."""
+    found: set[str] = set()
+    scores: set[Buffer] = set()
+    for node in graph.nodes:
+        follows = not scores.isdisjoint(node.reads)
+        match node:
+            case Extern(meaning=(line,)):
+                wide = is_wide_product(line)
+                found.update((node.node,) if wide or follows else ())
+                scores.update(node.writes if wide else ())
+            case Extern(meaning=(_, *_)):
+                found.add(node.node)
+            case Def() if follows:
+                scores.add(node.buffer)
+    return found
 
 
 def _multiplies(call: Extern) -> bool:

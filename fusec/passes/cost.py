@@ -132,8 +132,6 @@ def price(kernel: Kernel, machine: Machine) -> Price:
             multiplied = products / (rate * machine.products_per_us)
             # A core's vectors do both; tensor cores multiply beside the rest.
             work = work + multiplied if machine.cache_bytes else max(work, multiplied)
-            if machine.cache_bytes and not _nests_products(kernel):
-                work += machine.launch_us  # copies and threads cost what a call saves
         found = spread(kernel, machine)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)

@@ -96,11 +96,13 @@ class Rates:
         tiled: fusec's (Triton beside cuBLAS: 0.8 to 1.0).
         nested: fusec's of products of products in one kernel, an attention.
         library_nested: the library's attention.
+        alone: whether fusec's may win where it is no part of an attention.
     """
 
     tiled: float = 0.85
     nested: float = 0.55
     library_nested: float = 0.75
+    alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)

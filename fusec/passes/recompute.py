@@ -36,7 +36,7 @@ def recompute_wide(graph: Graph) -> Graph:
     def take(node: Def) -> tuple[Def, ...]:
         line = _substituted(node, wide, covered)
         alone = node.buffer not in uses.live_out and node.buffer in uses.readers
-        if alone and (_is_wide_product(node) or _follows(node, line, wide)):
+        if alone and (is_wide_product(node) or _follows(node, line, wide)):
             wide[node.buffer] = (line.axes, line.expr)
             covered[node.buffer] = ((*line.covers, node.buffer), line.origin)
             return ()
@@ -59,7 +59,8 @@ def _substituted(
     return Def(line.buffer, line.axes, expr, origin, tuple(covers))
 
 
-def _is_wide_product(line: Def) -> bool:
+def is_wide_product(line: Def) -> bool:
+    """Return True for one product of matrices with far more elements than its operands."""
     products = reductions(line.expr)
     if len(products) != 1 or factors(products[0]) is None:
         return False
