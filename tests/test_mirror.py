@@ -39,7 +39,6 @@ ELSEWHERE = {
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "pipeline": "test_stages",
-    "runtime/frozen": "frontend/test_freezing",
     "torch_interior": "test_backend",
     "trace": "test_stages",
     # Operations are tested by what they compute.

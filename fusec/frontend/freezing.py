@@ -51,11 +51,12 @@ def mark_weights(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Say which inputs of a graph are weights, if it has those that Dynamo gave.
 
     AOTAutograd takes tensors apart that are given twice, or are subclasses: then none is marked.
+    Nor is one that was made in inference mode: torch does not count the writes to it.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(placeholders) == len(inputs):
         for node, given in zip(placeholders, inputs, strict=True):
-            node.meta[_WEIGHT] = is_weight(given)
+            node.meta[_WEIGHT] = is_weight(given) and not given.is_inference()
 
 
 def freeze(gm: fx.GraphModule) -> None:
@@ -103,7 +104,7 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
-    """Return True for what the rest of the graph reads, if it is more than a view of an input."""
+    """Return True for what the rest of the graph reads, itself or through views of it."""
     if node.op == "placeholder" or not known[node] or _is_view(node):
         return False
     if any(not isinstance(extent, int) for extent in node.meta["val"].shape):
@@ -115,18 +116,13 @@ def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return True if no kernel computes a node from an input."""
-    while node.op == "call_function" and isinstance(node.target, OpOverload):
-        if not node.target.is_view:
-            return False
-        node = node.all_input_nodes[0]
-    return True
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the users of a node, and in the place of views those of the views."""
     for user in node.users:
-        if isinstance(user.target, OpOverload) and user.target.is_view:
+        if _is_view(user):
             yield from _readers(user)
         yield user
 

@@ -175,3 +175,34 @@ def test_tied_weights_and_a_cache_between_processes_are_right() -> None:
     with torch.no_grad():
         for _ in range(2):  # the second compile loads what the first one built
             torch.testing.assert_close(frozen(model)(x), model(x))
+
+
+def test_what_is_expanded_stays_a_view_of_a_constant() -> None:
+    layer = nn.Linear(8, 1)
+    compiled = frozen(lambda x: torch.cat([x, layer.weight.exp().expand(2, 8)]))
+    with torch.no_grad():
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(compiled(x), torch.cat([x, layer.weight.exp().expand(2, 8)]))
+
+
+def test_weights_made_in_inference_mode_are_no_constants() -> None:
+    with torch.inference_mode():
+        layer = nn.Linear(8, 8)
+        compiled = frozen(lambda x: x @ layer.weight.exp())
+        x = torch.randn(2, 8)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), x @ layer.weight.exp())
+            layer.weight.add_(1.0)
+
+
+def test_a_fused_optimizer_wants_refreeze() -> None:
+    layer = nn.Linear(8, 8)
+    compiled, x = frozen(lambda x: x @ layer.weight.exp()), torch.randn(2, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, fused=True)
+    with torch.no_grad():
+        compiled(x)
+    layer(x).sum().backward()
+    optimizer.step()
+    fusec.refreeze(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), x @ layer.weight.exp())

@@ -1,0 +1,67 @@
+"""Constants of a graph belong to the weights of the call that reads them, in each thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusec.runtime.frozen import Frozen
+
+
+def test_constants_are_not_computed_again_while_another_thread_reads_them() -> None:
+    reading, other_is_waiting = threading.Event(), threading.Event()
+    found: dict[int, float] = {}
+
+    def call(args: list[Any]) -> None:
+        weight = args[0]
+        if weight is first:
+            reading.set()
+            other_is_waiting.wait(1.0)  # time for the other thread to do harm
+        found[id(weight)] = constant.item()
+
+    constant = torch.zeros(())
+    first, second = torch.tensor(1.0), torch.tensor(2.0)
+    frozen = Frozen(call, lambda weight: (weight,), (0,), (constant,))
+
+    def run(weight: Tensor) -> None:
+        if weight is second:
+            reading.wait()
+        frozen([weight])
+        other_is_waiting.set()
+
+    threads = [threading.Thread(target=run, args=(weight,)) for weight in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {id(first): 1.0, id(second): 2.0}
+
+
+def test_a_weight_in_the_place_of_one_that_is_gone_is_another() -> None:
+    """A new tensor may be at the address of an old one, as an object and in memory."""
+    constant = torch.zeros(64)
+    frozen = Frozen(lambda args: None, lambda weight: (weight,), (0,), (constant,))
+    seen = set()
+    for number in range(50):
+        weight = torch.full((64,), float(number))
+        seen.add((id(weight), weight.data_ptr()))
+        frozen([weight])
+        assert torch.equal(constant, weight)
+        del weight
+    assert len(seen) < 50
+
+
+def test_a_call_that_fails_leaves_the_constants_to_others() -> None:
+    def call(args: list[Any]) -> None:
+        raise RuntimeError("no memory")
+
+    constant = torch.zeros(())
+    frozen = Frozen(call, lambda weight: (weight,), (0,), (constant,))
+    for weight in (torch.tensor(1.0), torch.tensor(2.0)):
+        try:
+            frozen([weight])
+        except RuntimeError:
+            assert constant == weight
