@@ -31,7 +31,7 @@ from fusec.ir.argument import (
 from fusec.ir.atoms import Minimum
 from fusec.ir.definition import NOWHERE, Def, Origin, by_name, sizes_in
 from fusec.ir.expr import Buffer
-from fusec.ir.index import Index, Size
+from fusec.ir.index import Index, Size, index, is_nonnegative
 
 # -- effects ---------------------------------------------------------------------------------------
 
@@ -59,6 +59,8 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class Linear:
     """Another library's call of ``(a, w, bias or None, *rest)`` that returns ``a @ w.T + bias``.
+
+    It takes a bias whose elements are neighbours in memory, and sums of one term or more.
 
     Attributes:
         library: as reports call it.
@@ -295,10 +297,13 @@ class Extern:
         match self.effect, self.args:
             case Product(linear=linear), (View() as a, View() as b):
                 bias: Argument = None
-            case BiasedProduct(linear=linear), (bias, View() as a, View() as b):
-                pass
+            case BiasedProduct(linear=linear), (View() as bias, View() as a, View() as b):
+                if bias.strides != (index(1),):
+                    return {}
             case _:
                 return {}
+        if not is_nonnegative(a.shape[1] - 1):
+            return {}
         return {
             other.library: replace(
                 self,

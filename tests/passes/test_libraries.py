@@ -59,6 +59,26 @@ def test_a_bias_goes_along() -> None:
     assert other.args[:3] == (call.args[0], call.args[1].transposed, bias)
 
 
+def test_a_bias_with_gaps_is_offered_to_no_other_library() -> None:
+    call = product("p", 4, 3, 6)
+    every_other = replace(whole(buffer("bias", 6)), strides=(index(2),))
+    biased = replace(call, args=(every_other, *call.args), effect=BiasedProduct((ONEDNN,)))
+    assert not biased.others
+
+
+def test_sums_that_may_have_no_term_are_offered_to_no_other_library() -> None:
+    call = product("p", 4, 3, 6)
+    a, b = call.args
+
+    def terms(least: int) -> Extern:
+        k = index(Size("k", 3, least))
+        return replace(
+            call, args=(replace(a, shape=(a.shape[0], k)), replace(b, shape=(k, b.shape[1])))
+        )
+
+    assert terms(1).others and not terms(0).others
+
+
 def test_a_target_without_the_library_keeps_the_call() -> None:
     before = schedule(product("p", 4, 3, 6))
     assert choose_libraries(before, frozenset(), 0, lambda _: Answer("oneDNN", "", 1.0)) is before
