@@ -91,7 +91,6 @@ ELSEWHERE = {
     "passes/axis_classes": "passes/test_unify",
     "passes/machine": "codegen/test_targets",
     "passes/recompute": "codegen/test_contraction",
-    "passes/row_parts": "report/test_products",
     "passes/rows": "passes/test_chunk",
     "passes/schedule/contraction": "passes/schedule/test_tiling",
     "passes/schedule/descriptors": "codegen/test_descriptors",

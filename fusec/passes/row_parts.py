@@ -109,7 +109,8 @@ def _in_parts(line: Def, rows: set[Buffer], known: dict[Buffer, _Pieces]) -> tup
 
 
 def _along_row(load: Load, over: Axis) -> bool:
-    return load.guard is None and load.indices[-1].as_axis() is over
+    whole = load.guard is None and over.extent is load.buffer.shape[-1]
+    return whole and load.indices[-1].as_axis() is over
 
 
 def _at(line: Def) -> tuple[Index, ...]:
