@@ -8,6 +8,7 @@ whatever takes tensors may stand in their place. Others, a score's modification 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -29,8 +30,10 @@ def find_parts(gm: fx.GraphModule) -> Mapping[str, fx.GraphModule]:
         if node.target.name() not in _ONCE | _AGAIN:
             continue
         for source in node.all_input_nodes:
-            part = gm.get_submodule(source.target) if source.op == "get_attr" else None
-            if isinstance(part, fx.GraphModule):
+            if source.op != "get_attr":
+                continue
+            part = functools.reduce(getattr, source.target.split("."), gm)
+            if isinstance(part, fx.GraphModule):  # else a tensor: a constant
                 found[source.target] = part
     return found
 

@@ -206,3 +206,18 @@ def test_a_fused_optimizer_wants_refreeze() -> None:
     fusec.refreeze(layer)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), x @ layer.weight.exp())
+
+
+def test_a_branch_reads_constants_too() -> None:
+    layer = nn.Linear(8, 8)
+
+    def f(x: Tensor) -> Tensor:
+        w = layer.weight.exp()
+        return torch.cond(x.sum() > 0, lambda x: x @ w, lambda x: x - w.sum(0), (x,))
+
+    compiled = frozen(f)
+    with torch.no_grad():
+        for x in (torch.ones(3, 8), -torch.ones(3, 8)):
+            torch.testing.assert_close(compiled(x), f(x))
+            layer.weight.mul_(0.5)
+            torch.testing.assert_close(compiled(x), f(x))
