@@ -260,8 +260,7 @@ def format_judge(target: Target, options: Options) -> FormatJudge | None:
 
 
 def _races_of(device: torch.device, target: Target, options: Options) -> Races:
-    versions = fingerprint() if device.type == "cuda" else f"torch {torch.__version__}"
-    salt = f"{versions} {_processor(device)} {target.name} {allows_tf32()}"
+    salt = f"torch {torch.__version__} {_processor(device)} {target.name} {allows_tf32()}"
     cache = open_cache(options) if options.cache else None
     return Races(device, options.race_seconds(device.type), salt, cache, find_ranks())
 

@@ -44,7 +44,7 @@ from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
 from fusec.passes.libraries import Answer, describe_call
 from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import NO_TIME, Way, race
-from fusec.runtime.cache import Cache
+from fusec.runtime.cache import Cache, fingerprint
 from fusec.runtime.ranks import Ranks
 from fusec.runtime.stopwatch import warm_stopwatch
 from fusec.runtime.verdicts import Lap, Verdict, load_verdict, store_verdict
@@ -79,7 +79,7 @@ class Races:
 
     Attributes:
         left_s: seconds that are left for them.
-        salt: names the device and all versions that times depend on.
+        salt: names the device, and the versions of libraries, that times depend on.
         cache: where verdicts are kept; None for nowhere.
         ranks: with whom verdicts are shared; None for nobody.
         keeps_all: keep also what was not steady, or not measured for want of time.
@@ -164,7 +164,7 @@ class DeviceJudge:
             modelled = self.by_model(group)
             if not 1 / CLEAR < modelled.ratio < CLEAR:
                 return modelled
-        key = f"descriptors={self.options.descriptors}\n{group.signature}"
+        key = f"{fingerprint()} descriptors={self.options.descriptors}\n{group.signature}"
         run = functools.partial(self.race, group)
         return self.choice(group, self.races.verdict(key, LIBRARY, run))
 

@@ -117,6 +117,16 @@ def test_a_race_runs_both_ways_and_each_computes_the_same(observed: Observed, tm
     assert all(lap.us is not None for lap in verdict.laps if lap.name in (LIBRARY, "fused #0"))
 
 
+def test_a_verdict_on_kernels_is_that_of_the_sources_which_make_them(
+    observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kind, cache = type("Once", (Ruled,), {"races": 0}), Cache(tmp_path, limit_bytes=1 << 20)
+    for version, races in (("this", 1), ("this", 1), ("next", 2)):
+        monkeypatch.setattr("fusec.race.fingerprint", lambda version=version: version)
+        compiled(observed, make_judge(observed, cache, kind))
+        assert kind.races == races
+
+
 @pytest.mark.parametrize("winner", (LIBRARY, "fused #0", "fused #2"))
 def test_the_winner_is_compiled_and_said_with_its_times(
     observed: Observed, tmp_path: Path, winner: str
@@ -213,7 +223,6 @@ def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypa
     kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
     context = Context(find_target("sm_90"), Options(), Trace("race"))
     judge = kind(lambda graph: None, context, lambda made: None, races())
-    ways = [Way(LIBRARY, list), Way("fused #0", list)]
     for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
         monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
         monkeypatch.setattr(judge, "ways", lambda group: ways)
