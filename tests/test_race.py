@@ -223,6 +223,7 @@ def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypa
     kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
     context = Context(find_target("sm_90"), Options(), Trace("race"))
     judge = kind(lambda graph: None, context, lambda made: None, races())
+    ways = [Way(LIBRARY, list), Way("fused #0", list)]
     for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
         monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
         monkeypatch.setattr(judge, "ways", lambda group: ways)
