@@ -52,8 +52,11 @@ from fusec.ir.program import (
 
 
 def vector_tiles(program: Program, width: int) -> Program:
-    """Return a program with ``Dot``s over vectors of ``width`` lanes; others as they are."""
-    if not has_dots(program):
+    """Return a program of tiles over vectors of ``width`` lanes; others as they are.
+
+    Tiles of a product without terms have no ``Dot``.
+    """
+    if len(program.lanes) < 2 and not has_dots(program):
         return program
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))

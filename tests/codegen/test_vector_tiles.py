@@ -247,3 +247,11 @@ def test_any_number_of_threads(threads: int) -> None:
         fused(library_causal, *heads(2, 2, 200, 32), train=True)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_product_without_terms_is_zero() -> None:
+    x = torch.randn(0, 4)
+    torch._dynamo.reset()
+    options = {"strict": True, "race": "fused"}
+    made = torch.compile(lambda x: (x.mT @ x) * 2 + 1, backend="fusec", options=options)(x)
+    assert torch.equal(made, torch.ones(4, 4))
