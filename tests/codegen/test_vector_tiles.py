@@ -119,6 +119,7 @@ def test_an_attention_is_one_kernel_without_scores_in_memory(spelling: Callable)
     assert products(program)
 
 
+@pytest.mark.sampled(5)  # a diagonal
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("length", (1, 100, 320))
 def test_attention_of_any_length(spelling: Callable, length: int) -> None:
@@ -142,6 +143,7 @@ def test_operands_of_other_types(dtype: torch.dtype) -> None:
     fused(library_causal, *heads(1, 2, 150, 32, dtype=dtype), train=True)
 
 
+@pytest.mark.sampled(5)  # a diagonal
 @pytest.mark.parametrize("width", (16, 8, 4))
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
