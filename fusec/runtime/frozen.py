@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusec.errors import UsageError
+
 Call = Callable[[list[Any]], Any]
 _frozen: weakref.WeakSet[Frozen] = weakref.WeakSet()
 
@@ -95,7 +97,13 @@ def refreeze(model: torch.nn.Module) -> int:
 
     Returns:
         How many compiled graphs have constants of its parameters and buffers.
+    Raises:
+        UsageError: if it is no module: what has the weights is.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"refreeze takes the module whose weights changed, not {type(model).__name__}."
+        )
     tensors = (*model.parameters(), *model.buffers())
     found = [frozen for frozen in _frozen if frozen.reads(tensors)]
     for frozen in found:

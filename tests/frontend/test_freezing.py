@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusec
+from fusec.errors import UsageError
 from fusec.report import explain
 from tests.support import seeded
 
@@ -221,3 +222,8 @@ def test_a_branch_reads_constants_too() -> None:
             torch.testing.assert_close(compiled(x), f(x))
             layer.weight.mul_(0.5)
             torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_refreeze_wants_the_module() -> None:
+    with pytest.raises(UsageError, match="not function"):
+        fusec.refreeze(lambda x: x)
