@@ -59,7 +59,7 @@ TIMED_PRODUCT = 1 << 26
 """Multiply-adds of a product that is timed: some 1 ms; rows and columns are halved down to it."""
 CLEAR = 2.0
 """How far apart the modelled times of a group's ways are where a CPU races for it no more."""
-STEADY = 0.1
+VARIES = 0.1
 """How much the reference's times may vary, beside their median, for a verdict to be kept."""
 FORMATS_S = 0.1
 """Seconds that one convolution may be timed: a network has tens of them."""
@@ -136,7 +136,7 @@ def _is_kept(verdict: Verdict, reference: str) -> bool:
     first = laps[reference]
     if first.us is None or first.p20 is None or first.p80 is None:
         return not verdict.exhausted
-    return first.p80 - first.p20 <= STEADY * first.us
+    return first.p80 - first.p20 <= VARIES * first.us
 
 
 class DeviceJudge:
@@ -160,20 +160,19 @@ class DeviceJudge:
 
     def __call__(self, group: Group) -> Choice:
         """Return the way that won: on another rank, from the cache, or by a race."""
-        if self.races.device.type == "cpu":
-            modelled = self.by_model(group)
-            if not 1 / CLEAR < modelled.ratio < CLEAR:
-                return modelled
+        modelled = functools.cache(lambda: self.by_model(group))
+        if self.races.device.type == "cpu" and not 1 / CLEAR < modelled().ratio < CLEAR:
+            return modelled()
         key = f"{fingerprint()} descriptors={self.options.descriptors}\n{group.signature}"
         run = functools.partial(self.race, group)
-        return self.choice(group, self.races.verdict(key, LIBRARY, run))
+        return self.choice(self.races.verdict(key, LIBRARY, run), modelled)
 
-    def choice(self, group: Group, verdict: Verdict) -> Choice:
-        """Return a verdict as the choice of a way."""
+    def choice(self, verdict: Verdict, modelled: Callable[[], Choice]) -> Choice:
+        """Return a verdict as the choice of a way, the model's where nothing was measured."""
         times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
         library, best = times.get(LIBRARY), times.get(verdict.winner)
         if library is None or best is None:
-            return self.by_model(group)
+            return modelled()
         fused = verdict.winner != LIBRARY
         others = [us for name, us in times.items() if name != LIBRARY]
         rival = best if fused else min(others, default=library)

@@ -36,15 +36,17 @@ class Attention(nn.Module):
 class Gpt2Block(nn.Module):
     """Norm first, GELU by tanh, causal: GPT-2."""
 
+    causal, gelu = True, "tanh"
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, causal=True)
+        self.attention = Attention(width, heads, causal=self.causal)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate=self.gelu))
 
 
 class BertBlock(nn.Module):

@@ -8,23 +8,15 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bench.workload import Case, Workload, modes
-from bench.workloads.blocks import Attention, BertBlock, LlamaBlock, default_dtype, sized
+from bench.workloads.blocks import BertBlock, Gpt2Block, LlamaBlock, default_dtype, sized
 
 GROUP = "products on CPUs"
 
 
-class VitBlock(nn.Module):
+class VitBlock(Gpt2Block):
     """Norm first, GELU by erf, all positions: ViT."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, causal=False)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+    causal, gelu = False, "none"
 
 
 class T5Block(nn.Module):

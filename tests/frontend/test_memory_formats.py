@@ -178,8 +178,6 @@ BEHIND = (flat, rows, in_place, views, parts, windows, attended)
 def test_what_follows_a_convolution_matches_eager(
     behind: Callable[[Tensor], Any], train: bool
 ) -> None:
-    if behind is views and train:
-        pytest.skip("AOTAutograd makes views of one result one after another")
     check(
         lambda x, w: behind(F.conv2d(x * 2, w, padding=1)),
         images(2, 8, 8, 8), weights(8, 8, 3, 3), train=train,

@@ -15,10 +15,13 @@ from fusec.options import Options
 from fusec.passes.fuse import separate
 from fusec.passes.libraries import Answer, choose_libraries, describe_call, multiply_adds
 from fusec.pipeline import compile_to_source
+from fusec.race import LibraryJudge
 from fusec.report.observe import observe
+from fusec.runtime import executable
 from fusec.stages import Context
 from fusec.trace import Trace
 from tests.ir.graphs import buffer, graph, mm, whole
+from tests.support import check, tune, values
 
 ONEDNN = Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), ""))
 LIBRARIES = frozenset(("oneDNN",))
@@ -124,20 +127,34 @@ def test_a_symbolic_size_is_described_by_its_class(hint: int, shown: str) -> Non
     assert describe_call(dynamic) == f"mm.default f32[{shown},3](3,1) f32[3,6](6,1)"
 
 
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch is built without oneDNN"
+)
+
+
+@needs_onednn
 @pytest.mark.parametrize("train", (False, True))
-def test_every_product_of_a_layer_may_go_to_onednn_and_computes_the_same(train: bool) -> None:
-    if "oneDNN" not in {name for c in _calls(None, train) for name in c.others}:
-        pytest.skip("this torch has no oneDNN")
-    made = _calls("oneDNN", train)
-    assert made and {call.target for call in made} == {ONEDNN.target}
-
-
-def _calls(library: str | None, train: bool) -> list[Extern]:
-    layer = torch.nn.Linear(128, 256)
-    found = []
-    answer = Answer(library, "said", 1.0)
+def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
+    answer = Answer("oneDNN", "said", 1.0)
     context = Context(find_target("cpu"), Options(), Trace("g"), choose_library=lambda _: answer)
+    layer, found = torch.nn.Linear(128, 256), []
     for seen in observe(layer, (torch.randn(64, 128),), train=train, dynamic=False):
-        made = compile_to_source(seen.graph, context)
-        found += list(made.schedule.externs)
-    return found
+        found += compile_to_source(seen.graph, context).schedule.externs
+    assert len(found) == (3 if train else 1)  # the gradients of the rows and of the weight
+    assert {call.target for call in found} == {ONEDNN.target}
+
+
+@needs_onednn
+def test_what_onednn_computes_is_eager_s_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer("oneDNN", "said", 1.0))
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+    called = []
+    direct = executable._Operators.__getattr__
+    monkeypatch.setattr(
+        executable._Operators, "__getattr__",
+        lambda self, name: (called.append(name), direct(self, name))[1],
+    )  # fmt: skip
+    layer = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU(), torch.nn.Linear(40, 8))
+    check(layer, values(16, 24), train=True)
+    assert "_linear_pointwise" in called
