@@ -43,11 +43,11 @@ from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
 from fusec.passes.libraries import Answer, describe_call
 from fusec.pipeline import Compiled, flat_kernels, generate
-from fusec.runtime.autotune import NO_TIME, Way, race
+from fusec.runtime.autotune import Way, race
 from fusec.runtime.cache import Cache, fingerprint
 from fusec.runtime.ranks import Ranks
 from fusec.runtime.stopwatch import warm_stopwatch
-from fusec.runtime.verdicts import Lap, Verdict, load_verdict, store_verdict
+from fusec.runtime.verdicts import NO_TIME, Lap, Verdict, load_verdict, store_verdict
 from fusec.stages import Context, offered_plans
 
 logger = logging.getLogger("fusec.race")
@@ -134,6 +134,8 @@ def _is_kept(verdict: Verdict, reference: str) -> bool:
     """Return True for a verdict that a later compile may rely on: its reference ran steadily."""
     laps = {lap.name: lap for lap in verdict.laps}
     first = laps[reference]
+    if not verdict.compared:
+        return False
     if first.us is None or first.p20 is None or first.p80 is None:
         return not verdict.exhausted
     return first.p80 - first.p20 <= VARIES * first.us
@@ -171,7 +173,7 @@ class DeviceJudge:
         """Return a verdict as the choice of a way, the model's where nothing was measured."""
         times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
         library, best = times.get(LIBRARY), times.get(verdict.winner)
-        if library is None or best is None:
+        if library is None or best is None or not verdict.compared:
             return modelled()
         fused = verdict.winner != LIBRARY
         others = [us for name, us in times.items() if name != LIBRARY]

@@ -183,14 +183,18 @@ def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_p
     assert any("modelled" in d.reason for d in made.decisions)
 
 
-def test_a_race_without_time_to_measure_leaves_no_verdict(observed: Observed, tmp_path: Path):
+@pytest.mark.parametrize("us", [None, 10.0], ids=["nothing timed", "the reference alone"])
+def test_a_race_without_time_to_compare_leaves_no_verdict(
+    observed: Observed, tmp_path: Path, us: float | None
+):
     class Late(Ruled):
         races = 0
 
         def race(self, group: Any, budget_s: float) -> Verdict:
             type(self).races += 1
-            laps = tuple(Lap(way.name, dropped="no time left") for way in self.ways(group))
-            return Verdict(LIBRARY, laps, exhausted=True)
+            first, *others = (way.name for way in self.ways(group))
+            late = tuple(Lap(name, dropped="no time left") for name in others)
+            return Verdict(LIBRARY, (Lap(first, us, us, us), *late), exhausted=True)
 
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     judge = make_judge(observed, cache, Late)

@@ -43,7 +43,7 @@ from torch import Tensor
 from fusec.errors import InternalError
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.stopwatch import Stopwatch, sets_of_inputs, stopwatch
-from fusec.runtime.verdicts import Lap, Verdict, duration
+from fusec.runtime.verdicts import NO_TIME, Lap, Verdict, duration
 from fusec.torch_interior import disable_modes
 
 __all__ = ["Lap", "Verdict", "Way", "race"]
@@ -76,7 +76,6 @@ BUILD_SHARE = 0.7
 """Share of the budget after which no further way is built: the others are to be timed."""
 
 BEHIND = "behind after {} rounds"
-NO_TIME = "no time left"
 
 Run = Callable[[list[Any]], Sequence[Tensor]]
 Progress = Callable[[str], None]

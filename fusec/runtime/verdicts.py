@@ -34,6 +34,9 @@ KIND = "fusec verdicts"
 SHOWN_LAPS = 3
 """Times in the printed form of a verdict, besides the winner's if that is not among them."""
 
+NO_TIME = "no time left"
+"""Why a way left a race whose time was spent before its turn."""
+
 _PREFIX = "verdict 1\0"
 _BLOB = "verdict.json"
 
@@ -67,6 +70,12 @@ class Verdict:
     winner: str
     laps: tuple[Lap, ...]
     exhausted: bool = False
+
+    @property
+    def compared(self) -> bool:
+        """Whether the winner stood against others: not if time alone kept all of them away."""
+        others = [lap for lap in self.laps if lap.name != self.winner]
+        return not others or any(lap.us is not None or lap.dropped != NO_TIME for lap in others)
 
     def __str__(self) -> str:
         """Return one line, such as "fused 412 us, library 455 us: fused"."""
