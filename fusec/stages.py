@@ -51,6 +51,7 @@ from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
 from fusec.passes.libraries import Chooser, choose_libraries
 from fusec.passes.library_bias import library_bias
+from fusec.passes.masks import mask_by_infinity
 from fusec.passes.memory import plan_memory
 from fusec.passes.recompute import recompute_wide
 from fusec.passes.row_parts import sum_rows_by_parts
@@ -536,6 +537,11 @@ def _plan(flat: FlatKernel, context: Context) -> Planned:
 
 
 KERNEL = (
+    _on_kernel(
+        "masks",
+        "a mask by the least number is one by minus infinity, if each row has a key that counts",
+        _alone(mask_by_infinity),
+    ),
     _on_kernel(
         "online_softmax",
         "a divisor leaves a sum that becomes linear in an exponential by it (GPU)",

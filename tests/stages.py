@@ -77,6 +77,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(rows[:, None] >= rows, scores, float("-inf")).softmax(-1) @ v
 
 
+def least(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows = torch.arange(q.shape[1])
+    scores = (q @ k.mT).masked_fill(rows[:, None] < rows, torch.finfo(q.dtype).min)
+    return scores.softmax(-1) @ v
+
+
 def parts(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat((F.gelu(x) * y, x * torch.tanh(y) * torch.exp(y)), 1)
 
@@ -140,6 +146,7 @@ EXAMPLES = {
         lambda x, w: F.relu(x @ w), ((8, 32), (32, 16)), options=FUSED
     ),
     "scores": Example(attention, ((1, 1, 320, 16),) * 3, options=FUSED),
+    "least": Example(least, ((1, 320, 16),) * 3, options=FUSED),
     "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),
     "bias": Example(lambda x, w, b: torch.addmm(b, x, w), ((8, 16), (16, 24), (24,))),
     "library": Example(

@@ -472,6 +472,7 @@ FAULTS = (
     Fault("memory", "columns", "a result over what is read still", in_memory(over_the_first)),
     Fault("memory", "norm", "memory forgotten", in_memory(unallocated)),
     # kernels and plans
+    Fault("masks", "least", "a mask the other way round", renamed("lt", "ge")),
     Fault(
         "online_softmax", "attention", "a divisor left where it was, too", in_expressions(doubled)
     ),

@@ -44,6 +44,7 @@ EXAMPLES = {
     "in_place": "cache",
     "bundle": "step",
     "memory": "columns",
+    "masks": "least",
     "online_softmax": "attention",
     "coalesce": "parts",
     "plan": "norm",

@@ -21,19 +21,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select, postorder
+from fusec.ir.edges import Edge, edges_when
+from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
 
 _PASSES_ZERO = ("round_f16", "round_bf16", "neg")
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """``value <= 0`` holds wherever a term counts."""
-
-    value: Index
 
 
 def loop_bounds(
@@ -89,7 +82,7 @@ def mask_free_part(
     for node in postorder(b for n in reductions for b in n.bodies):
         if isinstance(node, Select) and loop in node.condition.axes:
             truth = not isinstance(node.then, Const)
-            edges = _when(node.condition, truth)
+            edges = edges_when(node.condition, truth)
             part = _inside(loop, edges[0], lanes) if len(edges) == 1 else None
             if part is None:
                 return None
@@ -152,7 +145,7 @@ def _unless_zero(node: Expr) -> tuple[Edge, ...]:
     match node:
         case Op(name="mul", args=(a, b)):
             return (*_unless_zero(a), *_unless_zero(b))
-        case Op(name="add", args=(a, b)):
+        case Op(name="add" | "sub", args=(a, b)):
             return tuple(edge for edge in _unless_zero(a) if edge in _unless_zero(b))
         case Op(name="div", args=(a, _)):
             return _unless_zero(a)
@@ -163,9 +156,9 @@ def _unless_zero(node: Expr) -> tuple[Edge, ...]:
         case Cast(arg=a) if a.dtype.is_float:
             return _unless_zero(a)
         case Select(condition=c, then=a, other=Const(value=0)):
-            return (*_when(c, True), *_unless_zero(a))
+            return (*edges_when(c, True), *_unless_zero(a))
         case Select(condition=c, then=Const(value=0), other=b):
-            return (*_when(c, False), *_unless_zero(b))
+            return (*edges_when(c, False), *_unless_zero(b))
         case _:
             return ()
 
@@ -185,43 +178,8 @@ def _unless_lowest(node: Expr) -> tuple[Edge, ...]:
         case Cast(arg=a) if a.dtype.is_float:
             return _unless_lowest(a)
         case Select(condition=c, then=a, other=Const(value=value)) if value == -math.inf:
-            return (*_when(c, True), *_unless_lowest(a))
+            return (*edges_when(c, True), *_unless_lowest(a))
         case Select(condition=c, then=Const(value=value), other=b) if value == -math.inf:
-            return (*_when(c, False), *_unless_lowest(b))
+            return (*edges_when(c, False), *_unless_lowest(b))
         case _:
             return ()
-
-
-_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
-
-
-def _when(condition: Expr, holds: bool) -> tuple[Edge, ...]:
-    """Return the edges that a condition, or its opposite, says of indices."""
-    if not isinstance(condition, Op):
-        return ()
-    if condition.name == "not":
-        return _when(condition.args[0], not holds)
-    if condition.name == ("and" if holds else "or"):
-        return tuple(e for part in condition.args for e in _when(part, holds))
-    if condition.name not in _OPPOSITE:
-        return ()
-    a, b = map(_index_of, condition.args)
-    if a is None or b is None:
-        return ()
-    match condition.name if holds else _OPPOSITE[condition.name]:
-        case "le":
-            return (Edge(a - b),)
-        case "lt":
-            return (Edge(a - b + 1),)
-        case "ge":
-            return (Edge(b - a),)
-        case _:
-            return (Edge(b - a + 1),)
-
-
-def _index_of(node: Expr) -> Index | None:
-    if isinstance(node, IndexValue):
-        return node.index
-    if isinstance(node, Const) and node.dtype in (I32, I64):
-        return index(int(node.value))
-    return None

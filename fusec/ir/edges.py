@@ -1,0 +1,70 @@
+"""What conditions say of indices: comparisons as values that are at most zero.
+
+Worked example: ``n <= m and not n + 40 <= m`` holds exactly where ``n - m <= 0`` and
+``m - n - 39 <= 0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusec.ir.dtype import I32, I64
+from fusec.ir.expr import Const, Expr, IndexValue, Op
+from fusec.ir.index import Index, index
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """``value <= 0`` holds wherever a condition does."""
+
+    value: Index
+
+
+def edges_when(condition: Expr, holds: bool) -> tuple[Edge, ...]:
+    """Return edges without which a condition, or its opposite, does not hold."""
+    return tuple(edge for edge in _parts(condition, holds) if edge is not None)
+
+
+def all_edges_when(condition: Expr, holds: bool) -> tuple[Edge, ...] | None:
+    """Return the edges within which a condition, or its opposite, holds, or None if unknown."""
+    parts = tuple(_parts(condition, holds))
+    return None if None in parts else tuple(edge for edge in parts if edge is not None)
+
+
+def _parts(condition: Expr, holds: bool) -> Iterator[Edge | None]:
+    """Yield what must hold together; None for what is no comparison of indices."""
+    match condition:
+        case Op(name="not", args=(opposite,)):
+            yield from _parts(opposite, not holds)
+        case Op(name="and" | "or" as name, args=args) if (name == "and") is holds:
+            for part in args:
+                yield from _parts(part, holds)
+        case Op(name=name, args=(left, right)) if name in _OPPOSITE:
+            yield _edge(name if holds else _OPPOSITE[name], _index_of(left), _index_of(right))
+        case _:
+            yield None
+
+
+def _edge(name: str, a: Index | None, b: Index | None) -> Edge | None:
+    if a is None or b is None:
+        return None
+    match name:
+        case "le":
+            return Edge(a - b)
+        case "lt":
+            return Edge(a - b + 1)
+        case "ge":
+            return Edge(b - a)
+        case _:
+            return Edge(b - a + 1)
+
+
+def _index_of(node: Expr) -> Index | None:
+    if isinstance(node, IndexValue):
+        return node.index
+    if isinstance(node, Const) and node.dtype in (I32, I64):
+        return index(int(node.value))
+    return None
