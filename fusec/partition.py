@@ -41,6 +41,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.fallbacks import talks_to_ranks
+from fusec.frontend.fx_nodes import hint_of
 from fusec.passes.chunk import RATIO
 from fusec.passes.schedule.contraction import MAX_LANES
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
@@ -348,19 +349,13 @@ def _numel(node: Any) -> int:
     """Return the elements of a node's tensor, at the hints of symbolic sizes."""
     value, total = _value(node), 1
     for extent in value.shape if value is not None else (0,):
-        total *= _hint(extent)
+        total *= hint_of(extent)
     return total
 
 
 def _columns(node: Any) -> int:
     value = _value(node)
-    return _hint(value.shape[-1]) if value is not None and value.dim() else 1
-
-
-def _hint(extent: int | torch.SymInt) -> int:
-    if isinstance(extent, int):
-        return extent
-    return int(extent.node.hint) if extent.node.has_hint() else 1
+    return hint_of(value.shape[-1]) if value is not None and value.dim() else 1
 
 
 def _itemsize(node: fx.Node) -> int:

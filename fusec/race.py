@@ -33,7 +33,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, fx
 
-from fusec.frontend.channels_last import hint_of, images_of
+from fusec.frontend.channels_last import images_of
+from fusec.frontend.fx_nodes import hint_of
 from fusec.frontend.memory_formats import Gain
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType

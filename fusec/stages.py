@@ -32,6 +32,7 @@ from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.frontend.memory_formats import Judge as FormatJudge
 from fusec.frontend.memory_formats import choose_formats
+from fusec.frontend.softmax_gradients import sum_gradients_of_outputs
 from fusec.ir import text
 from fusec.ir.graph import FlatKernel, Graph, Kernel, Schedule
 from fusec.ir.memory import Memory, print_memory, verify_memory
@@ -308,6 +309,12 @@ INFERENCE = (
 JOINT = (
     _FORMATS,
     _DRAWS,
+    _on_fx(
+        "softmax_gradients",
+        "the row sums of a softmax's gradient are those of what an attention returns",
+        _changing(sum_gradients_of_outputs),
+        needs=("draws",),
+    ),
     _on_fx(
         "wide_products",
         "products too wide to save (scores) are tagged: the backward computes them again",

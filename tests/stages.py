@@ -146,6 +146,9 @@ EXAMPLES = {
         lambda x, w: F.relu(x @ w), ((8, 32), (32, 16)), options=FUSED
     ),
     "scores": Example(attention, ((1, 1, 320, 16),) * 3, options=FUSED),
+    "weights": Example(
+        lambda s, v: torch.bmm(s.softmax(-1), v), ((1, 4, 8), (1, 8, 4)), train=True
+    ),
     "least": Example(least, ((1, 320, 16),) * 3, options=FUSED),
     "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),
     "bias": Example(lambda x, w, b: torch.addmm(b, x, w), ((8, 16), (16, 24), (24,))),

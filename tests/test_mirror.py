@@ -52,6 +52,7 @@ ELSEWHERE = {
     "frontend/creation": "ops/test_creation",
     "frontend/domain": "frontend/test_reductions",
     "frontend/draws": "ops/test_random",
+    "frontend/fx_nodes": "frontend/test_softmax_gradients",
     "frontend/fallbacks": "ops/test_lowering",
     "frontend/foreach": "ops/test_optimizers",
     "frontend/interpolation": "ops/test_interpolation",

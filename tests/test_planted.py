@@ -414,6 +414,7 @@ FAULTS = (
     ),
     Fault("memory_formats", "images", "read before it is converted", in_fx(read_before)),
     Fault("draws", "dropout", "numbers read before they are drawn", in_fx(read_before)),
+    Fault("softmax_gradients", "weights", "the other sign", in_fx(exchanged("sub", 0, 1))),
     Fault(
         "partition", "attention", "a gradient with the other sign",
         in_fx(exchanged("sub", 0, 1), half=1),

@@ -23,6 +23,7 @@ EXAMPLES = {
     "freeze": "scaled",
     "memory_formats": "images",
     "draws": "dropout",
+    "softmax_gradients": "weights",
     "partition": "upsample",
     "capture": "norm",
     "eager_rounding": "rounding",

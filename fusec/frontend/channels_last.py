@@ -28,6 +28,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.frontend.fallbacks import draws_random_numbers
+from fusec.frontend.fx_nodes import call_like, fakes_of, hint_of, is_view, value_of_call
 from fusec.frontend.origin import op_name
 from fusec.torch_interior import FakeTensor, OpOverload
 
@@ -39,10 +40,6 @@ _BY_STRIDES = {
     *(aten.as_strided.default, aten.as_strided_scatter.default, aten.view.dtype),
     *(aten.sym_stride.int, aten.sym_storage_offset.default),
 }
-_KEPT = (
-    "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "seq_nr",
-    "original_aten", "from_node", "partitioner_tag", "ac_graph_id", "recompute", "custom",
-)  # fmt: skip
 _CANNOT = (RuntimeError, ValueError, NotImplementedError)
 """What tracing raises of a view that strides do not allow, or of an operation that wants others."""
 
@@ -111,7 +108,7 @@ class _Flow:
         if not self.may_follow(node):
             self.restore_all(node)
             return
-        if not _is_view(node) and node.target is not operator.getitem:
+        if not is_view(node) and node.target is not operator.getitem:
             self.convert(node, images_of(node), alike=True)
         try:
             self.trace(node)
@@ -157,28 +154,13 @@ class _Flow:
     def trace(self, node: fx.Node) -> None:
         """Give a node the value that its arguments have now."""
         before = node.meta.get("val")
-        if not _tensors(before):
+        if not fakes_of(before):
             return
-        found = self.value(node)
+        found = value_of_call(node)
         if not _same_strides(before, found):
             self.traced[node] = before
             node.meta["val"] = found
             node.meta.pop("tensor_meta", None)
-
-    def value(self, node: fx.Node) -> Any:
-        """Return what a call makes of its arguments' values."""
-        target: Any = node.target
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        read = [t for source in node.all_input_nodes for t in _tensors(source.meta["val"])]
-        with read[0].fake_mode:
-            return target(*args, **kwargs)
-
-    def call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Append a call behind a node, whose source lines and tags are those of the node."""
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta.update({k: v for k, v in like.meta.items() if k in _KEPT})
-        made.meta["val"] = self.value(made)
-        return made
 
     # -- conversions ------------------------------------------------------------------------------
 
@@ -189,7 +171,7 @@ class _Flow:
         if node not in self.last:
             with self.graph.inserting_before(_behind(node)):
                 form = torch.channels_last
-                self.last[node] = self.call(node, aten.clone.default, node, memory_format=form)
+                self.last[node] = call_like(node, aten.clone.default, node, memory_format=form)
         return self.last[node]
 
     def restore(self, node: fx.Node) -> fx.Node:
@@ -202,11 +184,11 @@ class _Flow:
 
     def as_traced(self, node: fx.Node) -> fx.Node:
         before = self.traced[node]
-        if _is_view(node) or (node.target is operator.getitem and _is_view(node.args[0])):
+        if is_view(node) or (node.target is operator.getitem and is_view(node.args[0])):
             bases = {source: self.restore(source) for source in node.all_input_nodes}
             args, kwargs = fx.map_arg((node.args, node.kwargs), bases.__getitem__)
             with self.graph.inserting_before(_behind(node)):
-                return self.call(node, node.target, *args, **kwargs)
+                return call_like(node, node.target, *args, **kwargs)
         if isinstance(before, torch.Tensor):
             with self.graph.inserting_before(_behind(node)):
                 return self.copy(node, before)
@@ -218,14 +200,14 @@ class _Flow:
             if (wanted.dim() == 4 or form is torch.contiguous_format) and wanted.is_contiguous(
                 memory_format=form
             ):
-                return self.call(node, aten.clone.default, node, memory_format=form)
+                return call_like(node, aten.clone.default, node, memory_format=form)
         strides = [hint_of(stride) for stride in wanted.stride()]
         order = sorted(range(len(strides)), key=lambda d: -strides[d])
         back = [order.index(d) for d in range(wanted.dim())]
-        rows = self.call(node, aten.permute.default, node, order)
+        rows = call_like(node, aten.permute.default, node, order)
         form = torch.contiguous_format
-        dense = self.call(node, aten.clone.default, rows, memory_format=form)
-        return self.call(node, aten.permute.default, dense, back)
+        dense = call_like(node, aten.clone.default, rows, memory_format=form)
+        return call_like(node, aten.permute.default, dense, back)
 
 
 def _behind(node: fx.Node) -> fx.Node:
@@ -236,27 +218,11 @@ def _behind(node: fx.Node) -> fx.Node:
     return place
 
 
-def _is_view(node: Any) -> bool:
-    return isinstance(node.target, OpOverload) and node.target.is_view
-
-
-def _tensors(value: Any) -> list[FakeTensor]:
-    items = value if isinstance(value, tuple | list) else (value,)
-    return [item for item in items if isinstance(item, FakeTensor)]
-
-
 def _same_strides(before: Any, found: Any) -> bool:
     return all(
         all(
             statically_known_true(n == 1) or statically_known_true(a == b)
             for n, a, b in zip(x.shape, x.stride(), y.stride(), strict=True)
         )
-        for x, y in zip(_tensors(before), _tensors(found), strict=True)
+        for x, y in zip(fakes_of(before), fakes_of(found), strict=True)
     )
-
-
-def hint_of(stride: int | torch.SymInt) -> int:
-    """Return an extent or a stride as a number, 1 where none is known."""
-    if isinstance(stride, int):
-        return stride
-    return int(stride.node.hint) if stride.node.has_hint() else 1

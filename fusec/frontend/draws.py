@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fusec.frontend.fx_nodes import call_like, hint_of
 from fusec.frontend.random_ops import LARGEST_RANGE
 from fusec.torch_interior import FakeTensor
 
@@ -104,12 +105,7 @@ class _Line:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Append a call whose source lines and tags are those of the draw."""
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta.update({k: v for k, v in self.node.meta.items() if k in _KEPT})
-        fakes = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.result.fake_mode:
-            made.meta["val"] = target(*fakes[0], **fakes[1])
-        return made
+        return call_like(self.node, target, *args, **kwargs)
 
     def again(self, node: fx.Node) -> fx.Node:
         """Return a node after telling the partitioner to compute it in the backward again."""
@@ -124,7 +120,7 @@ class _Line:
         if device not in self.seeds:
             self.seeds[device] = self.call(torch.ops.fusec.random_seeds.default, 1, device)
             self.seeds[device].meta.pop("recompute", None)
-        strides = [_hint(s) for s in self.result.stride()]
+        strides = [hint_of(s) for s in self.result.stride()]
         order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
         size = [self.extent(d) for d in range(len(strides))]
         bounds = (low, high) if kind == "integer" else ()
@@ -157,18 +153,6 @@ class _Line:
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         same = node.meta["val"].dtype is dtype
         return node if same else self.call(aten._to_copy.default, node, dtype=dtype)
-
-
-_KEPT = (
-    "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "seq_nr",
-    "original_aten", "from_node", "partitioner_tag", "ac_graph_id", "recompute", "custom",
-)  # fmt: skip
-
-
-def _hint(stride: int | torch.SymInt) -> int:
-    if isinstance(stride, int):
-        return stride
-    return int(stride.node.hint) if stride.node.has_hint() else 1
 
 
 def _has_shape(node: fx.Node, shape: torch.Size) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusec.frontend.fx_nodes import is_view
 from fusec.torch_interior import FakeTensor, OpOverload, is_weight, unset_fake_temporarily
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -105,7 +106,7 @@ def _is_pure(node: fx.Node) -> bool:
 
 def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
     """Return True for what the rest of the graph reads, itself or through views of it."""
-    if node.op == "placeholder" or not known[node] or _is_view(node):
+    if node.op == "placeholder" or not known[node] or is_view(node):
         return False
     if any(not isinstance(extent, int) for extent in node.meta["val"].shape):
         return False
@@ -115,14 +116,10 @@ def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
     return read and not given and _bytes(node) <= _LARGER * known[node]
 
 
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target.is_view
-
-
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the users of a node, and in the place of views those of the views."""
     for user in node.users:
-        if _is_view(user):
+        if is_view(user):
             yield from _readers(user)
         yield user
 

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import fx
 
-from fusec.frontend.channels_last import IMAGES, flow, hint_of, images_of, is_image, is_last
+from fusec.frontend.channels_last import IMAGES, flow, images_of, is_image, is_last
+from fusec.frontend.fx_nodes import hint_of
 from fusec.ir.decision import Decision
 
 aten = torch.ops.aten

@@ -1,0 +1,63 @@
+"""Nodes of FX graphs whose values AOTAutograd traced: what rewrites of them have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.torch_interior import FakeTensor, OpOverload
+
+_KEPT = (
+    "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "seq_nr",
+    "original_aten", "from_node", "partitioner_tag", "ac_graph_id", "recompute", "custom",
+)  # fmt: skip
+
+
+def call_like(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Insert a call, at the graph's place, with the source lines and tags of another node."""
+    made = like.graph.call_function(target, args, kwargs)
+    made.meta.update({k: v for k, v in like.meta.items() if k in _KEPT})
+    made.meta["val"] = value_of_call(made, like)
+    return made
+
+
+def value_of_call(node: fx.Node, like: fx.Node | None = None) -> Any:
+    """Return what a call makes of its arguments' values, as a tensor without memory.
+
+    Args:
+        like: a node of the graph's tensors, for a call that takes none.
+    """
+    target: Any = node.target
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    sources = (*node.all_input_nodes, *(() if like is None else (like,)))
+    mode = next(t for source in sources for t in fakes_of(source.meta["val"])).fake_mode
+    with mode:
+        return target(*args, **kwargs)
+
+
+def extent_of(node: fx.Node, dimension: int) -> int | fx.Node:
+    """Return an extent of a tensor as an argument: a number, or a call that asks for it."""
+    extent: int | torch.SymInt = node.meta["val"].shape[dimension]
+    if isinstance(extent, int):
+        return extent
+    return call_like(node, torch.ops.aten.sym_size.int, node, dimension)
+
+
+def fakes_of(value: Any) -> list[FakeTensor]:
+    """Return the tensors of a traced value."""
+    items = value if isinstance(value, tuple | list) else (value,)
+    return [item for item in items if isinstance(item, FakeTensor)]
+
+
+def is_view(node: Any) -> bool:
+    """Return True for a call that makes a view."""
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def hint_of(extent: int | torch.SymInt) -> int:
+    """Return an extent or a stride as a number, 1 where none is known."""
+    if isinstance(extent, int):
+        return extent
+    return int(extent.node.hint) if extent.node.has_hint() else 1
