@@ -35,6 +35,11 @@ TF32_TOLERANCE = 1.5e-3
 LOOSE = 4.0
 """Tolerances are this much wider where no fp64 result can decide: ways round at other places."""
 
+LARGEST = 0.5
+"""How far an element may be apart, relative, where 16-bit numbers go in and no fp64 result decides:
+a score of 30 is rounded to a multiple of 1/8, which changes its exponential by 6 %. Then it is the
+root mean square that has to be close; what a mask or an axis makes wrong is apart by all of it."""
+
 RMS_FACTOR = {torch.float64: 2.0, torch.float32: 2.0}
 """How many times the reference's error against fp64 is allowed: 3 for other types. As in torch's
 benchmark suite, `torch._dynamo.utils.same`."""
@@ -50,11 +55,13 @@ def disagreement(
     got: Sequence[Tensor],
     reference: Sequence[Tensor],
     exact: Callable[[], Sequence[Tensor]] | None = None,
+    inputs: Sequence[Tensor] = (),
 ) -> str | None:
     """Return what is wrong with a way's outputs, None if nothing is.
 
     Args:
         exact: makes the same outputs in fp64; called only if some are not close to the reference.
+        inputs: of both ways: what is made of 16-bit numbers has their errors, in f32 too.
     """
     if len(got) != len(reference):
         return f"{len(got)} outputs, not {len(reference)}"
@@ -64,7 +71,11 @@ def disagreement(
         if what is not None:
             return f"output {number}: {what}"
         error = _error(ours, theirs)
-        if error.relative > _tolerance(theirs) * (LOOSE if exact is None else 1.0):
+        if (
+            _is_apart(error, theirs, inputs)
+            if exact is None
+            else error.relative > _tolerance(theirs)
+        ):
             apart[number] = f"output {number}: max error {error.largest:.3g}, rms {error.rms:.3g}"
     if not apart or exact is None:
         return next(iter(apart.values()), None)
@@ -72,9 +83,18 @@ def disagreement(
         truth = exact()
     except Exception as failure:  # out of memory, or an operation that has no fp64
         logger.debug("no fp64 result to compare with: %s", failure)
-        return disagreement(got, reference)
+        return disagreement(got, reference, inputs=inputs)
     wrong = (n for n in apart if not _as_exact(got[n], reference[n], truth[n]))
     return next((apart[number] for number in wrong), None)
+
+
+def _is_apart(error: _Error, reference: Tensor, inputs: Sequence[Tensor]) -> bool:
+    """Return whether an error is more than what two sound ways may be apart."""
+    floats = [t for t in inputs if t.is_floating_point()]
+    tolerance = LOOSE * max(map(_tolerance, (reference, *floats)))
+    if any(t.dtype in (torch.bfloat16, torch.float16) for t in (reference, *floats)):
+        return error.relative > LARGEST or error.rms > tolerance * error.scale
+    return error.relative > tolerance
 
 
 def _unlike(got: Tensor, reference: Tensor) -> str | None:

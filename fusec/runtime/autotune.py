@@ -175,10 +175,12 @@ class _Entrant:
         got: Sequence[Tensor],
         wanted: Sequence[Tensor],
         exact: Callable[[], Sequence[Tensor]] | None,
+        given: Sequence[Any],
     ) -> None:
-        """Leave if the outputs are not what they should be."""
+        """Leave if the outputs are not what they should be for some inputs."""
+        tensors = [item for item in given if isinstance(item, Tensor)]
         try:
-            what = disagreement(got, wanted, exact)
+            what = disagreement(got, wanted, exact, tensors)
         except Exception as error:  # out of memory
             return self.drop("be checked", error)
         if what is not None:
@@ -257,7 +259,7 @@ class _Course:
                 return self._no_time([e for e in self.racing if e.call is None])
             got = self._trial(entrant, intact)
             if got is not None:
-                entrant.compare(got, outputs, exact)
+                entrant.compare(got, outputs, exact, given)
 
     def _trial(self, entrant: _Entrant, intact: _Intact) -> Sequence[Tensor] | None:
         """Return a way's outputs of the first set; None if it was dropped for how it got there."""

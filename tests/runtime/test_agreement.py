@@ -160,3 +160,26 @@ def test_products_of_rounded_inputs_are_no_disagreement_where_torch_allows_them(
         assert disagreement([ours], [eager]) is None
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_what_is_made_of_16_bit_numbers_has_their_errors_in_f32_too() -> None:
+    torch.manual_seed(0)
+    narrow = torch.randn(1000, dtype=torch.bfloat16)
+    wide = narrow.float() * 20
+    apart = wide * (1 + 2e-3 * torch.randn(1000))
+    assert disagreement([apart], [wide]) is not None
+    assert disagreement([apart], [wide], inputs=[wide]) is not None
+    assert disagreement([apart], [wide], inputs=[narrow, torch.arange(3)]) is None
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_a_rounded_score_may_change_an_element_but_not_all_of_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    wanted = torch.randn(4096).to(dtype)
+    largest = wanted.abs().argmax()
+    rounded, wrong, everywhere = wanted.clone(), wanted.clone(), wanted * 1.06
+    rounded[largest] *= 1.06
+    wrong[largest] *= -1
+    assert disagreement([rounded], [wanted]) is None
+    assert disagreement([wrong], [wanted]) is not None
+    assert disagreement([everywhere], [wanted]) is not None
