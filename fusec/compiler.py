@@ -195,10 +195,10 @@ def target_for(device: torch.device, options: Options) -> Target:
         Unsupported: if kernels cannot be made for the device.
         UsageError: if the options name one that does not run there.
     """
-    width = cpp_kernel.vector_width()
+    width, tiles = cpp_kernel.vector_width(), cpp_kernel.has_tiles()
     if options.target is None:
-        return target_of_device(device_target(device), width, tf32=allows_tf32())
-    target = find_target(options.target, width, tf32=allows_tf32())
+        return target_of_device(device_target(device), width, tiles=tiles, tf32=allows_tf32())
+    target = find_target(options.target, width, tiles=tiles, tf32=allows_tf32())
     if target.device != device.type:
         raise UsageError(
             f"the target {target.name!r} is for looking at code of another device than this "

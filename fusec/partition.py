@@ -42,6 +42,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.fallbacks import talks_to_ranks
 from fusec.frontend.fx_nodes import hint_of
+from fusec.frontend.shapes import to_torch_dtype
+from fusec.ir.dtype import DType
 from fusec.passes.chunk import RATIO
 from fusec.passes.schedule.contraction import MAX_LANES
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
@@ -66,7 +68,6 @@ _SAME_BITS = (
 
 LEAST_BUDGET = 1e-6
 """A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
-F32_BYTES = 4
 SCORES_BYTES = 1 << 20
 """Scores of less are as well saved."""
 
@@ -314,19 +315,19 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def recompute_scores(joint: fx.GraphModule, narrow: bool = True) -> fx.GraphModule:
+def recompute_scores(joint: fx.GraphModule, widened: Collection[DType] = ()) -> fx.GraphModule:
     """Tag the scores of attentions, and what has their size: the backward computes them again.
 
     For kernels that never store them (``passes/recompute.py``).
 
     Args:
-        narrow: whether there are such kernels for 16-bit types; else f32 alone is tagged.
+        widened: types in which there are none, for they would be widened to f32.
     """
-    graph = joint.graph
+    graph, kept = joint.graph, [to_torch_dtype(kind) for kind in widened]
     found = {
         n
         for n in find_expansions(graph, SCORES_BYTES, (aten.bmm.default,))
-        if _columns(n.args[0]) <= MAX_LANES and (narrow or _itemsize(n) >= F32_BYTES)
+        if _columns(n.args[0]) <= MAX_LANES and _dtype(n) not in kept
     }
     if found:
         recompute(_large(found) - _tangent_users(graph))
@@ -358,9 +359,9 @@ def _columns(node: Any) -> int:
     return hint_of(value.shape[-1]) if value is not None and value.dim() else 1
 
 
-def _itemsize(node: fx.Node) -> int:
+def _dtype(node: fx.Node) -> torch.dtype | None:
     value = _value(node)
-    return value.element_size() if value is not None else 0
+    return value.dtype if value is not None else None
 
 
 def _size(node: fx.Node) -> int:

@@ -179,7 +179,10 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
 
 def cpp_unit(compiled: Compiled, width: int) -> str:
     """Return the C++ translation unit with all kernels of a graph."""
-    return cpp.prelude(width) + "\n".join(compiled.sources[k] for k in compiled.distinct)
+    products = any(map(cpp.multiplies, compiled.distinct.values()))
+    return cpp.prelude(width, products=products) + "\n".join(
+        compiled.sources[k] for k in compiled.distinct
+    )
 
 
 def manifest(compiled: Compiled) -> bytes:

@@ -318,7 +318,7 @@ JOINT = (
     _on_fx(
         "wide_products",
         "products too wide to save (scores) are tagged: the backward computes them again",
-        lambda joint, context: recompute_scores(joint, context.target.machine.slow_half == 1),
+        lambda joint, context: recompute_scores(joint, context.target.machine.widened),
         only=_fuses_products,
     ),
 )

@@ -25,6 +25,7 @@ from __future__ import annotations
 from importlib import resources
 
 from fusec.codegen.cpp_text import comment, literal
+from fusec.codegen.orient import has_dots
 from fusec.codegen.transposed import Block, transposed_block
 from fusec.codegen.unrolling import MOST_UNROLLED, is_unrolled
 from fusec.errors import InternalError
@@ -78,10 +79,20 @@ _HORIZONTAL = {
 }
 
 
-def prelude(width: int) -> str:
-    """Return the text in front of the kernels of one translation unit, for ``width`` lanes."""
-    text = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
-    return f"#define FUSEC_W {width}\n{text}\n"
+def prelude(width: int, *, products: bool) -> str:
+    """Return the text in front of the kernels of one translation unit, for ``width`` lanes.
+
+    Args:
+        products: whether there are products of matrices among them.
+    """
+    names = ("prelude.h", "products.h") if products else ("prelude.h",)
+    texts = (resources.files("fusec.codegen").joinpath(name).read_text("utf-8") for name in names)
+    return "\n".join((f"#define FUSEC_W {width}", *texts, ""))
+
+
+def multiplies(program: Program) -> bool:
+    """Return True if a program multiplies matrices: with tiles, or as it is printed."""
+    return has_dots(program) or any(isinstance(s, Multiply) for s in statements(program.body))
 
 
 def print_kernel(program: Program) -> str:
@@ -185,8 +196,7 @@ class Printer:
         if len(self.program.grid) > 1:
             text += f" collapse({len(self.program.grid)})"
         # Rows of a triangle take unequal times; tiles of a product are few and long.
-        products = any(isinstance(s, Multiply) for s in statements(self.program.body))
-        text += f" schedule({'dynamic' if products else 'static'})"
+        text += f" schedule({'dynamic' if multiplies(self.program) else 'static'})"
         work = self.program.work
         if work is not None and not work.is_constant:
             return f"{text} if ({self.scalar_index(work)} >= {PARALLEL_WORK})"
@@ -228,12 +238,14 @@ class Printer:
     def multiply(self, product: Multiply) -> None:
         into, left, right = product.into, product.left, product.right
         counts = f"{self.least(product.rows)}, {product.columns}, {self.least(product.terms)}"
+        narrow = right.buffer.dtype is BF16
         sides = (
             self.matrix(into, into.row, into.panel),
             self.matrix(left, left.row, left.column),
-            self.matrix(right, right.row, right.panel),
+            self.matrix(right, right.row, right.column if narrow else right.panel),
         )
-        self.emit(f"f_multiply({', '.join(sides)}, {counts}, {str(product.adds).lower()});")
+        function = "f_multiply_bf16" if narrow else "f_multiply"
+        self.emit(f"{function}({', '.join(sides)}, {counts}, {str(product.adds).lower()});")
 
     def matrix(self, matrix: Matrix, *steps: Index) -> str:
         """Return where a matrix begins, and some of its steps."""

@@ -36,10 +36,6 @@
 //   f_select(m, x, y)                      m a mask or a bool
 //   f_<op>                                 every operation, for lanes and for scalars
 //   f_hsum f_hprod f_hmax f_hmin (numbers), f_hany f_hall (masks)      across lanes, as a tree
-//   f_multiply(c, row, panel,              c[i, j] (+)= sum(k: a[i, k] * b[k, j]) in f32 for i < rows,
-//              a, row, term,               j < columns (a multiple of FUSEC_W), k < terms: steps in
-//              b, term, panel,             elements; W columns are a panel, neighbours in memory
-//              rows, columns, terms, adds)
 //
 // Largest errors seen in f32 lanes, in ulp (10^7 samples each, with and without FMA): exp 1.0,
 // exp2 1.0, expm1 1.6, log 0.9, log2 1.4, log10 1.9, log1p 0.9, erf 1.9, tanh 1.4, sigmoid 2.4 (it
@@ -1398,68 +1394,4 @@ FUSEC_INLINE bool fusec_some_below_zero(vi64 x) {
 template <class T> FUSEC_INLINE T fusec_within(T k, T n, int *status) {
   if (__builtin_expect(fusec_some_below_zero(k | (n - 1 - k)), 0)) *status = 1;
   return k;
-}
-
-// ---- products of matrices -----------------------------------------------------------------------
-// A block of R rows and V vectors of the result stays in registers while all terms are added up:
-// 24 accumulators of 32 registers, or 12 of 16. Rows are addressed from every third one, so that
-// pointers fit the other registers.
-
-#define FUSEC_R (FUSEC_W == 16 ? 12 : 6)
-typedef vf32 vf32_any __attribute__((may_alias, aligned(4)));
-template <int R, int V>
-static __attribute__((noinline, unused)) void fusec_block(
-    float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
-    const float *b, long long bk, long long bp, long long terms, bool adds) {
-  vf32 sum[R][V];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) sum[r][v] = adds ? *(vf32_any *)(c + r * cr + v * cp) : vf32{};
-  const float *third[(R + 2) / 3];
-#pragma GCC unroll 4
-  for (int t = 0; t < (R + 2) / 3; t++) third[t] = a + 3 * t * ar;
-  for (long long k = 0; k < terms; k++) {
-    vf32 y[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) y[v] = *(const vf32_any *)(b + v * bp);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      vf32 x = v_f32(third[r / 3][r % 3 * ar]);
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sum[r][v] += x * y[v];
-    }
-    b += bk;
-#pragma GCC unroll 4
-    for (int t = 0; t < (R + 2) / 3; t++) third[t] += ak;
-  }
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) *(vf32_any *)(c + r * cr + v * cp) = sum[r][v];
-}
-template <int V>
-static __attribute__((noinline, unused)) void fusec_rows(
-    float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
-    const float *b, long long bk, long long bp, long long rows, long long terms, bool adds) {
-  long long i = 0;
-#define FUSEC_BLOCKS(R) \
-  for (; i + R <= rows; i += R) \
-    fusec_block<R, V>(c + i * cr, cr, cp, a + i * ar, ar, ak, b, bk, bp, terms, adds);
-  FUSEC_BLOCKS(FUSEC_R)
-#if FUSEC_W == 16
-  FUSEC_BLOCKS(8)
-#endif
-  FUSEC_BLOCKS(4)
-  FUSEC_BLOCKS(1)
-#undef FUSEC_BLOCKS
-}
-FUSEC_INLINE void f_multiply(
-    float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
-    const float *b, long long bk, long long bp, long long rows, long long columns,
-    long long terms, bool adds) {
-  long long j = 0;
-  for (; j + 2 * FUSEC_W <= columns; j += 2 * FUSEC_W, b += 2 * bp, c += 2 * cp)
-    fusec_rows<2>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
-  if (j < columns) fusec_rows<1>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
 }

@@ -15,6 +15,7 @@ from fusec.codegen import cpp, triton
 from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
+from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
@@ -141,7 +142,8 @@ CPU_MACHINE = Machine(
     tile=1024,
     products_per_us=7.0e5,
     slow_exact=4,
-    slow_half=4,
+    widened=frozenset((F16, BF16)),
+    slow_widened=4,
     # Linear layers of an MLP with their GELU: 0.83 to 0.97 of the library's speed (2026-11).
     rates=Rates(tiled=0.7, nested=0.9, library_nested=0.7, alone=False),
     cache_bytes=1 << 19,
@@ -197,11 +199,14 @@ TARGETS = {
 GPUS = tuple(name for name, target in TARGETS.items() if target.codegen is TRITON)
 
 
-def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
+def find_target(
+    name: str, vector_width: int = 16, *, tiles: bool = False, tf32: bool = False
+) -> Target:
     """Return the row of a target, for a CPU's vectors and with what torch's settings allow.
 
     Args:
         vector_width: f32 lanes of a CPU's vector registers: 16, 8 or 4.
+        tiles: the CPU multiplies tiles of bf16 (AMX).
         tf32: a GPU's products of f32 may round their operands to 10 bits of mantissa.
     Raises:
         UsageError: if there is no such target.
@@ -210,20 +215,23 @@ def find_target(name: str, vector_width: int = 16, *, tf32: bool = False) -> Tar
         raise UsageError.unknown("target", name, tuple(TARGETS))
     row = TARGETS[name]
     if row.codegen is CPP:
-        return replace(row, machine=replace(row.machine, vector=vector_width))
+        widened = row.machine.widened - {BF16} if tiles else row.machine.widened
+        return replace(row, machine=replace(row.machine, vector=vector_width, widened=widened))
     return replace(row, machine=replace(row.machine, sm=replace(row.machine.sm, tf32=tf32)))
 
 
-def target_of_device(name: str, vector_width: int = 16, *, tf32: bool = False) -> Target:
+def target_of_device(
+    name: str, vector_width: int = 16, *, tiles: bool = False, tf32: bool = False
+) -> Target:
     """Return the row for a device found at run time: its own, or that of the nearest older GPU.
 
     Args:
-        vector_width, tf32: as of ``find_target``.
+        vector_width, tiles, tf32: as of ``find_target``.
     Raises:
         UsageError: if there is neither.
     """
     if name in TARGETS or not (name.startswith("sm_") and name[3:].isdigit()):
-        return find_target(name, vector_width, tf32=tf32)
+        return find_target(name, vector_width, tiles=tiles, tf32=tf32)
     versions = {int(known[3:]): known for known in TARGETS if known.startswith("sm_")}
     older = [version for version in versions if version <= int(name[3:])]
     if not older:

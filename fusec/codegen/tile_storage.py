@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from fusec.codegen.lane_order import LaneOrder
 from fusec.codegen.tile_uses import Uses
+from fusec.ir.dtype import BF16
 from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children
 from fusec.ir.index import Axis
 from fusec.ir.scalar import SCALAR_OPS
@@ -106,7 +107,9 @@ class Storage:
             (terms,) = dot.over
             row, column = self.order.sorted(dot.axes)
             if var is right and self.uses.direct(var, terms, column, right=True) is None:
-                if self.uses.load(var) is not None:
+                if right.dtype is BF16:
+                    self.stored.add(var)
+                elif self.uses.load(var) is not None:
                     self._copy(var, (terms, column))
                 else:
                     self.stored.add(var)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fusec.ir.dtype import F32, I32, I64
+from fusec.ir.dtype import BF16, F32, I32, I64
 from fusec.ir.expr import (
     Const,
     Dot,
@@ -138,19 +138,20 @@ class Uses:
         return None
 
     def direct(self, var: Expr, rows: Axis, columns: Axis, *, right: bool) -> Load | None:
-        """Return the load of an operand of f32 that a product can read where it lies.
+        """Return the load of an operand that a product can read where it lies.
 
-        A right operand's columns have to be neighbours, and whole vectors of them in range.
+        Whole vectors of a right operand's columns have to be in range. In f32 they are neighbours;
+        of bf16 pairs of terms are packed in any case (``f_multiply_bf16``).
         """
         load = self.load(var)
-        if load is None or load.dtype is not F32 or load.gathers:
+        if load is None or load.dtype not in (F32, BF16) or load.gathers:
             return None
         (offset,) = load.indices
         steps = [offset.coefficient(axis) for axis in (rows, columns)]
         counts = self.counts(load.guard)
         if counts is None or any(s is None or s.axes & self.lanes for s in steps):
             return None
-        if right and (steps[1] is not index(1) or columns in counts):
+        if right and (columns in counts or (load.dtype is F32 and steps[1] is not index(1))):
             return None
         return load
 

@@ -27,7 +27,7 @@ from typing import TypeAlias
 from fusec.codegen.tile_storage import Storage, below
 from fusec.errors import InternalError
 from fusec.ir.combine import combine, folded, identities
-from fusec.ir.dtype import BF16, F16, F32, DType
+from fusec.ir.dtype import F16, F32, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -198,8 +198,8 @@ class Writer:
 
 
 def held_type(dtype: DType) -> DType:
-    """Return the type of an array's elements: 16-bit floats are f32 in it."""
-    return F32 if dtype in (F16, BF16) else dtype
+    """Return the type of an array's elements: f16 is f32 in it, for no CPU multiplies it."""
+    return F32 if dtype is F16 else dtype
 
 
 @dataclass(frozen=True, slots=True)

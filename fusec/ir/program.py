@@ -124,7 +124,8 @@ class Matrix:
 class Multiply:
     """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32, in any order of k.
 
-    Columns of ``right`` and of ``into`` are neighbours in their panels. ``into`` overlaps neither
+    Operands are of f32, or both of bf16. Columns of ``into`` are neighbours in their panels, and of
+    ``right`` in f32. ``into`` overlaps neither
     operand.
 
     Attributes:

@@ -8,7 +8,7 @@
 * An access has one index, into a buffer of the program or an array in scope. It is guarded by a
   bool or provably in range, where a loop's axis is less than any one of its stops.
 * ``Update`` changes a carry in scope. Sizes in indices are among the program's.
-* A ``Multiply`` is legal if the loops that it stands for are, over matrices in f32.
+* A ``Multiply`` is legal if the loops that it stands for are: f32 or bf16, summed in f32.
 
 That programs write disjoint elements is a property of the kernel, and checked there: a mask that
 makes lanes disjoint is a value here, which no prover follows.
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BOOL, F32, DType
+from fusec.ir.dtype import BF16, BOOL, F32, DType
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -239,17 +239,19 @@ def _verify_product(product: Multiply, scope: _Scope) -> None:
     check(
         into.buffer.base not in (left.buffer.base, right.buffer.base), line, "it reads its result"
     )
-    check(into.column is index(1) and right.column is index(1), line, "columns are no neighbours")
+    check(into.column is index(1), line, "columns are no neighbours")
+    kind = right.buffer.dtype
+    check(kind is BF16 or right.column is index(1), line, "columns are no neighbours")
     whole = product.width > 0 and product.columns % product.width == 0
     check(whole, line, f"{product.columns} columns are no panels of {product.width}")
     panels = (index(product.columns // max(product.width, 1)),)
-    for matrix, rows, columns, outer in (
-        (into, product.rows, (index(product.width),), panels),
-        (left, product.rows, product.terms, (index(1),)),
-        (right, product.terms, (index(product.width),), panels),
+    for matrix, rows, columns, outer, types in (
+        (into, product.rows, (index(product.width),), panels, (F32,)),
+        (left, product.rows, product.terms, (index(1),), (kind,)),
+        (right, product.terms, (index(product.width),), panels, (F32, BF16)),
     ):
         check(matrix.buffer.base in scope.reads, line, f"{matrix.buffer.name} is not in scope")
-        check(matrix.buffer.dtype is F32, line, f"a matrix of {matrix.buffer.dtype}")
+        check(matrix.buffer.dtype in types, line, f"a matrix of {matrix.buffer.dtype}")
         _verify_matrix(matrix, (rows, outer, columns), scope, line)
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import factors
-from fusec.ir.dtype import F32
+from fusec.ir.dtype import F32, DType
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
 from fusec.ir.graph import Extern, Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, product
@@ -103,14 +103,16 @@ def kernel_operations(kernel: Kernel) -> int:
 
 def kernel_products(kernel: Kernel, machine: Machine) -> float:
     """Return the multiply-adds of matrix products, as those of a library in 16 bits."""
-    return _products(kernel_nodes(kernel), machine.slow_f32, machine.slow_half)
+    slow = dict.fromkeys(machine.widened, machine.slow_widened)
+    return _products(kernel_nodes(kernel), {**slow, F32: machine.slow_f32})
 
 
-def _products(nodes: Iterable[Expr], slow_f32: int, slow_half: int = 1) -> float:
+def _products(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
+    """Return multiply-adds, each type's so many times."""
     total = 0.0
     for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            slow = slow_f32 if parts.left.dtype is F32 else slow_half
+            slow = times.get(parts.left.dtype, 1)
             total += slow * count(node.axes | frozenset(node.over))
     return total
 
@@ -168,7 +170,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
     moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
     products = 0.0
     for line in call.meaning:
-        products += _products(postorder((line.expr,)), machine.slow_f32)
+        products += _products(postorder((line.expr,)), {F32: machine.slow_f32})
     nested = machine.rates.library_nested if len(call.meaning) > 1 else 1.0
     rate = machine.products_per_us * nested
     multiplied = products / rate if machine.multiplies else 0.0

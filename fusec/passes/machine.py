@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusec.ir.dtype import DType
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -121,8 +123,8 @@ class Machine:
         vector: f32 lanes of a CPU's vector registers.
         products_per_us: multiply-adds of 16-bit matrix products; 0 where no schedule has them.
         slow_exact: how much longer the library's products in f32 take, unless they are rounded.
-        slow_half: how much longer fusec's own take in 16 bits than the library's: widened to f32,
-            where that is no tensor core's work.
+        widened: types that fusec's own products widen to f32, for want of hardware.
+        slow_widened: how much longer these take than the library's, which has such hardware.
         rates: of products, beside the library's.
         cache_bytes: of a CPU core's second-level cache, what the tiles of a product may take; 0
             where tiles are in registers.
@@ -139,7 +141,8 @@ class Machine:
     vector: int = 1
     products_per_us: float = 0.0
     slow_exact: int = 8
-    slow_half: int = 1
+    widened: frozenset[DType] = frozenset()
+    slow_widened: int = 1
     rates: Rates = Rates()
     cache_bytes: int = 0
     sm: Resources = Resources()

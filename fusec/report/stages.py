@@ -93,8 +93,8 @@ def choose_target(name: str | None) -> Target:
         UsageError: if there is no such target.
     """
     wanted = name or Options.from_compile(None, None).target
-    width = cpp_kernel.vector_width()
-    return find_target(wanted or this_machine(), width, tf32=allows_tf32())
+    width, tiles = cpp_kernel.vector_width(), cpp_kernel.has_tiles()
+    return find_target(wanted or this_machine(), width, tiles=tiles, tf32=allows_tf32())
 
 
 def take_through(observed: Observed, target: Target, options: Options) -> Staged:

@@ -74,12 +74,21 @@ def warn_no_compiler() -> None:
 @functools.cache
 def vector_width() -> int:
     """Return the f32 lanes of this machine's vector registers: 16, 8 or 4."""
-    from fusec.runtime.cache import cpu_features
-
-    flags = set(cpu_features().replace(":", " ").replace(",", " ").split())
+    flags = _flags()
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
         return 16
     return 8 if {"avx2", "fma"} <= flags else 4
+
+
+def has_tiles() -> bool:
+    """Return whether this machine's CPU multiplies tiles of bf16 (AMX)."""
+    return vector_width() == 16 and "amx_bf16" in _flags()
+
+
+def _flags() -> set[str]:
+    from fusec.runtime.cache import cpu_features
+
+    return set(cpu_features().replace(":", " ").replace(",", " ").split())
 
 
 def build(source: str, options: Options) -> bytes:

@@ -1,0 +1,309 @@
+// Products of matrices in memory, for programs that have them; it follows prelude.h.
+//
+// f_multiply(c, row, panel,       c[i, j] (+)= sum(k: a[i, k] * b[k, j]) in f32 for i < rows,
+//            a, row, term,        j < columns (a multiple of FUSEC_W), k < terms: steps in elements;
+//            b, term, panel,      W columns are a panel, neighbours in memory
+//            rows, columns, terms, adds)
+// f_multiply_bf16(c, row, panel,  the same of bf16, accumulated in f32; fastest where neighbours in a
+//            a, row, term,        are terms or rows, and in b terms or columns
+//            b, term, column,
+//            rows, columns, terms, adds)
+
+// ---- f32 ----------------------------------------------------------------------------------------
+// A block of R rows and V vectors of the result stays in registers while all terms are added up:
+// 24 accumulators of 32 registers, or 12 of 16. Rows are addressed from every third one, so that
+// pointers fit the other registers.
+
+#define FUSEC_R (FUSEC_W == 16 ? 12 : 6)
+typedef vf32 vf32_any __attribute__((may_alias, aligned(4)));
+template <int R, int V>
+static __attribute__((noinline, unused)) void fusec_block(
+    float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
+    const float *b, long long bk, long long bp, long long terms, bool adds) {
+  vf32 sum[R][V];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) sum[r][v] = adds ? *(vf32_any *)(c + r * cr + v * cp) : vf32{};
+  const float *third[(R + 2) / 3];
+#pragma GCC unroll 4
+  for (int t = 0; t < (R + 2) / 3; t++) third[t] = a + 3 * t * ar;
+  for (long long k = 0; k < terms; k++) {
+    vf32 y[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) y[v] = *(const vf32_any *)(b + v * bp);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      vf32 x = v_f32(third[r / 3][r % 3 * ar]);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sum[r][v] += x * y[v];
+    }
+    b += bk;
+#pragma GCC unroll 4
+    for (int t = 0; t < (R + 2) / 3; t++) third[t] += ak;
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) *(vf32_any *)(c + r * cr + v * cp) = sum[r][v];
+}
+template <int V>
+static __attribute__((noinline, unused)) void fusec_rows(
+    float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
+    const float *b, long long bk, long long bp, long long rows, long long terms, bool adds) {
+  long long i = 0;
+#define FUSEC_BLOCKS(R) \
+  for (; i + R <= rows; i += R) \
+    fusec_block<R, V>(c + i * cr, cr, cp, a + i * ar, ar, ak, b, bk, bp, terms, adds);
+  FUSEC_BLOCKS(FUSEC_R)
+#if FUSEC_W == 16
+  FUSEC_BLOCKS(8)
+#endif
+  FUSEC_BLOCKS(4)
+  FUSEC_BLOCKS(1)
+#undef FUSEC_BLOCKS
+}
+FUSEC_INLINE void f_multiply(
+    float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
+    const float *b, long long bk, long long bp, long long rows, long long columns,
+    long long terms, bool adds) {
+  long long j = 0;
+  for (; j + 2 * FUSEC_W <= columns; j += 2 * FUSEC_W, b += 2 * bp, c += 2 * cp)
+    fusec_rows<2>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
+  if (j < columns) fusec_rows<1>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
+}
+
+// ---- bf16 ---------------------------------------------------------------------------------------
+// Two terms of W columns are a vector of pairs, the earlier term in the lower half. Where the CPU has
+// tiles (AMX), 32 rows by 2 * W columns are summed in four of them: 1200 to 1800 GFLOP/s on a core
+// whose f32 reaches 190 (Xeon, 2026-11). Elsewhere both operands are widened. `vdpbf16ps` is not
+// used: it reached 80 GFLOP/s there, less than half of f32.
+
+#define FUSEC_TERMS 256  // terms that are packed at a time
+#define FUSEC_ROWS 128   // rows of a that are copied at a time, where they have to be
+
+// Packs the pairs of some terms of W columns; terms beyond them, up to `all`, are 0.
+static __attribute__((noinline, unused)) void fusec_pack_pairs(
+    m_f32 *pairs, const m_bf16 *b, long long bk, long long bc, long long terms, long long all) {
+  long long k = 0;
+  if (bk == 1 && bc % 2 == 0 && (unsigned long long)b % 4 == 0) {
+    for (; k + 2 <= terms; k += 2 * FUSEC_W) {
+      long long n = fusec_least(FUSEC_W, (terms - k) / 2);
+      m_f32 block[FUSEC_W * FUSEC_W];
+      ldt_f32(block, (const m_f32 *)(b + k), bc / 2, n);
+      for (long long l = 0; l < n; l++)
+        st_f32(pairs + (k / 2 + l) * FUSEC_W, ld_f32(block + l * FUSEC_W));
+    }
+    k = terms / 2 * 2;
+  } else if (bc == 1) {
+    for (; k + 2 <= terms; k += 2) {
+      vu32 even = (vu32)ld_bf16(b + k * bk), odd = (vu32)ld_bf16(b + (k + 1) * bk);
+      st_f32(pairs + k / 2 * FUSEC_W, (vf32)(even >> 16 | odd));
+    }
+  }
+  m_bf16 *halves = (m_bf16 *)pairs;
+  for (; k < all; k++)
+    for (long long l = 0; l < FUSEC_W; l++)
+      halves[(k / 2 * FUSEC_W + l) * 2 + k % 2] = k < terms ? b[k * bk + l * bc] : 0;
+}
+
+// Copies rows of a, one after another, each with zeros behind its terms, up to `all`.
+static __attribute__((noinline, unused)) void fusec_copy_rows(
+    m_bf16 *rows, const m_bf16 *a, long long ar, long long ak, long long count, long long terms,
+    long long all) {
+  for (long long r = 0; r < count; r++)
+    if (ak == 1) {
+      __builtin_memcpy(rows + r * all, a + r * ar, 2 * terms);
+      __builtin_memset(rows + r * all + terms, 0, 2 * (all - terms));
+    } else if (ar == 1 && r % FUSEC_W == 0) {
+      long long n = fusec_least(FUSEC_W, count - r);
+      for (long long k = 0; k < all; k += FUSEC_W) {
+        m_bf16 block[FUSEC_W * FUSEC_W] = {};
+        if (k + FUSEC_W <= terms)
+          ldt_bf16(block, a + r + k * ak, ak, n);
+        else if (k < terms)
+          ldtm_bf16(block, a + r + k * ak, ak, n, v_first(terms - k));
+        for (long long l = 0; l < n; l++)
+          __builtin_memcpy(rows + (r + l) * all + k, block + l * FUSEC_W, 2 * FUSEC_W);
+      }
+    } else if (ar != 1) {
+      for (long long k = 0; k < all; k++) rows[r * all + k] = k < terms ? a[r * ar + k * ak] : 0;
+    }
+}
+
+template <int R, int V>
+static __attribute__((noinline, unused)) void fusec_block_pairs(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
+    long long terms, bool adds) {
+  m_f32 wide[R * FUSEC_TERMS];
+  for (int r = 0; r < R; r++)
+    for (long long k = 0; k < terms; k += FUSEC_W)
+      st_f32(wide + r * FUSEC_TERMS + k, ld_bf16(a + r * ar + k));
+  vf32 sum[R][V];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) sum[r][v] = adds ? *(vf32_any *)(c + r * cr + v * cp) : vf32{};
+  for (long long k = 0; k < terms; k += 2)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++) {
+      vf32 y[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) {
+        vu32 pair = (vu32)ld_f32(pairs + (v * FUSEC_TERMS + k) / 2 * FUSEC_W);
+        y[v] = (vf32)(odd ? pair & 0xffff0000 : pair << 16);
+      }
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+        vf32 x = v_f32(wide[r * FUSEC_TERMS + k + odd]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) sum[r][v] += x * y[v];
+      }
+    }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) *(vf32_any *)(c + r * cr + v * cp) = sum[r][v];
+}
+template <int V>
+static __attribute__((noinline, unused)) void fusec_rows_pairs(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
+    long long rows, long long terms, bool adds) {
+  long long i = 0;
+#define FUSEC_BLOCKS(R) \
+  for (; i + R <= rows; i += R) \
+    fusec_block_pairs<R, V>(c + i * cr, cr, cp, a + i * ar, ar, pairs, terms, adds);
+  FUSEC_BLOCKS(FUSEC_R)
+  FUSEC_BLOCKS(4)
+  FUSEC_BLOCKS(1)
+#undef FUSEC_BLOCKS
+}
+
+#if FUSEC_W == 16 && defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+struct fusec_tile_shapes {
+  unsigned char palette, start, reserved[14];
+  unsigned short bytes[16];
+  unsigned char rows[16];
+};
+// Eight tiles of 16 rows of 64 bytes.
+alignas(64) static const fusec_tile_shapes fusec_tiles = {
+    1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+#define FUSEC_TILE(what, t, p, step) \
+  asm volatile(what : : "r"((const void *)(p)), "r"((long long)(step)) : "memory")
+#define FUSEC_TILE_LOAD(t, p, step) FUSEC_TILE("tileloadd (%0,%1,1), %%tmm" #t, t, p, step)
+#define FUSEC_TILE_STORE(t, p, step) FUSEC_TILE("tilestored %%tmm" #t ", (%0,%1,1)", t, p, step)
+#define FUSEC_TILE_ZERO(t) asm volatile("tilezero %tmm" #t)
+#define FUSEC_TILE_ADD(c, a, b) asm volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
+// Whether Linux lets this process use tiles: it has to ask once (ARCH_REQ_XCOMP_PERM of XTILEDATA).
+static bool fusec_has_tiles() {
+  static const bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return may;
+}
+static inline void fusec_begin_tiles() { asm volatile("ldtilecfg %0" : : "m"(fusec_tiles)); }
+static inline void fusec_end_tiles() { asm volatile("tilerelease"); }
+// Adds 32 rows to V * W columns, with terms in multiples of 32.
+template <int V>
+static void fusec_block_tiles(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
+    long long terms, bool adds) {
+  long long step = cr * 4, side = ar * 2;
+  if (adds) {
+    FUSEC_TILE_LOAD(0, c, step);
+    FUSEC_TILE_LOAD(1, c + 16 * cr, step);
+    if (V == 2) FUSEC_TILE_LOAD(2, c + cp, step);
+    if (V == 2) FUSEC_TILE_LOAD(3, c + 16 * cr + cp, step);
+  } else {
+    FUSEC_TILE_ZERO(0);
+    FUSEC_TILE_ZERO(1);
+    FUSEC_TILE_ZERO(2);
+    FUSEC_TILE_ZERO(3);
+  }
+  for (long long k = 0; k < terms; k += 32) {
+    FUSEC_TILE_LOAD(4, a + k, side);
+    FUSEC_TILE_LOAD(5, a + 16 * ar + k, side);
+    FUSEC_TILE_LOAD(6, pairs + k / 2 * FUSEC_W, 64);
+    FUSEC_TILE_ADD(0, 4, 6);
+    FUSEC_TILE_ADD(1, 5, 6);
+    if (V == 2) {
+      FUSEC_TILE_LOAD(7, pairs + (FUSEC_TERMS + k) / 2 * FUSEC_W, 64);
+      FUSEC_TILE_ADD(2, 4, 7);
+      FUSEC_TILE_ADD(3, 5, 7);
+    }
+  }
+  FUSEC_TILE_STORE(0, c, step);
+  FUSEC_TILE_STORE(1, c + 16 * cr, step);
+  if (V == 2) FUSEC_TILE_STORE(2, c + cp, step);
+  if (V == 2) FUSEC_TILE_STORE(3, c + 16 * cr + cp, step);
+}
+// Blocks of 32 rows; the sums of fewer go through a copy, and any rows may follow theirs in a.
+template <int V>
+static __attribute__((noinline, unused)) void fusec_rows_tiles(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
+    long long rows, long long terms, bool adds) {
+  for (; rows >= 32; rows -= 32, a += 32 * ar, c += 32 * cr)
+    fusec_block_tiles<V>(c, cr, cp, a, ar, pairs, terms, adds);
+  if (rows <= 0) return;
+  m_f32 sum[V][32 * FUSEC_W];
+  for (long long r = 0; r < rows; r++)
+    for (int v = 0; v < V; v++)
+      st_f32(sum[v] + r * FUSEC_W, adds ? ld_f32(c + r * cr + v * cp) : vf32{});
+  fusec_block_tiles<V>(sum[0], FUSEC_W, 32 * FUSEC_W, a, ar, pairs, terms, adds);
+  for (long long r = 0; r < rows; r++)
+    for (int v = 0; v < V; v++) st_f32(c + r * cr + v * cp, ld_f32(sum[v] + r * FUSEC_W));
+}
+#else
+FUSEC_INLINE bool fusec_has_tiles() { return false; }
+FUSEC_INLINE void fusec_begin_tiles() {}
+FUSEC_INLINE void fusec_end_tiles() {}
+template <int V> FUSEC_INLINE void fusec_rows_tiles(
+    float *, long long, long long, const m_bf16 *, long long, const m_f32 *, long long, long long,
+    bool) {}
+#endif
+
+// V * W columns, with terms that a has in multiples of 32.
+template <int V>
+FUSEC_INLINE void fusec_columns_bf16(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_bf16 *b,
+    long long bk, long long bc, long long rows, long long terms, bool adds) {
+  alignas(64) m_f32 pairs[V][FUSEC_TERMS / 2 * FUSEC_W];
+  long long all = (terms + 31) / 32 * 32;
+  for (int v = 0; v < V; v++)
+    fusec_pack_pairs(pairs[v], b + v * FUSEC_W * bc, bk, bc, terms, all);
+  if (fusec_has_tiles())
+    fusec_rows_tiles<V>(c, cr, cp, a, ar, pairs[0], rows, all, adds);
+  else
+    fusec_rows_pairs<V>(c, cr, cp, a, ar, pairs[0], rows, all, adds);
+}
+static __attribute__((noinline, unused)) void fusec_part_bf16(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, long long ak,
+    const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
+    long long terms, bool adds) {
+  alignas(64) m_bf16 copy[FUSEC_ROWS * FUSEC_TERMS];
+  if (ak != 1 || terms % 32 || rows % 32) {
+    long long all = (terms + 31) / 32 * 32;
+    fusec_copy_rows(copy, a, ar, ak, rows, terms, all);
+    a = copy, ar = all;
+  }
+  long long j = 0;
+#define FUSEC_COLUMNS(V)                                                                    \
+  for (; j + V * FUSEC_W <= columns; j += V * FUSEC_W)                                      \
+    fusec_columns_bf16<V>(c + j / FUSEC_W * cp, cr, cp, a, ar, b + j * bc, bk, bc, rows, terms, adds);
+  FUSEC_COLUMNS(2)
+  FUSEC_COLUMNS(1)
+#undef FUSEC_COLUMNS
+}
+FUSEC_INLINE void f_multiply_bf16(
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, long long ak,
+    const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
+    long long terms, bool adds) {
+  terms = terms < 0 ? 0 : terms;
+  if (fusec_has_tiles()) fusec_begin_tiles();
+  for (long long k = 0; k == 0 || k < terms; k += FUSEC_TERMS, adds = true)
+    for (long long i = 0; i < rows; i += FUSEC_ROWS)
+      fusec_part_bf16(c + i * cr, cr, cp, a + i * ar + k * ak, ar, ak, b + k * bk, bk, bc,
+                      fusec_least(FUSEC_ROWS, rows - i), columns, fusec_least(FUSEC_TERMS, terms - k),
+                      adds);
+  if (fusec_has_tiles()) fusec_end_tiles();
+}

@@ -1,0 +1,138 @@
+"""Products of matrices in C++ against NumPy in double, over shapes, steps and instruction sets."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+
+import numpy as np
+import pytest
+
+from fusec.codegen import cpp
+from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
+
+EXPORTS = """
+extern "C" void multiply_f32(
+    float *c, const float *a, long long ar, long long ak, const float *b, long long rows,
+    long long columns, long long terms, bool adds) {
+  f_multiply(c, columns, FUSEC_W, a, ar, ak, b, columns, FUSEC_W, rows, columns, terms, adds);
+}
+extern "C" void multiply_bf16(
+    float *c, const m_bf16 *a, long long ar, long long ak, const m_bf16 *b, long long bk,
+    long long bc, long long rows, long long columns, long long terms, bool adds) {
+  f_multiply_bf16(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
+}
+"""
+FORMS = {
+    "16 lanes": (16, ()),
+    "16 lanes, no tiles": (16, ("-mno-amx-bf16",)),
+    "8 lanes": (8, ()),
+    "4 lanes": (4, ()),
+}
+FAST = ("16 lanes", "16 lanes, no tiles")
+"""The narrower ones are the same text by other types."""
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f, marks=() if f in FAST else pytest.mark.slow) for f in FORMS],
+)
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, ctypes.CDLL]:
+    """Return lanes, and both functions built for them."""
+    width, more = FORMS[request.param]
+    compiler = find_compiler(None)
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    if width > vector_width():
+        pytest.skip(f"this CPU has no vectors of {width} floats")
+    folder = tmp_path_factory.mktemp("products")
+    text = cpp.prelude(width, products=True) + EXPORTS
+    (folder / "all.cpp").write_text(text)
+    command = [compiler, *FLAGS, *OPTIMISE, *more, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return width, ctypes.CDLL(str(folder / "all.so"))
+
+
+def bf16(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bits of random numbers, and their values."""
+    bits = (RNG.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def integers(*values: int) -> tuple[ctypes.c_longlong, ...]:
+    return tuple(map(ctypes.c_longlong, values))
+
+
+SHAPES = [
+    (1, 1, 1), (12, 2, 64), (13, 1, 7), (31, 3, 31), (32, 2, 32), (33, 4, 33), (96, 8, 64),
+    (128, 4, 80), (129, 5, 256), (40, 2, 257), (200, 3, 513), (16, 2, 0),
+]  # fmt: skip
+"""Rows, panels of columns, terms."""
+STEPS = {
+    "terms, terms": ("rows", "columns"),
+    "terms, columns": ("rows", "terms"),
+    "rows, terms": ("terms", "columns"),
+    "rows, columns": ("terms", "terms"),
+}
+"""What is a neighbour in each operand; what is named here are the lines of its memory."""
+
+
+@pytest.mark.parametrize("adds", (False, True))
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_of_bf16_is_that_of_its_values(library, shape, steps, adds):
+    width, functions = library
+    rows, terms = shape[0], shape[2]
+    columns = shape[1] * width
+    lines = STEPS[steps]
+    a_bits, a = bf16(*((rows, terms) if lines[0] == "rows" else (terms, rows)))
+    b_bits, b = bf16(*((terms, columns) if lines[1] == "terms" else (columns, terms)))
+    left = a if lines[0] == "rows" else a.T
+    right = b if lines[1] == "terms" else b.T
+    a_steps = (terms, 1) if lines[0] == "rows" else (1, rows)
+    b_steps = (columns, 1) if lines[1] == "terms" else (1, terms)
+    found = np.full((rows, columns), 1.5 if adds else np.nan, np.float32)
+    functions.multiply_bf16(
+        pointer(found), pointer(a_bits), *integers(*a_steps), pointer(b_bits),
+        *integers(*b_steps, rows, columns, terms), ctypes.c_bool(adds),
+    )  # fmt: skip
+    np.testing.assert_allclose(found, left @ right + 1.5 * adds, rtol=1e-5, atol=1e-4)
+
+
+def test_steps_of_any_size_and_odd_addresses(library):
+    width, functions = library
+    rows, terms, columns = 37, 45, 2 * width
+    a_bits, a = bf16(rows, 3 * terms)
+    b_bits, b = bf16(terms * columns * 2 + 3)
+    right = b[3 : 3 + 2 * terms * columns : 2].reshape(columns, terms).T
+    found = np.empty((rows, columns), np.float32)
+    functions.multiply_bf16(
+        pointer(found), pointer(a_bits), *integers(3 * terms, 3), pointer(b_bits[3:]),
+        *integers(2, 2 * terms, rows, columns, terms), ctypes.c_bool(False),
+    )  # fmt: skip
+    np.testing.assert_allclose(found, a[:, ::3] @ right, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("adds", (False, True))
+@pytest.mark.parametrize("turned", (False, True))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_of_f32_is_that_of_its_values(library, shape, turned, adds):
+    width, functions = library
+    rows, terms = shape[0], shape[2]
+    columns = shape[1] * width
+    a, b = (RNG.standard_normal(s).astype(np.float32) for s in ((rows, terms), (terms, columns)))
+    held = np.ascontiguousarray(a.T) if turned else a
+    found = np.full((rows, columns), 1.5 if adds else np.nan, np.float32)
+    functions.multiply_f32(
+        pointer(found), pointer(held), *integers(*((1, rows) if turned else (terms, 1))),
+        pointer(b), *integers(rows, columns, terms), ctypes.c_bool(adds),
+    )  # fmt: skip
+    np.testing.assert_allclose(found, a.astype(np.float64) @ b + 1.5 * adds, rtol=1e-4, atol=1e-4)
