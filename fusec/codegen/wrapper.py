@@ -168,9 +168,18 @@ class _Wrapper:
             if over is None:
                 self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
             else:
-                self.lines.append(f"{name} = {self.names(over)}  # memory reused")
+                self.lines.append(
+                    f"{name} = {self._placed(allocation.buffer, over)}  # memory reused"
+                )
                 if over not in memory.freed:  # by the step itself, which reads it
                     self.lines.append(f"del {self.names(over)}")
+
+    def _placed(self, buffer: Buffer, over: Buffer) -> str:
+        """Return the tensor that lies where another did, which may have had another shape."""
+        if (buffer.shape, buffer.strides) == (over.shape, over.strides):
+            return self.names(over)
+        shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
+        return f"strided({self.names(over)}, {shape}, {strides}, 0)"
 
     def _layout(self, buffer: Buffer) -> str:
         shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)

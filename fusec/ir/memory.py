@@ -26,15 +26,16 @@ Where each kernel may write over what it reads, b lies over a, and c over b::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder, reach
 from fusec.ir.extern import Fresh, Product
 from fusec.ir.graph import Bundle, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store
-from fusec.ir.index import Index, Size
+from fusec.ir.index import Index, Size, index
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,12 @@ def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
     """Return which results may lie over which operands, if the stores of a point run in order.
 
     Each element of the operand is read before the result is stored there: by the point alone that
-    stores it, or by reductions that this waits for. The two have one layout.
+    stores it, or by reductions that this waits for. The two have one footprint.
     """
     found: dict[Buffer, tuple[Buffer, ...]] = {}
     operands = [b for b in kernel.reads if b not in kernel.writes]
     for store in kernel.stores:
-        fits = [b for b in operands if layout(b) == layout(store.buffer)]
+        fits = [b for b in operands if footprint(b) == footprint(store.buffer)]
         over = tuple(b for b in fits if _is_read_before(kernel, store, b))
         if over and kernel.writes.count(store.buffer) == 1:
             found[store.buffer] = over
@@ -110,10 +111,12 @@ def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
     """Return True if a kernel reads an operand where it stores a result, and before it does.
 
     What is reduced over the inside of a point is known before anything is stored there. Without an
-    inside a point is one block, in which values come before the stores that they are made of.
+    inside a point is one block, in which values come before the stores that they are made of. A
+    reduction beside the store reads what the store has loaded.
     """
+    place = store.buffer.offset(store.indices)
     for load in loads(s.expr for s in kernel.stores):
-        if load.buffer is operand and load.indices != store.indices:
+        if load.buffer is operand and operand.offset(load.indices) is not place:
             return False
     inside = frozenset(kernel.inside)
     awaited = {
@@ -121,9 +124,29 @@ def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
         for node in postorder((store.expr,))
         if not inside or (isinstance(node, Reduce) and node.axes.isdisjoint(inside))
     }
+    awaited |= _beside(kernel, store, operand, awaited)
     return not any(
         _reads_outside(s.expr, operand, awaited, at_element=s is store) for s in kernel.stores
     )
+
+
+def _beside(kernel: Kernel, store: Store, operand: Buffer, awaited: set[Expr]) -> set[Expr]:
+    """Return the reductions that run in the loops of a store, which loads the operand for both.
+
+    They wait for nothing that the store does not wait for, and have its axes: a bias's gradient is
+    summed where the gradient behind it is stored.
+    """
+    axes = store.buffer.offset(store.indices).axes
+    at_store = reach((store.expr,), lambda node: () if isinstance(node, Reduce) else children(node))
+    loaded = {node for node in at_store if isinstance(node, Load) and node.buffer is operand}
+    return {
+        node
+        for node in postorder(s.expr for s in kernel.stores)
+        if isinstance(node, Reduce)
+        and frozenset(node.over) | node.axes == axes
+        and awaited.issuperset(n for n in postorder(node.bodies) if isinstance(n, Reduce))
+        and loaded.issuperset(n for n in loads(node.bodies) if n.buffer is operand)
+    }
 
 
 def _reads_outside(root: Expr, operand: Buffer, awaited: set[Expr], *, at_element: bool) -> bool:
@@ -159,9 +182,14 @@ def all_apart(schedule: Schedule) -> Memory:
     return Memory((), tuple(steps), tuple(map(all_apart, fused)))
 
 
-def layout(buffer: Buffer) -> tuple[object, ...]:
-    """Return what two buffers have in common if one can lie where another did."""
-    return buffer.shape, buffer.strides, buffer.dtype
+def footprint(buffer: Buffer) -> tuple[object, ...]:
+    """Return what two buffers have in common if one can lie where another did: extent and type.
+
+    Their shapes may differ: what a library made as a matrix, a kernel writes as [batch, time, c].
+    The number of elements tells what is empty from what is not.
+    """
+    elements = math.prod(buffer.shape, start=index(1))
+    return elements, buffer.flat().shape, buffer.dtype
 
 
 def kept_views(schedule: Schedule) -> set[Buffer]:
@@ -288,7 +316,7 @@ class _Walk:
             _check(
                 over not in self.shared, line, f"{buffer} lies over {over}, which others may see"
             )
-            _check(layout(buffer) == layout(over), line, f"{buffer} does not fit over {over}")
+            _check(footprint(buffer) == footprint(over), line, f"{buffer} does not fit over {over}")
             if over not in plan.freed:
                 self.free(over, line)
         self.present.add(buffer)

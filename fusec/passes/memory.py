@@ -1,7 +1,7 @@
 """Give each buffer memory for the time between its first write and its last use.
 
 Spec: ``schedule -> memory``. A buffer is freed after the last step that touches it. Where a later
-kernel writes one of the same layout, the dead one waits for it, and its memory is written again:
+kernel writes one of the same footprint, the dead one waits for it, and its memory is written again:
 pages that are mapped, and perhaps in a cache, cost less than new ones. But waiting never makes a
 step need more memory than the most that any step needs without.
 
@@ -26,8 +26,8 @@ from fusec.ir.memory import (
     Memory,
     StepMemory,
     bytes_of,
+    footprint,
     kept_views,
-    layout,
     made_by,
     owned,
 )
@@ -127,13 +127,13 @@ class _Plan:
                     self._place(step.writes, position, waiting)
             for buffer in self.dying[position]:
                 if buffer in own and buffer not in self.overwritten:
-                    waiting.setdefault(layout(buffer), []).append(buffer)
+                    waiting.setdefault(footprint(buffer), []).append(buffer)
 
     def _place(
         self, made: Iterable[Buffer], position: int, waiting: dict[object, list[Buffer]]
     ) -> None:
         for buffer in made:
-            dead = waiting.get(layout(buffer))
+            dead = waiting.get(footprint(buffer))
             if self.first.get(buffer) != position or buffer in self.over or not dead:
                 continue
             start, size = self.last[dead[-1]] + 1, bytes_of(buffer)

@@ -7,6 +7,7 @@ reads another buffer from a slot than its own finds memory that was handed out t
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ class Slots:
             "empty": self.empty,
             "window": lambda slot, *_: slot,
             "restride": lambda slot, strides: slot,
+            "strided": self.again,
             **{d: d for d in ("bool", "i32", "i64", "f16", "bf16", "f32", "f64")},
         }
         for step in schedule.steps:
@@ -72,6 +74,14 @@ class Slots:
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Slot:
         self.made += 1
         return Slot(shape, strides, dtype)
+
+    def again(
+        self, slot: Slot, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> Slot:
+        """Lay memory out anew, under another name."""
+        assert math.prod(shape) == math.prod(slot.shape) and offset == 0
+        slot.shape, slot.strides = shape, strides
+        return slot
 
     def laid_out(self, held: Buffer) -> Slot:
         values = (tuple(self.value(i) for i in part) for part in (held.shape, held.strides))
@@ -177,6 +187,18 @@ def test_memory_of_another_size_is_not_written_again() -> None:
     slots = slots_of(graph((x,), (first, half, last), last.buffer))
     slots.run()
     assert "memory reused" not in slots.text
+
+
+def test_memory_is_written_again_in_another_shape() -> None:
+    x = buffer("x", 4, 6)
+    first = unary("t0", x)
+    second = unary("t1", first.buffer)
+    (i,) = axes("i", 24)
+    row = Def(buffer("t2", 24), (i,), load(second.buffer, index(i) // 6, index(i) % 6))
+    slots = slots_of(graph((x,), (first, second, row), row.buffer))
+    slots.run()
+    assert slots.made == 2
+    assert "t2 = strided(t0, (24,), (1,), 0)  # memory reused\n    del t0" in slots.text
 
 
 def test_what_is_returned_is_never_handed_out_again() -> None:

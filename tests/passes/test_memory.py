@@ -21,14 +21,21 @@ from fusec.ir.extern import Effect, Fresh, Unknown
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.interp import run_schedule
-from fusec.ir.memory import Allocation, Memory, overwritable, print_memory, verify_memory
-from fusec.ir.monoid import SUM
+from fusec.ir.memory import (
+    Allocation,
+    Memory,
+    footprint,
+    overwritable,
+    print_memory,
+    verify_memory,
+)
+from fusec.ir.monoid import MAX, SUM
 from fusec.passes.fuse import fuse, separate
 from fusec.passes.memory import plan_memory
 from tests.codegen.test_wrapper import chain, unary
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import lower_all, run_programs, small_target
-from tests.ir.graphs import F32, axes, buffer, graph, load, total, whole
+from tests.ir.graphs import F32, axes, buffer, graph, load, mm, total, whole
 from tests.passes.pipelines import BOUNDED, random_graphs
 
 INPUT = np.arange(24.0, dtype=np.float32).reshape(4, 6)
@@ -157,12 +164,58 @@ def test_what_an_eager_kernel_made_is_written_over_if_nobody_else_sees_it() -> N
         assert ("t0 over e; free e" in print_memory(schedule, memory)) == over
 
 
+def test_a_kernel_writes_over_a_product_of_another_shape() -> None:
+    """A library multiplies matrices: what reads the rows as [batch, time] stores over them."""
+    x, w, p = buffer("x", 6, 8), buffer("w", 8, 8), buffer("p", 6, 8)
+    b, t, c = axes("b t c", 2, 3, 8)
+    y = Def(buffer("y", 2, 3, 8), (b, t, c), Op("neg", (load(p, index(b) * 3 + t, c),)))
+    schedule = separate(graph((x, w), (mm("p", whole(x), whole(w), p), y), y.buffer))
+    memory = plan_memory(schedule, overwritable)
+    verify_memory(schedule, memory)
+    assert print_memory(schedule, memory).splitlines()[1] == "y over p; free p"
+
+
+def test_memory_of_nothing_is_not_written_again() -> None:
+    """[3, 0] has the extent of [2] by its strides."""
+    assert footprint(buffer("a", 3, 0)) != footprint(buffer("b", 2))
+
+
+def summed_beside(late: bool) -> Schedule:
+    """t = -x, y = -t, and s[c], a sum of t over m: in a later loop where it is of a maximum."""
+    x = buffer("x", 8, 8)
+    first = unary("t", x)
+    m, c, k = axes("m c k", 8, 8, 8)
+    at = (index(m), index(c))
+    value: Expr = load(first.buffer, m, c)
+    summed = Op("mul", (value, total(MAX, k, load(x, k, c)))) if late else value
+    stores = (
+        Store(buffer("y", 8, 8), at, Op("neg", (value,))),
+        Store(buffer("s", 8), (index(c),), total(SUM, m, summed)),
+    )
+    kernel = Kernel("k9", (c,), (m, k) if late else (m,), stores)
+    apart = separate(graph((x,), (first,), first.buffer))
+    outputs = tuple(whole(b) for b in kernel.writes)
+    return replace(apart, steps=(*apart.steps, kernel), graph=replace(apart.graph, outputs=outputs))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_summed_where_a_result_is_stored_is_loaded_once_for_both(late: bool) -> None:
+    """A bias's gradient beside the gradient behind it. A sum in a later loop would load y for t."""
+    schedule = summed_beside(late)
+    b = buffers_of(schedule)
+    assert overwritable(schedule.kernels[-1]) == ({} if late else {b["y"]: (b["t"],)})
+    over = (Allocation(b["y"], b["t"]), Allocation(b["s"], None))
+    memory = planted(plan_memory(schedule), 1, allocated=over, freed=(b["t"],))
+    wanted, found = run_over(schedule, memory)
+    assert (found != wanted).any() == late
+
+
 def run_over(schedule: Schedule, memory: Memory) -> tuple[Any, Any]:
-    """What is to be computed, and what programs compute, which run one point after another."""
+    """What is to be computed at last, and what programs compute, one point after another."""
     inputs = (np.arange(64.0, dtype=np.float32).reshape(8, 8),)
     programs = lower_all(schedule, find_target("cpu", 4))
-    (wanted,) = run_schedule(schedule, inputs)
-    (found,) = run_programs(schedule, programs, inputs, None, memory)
+    *_, wanted = run_schedule(schedule, inputs)
+    *_, found = run_programs(schedule, programs, inputs, None, memory)
     return wanted, found
 
 
