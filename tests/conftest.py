@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -91,6 +94,55 @@ def _guards_are_not_timed() -> Iterator[None]:
     """Keep Dynamo from timing the guards of each function with cold caches, 20 ms for a log."""
     with mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kernels_are_built_for_their_values(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Take a third of g++'s time off the quick run: ``-O1``, and a prelude that was read before.
+
+    With --slow, kernels are built as users build them.
+    """
+    from fusec.runtime import cpp_kernel  # local: the options are read after `pytest_configure`
+
+    if request.config.getoption("--slow"):
+        yield
+        return
+    folder = tmp_path_factory.mktemp("prelude")
+    quicker = functools.partial(_build, cpp_kernel.build, folder)
+    with (
+        mock.patch.object(cpp_kernel, "OPTIMISE", ("-O1",)),
+        mock.patch.object(cpp_kernel, "build", quicker),
+    ):
+        yield
+
+
+def _build(plainly: Callable[[str, Any], bytes], folder: Path, unit: str, options: Any) -> bytes:
+    """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
+    prelude, header = _precompiled(folder)
+    kernels = unit.removeprefix(prelude)
+    if kernels == unit or options.cxx is not None:
+        return plainly(unit, options)
+    return plainly(f'#include "{header}"\n{kernels}', options)
+
+
+@functools.cache
+def _precompiled(folder: Path) -> tuple[str, Path]:
+    """Return the prelude, and a header of it beside which lies what g++ makes of it.
+
+    A compiler that does not know such files reads the header.
+    """
+    from fusec.codegen.cpp import prelude
+    from fusec.runtime import cpp_kernel
+
+    text, header = prelude(cpp_kernel.vector_width()), folder / "prelude.h"
+    header.write_text(text)
+    compiler = cpp_kernel.find_compiler(None)
+    if compiler is not None:
+        flags = [*cpp_kernel.FLAGS, *cpp_kernel.OPTIMISE, "-x", "c++-header"]
+        subprocess.run([compiler, *flags, str(header), "-o", f"{header}.gch"], check=True)
+    return text, header
 
 
 @pytest.fixture
