@@ -21,7 +21,7 @@ PYTEST_NEWEST = OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(RUN_TESTS)
 # What stands on the interiors of torch and Triton, and a smoke test of the rest.
 INTERIORS := tests/runtime/test_triton_kernel.py tests/runtime/test_triton_interior.py \
   tests/runtime/test_static_checks.py tests/runtime/test_fake.py tests/runtime/test_cuda_graphs.py \
-  tests/codegen/test_triton_static.py tests/test_cli_check.py tests/frontend \
+  tests/runtime/driver tests/codegen/test_triton_static.py tests/test_cli_check.py tests/frontend \
   tests/ops/test_metadata.py tests/ops/test_data_dependent.py tests/ops/test_errors.py \
   tests/models/test_gpt2_block.py
 

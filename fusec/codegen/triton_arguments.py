@@ -55,6 +55,7 @@ TABLE = {"addresses": "*i64", "sizes": "*i32", "places": "*i32"}
 COUNT = "_count"
 """What a launch calls the number of its places."""
 _GRID_YZ_LIMIT = 65535
+_PROGRAMS_LIMIT = 2**31 - 1
 DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]
 """The parameter's name, that of its buffer, the tile, and shape and strides as printed sizes."""
 
@@ -133,11 +134,15 @@ def print_grid(program: Program) -> tuple[str, str, str]:
 
 
 def is_direct(grid: tuple[Axis, ...]) -> bool:
-    """Return True if each grid axis is a program id: at most 3, the outer ones static and small."""
-    outer = grid[:-1]
-    return len(grid) <= 3 and all(
-        a.extent.is_constant and a.extent.const <= _GRID_YZ_LIMIT for a in outer
-    )
+    """Return True if each grid axis is a program id: at most 3, the outer ones static and small.
+
+    Triton's launcher multiplies them in 32 bits, and launches nothing where that overflows. One
+    number that does not fit is an error there.
+    """
+    outer, programs = grid[:-1], product(a.extent for a in grid)
+    if len(grid) > 3 or (programs.is_constant and programs.const > _PROGRAMS_LIMIT):
+        return False
+    return all(a.extent.is_constant and a.extent.const <= _GRID_YZ_LIMIT for a in outer)
 
 
 def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:

@@ -23,11 +23,14 @@ Worked example::
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import hashlib
 import json
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -150,8 +153,39 @@ def load(
     fields = SimpleNamespace(**json.loads(metadata))
     described = SimpleNamespace(signature=dict(signature), constants={})
     driver = triton.runtime.driver.active
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), _relaxed_capture():
         loaded = driver.utils.load_binary(fields.name, code, fields.shared, device)
     packed = make_backend(parse_target(target)).pack_metadata(fields)
     run = driver.launcher_cls(described, fields)
     return Loaded(run, loaded[1], packed, driver.get_current_stream, driver.get_current_device)
+
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED"""
+
+
+@contextlib.contextmanager
+def _relaxed_capture() -> Iterator[None]:
+    """Let this thread load code while one of its streams captures, which is refused otherwise.
+
+    What is loaded is no part of the recording. (CUDA driver API, cuThreadExchangeStreamCaptureMode)
+    """
+    driver = _cuda_driver()
+    if driver is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:  # with the mode that there was before
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@functools.cache
+def _cuda_driver() -> ctypes.CDLL | None:
+    """Return CUDA's driver; None on machines without one."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

@@ -53,6 +53,8 @@ _KEPT = 256
 _DESCRIPTOR = "tensordesc<"
 _KEPT_TABLES = 16
 """Tables of addresses that a kernel keeps on the device."""
+_FILLED = 128
+"""Addresses that one launch stores in a table: 1 KB of the 4 KB of parameters that it may have."""
 _ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -224,6 +226,8 @@ def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict
     Raises:
         BuildError: of the first kernel that Triton or ptxas rejects.
     """
+    if any(kernel.blocks is not None for kernel in kernels):
+        kernels = [*kernels, _filler()]
     binaries = build(kernels, target, threads)
     rows = [{**asdict(kernel), "metadata": binaries[kernel.name].metadata} for kernel in kernels]
     codes = {f"{name}.bin": binary.code for name, binary in binaries.items()}
@@ -232,16 +236,19 @@ def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict
 
 def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | TritonTable]:
     """Load packed kernels on a device and return them by name; nothing is compiled."""
-    loaded: dict[str, TritonKernel | TritonTable] = {}
+    loaded: dict[str, TritonKernel] = {}
     for row in json.loads(blobs["triton.json"]):
         binary = Binary(blobs[f"{row['name']}.bin"], row.pop("metadata"))
         row["signature"] = tuple(map(tuple, row["signature"]))
         row["divisible"], row["grid"] = tuple(row["divisible"]), tuple(row["grid"])
         row["descriptors"] = tuple(_unpack_descriptor(**one) for one in row["descriptors"])
         kernel = TritonSource(**row)
-        made = TritonKernel(kernel, binary, device)
-        loaded[kernel.name] = made if kernel.blocks is None else TritonTable(made)
-    return loaded
+        loaded[kernel.name] = TritonKernel(kernel, binary, device)
+    filler = loaded.pop(_FILLER, None)
+    return {
+        name: one if filler is None or one.kernel.blocks is None else TritonTable(one, filler)
+        for name, one in loaded.items()
+    }
 
 
 def _unpack_descriptor(name: str, pointer: str, **lists: Sequence[Any]) -> TileDescriptor:
@@ -334,14 +341,15 @@ class TritonKernel:
         device: number of the device.
     """
 
-    __slots__ = ("_lock", "_variants", "device", "kernel", "launch")
+    __slots__ = ("_lock", "_variants", "current_device", "device", "kernel", "launch", "stream")
 
     def __init__(self, kernel: TritonSource, binary: Binary, device: int) -> None:
         self.kernel = kernel
         self.device = device
         self._lock = threading.Lock()
         self.launch = self._loaded(kernel, binary)
-        self._variants = {kernel.divisible: self.launch}
+        # What takes descriptors is no variant by pointers, whatever it was promised.
+        self._variants = {} if kernel.descriptors else {kernel.divisible: self.launch}
 
     def __call__(self, *args: Any) -> None:
         self.launch(*args)
@@ -350,12 +358,14 @@ class TritonKernel:
         """Return a function that launches this code when its promises hold."""
         target = device_target(self.device)
         loaded = load(binary.code, binary.metadata, dict(kernel.signature), target, self.device)
+        self.stream = loaded.stream
+        self.current_device = current_device_getter(loaded.current_device)
         namespace: dict[str, Any] = {
             "_run": loaded.run,
             "_function": loaded.function,
             "_metadata": loaded.packed,
             "_device": self.device,
-            "_current_device": current_device_getter(loaded.current_device),
+            "_current_device": self.current_device,
             "_stream": loaded.stream,
             "_other": self._launch_variant,
             "_elsewhere": self._launch_from_elsewhere,
@@ -382,7 +392,7 @@ class TritonKernel:
         values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
         plain = self.kernel.by_pointers()
         for value, (name, kind) in zip(values, plain.signature, strict=True):
-            if not kind.startswith("*") and value > MAX_SIZE:
+            if kind == "i32" and value > MAX_SIZE:
                 raise UsageError(
                     f"size {name}={value} of kernel {self.kernel.name} is beyond {MAX_SIZE}; "
                     "compile with dynamic=False, which makes sizes constants."
@@ -400,39 +410,61 @@ class TritonKernel:
 class TritonTable:
     """A kernel that runs for each row of a table: called with the rows' tensors and sizes.
 
-    The arrays of a launch are made on the host and copied to the device when addresses or sizes are
-    new; those of the last launches are kept, for parameters and states stay where they are.
+    Sizes and places are copied to the device at the first call. Addresses are passed to a kernel
+    that stores them in a table: a copy from the host would wait for the stream, and a capture
+    refuses it. Tables of the last launches are kept, for parameters and states stay where they are.
+    One that a capture fills is the recording's own, which fills it again at each replay.
 
     Args:
         kernel: takes addresses, sizes, places, and how many these are.
+        filler: stores addresses.
     """
 
-    __slots__ = ("_kept", "_other", "_places", "kernel")
+    __slots__ = ("_kept", "_other", "_places", "filler", "kernel")
 
-    def __init__(self, kernel: TritonKernel) -> None:
+    def __init__(self, kernel: TritonKernel, filler: TritonKernel) -> None:
         self.kernel = kernel
-        self._kept: dict[tuple[int, ...], Any] = {}
+        self.filler = filler
+        # By stream: what one has stored, another may read too early.
+        self._kept: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
         self._places: dict[table.Sizes, tuple[Any, Any, int]] = {}
         self._other: TritonKernel | None = None
 
     def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+        device = self.kernel.device
+        if self.kernel.current_device() != device:
+            with torch.cuda.device(device):
+                self(rows, sizes)
+            return
         found = self._places.get(sizes)
         if found is None:
             made = table.find_places(sizes, self.kernel.kernel.blocks or "1")
-            device = torch.device("cuda", self.kernel.device)
-            arrays = made.sizes.to(device), made.places.to(device)
+            there = torch.device("cuda", device)
+            arrays = made.sizes.to(there), made.places.to(there)
             found = self._places[sizes] = (*arrays, made.count)
-        key = table.addresses(rows)
-        addresses = self._kept.get(key)
-        if addresses is None:
+        addresses = table.addresses(rows)
+        aligned = table.are_multiples(addresses, MULTIPLE)
+        (self.kernel if aligned else self._unaligned())(self._table(addresses), *found)
+
+    def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
+        """Return addresses on the device: those of an earlier launch, or as new."""
+        if torch.cuda.is_current_stream_capturing():
+            return self._filled(addresses)
+        key = self.kernel.stream(self.kernel.device), addresses
+        found = self._kept.get(key)
+        if found is None:
             if len(self._kept) >= _KEPT_TABLES:
                 self._kept.pop(next(iter(self._kept)))
-            addresses = torch.tensor(key, dtype=torch.int64, device=f"cuda:{self.kernel.device}")
-            self._kept[key] = addresses
-        kernel = self.kernel if table.are_multiples(key, MULTIPLE) else self._unaligned()
-        kernel(addresses, *found)
-        # Dropped while a stream other than that of the copy reads it, its memory would be reused.
-        addresses.record_stream(torch.cuda.current_stream(self.kernel.device))
+            found = self._kept[key] = self._filled(addresses)
+        return found
+
+    def _filled(self, addresses: tuple[int, ...]) -> torch.Tensor:
+        padded = (*addresses, *[0] * (-len(addresses) % _FILLED))
+        device = torch.device("cuda", self.kernel.device)
+        made = torch.empty(len(padded), dtype=torch.int64, device=device)
+        for first in range(0, len(padded), _FILLED):
+            self.filler(made, first, *padded[first : first + _FILLED])
+        return made
 
     def _unaligned(self) -> TritonKernel:
         """Return the kernel for addresses that are not all multiples of 16."""
@@ -442,6 +474,26 @@ class TritonTable:
             asm = compile_kernel(kernel, device_target(made.device))
             self._other = TritonKernel(kernel, asm.binary, made.device)
         return self._other
+
+
+_FILLER = "store_addresses"
+
+
+def _filler() -> TritonSource:
+    """Return the kernel that stores addresses in a table, from its element ``first`` on."""
+    names = [f"address{k}" for k in range(_FILLED)]
+    lines = [f"    tl.store(table + first + {k}, {name})" for k, name in enumerate(names)]
+    head = [
+        "import triton",
+        "import triton.language as tl",
+        "",
+        "",
+        "@triton.jit",
+        f"def {_FILLER}(table, first, {', '.join(names)}):",
+    ]
+    signature = (("table", "*i64"), ("first", "i32"), *((name, "i64") for name in names))
+    source = "\n".join([*head, *lines]) + "\n"
+    return TritonSource(_FILLER, source, signature, (0, 1), ("1", "1", "1"), num_warps=1)
 
 
 def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
@@ -454,16 +506,21 @@ def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
     """
     names = [name for name, kind in kernel.signature if not kind.startswith(_DESCRIPTOR)]
     pointers = [name for name, kind in kernel.signature if kind.startswith("*")]
-    sizes = names[len(pointers) :]
+    sizes = [name for name, kind in kernel.signature if kind == "i32"]
     counts = [] if kernel.blocks is None else [kernel.grid[0]]
-    values = {name: f"_{name}" if name in pointers else name for name in names}
+    values = {name: f"_at_{name}" if name in pointers else name for name in names}
     passed = list(values.values())
     parameters = ", ".join((*names, *counts))
     conditions = [f"{size} > {MAX_SIZE}" for size in sizes]
+    if described:  # of a tensor without elements there is no descriptor
+        conditions += [f"{size} == 0" for size in sizes]
     if kernel.divisible:
         facts = " | ".join(passed[position] for position in kernel.divisible)
         conditions.insert(0, f"({facts}) & {MULTIPLE - 1}")
-    lines = [f"_{name} = {name}.data_ptr()" for name in pointers]
+    lines = []
+    if sizes or counts:
+        lines += [f"if not ({' and '.join(f'({side})' for side in kernel.grid)}):", "    return"]
+    lines += [f"{values[name]} = {name}.data_ptr()" for name in pointers]
     if conditions:
         lines += [f"if {' or '.join(conditions)}:", f"    return _other({parameters})"]
     lines += [

@@ -178,6 +178,14 @@ def test_guarded_load_of_bool_gives_false() -> None:
     assert written.tolist() == [True, True, False, False]
 
 
+def test_more_programs_than_32_bits_count_share_one_program_id() -> None:
+    """Triton's launcher multiplies three in 32 bits, and launches nothing where that overflows."""
+    y, x = (Axis(name, index(extent)) for name, extent in (("y", 2**12), ("x", 2**19)))
+    b = Builder("store", (y, x), ())
+    b.put(buffer("out", F32, 2**31), index(y) * 2**19 + x, f32(0.0))
+    assert grid_exprs(b.program()) == (index(2**31), index(1), index(1))
+
+
 def test_four_grid_axes_share_one_program_id() -> None:
     grid = tuple(
         Axis(name, index(extent)) for name, extent in zip("abcd", (2, 3, 1, 2), strict=True)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 import triton
-from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -387,24 +386,84 @@ def test_interpreter_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
         load_function(SCALE, "scale")
 
 
-def test_a_table_of_addresses_outlives_each_stream_that_reads_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The oldest of 17 tables is dropped; its memory must wait for all that were given it."""
-    read: list[tuple[int, str]] = []
-    kept: list[tuple[int, str]] = []
-    streams = ["a", "b", *["a"] * 17]
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> tuple[TritonTable, SimpleNamespace]:
+    """Return a kernel of tables in a fake memory, and what it does: streams, what is stored."""
+    seen = SimpleNamespace(stream=1, capturing=False, stored=[], read=[])
 
     class Launcher(SimpleNamespace):
-        def __call__(self, addresses: torch.Tensor, *_: object) -> None:
-            read.append((id(addresses), streams[len(read)]))
+        def __call__(self, table: torch.Tensor, *rest: Any) -> None:
+            getattr(seen, self.into).append((table, *rest))
 
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[len(kept)])
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, s: kept.append((id(t), s)))
-    launches = TritonTable(Launcher(device=0))  # type: ignore[arg-type]
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, device, **k: empty(*a, **k))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: seen.capturing)
+    kernel, filler = (
+        Launcher(device=0, current_device=lambda: 0, stream=lambda device: seen.stream, into=into)
+        for into in ("read", "stored")
+    )
+    launches = TritonTable(kernel, filler)  # type: ignore[arg-type]
     launches._places[((4,),)] = (None, None, 1)
-    with FakeTensorMode():
-        for number in (0, *range(18)):
-            tensor = SimpleNamespace(data_ptr=lambda number=number: 16 * number)
-            launches(((tensor,),), ((4,),))
-    assert kept == read and [stream for _, stream in kept] == streams
+    return launches, seen
+
+
+def at(*addresses: int) -> tuple[tuple[Any, ...], ...]:
+    return (tuple(SimpleNamespace(data_ptr=lambda a=a: a) for a in addresses),)
+
+
+def test_a_table_is_stored_once_for_each_stream(
+    tables: tuple[TritonTable, SimpleNamespace],
+) -> None:
+    launches, seen = tables
+    for stream in (1, 1, 2):
+        seen.stream = stream
+        launches(at(16), ((4,),))
+    assert [one[1:4] for one in seen.stored] == [(0, 16, 0)] * 2
+    first, again, other = (table for table, *_ in seen.read)
+    assert first is again and first is not other
+
+
+def test_no_more_tables_are_kept_than_a_limit(
+    tables: tuple[TritonTable, SimpleNamespace],
+) -> None:
+    launches, seen = tables
+    for number in (*range(17), 16, 0):
+        launches(at(16 * number), ((4,),))
+    assert len(seen.stored) == 18 and len(launches._kept) == 16
+
+
+def test_a_recording_has_tables_of_its_own(tables: tuple[TritonTable, SimpleNamespace]) -> None:
+    launches, seen = tables
+    launches(at(16), ((4,),))
+    seen.capturing = True
+    launches(at(16), ((4,),))
+    assert len(seen.stored) == 2 and len(launches._kept) == 1
+    assert seen.read[0][0] is not seen.read[1][0]
+
+
+def test_many_addresses_take_several_launches(
+    tables: tuple[TritonTable, SimpleNamespace],
+) -> None:
+    launches, seen = tables
+    launches(at(*range(0, 16 * 130, 16)), ((4,),))
+    assert [(one[1], one[2], one[3]) for one in seen.stored] == [(0, 0, 16), (128, 2048, 2064)]
+    assert {len(one) for one in seen.stored} == {2 + 128} and len(seen.read[0][0]) == 256
+
+
+def test_a_launch_of_no_programs_does_nothing(
+    driver: InterpretingDriver, tiled: TritonKernel, binary: Binary
+) -> None:
+    x, y = aligned(driver, 640), aligned(driver, 640)
+    tiled(x, y, 0, 32)
+    tiled(x, y, 0, 0)
+    TritonKernel(KERNEL, binary, device=0)(x, y, 0)
+    assert not driver.launches and not driver.descriptors
+
+
+def test_tensors_without_elements_have_no_descriptors(
+    driver: InterpretingDriver, tiled: TritonKernel
+) -> None:
+    """A sum of no terms is stored, all the same."""
+    driver.source = BY_POINTERS
+    tiled(aligned(driver, 640), aligned(driver, 640), 20, 0)
+    assert [grid for _, _, grid in driver.launches] == [(2, 1, 1)] and not driver.descriptors
