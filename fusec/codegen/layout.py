@@ -39,6 +39,7 @@ class Layout:
         lanes: lane parts.
         loops: bounds of each loop part.
         loop_of: loop part, or lane part of a loop -> the loop part.
+        folded: lane parts that each iteration of their loop folds.
         whole: loop part of an axis that runs in chunks -> both its loop parts.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
@@ -55,6 +56,7 @@ class Layout:
         self.cut: dict[Axis, Index] = {}
         self.masks: dict[Axis, Expr] = {}
         self.transposed: set[Axis] = set()
+        self.folded: set[Axis] = set()
         for binding in plan.bindings:
             self._bind(binding)
         for loop, info in self.loops.items():
@@ -94,7 +96,7 @@ class Layout:
                     self.cut[axis] = index(outer) * tile + index(lane)
                     self._mask_always(axis, lane)
             case LoopKind.LOOP:
-                self._bind_loop(axis, lane, tile, tiles)
+                self._bind_loop(binding, lane, tiles)
 
     def _bind_chunked(self, binding: Binding, lane: Axis | None, tiles: Index) -> None:
         axis, tile, chunk = binding.axis, binding.tile, binding.chunk
@@ -119,7 +121,8 @@ class Layout:
             full = (index(chunk), whole)
         self.loops[loop] = Loop(full, stops, lane, self.cut[axis], (axis.extent,))
 
-    def _bind_loop(self, axis: Axis, lane: Axis | None, tile: int, tiles: Index) -> None:
+    def _bind_loop(self, binding: Binding, lane: Axis | None, tiles: Index) -> None:
+        axis, tile = binding.axis, binding.tile
         if lane is None:
             self.nest.append(axis)
             stops = (axis.extent, *self._limit(axis))
@@ -128,6 +131,8 @@ class Layout:
         loop = Axis(f"{axis.name}o", tiles)
         self.nest.append(loop)
         self.cut[axis] = index(loop) * tile + index(lane)
+        if binding.fold > 1:
+            lane = self._fold(axis, loop, binding)
         if axis.limit is not None:  # every tile may be ragged
             (limit,) = self._limit(axis)
             last = floordiv(limit + (tile - 1), index(tile))
@@ -137,6 +142,18 @@ class Layout:
         exact = mod(axis.extent, index(tile)) is index(0)
         full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
         self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], self._ends(axis, tile))
+
+    def _fold(self, axis: Axis, loop: Axis, binding: Binding) -> Axis:
+        """Cut a tile's lanes in rows, and return those of one row."""
+        self.lanes.pop()
+        rows = Axis(f"{axis.name}f", index(binding.fold))
+        lane = Axis(f"{axis.name}i", index(binding.tile // binding.fold))
+        self.lanes += [rows, lane]
+        self.folded.add(rows)
+        self.loop_of[rows] = loop
+        here = index(loop) * binding.tile + index(rows) * lane.extent
+        self.cut[axis] = here + index(lane)
+        return lane
 
     def _mask_always(self, axis: Axis, lane: Axis) -> None:
         ends = self._ends(axis, lane.extent.const)

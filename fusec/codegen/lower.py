@@ -56,7 +56,7 @@ from fusec.ir.index import (
     most,
     product,
 )
-from fusec.ir.monoid import MAX, SUM
+from fusec.ir.monoid import SUM
 from fusec.ir.online import Scale, dependents, find_row_maxima, scale_of, scaled
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
@@ -285,8 +285,7 @@ class _Lowering(Values):
     def _carries(self, reduction: Reduce) -> tuple[Var, ...]:
         """Declare carries that hold part of a reduction, in every lane its bodies have."""
         lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
-        if self._is_folded(reduction):
-            lanes -= frozenset(reduction.over)
+        lanes -= frozenset(self._folds(reduction))
         carries: list[Var] = []
         for part, neutral in zip(reduction.monoid.parts, identities(reduction), strict=True):
             hint = self._hint(reduction) if part is reduction.monoid else part.name
@@ -294,13 +293,26 @@ class _Lowering(Values):
             self.here.body.append(Carry(carries[-1], neutral))
         return tuple(carries)
 
-    def _is_folded(self, reduction: Reduce) -> bool:
-        """Return True if each iteration folds its lanes: the carry has none that are reduced.
+    def _folds(self, reduction: Reduce) -> tuple[Axis, ...]:
+        """Return the lanes that each iteration folds: those that the carry does not have.
 
-        A sum beside its maximum is multiplied in each iteration: one value a row, not one a lane.
+        Beside products, all of a maximum's and of the sums that refer to it: these are multiplied
+        in each iteration, one value a row. Else those that the plan names: a thread folds what it
+        has loaded, and waits for no other one before the loop has ended.
         """
-        beside_products = bool(self.dots) and reduction in self.row_maxima
-        return reduction in self.dots or reduction in self.running or beside_products
+        lanes = tuple(a for a in reduction.over if a in self.lanes)
+        if reduction in self.dots:
+            return lanes
+        if self.dots and (reduction in self.running or reduction in self.row_maxima):
+            return lanes
+        single = len(reduction.bodies) == 1
+        return tuple(a for a in lanes if single and a in self.layout.folded)
+
+    def _fold(self, reduction: Reduce, body: Expr) -> Var:
+        """Name what one iteration folds of a reduction's body."""
+        lanes = self._folds(reduction)
+        total = Reduce(reduction.monoid, lanes, self._along_all(self.here, lanes, body))
+        return self._let(self.here, total, total)
 
     def _cascades(self, task: Accumulate) -> bool:
         """Return True if each loop of a reduction should have a partial sum of its own.
@@ -338,10 +350,20 @@ class _Lowering(Values):
                 raise InternalError("a private array over reduced lanes", stage="codegen.lower")
             assert task.slot is not None
             self.arrays[reduction] = (task.arrays[-1], task.slot)
-        elif lanes and not self._is_folded(reduction):
-            self._let_folded(self.here, reduction, lanes, task.carries)
-        else:
+            return
+        state: State = task.carries
+        lanes = tuple(a for a in lanes if a not in self._folds(reduction))
+        if not lanes:
             self.here.memo[reduction] = task.carries[-1]
+            return
+        row_max = self.row_maxima.get(reduction)
+        if row_max in self.running:  # each lane's sum refers to the lane's maximum
+            assert row_max is not None
+            scaled_sum = Op("mul", (*state, self.growth[row_max, scale_of(reduction, row_max)]))
+            state = (self._let(self.here, scaled_sum, scaled_sum),)
+        self._let_folded(self.here, reduction, lanes, state)
+        if reduction in self.running:
+            self._refer(reduction, task.carries[-1], self._atom(reduction))
 
     def _emit(self, task: Task) -> None:
         """Emit a task whose loops are all bound."""
@@ -397,10 +419,8 @@ class _Lowering(Values):
         if not task.carries:
             self._combine_slot(task, state)
             return
-        lanes = tuple(a for a in reduction.over if a in self.lanes)
-        if lanes and self._is_folded(reduction):
-            total = Reduce(SUM, lanes, *state)
-            state = (self._let(self.here, total, total),)
+        if self._folds(reduction):
+            state = (self._fold(reduction, *state),)
         new = combine(reduction.monoid, task.carries, state)
         for carry, value in zip(task.carries, self._steps(self.here, new), strict=True):
             self.here.body.append(Update(carry, value))
@@ -419,33 +439,37 @@ class _Lowering(Values):
             here += [Let(var, value), Put(array.flat(), task.slot, var, None)]
 
     def _advance(self, task: Accumulate) -> None:
-        """Let a maximum grow by one tile, and name what sums so far are to be multiplied by.
-
-        While every score has been -inf the sums refer to 0, so that none becomes NaN.
-        """
+        """Let a maximum grow by one tile, and name what sums so far are to be multiplied by."""
         maximum, (carry,) = task.reduction, task.carries
         self.value(maximum.body)
         for mask in self._masks_of(maximum.over):
             self.value(mask)
         (body,) = self._masked(self.here, maximum)
-        lanes = tuple(a for a in maximum.over if a in self.lanes)
-        if lanes:
-            body = self._let(self.here, Reduce(MAX, lanes, body), Reduce(MAX, lanes, body))
+        if self._folds(maximum):
+            body = self._fold(maximum, body)
+        old = self._var("old", maximum.dtype, carry.axes)
+        self.here.body.append(Let(old, carry))
+        self.here.body.append(Update(carry, Op("maximum", (carry, body))))
+        self.here.memo[maximum] = self._refer(maximum, old, carry)
+
+    def _refer(self, maximum: Reduce, old: Expr, top: Expr) -> Var:
+        """Name what sums that refer to ``old`` are to be multiplied by, to refer to ``top``.
+
+        Returns what they refer to then: 0 while every score has been -inf, so that none is NaN.
+        """
         here, kind = self.here, maximum.dtype
-        old = self._var("old", kind, carry.axes)
-        here.body.append(Let(old, carry))
-        here.body.append(Update(carry, Op("maximum", (carry, body))))
-        lowest = Op("eq", (carry, Const(-math.inf, kind)))
+        lowest = Op("eq", (top, Const(-math.inf, kind)))
         unseen = self._let(here, lowest, lowest)
-        chosen = Select(unseen, Const(0.0, kind), carry)
-        here.memo[maximum] = self._let(here, chosen, chosen)
-        difference = Op("sub", (old, here.memo[maximum]))
+        selected = Select(unseen, Const(0.0, kind), top)
+        chosen = self._let(here, selected, selected)
+        difference = Op("sub", (old, chosen))
         exponent = self._let(here, difference, difference)
         for scale in {scale_of(n, m): None for n, m in self.row_maxima.items() if m is maximum}:
             product = scaled(exponent, scale)
             power = product if product is exponent else self._let(here, product, product)
             factor = Op("exp", (power,))
             self.growth[maximum, scale] = self._let(here, factor, factor)
+        return chosen
 
     def _turn(self, loop: Axis, tasks: list[Task]) -> None:
         """Copy what is contiguous along a loop, and not along the lanes, into arrays before it."""

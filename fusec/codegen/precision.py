@@ -8,9 +8,10 @@ One exception. ``exp(s - m)`` of a tile and its rows, rounded for a product *and
 approximate too: the approximate form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is
 at most 0.4. So the sum is as exact as it was, and the weights of a product agree with the sum they
 are divided by. A logsumexp kept for a backward would otherwise make each exponential of an
-attention expensive. What the sums so far are multiplied by, when their maximum grows, is as
-approximate as the weights. Not so what a maximum is taken of: it may be compared with what another
-loop computes again.
+attention expensive. So is one that is summed in f32 and nothing else, where the score was in 16
+bits: its own rounding is larger than what the form adds to the exponent (a cross-entropy). What the
+sums so far are multiplied by, when their maximum grows, is as approximate as the weights. Not so
+what a maximum is taken of: it may be compared with what another loop computes again.
 
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
 also stored as f32, s and t are not.
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Mapping
 
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import Cast, Dot, Expr, Op, Reduce, Select, Var, children, index_exprs, reach
-from fusec.ir.monoid import MAX, MIN
+from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.ir.program import Let, Program, Put, Statement, Update, statements
 
 
@@ -69,11 +70,16 @@ def _picks(value: Expr) -> bool:
 def _weights(body: list[Statement]) -> set[Expr]:
     """Return the ``exp(s - m)`` that are rounded, and what their sums are multiplied by."""
     named: dict[Expr, Expr] = {}
+    readers: dict[Expr, list[Statement]] = {}
     weights: set[Expr] = set()
     rounded: set[Expr] = set()
     factors: set[Expr] = set()
     others: set[Expr] = set()
     for statement in body:
+        if isinstance(statement, Let | Update | Put):
+            read = statement.value
+            for value in (read,) if isinstance(statement, Put) else children(read):
+                readers.setdefault(value, []).append(statement)
         match statement:
             case Update(var=sum_, value=Op(name="mul", args=(old, factor))) if old is sum_:
                 factors.add(factor)
@@ -82,7 +88,9 @@ def _weights(body: list[Statement]) -> set[Expr]:
                 (rounded if _rounds(statement.value) else others).update(children(statement.value))
                 if _is_weight(statement.value, named):
                     weights.add(statement.var)
-    weights &= rounded
+    weights = {
+        w for w in weights if w in rounded or (_is_narrow(w, named) and _is_summed(w, readers))
+    }
     grown = {f for f in factors - others if isinstance(v := named.get(f), Op) and v.name == "exp"}
     return weights | grown if weights else set()
 
@@ -95,6 +103,32 @@ def _is_weight(value: Expr, named: Mapping[Expr, Expr]) -> bool:
                 case Op(name="sub", args=(score, base)):
                     return base.axes < score.axes
     return False
+
+
+def _is_narrow(weight: Expr, named: Mapping[Expr, Expr]) -> bool:
+    """Return True for ``exp(s - m)`` whose s was in 16 bits, whatever was selected of it."""
+    power = named[weight]
+    assert isinstance(power, Op)
+    (score, _) = children(named[power.args[0]])
+    while isinstance(value := named.get(score), Select):
+        score = value.then
+    return isinstance(value, Cast) and value.arg.dtype in (F16, BF16)
+
+
+def _is_summed(value: Expr, readers: Mapping[Expr, list[Statement]]) -> bool:
+    """Return True if a value, masked or not, is read by sums alone."""
+    for statement in readers.get(value, ()):
+        match statement:
+            case Update(var=total, value=Op(name="add", args=(old, _))) if old is total:
+                continue
+            case Let(value=Reduce(monoid=monoid)) if monoid is SUM:
+                continue
+            case Let(var=masked, value=Select(condition=c)) if c is not value:
+                if not _is_summed(masked, readers):
+                    return False
+            case _:
+                return False
+    return True
 
 
 def _rounds(value: Expr) -> bool:

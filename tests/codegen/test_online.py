@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.ir.dtype import F32
@@ -13,7 +14,7 @@ from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.online import find_row_maxima, scale_after_maximum, scale_of
-from tests.support import check, values
+from tests.support import check, tune, values
 
 LOWEST = Const(float("-inf"), F32)
 
@@ -163,3 +164,22 @@ def test_weights_in_other_spellings(spelling: str):
     q, k, v = (values(1, n, 16, seed=s) for s, n in enumerate((40, 90, 90)))
     weights = SPELLINGS[spelling]
     check(lambda q, k, v: weights(q @ k.mT * 0.25) @ v, q, k, v, backend="triton_fused")
+
+
+@pytest.mark.parametrize("hidden", ("none", "some", "all"))
+def test_a_softmax_of_rows_beyond_the_registers(hidden: str, monkeypatch: pytest.MonkeyPatch):
+    tune(monkeypatch, resident_row=16, row_tile=32)
+    x = values(5, 300) * 20
+    x[:, :40] = float("-inf") if hidden != "none" else x[:, :40]
+    x[2] = float("-inf") if hidden == "all" else x[2]
+
+    def rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.softmax(-1), x.log_softmax(-1), x.amax(-1), (x * 0.5).exp().sum(-1)
+
+    check(rows, x, backend="triton_fused")
+
+
+def test_the_gradient_of_a_cross_entropy_beyond_the_registers(monkeypatch: pytest.MonkeyPatch):
+    tune(monkeypatch, resident_row=16, row_tile=32)
+    target = torch.tensor([0, 7, 298, -100, 3])
+    check(lambda x: F.cross_entropy(x, target), values(5, 299), backend="triton_fused", train=True)

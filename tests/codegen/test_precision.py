@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fusec.codegen.precision import rounded_to_16_bits
-from fusec.ir.dtype import BF16, F32
-from fusec.ir.expr import Op
+from fusec.ir.dtype import BF16, F32, DType
+from fusec.ir.expr import Expr, Op
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Program
@@ -67,6 +69,30 @@ def test_weights_of_a_product_are_cheap_although_their_sum_is_kept() -> None:
         if rounds:
             b.put(buffer("w", BF16, 4, 8), index(r) * 8 + c, b.cast(e, BF16))
         assert (e in rounded_to_16_bits(b.program())) == rounds
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("read", ["summed", "masked and summed", "stored", "compared"])
+def test_an_exponential_of_a_16_bit_score_that_is_only_summed_is_cheap(
+    dtype: DType, read: str
+) -> None:
+    r, c = Axis("r", index(4)), Axis("c", index(8))
+    b = Builder("k", (), (r, c))
+    place = index(r) * 8 + c
+    score: Expr = b.load(buffer("s", dtype, 4, 8), place)
+    if dtype is BF16:
+        score = b.cast(score, F32)
+    e = b.op("exp", b.op("sub", score, b.reduce(MAX, (c,), score)))
+    term: Expr = e
+    if read == "masked and summed":
+        term = b.select(b.op("gt", score, f32(0.0)), e, f32(0.0))
+    b.put(buffer("l", F32, 4), r, b.reduce(SUM, (c,), term))
+    if read == "stored":
+        b.put(buffer("y", F32, 4, 8), place, b.op("mul", e, f32(2.0)))
+    if read == "compared":
+        b.put(buffer("y", F32, 4), r, b.reduce(MAX, (c,), e))
+    cheap = dtype is BF16 and read.endswith("summed")
+    assert (e in rounded_to_16_bits(b.program())) == cheap
 
 
 def test_an_exponential_that_is_stored_exactly_is_exact_although_a_product_reads_it_too() -> None:

@@ -4,11 +4,12 @@ Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
-                ['by' chunk] ['transposed']
+                ['by' chunk] ['in' fold] ['transposed']
 
 An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
 that is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid
-point, in a loop, so that only the last of them can be ragged.
+point, in a loop, so that only the last of them can be ragged. A tile ``in 8`` is 8 rows of lanes,
+one behind the other, which each iteration folds to one: what the loop carries has a tile's eighth.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Binding:
         tile: lanes of the inner part; 1 means that the axis has no lanes.
         chunk: tiles that one grid point visits in a loop (GRID), or that one of two nested loops
             runs (LOOP); 0 for none.
+        fold: rows of lanes that each iteration of a loop folds, before it combines them with what
+            it carries: neighbours are in one row, so that one thread folds what it loads.
         transposed: memory is contiguous along this axis where lanes are not: blocks of a chunk by
             the lanes go through a private array (``codegen/transposed.py``).
     """
@@ -47,6 +50,7 @@ class Binding:
     kind: LoopKind
     tile: int = 1
     chunk: int = 0
+    fold: int = 1
     transposed: bool = False
 
 
@@ -113,6 +117,7 @@ def print_plan(name: str, plan: Plan) -> str:
             case _:
                 text = b.kind.value + (f"*{b.tile}" if b.tile > 1 else "")
                 text += f" by {b.chunk}" if b.chunk else ""
+                text += f" in {b.fold}" if b.fold > 1 else ""
                 text += " transposed" if b.transposed else ""
         parts.append(f"{b.axis.name}={text}")
     tunables = f"warps={plan.warps}" + (

@@ -62,9 +62,19 @@ def test_no_program_has_more_than_64_rows_or_than_there_are() -> None:
 
 
 def test_a_row_beyond_the_registers_is_a_loop_of_tiles() -> None:
+    found = plan(rows(1000, 40000))
+    assert bindings(found) == "m=grid  k=loop*4096 in 8"
+    assert found.warps == 4
+
+
+def test_a_program_that_is_alone_loads_more_of_a_row() -> None:
     found = plan(rows(100, 40000))
-    assert bindings(found) == "m=grid  k=loop*4096"
+    assert bindings(found) == "m=grid  k=loop*16384 in 8"
     assert found.warps == 16
+
+
+def test_rows_that_begin_at_odd_addresses_are_folded_from_fewer_parts() -> None:
+    assert bindings(plan(rows(1000, 40001))) == "m=grid  k=loop*2048 in 4"
 
 
 def test_looped_rows_find_a_maximum_and_sums_that_refer_to_it_in_one_sweep() -> None:
