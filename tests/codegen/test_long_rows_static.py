@@ -79,3 +79,9 @@ def test_no_loop_over_a_long_row_has_a_barrier(name: str) -> None:
     assert loops(asm.sass)
     assert not any("BAR" in line for body in loops(asm.sass) for line in body)
     assert set(inspect_kernel(asm).load_widths) == {16}
+
+
+def test_the_gradient_of_a_cross_entropy_moves_16_bytes_at_a_time() -> None:
+    asm = compiled(cross_entropy(128256, torch.bfloat16)[1])
+    found = inspect_kernel(asm)
+    assert (found.load_widths[16], found.store_widths, found.spill_bytes) == (2, {16: 2}, 0)

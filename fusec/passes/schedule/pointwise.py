@@ -37,7 +37,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     other = _other_fast_axis(kernel, fast)
     if other is not None:
         return _square(kernel, fast, other)
-    block = tile_elements(kernel)
+    block = tile_elements(kernel, fast)
     warps = 2 * WARPS if _is_heavy(kernel) else WARPS
     if len(kernel.grid) == 1:
         return _plan(kernel, {fast: block}, warps)
@@ -61,12 +61,13 @@ def _is_heavy(kernel: Kernel) -> bool:
     return any(isinstance(n, Op) and n.name in ("sin", "cos", "tan", "lgamma") for n in nodes)
 
 
-def tile_elements(kernel: Kernel) -> int:
+def tile_elements(kernel: Kernel, fast: Axis) -> int:
     """Return elements of a tile: two 16-byte vectors of the widest type for each thread.
 
-    What is one value for all, such as the seed of random numbers, is in no vector.
+    What is one value along the fastest axis, such as a row's index or the seed of random numbers,
+    is in no vector.
     """
-    widest = max((a.itemsize for a in accesses(kernel) if a.offset.axes), default=4)
+    widest = max((a.itemsize for a in accesses(kernel) if fast in a.offset.axes), default=4)
     return THREADS * 2 * max(1, VECTOR_BYTES // widest)
 
 

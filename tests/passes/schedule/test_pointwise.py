@@ -7,11 +7,24 @@ import functools
 import pytest
 
 from fusec.codegen.targets import H200_MACHINE
-from fusec.ir.dtype import BF16, F32, F64, DType
+from fusec.ir.dtype import BF16, F32, F64, I64, DType
+from fusec.ir.expr import Op
+from fusec.ir.graph import Def
 from fusec.passes.schedule import gpu_plans
 from fusec.passes.schedule import pointwise as schedule
 from fusec.passes.schedule.pointwise import THREADS, accepts, power_of_two
-from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, transposed
+from tests.ir.graphs import axes, buffer, graph, load
+from tests.passes.pipelines import kernel_of
+from tests.passes.schedule.flat import (
+    bindings,
+    columns,
+    f32_of,
+    line,
+    pointwise,
+    rows,
+    to,
+    transposed,
+)
 
 plan = functools.partial(schedule.plan, machine=H200_MACHINE)
 
@@ -31,6 +44,16 @@ def test_a_thread_has_two_vectors_of_16_bytes(dtype: DType, tile: int) -> None:
 
 def test_the_widest_type_of_a_kernel_decides() -> None:
     assert bindings(plan(pointwise(64, 4096, dtype=BF16, row=F32))) == "m=grid  c=grid*1024"
+
+
+def test_what_is_one_value_a_row_is_in_no_vector() -> None:
+    """The class of a row, in 64 bits, beside 128256 logits: some of the last tile's lanes wait."""
+    x, y = buffer("x", 8192, 128256, dtype=BF16), buffer("y", 8192, 128256, dtype=BF16)
+    target = buffer("t", 8192, dtype=I64)
+    m, c = axes("m c", 8192, 128256)
+    value = Op("mul", (f32_of(load(x, m, c)), f32_of(load(target, m))))
+    kernel = kernel_of(graph((x, target), (Def(y, (m, c), to(value, BF16)),), y))
+    assert bindings(plan(kernel)) == "m=grid  c=grid*2048"
 
 
 @pytest.mark.parametrize(
