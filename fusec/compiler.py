@@ -369,6 +369,7 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
         tuple(triton_kernel.TileDescriptor(*fields) for fields in descriptors),
         unpromised,
         print_blocks(program) if program.table else None,
+        program.registers,
     )
 
 

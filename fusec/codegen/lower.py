@@ -562,4 +562,5 @@ def lower(kernel: FlatKernel, plan: Plan) -> Program:
         plan.group,
         product(a.extent for a in kernel.axes),
         plan.descriptors,
+        registers=plan.registers,
     )

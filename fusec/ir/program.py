@@ -164,6 +164,7 @@ class Program:
             in blocks of so many along the second to last grid axis; 0 for row by row.
         descriptors: for a GPU, operands of products are copied by tensor descriptors where they
             can be.
+        registers: for a GPU, the most that a thread may have; 0 for as many as the compiler likes.
         table: it runs for each row of a table, which has the addresses of its buffers and its
             sizes: one launch for many alike kernels.
         overlaid: buffers of which one may lie over another.
@@ -186,6 +187,7 @@ class Program:
     descriptors: bool = False
     table: bool = False
     overlaid: tuple[Buffer, ...] = ()
+    registers: int = 0
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

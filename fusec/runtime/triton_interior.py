@@ -16,7 +16,7 @@ Worked example::
 
     function = load_function(source, "k0")
     sm_90 = parse_target("sm_90")
-    compiled = compile_function(function, {"x": "*fp32", "N": "i32"}, (0,), sm_90, 4, 3)
+    compiled = compile_function(function, {"x": "*fp32", "N": "i32"}, (0,), sm_90, {"num_warps": 4})
     loaded = load(code, metadata, signature, "sm_90", device=0)
     loaded.run(4, 1, 1, loaded.stream(0), loaded.function, loaded.packed, None, None, None, x, n)
 """
@@ -103,24 +103,24 @@ def compile_function(
     signature: Mapping[str, str],
     divisible: Sequence[int],
     target: GPUTarget,
-    num_warps: int,
-    num_stages: int,
+    options: Mapping[str, int],
 ) -> Any:
     """Return Triton's ``CompiledKernel`` of a function; no device is needed.
 
     Args:
         signature: Triton's type of each parameter by name.
         divisible: positions of arguments that are multiples of ``MULTIPLE``.
+        options: Triton's, as ``num_warps``.
     Raises:
         Exception: Triton's front end, MLIR and ptxas raise many unrelated types.
     """
     attributes = {(position,): [["tt.divisibility", MULTIPLE]] for position in divisible}
     source = ASTSource(function, dict(signature), {}, attributes)
-    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+    chosen = {**options, "enable_fp_fusion": True}
     try:
-        return triton.compile(source, target=target, options=options)
+        return triton.compile(source, target=target, options=chosen)
     except SystemError:  # CPython 3.11's ast.parse in several threads (python/cpython#106905)
-        return triton.compile(source, target=target, options=options)
+        return triton.compile(source, target=target, options=chosen)
 
 
 @dataclass(frozen=True, slots=True)

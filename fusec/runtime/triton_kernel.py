@@ -88,6 +88,7 @@ class TritonSource:
         pointer_source: the module without descriptors, where there are some; that without a promise
             about the addresses in a table, where there is one.
         blocks: of a kernel that runs for each row of a table, how many blocks a row has.
+        registers: the most that a thread may have; 0 for as many as the compiler likes.
     """
 
     name: str
@@ -100,14 +101,19 @@ class TritonSource:
     descriptors: tuple[TileDescriptor, ...] = ()
     pointer_source: str = ""
     blocks: str | None = None
+    registers: int = 0
 
     def by_pointers(self) -> TritonSource:
-        """Return the same kernel without descriptors, which asks nothing of addresses."""
+        """Return the same kernel without descriptors, which asks nothing of addresses.
+
+        It needs more registers than one with descriptors.
+        """
         if not self.descriptors:
             return self
         kept = tuple(p for p in self.signature if not p[1].startswith(_DESCRIPTOR))
         source = self.pointer_source
-        return replace(self, source=source, signature=kept, descriptors=(), pointer_source="")
+        bare = replace(self, descriptors=(), pointer_source="", registers=0)
+        return replace(bare, source=source, signature=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +196,12 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
     """
     gpu = parse_target(target)
     function = load_function(kernel.source, kernel.name)
-    parameters, warps = dict(kernel.signature), kernel.num_warps
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    if kernel.registers:
+        options["maxnreg"] = kernel.registers
     try:
         compiled = compile_function(
-            function, parameters, kernel.divisible, gpu, warps, kernel.num_stages
+            function, dict(kernel.signature), kernel.divisible, gpu, options
         )
     except Exception as error:  # of many unrelated types
         command = ("triton.compile", kernel.name, f"--target={target}")

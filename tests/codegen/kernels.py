@@ -45,6 +45,7 @@ def triton_source(
         descriptors,
         print_kernel(form, aligned=False) if program.table else unpromised,
         print_blocks(program) if program.table else None,
+        program.registers,
     )
 
 

@@ -5,6 +5,8 @@ Each test compiles for one target down to SASS; whole blocks of models are slow.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,10 @@ from torch import nn
 
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import find_target
+from fusec.ir.graph import FlatKernel
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
+from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.report.lint_report import judge
 from fusec.report.observe import observe
 from fusec.report.stages import Staged, take_through
@@ -52,12 +56,16 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def offered(one: Staged, number: int = 0) -> tuple[FlatKernel, tuple[Plan, ...]]:
+    """Return a kernel of a graph, and its plans."""
+    assert one.compiled is not None
+    flat = coalesce(one.target.algebra(one.compiled.schedule.steps[number]))
+    return flat, one.target.plans(flat)
+
+
 def report(one: Staged, tile: tuple[int, ...], *, descriptors: bool = False) -> StaticReport:
     """Compile the only kernel of a graph by the offered plan whose tiles these are."""
-    assert one.compiled is not None
-    (kernel,) = one.compiled.schedule.steps
-    flat = coalesce(one.target.algebra(kernel))
-    plans = one.target.plans(flat)
+    flat, plans = offered(one)
     (plan, *_) = (
         p
         for p in plans
@@ -203,3 +211,23 @@ def test_no_kernel_of_a_models_block_has_a_fault(build, target: str) -> None:
     torch._dynamo.reset()
     model, inputs = build()
     assert faults(model.bfloat16().train(), inputs, target=target, train=True) == []
+
+
+def test_an_attention_of_128_features_is_offered_two_programs_a_multiprocessor() -> None:
+    (one,) = staged(causal, *tensors(*[(2, 16, 4096, 128)] * 3))
+    flat, (_, wide, narrow, *_) = offered(one)
+    assert narrow == replace(wide, registers=128) and "registers=128" in print_plan("k", narrow)
+    alone, both = (
+        inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), "sm_90"))
+        for plan in (wide, narrow)
+    )
+    assert alone.occupancy == 0.125 and both.occupancy == 0.25
+    assert both.registers <= 128 and both.spill_bytes == 0
+
+
+def test_no_other_attention_is_bounded_in_registers() -> None:
+    (narrow,) = staged(causal, *tensors(*[(2, 16, 4096, 64)] * 3))
+    assert not any(plan.registers for plan in offered(narrow)[1])
+    *_, backward = staged(causal, *tensors(*[(2, 16, 512, 128)] * 3), train=True)
+    for number in (0, 1):
+        assert not any(plan.registers for plan in offered(backward, number)[1])

@@ -48,7 +48,8 @@ def by_rule(
 
 def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     products = contraction.contractions(kernel)
-    return with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
+    offered = with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
+    return contraction.with_two_programs(kernel, offered, machine)
 
 
 SCHEDULES: tuple[Schedule, ...] = (

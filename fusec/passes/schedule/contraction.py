@@ -49,6 +49,8 @@ FULL_FEW_ROWS = 1.5
 FULL_CORES = 0.25
 """Programs for each unit of a CPU, of which there are more than cores: tiles are long."""
 
+REGISTERS = 65536
+"""Those of a multiprocessor (sm_80 to sm_120)."""
 SPARE = 0.9
 """The share of the registers for tiles up to which a loop is printed twice, with and without its
 mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488 of
@@ -257,6 +259,27 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         _plan(kernel, roles, t, mask_free=s) for t, s in zip(found, without_mask, strict=True)
     )
     return tuple(dict.fromkeys(replace(plan, tf32=machine.sm.tf32) for plan in offered))
+
+
+def with_two_programs(
+    kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
+) -> tuple[Plan, ...]:
+    """Return plans and, third, the first with descriptors in half a multiprocessor's registers.
+
+    Of an attention's forward, one product inside another, where tiles take all of those: one
+    program multiplies while the other one is at its softmax. Head dimension 128 then has 128
+    registers and no spills, but ptxas waits for each product (its C7512): a race has to decide. A
+    backward spills in so few (sm_90, Triton 3.7.1, 2026-11).
+    """
+    chosen = next((plan for plan in offered if plan.descriptors), None)
+    roles = find_roles(kernel)
+    if chosen is None or roles is None or not machine.sm.from_shared:
+        return offered
+    work, most = _work(kernel, contractions(kernel), machine), REGISTERS // (64 * chosen.warps)
+    (tiling, *_) = _tilings(kernel, roles, work, machine)
+    if len(work.inner) != 1 or work.registers(tiling) < most:
+        return offered
+    return (*offered[:2], replace(chosen, registers=most), *offered[2:])
 
 
 def _cached_plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:

@@ -3,6 +3,7 @@
 Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
+             ['registers=' n]
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
                 ['by' chunk] ['in' fold] ['transposed']
 
@@ -68,6 +69,7 @@ class Plan:
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: operands of products are copied by tensor descriptors where they can be.
+        registers: the most that a thread may have; 0 for as many as the compiler likes.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         mask_free: tiles that lie wholly inside a mask run in a loop of their own, without it.
         reloads: what a loop does not change is loaded again in each iteration, from a cache: tiles
@@ -85,6 +87,7 @@ class Plan:
     dots: bool = False
     online: bool = False
     descriptors: bool = False
+    registers: int = 0
     mask_free: bool = False
     tf32: bool = False
     reloads: bool = False
@@ -124,4 +127,5 @@ def print_plan(name: str, plan: Plan) -> str:
         f" stages={plan.stages}" if plan.dots or plan.stages > 1 else ""
     )
     tunables += " descriptors" if plan.descriptors else ""
+    tunables += f" registers={plan.registers}" if plan.registers else ""
     return f"plan {name}    {'  '.join(parts)}    {tunables}"
