@@ -136,7 +136,8 @@ def _precompiled(folder: Path) -> tuple[str, Path]:
     from fusec.codegen.cpp import prelude
     from fusec.runtime import cpp_kernel
 
-    text, header = prelude(cpp_kernel.vector_width()), folder / "prelude.h"
+    width = cpp_kernel.vector_width()
+    text, header = prelude(width, products=False), folder / "prelude.h"
     header.write_text(text)
     compiler = cpp_kernel.find_compiler(None)
     if compiler is not None:
