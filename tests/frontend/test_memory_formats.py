@@ -24,6 +24,8 @@ from tests.support import check
 aten = torch.ops.aten
 LAYOUTS = pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
 TRAIN = pytest.mark.parametrize("train", (False, True))
+TRAINED = pytest.mark.parametrize("train", (pytest.param(False, marks=pytest.mark.slow), True))
+"""Where a forward has the rules of a training step's."""
 
 
 class Net(nn.Module):
@@ -106,6 +108,7 @@ def test_a_network_does_what_eager_does(layout: torch.memory_format, train: bool
 
 
 @ALWAYS
+@pytest.mark.sampled(2)
 @TRAIN
 def test_sizes_may_be_dynamic(train: bool) -> None:
     more = [(images(3, 3, 16, 16),), (images(5, 3, 24, 20),)]
@@ -127,7 +130,7 @@ CONVOLVED = {
 
 
 @ALWAYS
-@TRAIN
+@TRAINED
 @pytest.mark.parametrize("kind", CONVOLVED)
 def test_convolutions_of_each_kind_match_eager(kind: str, train: bool) -> None:
     convolve = CONVOLVED[kind]
@@ -173,7 +176,7 @@ BEHIND = (flat, rows, in_place, views, parts, windows, attended)
 
 
 @ALWAYS
-@TRAIN
+@TRAINED
 @pytest.mark.parametrize("behind", BEHIND)
 def test_what_follows_a_convolution_matches_eager(
     behind: Callable[[Tensor], Any], train: bool

@@ -7,6 +7,7 @@ step or by ``unify``, or dearer than the two apart; and ``fusec.explain`` must s
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -47,11 +48,13 @@ class Block(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-def staged(attention: str, target: str) -> Staged:
+@functools.cache
+def staged(attention: str, target: str, *, fusion: bool = True) -> Staged:
     """Return the block's compile with its kernels as fusion leaves them: no loop is split after."""
     x = torch.empty(2, 64, WIDTH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fusec.stages.split_loops", lambda schedule, split: schedule)
+        patch.setenv("FUSEC_FUSION", str(int(fusion)))
         return fusec.kernels(Block(attention).eval(), x, target=target)[0].staged
 
 
@@ -147,7 +150,6 @@ def test_the_explanation_says_why_a_kernel_and_its_reader_are_two(
         assert said and all(said), f"nothing is said of {a.name} and {b.name}: {names}"
 
 
-def test_without_fusion_there_would_be_kernels_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEC_FUSION", "0")
-    found = standing_apart(staged("eager", "cpu"))
+def test_without_fusion_there_would_be_kernels_to_share() -> None:
+    found = standing_apart(staged("eager", "cpu", fusion=False))
     assert None in found.values()

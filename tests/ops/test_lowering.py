@@ -1,6 +1,6 @@
 """Which operations fusec lowers: those that the other files compare must not all run eagerly.
 
-`fusec.explain` tells what was left to eager kernels. Contractions, scatters, scans and sorting may
+The captured graph tells what is left to eager kernels. Contractions, scatters, scans and sorting may
 be; a name that appears here besides them is an operation that lost its lowering.
 """
 
@@ -10,6 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusec.codegen.targets import find_target
+from fusec.options import Options
+from fusec.report.observe import observe
+from fusec.stages import CAPTURE, Context
+from fusec.trace import Trace
 from tests.ops import test_indexing as indexing
 from tests.ops import test_pointwise as pointwise
 from tests.ops import test_reductions as reductions
@@ -28,7 +33,11 @@ SCATTERS = {"index_put.default", "scatter.src", "scatter.value", "scatter_add.de
 
 
 def left_to_eager(fn, *inputs, train=False):
-    return {operation for operation, _ in externs(fn, *inputs, train=train)}
+    """Return the calls that capture leaves: what comes after it lowers nothing more."""
+    context = Context(find_target("cpu"), Options(), Trace("lowered"))
+    seen = observe(fn, inputs, train=train)
+    graphs = [CAPTURE.run(one.graph, context)[0] for one in seen]
+    return {call.target.removeprefix("aten.") for graph in graphs for call in graph.externs}
 
 
 @pytest.mark.sampled(3)
