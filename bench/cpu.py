@@ -2,8 +2,8 @@
 
 Each row is one workload, forward or training: peers are compiled first, checked against fp64, then
 timed in interleaved rounds within one process and with one number of threads. Then one step of
-each is measured for its peak of memory, above what was held before it. The numbers of a peer that
-fails are replaced by its message; the other peers are measured all the same.
+each is measured for its peak of memory, above what was held before it, in another process. The
+numbers of a peer that fails are replaced by its message; the others are measured all the same.
 """
 
 from __future__ import annotations
@@ -89,9 +89,8 @@ def measure(
     samples = timing.interleaved(steps, rounds=rounds, budget=budget)
     for peer, values in samples.items():
         found[peer].update(timing.summary(values))
-        peak = memory.peak_mib(steps[peer])
-        if peak is not None:
-            found[peer]["peak_mib"] = round(peak, 1)
+    for peer, peak in memory.peaks(workload.label, list(steps), shrink=shrink).items():
+        found[peer]["peak_mib"] = peak
     return {
         "group": workload.group,
         "name": workload.name,

@@ -6,8 +6,19 @@ import json
 
 import pytest
 
-from bench import compile_time, cpu, record, timing, workloads
+from bench import compile_time, cpu, memory, memory_child, record, timing, workloads
 from tests.support import BACKEND
+
+
+@pytest.fixture(autouse=True)
+def peaks_in_this_process(monkeypatch):
+    """Measure memory where everything is compiled; `test_memory.py` starts the other process."""
+
+    def peaks(label, peers, *, shrink):
+        (workload,) = (w for w in workloads.cpu() if w.label == label)
+        return memory_child.peaks(workload, peers, shrink=shrink)
+
+    monkeypatch.setattr(memory, "peaks", peaks)
 
 
 def test_a_quick_run_writes_each_row_with_errors_and_ratios(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """Which operations fusec lowers: those that the other files compare must not all run eagerly.
 
-The captured graph tells what is left to eager kernels. Contractions, scatters, scans and sorting may
-be; a name that appears here besides them is an operation that lost its lowering.
+The captured graph tells what is left to eager kernels. Contractions, scatters, scans and sorting
+may be; a name that appears here besides them is an operation that lost its lowering.
 """
 
 from __future__ import annotations
