@@ -28,6 +28,17 @@ from fusec.passes.machine import Machine
 from fusec.passes.squares import Part, count_rows, find_squares, joined
 from fusec.passes.weighted_sums import softmax_weighted
 
+TWICE = 4
+"""How many times the share of what is summed partial sums may take, to give each multiprocessor two
+programs that fit it: one alone waits at barriers for each row (RMSNorm of 4096, sm_90, by
+analysis)."""
+LOSS, LONG_LOSS = 8, 64
+"""Of how many parts one may go, so that all are as long; fewer where rows are long: 128 programs
+leave four of 132 multiprocessors idle."""
+LONG_ROW = 4096
+"""Elements of a row that fill an iteration of a loop over rows; two programs of longer ones take
+more registers than there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Split:
@@ -85,7 +96,12 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
         columns = _contiguous_axis_is_kept(found[lines[0]])
         # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
         wanted = max(machine.parts, rows // machine.tuning.most_part_rows if columns else 1)
-        number = min(wanted, allowed) if allowed >= machine.parts else machine.units
+        if allowed >= machine.parts:
+            number = min(wanted, allowed)
+        elif TWICE * allowed >= machine.parts and count(lines[0].axes) <= LONG_ROW:
+            number = machine.parts
+        else:
+            number = machine.units
         parts.update(
             dict.fromkeys(lines, max(1, min(number, rows // machine.tuning.least_part_rows)))
         )
@@ -108,7 +124,9 @@ class _Splitter:
 
     def __init__(self, found: dict[Def, Reduce], parts: dict[Def, int]) -> None:
         self.cuts = {
-            line: cut for line, n in found.items() if (cut := _cut(n, parts[line])) is not None
+            line: cut
+            for line, n in found.items()
+            if (cut := _cut(n, parts[line], count(line.axes) >= LONG_ROW)) is not None
         }
         self.found = found
         self.squares = {
@@ -201,8 +219,12 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     return fastest is not None and fastest not in reduction.over
 
 
-def _cut(reduction: Reduce, wanted: int) -> _Split | None:
-    """Spread the outermost reduced axes over about ``wanted`` parts on one axis."""
+def _cut(reduction: Reduce, wanted: int, long: bool) -> _Split | None:
+    """Spread the outermost reduced axes over about ``wanted`` parts on one axis.
+
+    Args:
+        long: one row fills an iteration, so that a last part may end at any.
+    """
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()
@@ -210,7 +232,7 @@ def _cut(reduction: Reduce, wanted: int) -> _Split | None:
             counts.append((axis, axis.extent, index(1)))
             wanted //= max(extent, 1)
         elif wanted > 1:
-            counts.append((axis, *_cut_extent(axis.extent, wanted)))
+            counts.append((axis, *_cut_extent(axis.extent, wanted, LONG_LOSS if long else LOSS)))
             wanted = 1
         else:
             counts.append((axis, index(1), axis.extent))
@@ -234,14 +256,16 @@ def _cut(reduction: Reduce, wanted: int) -> _Split | None:
     return _Split(part, tuple(inner), value) if inner else None
 
 
-def _cut_extent(extent: Index, parts: int) -> tuple[Index, Index]:
+def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:
     """Return (parts, rows a part): even where a divisor is near, else the last is short.
 
-    A divisor takes at most an eighth of the parts away: each may be a program for a multiprocessor.
+    A divisor takes at most one of ``loss`` parts away: each may be a program for a multiprocessor.
     """
     rows = floordiv(extent + (parts - 1), index(parts))
     if not extent.is_constant:
         return index(parts), rows
-    exact = [r for r in range(rows.const, rows.const * 9 // 8 + 1) if extent.const % r == 0]
+    exact = [
+        r for r in range(rows.const, rows.const * (loss + 1) // loss + 1) if extent.const % r == 0
+    ]
     rows = index(exact[0]) if exact else rows
     return index(-(-extent.const // rows.const)), rows

@@ -96,6 +96,15 @@ def test_a_divisor_near_the_wanted_rows_makes_even_parts() -> None:
     assert (inner.extent, inner.limit) == (index(36), None)  # 34 rows would leave a short part
 
 
+def test_a_last_part_of_long_rows_is_short_so_that_each_unit_has_one() -> None:
+    """A divisor would leave two of 16 units idle."""
+    machine = replace(GPU, units=16, parts=32)
+    first = partial(split_reduction(column_sums(16 * 30 + 4, 8192), machine))
+    (inner,) = reduced(first).over
+    assert (first.axes[0].extent.hint(), inner.extent) == (16, index(31))
+    assert inner.limit is not None
+
+
 def test_long_columns_get_more_parts_so_that_chains_of_sums_stay_short() -> None:
     rows = 64 * MOST_ROWS
     first = partial(split_reduction(column_sums(rows, 8), SIXTEEN))
@@ -109,7 +118,7 @@ GPU = replace(SIXTEEN, part_share=0.01)
 @pytest.mark.parametrize(
     ("rows", "parts", "why"),
     [
-        (16 * 199, 16, "they would be more than a percent of what is read"),
+        (16 * 199, 32, "four percent at most: two for each unit"),
         (32 * 200, 32, "one percent: two for each unit"),
         (64 * 199, 63, "more only where chains would be long, one percent at most"),
     ],
@@ -123,8 +132,16 @@ def test_partial_sums_take_one_percent_or_are_one_for_each_unit(
     assert first.axes[0].extent.hint() == parts, why
 
 
+def test_partial_sums_are_one_for_each_unit_where_twice_as_many_take_more_than_four_percent() -> (
+    None
+):
+    machine = replace(GPU, units=16, parts=32, part_share=0.002)
+    first = partial(split_reduction(column_sums(16 * 199, 8), machine))
+    assert first.axes[0].extent.hint() == 16
+
+
 def test_sums_of_one_shape_have_the_same_parts_and_count_together() -> None:
-    """Alone, the sum of x could have 64 parts; beside that of x*z, both have as many as units."""
+    """Alone, the sum of x could have 40 parts; beside that of x*z, both have two for each unit."""
     rows = 32 * 250
     x, z = buffer("x", rows, 8), buffer("z", rows, 1)
     u, w = buffer("u", 8), buffer("w", 8)
@@ -136,7 +153,7 @@ def test_sums_of_one_shape_have_the_same_parts_and_count_together() -> None:
         lines.append(Def(target, (c,), Reduce(SUM, (m,), body)))
     after = split_reduction(graph((x, z), tuple(lines), u, w), replace(GPU, units=16, parts=32))
     parts = [n for n in after.nodes if isinstance(n, Def) and n.buffer.name.endswith("_part")]
-    assert [n.axes[0].extent.hint() for n in parts] == [16, 16]
+    assert [n.axes[0].extent.hint() for n in parts] == [32, 32]
 
 
 def test_batch_and_time_are_spread_over_one_axis_of_parts() -> None:
