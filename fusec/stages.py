@@ -63,6 +63,7 @@ from fusec.passes.split_loop import split_loops
 from fusec.passes.split_reduction import split_reduction
 from fusec.passes.stage import Stage, fold
 from fusec.passes.store_parts import store_parts
+from fusec.passes.stream_rows import stream_rows
 from fusec.trace import Trace
 
 
@@ -378,7 +379,7 @@ FUSE = (
     _on_graph(
         "inline",
         "definitions not worth a place in memory go into their readers",
-        _alone(inline),
+        lambda graph, context: inline(graph, context.target.machine.few_rows),
         needs=("dead_code", "split_reduction"),
     ),
     _on_graph(
@@ -448,16 +449,15 @@ def _contract(graph: Graph, context: Context) -> Schedule:
         schedule: Schedule = cut(graph)
         return schedule
     tried = partial(fold, FUSE, context=context.quiet())
-    if context.options.race == "fused":
-        judge = None
-    elif context.make_judge is None:
-        judge = judge_by_model(tried, context.target.machine)
-    else:
-        judge = context.make_judge(tried)
+    machine = context.target.machine
+    make = context.make_judge or partial(judge_by_model, machine=machine)
+    judge = None if context.options.race == "fused" else make(tried)
     # A window's gradient by one core is the library's: it stores once for each window.
-    others = not context.target.machine.cache_bytes
-    alone = judge is None or context.target.machine.rates.alone
-    return cut_with_products(graph, cut, judge, others=others, alone=alone)
+    others = not machine.cache_bytes
+    alone = judge is None or machine.rates.alone
+    return cut_with_products(
+        graph, cut, judge, others=others, alone=alone, few_rows=machine.few_rows
+    )
 
 
 PASSES = (
@@ -554,13 +554,19 @@ KERNEL = (
         "a divisor leaves a sum that becomes linear in an exponential by it (GPU)",
         lambda kernel, context: context.target.algebra(kernel),
     ),
+    _on_kernel(
+        "stream_rows",
+        "a product of few rows reads its weights once, for all rows and some columns (CPU)",
+        lambda kernel, context: stream_rows(kernel, context.target.machine),
+        needs=("online_softmax",),
+    ),
     Stage(
         "coalesce",
         "flat offsets; neighbouring axes that walk memory as one become one",
         _alone(coalesce),
         "Kernel",
         "FlatKernel",
-        needs=("online_softmax",),
+        needs=("stream_rows",),
         check=verify_flat,  # to Python it is a kernel like any other
     ),
 )

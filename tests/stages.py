@@ -145,6 +145,7 @@ EXAMPLES = {
     "tiles": Example(
         lambda x, w: F.relu(x @ w), ((8, 32), (32, 16)), options=FUSED
     ),
+    "rows": Example(lambda x, w: F.relu(x @ w.t()), ((2, 32), (8, 32))),
     "scores": Example(attention, ((1, 1, 320, 16),) * 3, options=FUSED),
     "weights": Example(
         lambda s, v: torch.bmm(s.softmax(-1), v), ((1, 4, 8), (1, 8, 4)), train=True

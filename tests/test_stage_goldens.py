@@ -47,6 +47,7 @@ EXAMPLES = {
     "memory": "columns",
     "masks": "least",
     "online_softmax": "attention",
+    "stream_rows": "rows",
     "coalesce": "parts",
     "plan": "norm",
     "lower": "norm",

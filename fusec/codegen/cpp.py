@@ -108,6 +108,7 @@ class Printer:
         self.depth = 0
         self.names = Names(("status",))
         self.frees: list[str] = []
+        self.loops: list[Axis] = []
         self.of_sizes: dict[Atom, str] = {}
         self.hoisted: list[str] = []
         self.place = 0  # where `hoisted` goes: the line in front of all loops
@@ -267,7 +268,9 @@ class Printer:
         else:
             self.emit(f"for (long long {i} = {start}; {i} < {stop}; ++{i}) {{")
         self.depth += 1
+        self.loops.append(loop.axis)
         self.block(loop.body)
+        self.loops.pop()
         self.depth -= 1
         self.emit("}")
 
@@ -299,6 +302,17 @@ class Printer:
         self.emit(f"{kind} *{name} = ({kind} *)__builtin_malloc({size});")
         self.frees.append(f"__builtin_free({name});")
 
+    def prefetch(self, load: Load) -> None:
+        """Print that what some later iteration loads is wanted, if other grid points do not."""
+        (offset,) = load.indices
+        own = any(axis in offset.axes for axis in self.program.grid)
+        if not self.loops or not own or self.along_lane(offset)[1] is not index(1):
+            return
+        step = offset.coefficient(self.loops[-1])
+        if step is not None and step is not index(0):
+            base = self.along_lane(offset)[0] + step * self.program.stages
+            self.emit(f"__builtin_prefetch({self.name(load.buffer)} + {self.scalar_index(base)});")
+
     # -- values ------------------------------------------------------------------------------------
 
     def is_vector(self, node: Expr) -> bool:
@@ -309,8 +323,11 @@ class Printer:
         return table[compute_type(node.dtype)]
 
     def let(self, let: Let) -> None:
-        if isinstance(let.value, IndexValue):
-            self.positions[let.var] = let.value.index
+        match let.value:
+            case IndexValue(index=position):
+                self.positions[let.var] = position
+            case Load() if self.program.stages > 1:
+                self.prefetch(let.value)
         value = self.expression(let.value, self.is_vector(let.var), let.var)
         self.emit(f"const {self.type_of(let.var)} {let.var.name} = {value};")
 

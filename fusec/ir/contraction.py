@@ -46,7 +46,7 @@ def cut_factors(node: Expr) -> Factors | None:
     A part of an axis that it sums over may be in one factor alone: of ``b[k//16, n]`` with k cut
     into ``ko*16 + ki`` only ko is left.
     """
-    found = _sides(node)
+    found = sides(node)
     if found is None or not found.left_axes or not found.right_axes:
         return None
     x, y = _operand(found.left), _operand(found.right)
@@ -57,7 +57,7 @@ def cut_factors(node: Expr) -> Factors | None:
 
 def vector_factors(node: Expr) -> Factors | None:
     """Return the factors of a matrix times a vector, which owns no axis; None for anything else."""
-    found = _sides(node)
+    found = sides(node)
     if found is None or not isinstance(node, Reduce):
         return None
     if bool(found.left_axes) is bool(found.right_axes):
@@ -65,8 +65,8 @@ def vector_factors(node: Expr) -> Factors | None:
     return found if frozenset(node.over) <= found.left.axes & found.right.axes else None
 
 
-def _sides(node: Expr) -> Factors | None:
-    """Return the two factors of a sum in f32 as they stand."""
+def sides(node: Expr) -> Factors | None:
+    """Return the two factors of a sum in f32 as they stand; None for anything else."""
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
         return None
     body, over = node.body, frozenset(node.over)

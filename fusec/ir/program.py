@@ -159,7 +159,7 @@ class Program:
         lanes: lane axes, outermost first; their extents are constants (powers of two on a GPU).
         notation: the kernel in index notation, and the user's source lines: a header comment.
         warps: for a GPU, warps of one program instance.
-        stages: for a GPU, how many iterations of a loop are under way at once: loads run ahead.
+        stages: how many iterations of a loop are under way at once: loads run ahead.
         group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
             in blocks of so many along the second to last grid axis; 0 for row by row.
         descriptors: for a GPU, operands of products are copied by tensor descriptors where they

@@ -35,6 +35,7 @@ from fusec.ir.graph import (
     View,
 )
 from fusec.ir.index import index
+from fusec.ir.streamed import streamed
 from fusec.passes.cost import price, price_call
 from fusec.passes.machine import Machine
 from fusec.passes.recompute import is_wide_product
@@ -89,7 +90,13 @@ Judge: TypeAlias = Callable[[Group], Choice]
 
 
 def cut_with_products(
-    graph: Graph, cut: Cut, judge: Judge | None, *, others: bool = True, alone: bool = True
+    graph: Graph,
+    cut: Cut,
+    judge: Judge | None,
+    *,
+    others: bool = True,
+    alone: bool = True,
+    few_rows: int = 0,
 ) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
@@ -100,15 +107,17 @@ def cut_with_products(
         judge: chooses between the ways of a group; None fuses all that can be.
         others: whether calls that multiply no matrices are opened, too.
         alone: whether a product that is no part of an attention is, too.
+        few_rows: rows of products that are opened in any case, and that need nothing beside them.
     """
+    few = _of_few_rows(graph, few_rows)
     opened = _openable(graph, others=others)
     if not alone:
-        opened &= _attending(graph)
+        opened &= _attending(graph) | few
     verdicts: dict[str, Choice] = {}
     log: dict[str, Decision] = {}
     while opened:
         schedule = cut(open_calls(graph, opened))
-        closed = _lonely(graph, schedule) & opened
+        closed = (_lonely(graph, schedule) - few) & opened
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, opened - closed) if judge else ():
             group = slice_group(graph, kernels, calls)
@@ -222,6 +231,16 @@ def _attending(graph: Graph) -> set[str]:
             case Def() if follows:
                 scores.add(node.buffer)
     return found
+
+
+def _of_few_rows(graph: Graph, most: int) -> set[str]:
+    """Return the calls that stream weights for at most so many rows."""
+    return {
+        call.node
+        for call in graph.externs
+        if len(call.meaning) == 1
+        and any(streamed(n, most) for n in postorder((call.meaning[0].expr,)))
+    }
 
 
 def _multiplies(call: Extern) -> bool:

@@ -19,6 +19,7 @@ from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import Spread, spread
+from fusec.passes.stream_rows import streams_rows
 
 LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
 """Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
@@ -127,7 +128,11 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     operations = kernel_operations(kernel)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     found = None
-    if machine.multiplies:
+    if streams_rows(kernel, machine):
+        sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+        points = sum(count(n.axes | frozenset(n.over)) for n in sums)
+        work = max(work, points / machine.operations_per_us)
+    elif machine.multiplies:
         if products := kernel_products(kernel, machine):
             rates = machine.rates
             rate = rates.nested if _nests_products(kernel) else rates.tiled

@@ -20,6 +20,7 @@ from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.rewrite import inline_loads, postorder_up_to
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.streamed import streamed
 from fusec.passes.cost import count, numel
 from fusec.passes.dag import find_uses
 from fusec.passes.simplify import simplifier
@@ -30,9 +31,13 @@ MAX_NODES = 400
 """Larger expressions stay apart: readers of a kernel, and compilers, have their limits."""
 
 
-def inline(graph: Graph) -> Graph:
-    """Return the graph with trivial definitions substituted into their readers."""
-    inliner = _Inliner(graph)
+def inline(graph: Graph, few_rows: int = 0) -> Graph:
+    """Return the graph with trivial definitions substituted into their readers.
+
+    Args:
+        few_rows: of products that stream their weights: an operand of so many rows is stored.
+    """
+    inliner = _Inliner(graph, few_rows)
     return graph.map_defs(inliner.take)
 
 
@@ -44,8 +49,8 @@ class _Inliner:
     chain of n operations costs n steps, not n*n.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, few_rows: int) -> None:
+        self.graph, self.few_rows = graph, few_rows
         self.uses = find_uses(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
@@ -102,9 +107,20 @@ class _Inliner:
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
             repeated = _points(sites[0]) > points if sites else False
+            if cost and self._is_streamed_by(readers[0], line.buffer):
+                return False
             return len(sites) <= 2 and (not repeated or cost <= CHEAP)
         full_size = sum(numel(n.buffer) >= points for n in sources)
         return cost <= CHEAP and full_size <= 1
+
+    def _is_streamed_by(self, reader: int, buffer: Buffer) -> bool:
+        """Return True for the operand with few rows of a product: each column reads all of it."""
+        match self.graph.nodes[reader]:
+            case Def(expr=expr) if self.few_rows:
+                products = (streamed(n, self.few_rows) for n in reductions(expr))
+                return any(p and buffer in (n.buffer for n in loads((p.few,))) for p in products)
+            case _:
+                return False
 
     def _sites(self, reader: int) -> dict[Buffer, list[Load]]:
         """Return the loads of a definition by buffer; a cat of many has many."""

@@ -128,6 +128,7 @@ class Machine:
         rates: of products, beside the library's.
         cache_bytes: of a CPU core's second-level cache, what the tiles of a product may take; 0
             where tiles are in registers.
+        few_rows: rows of a product that streams its weights, and may do so in a kernel of loops.
         sm: what a program may take of a multiprocessor.
         tuning: sizes that were found by measuring, or chosen.
     """
@@ -145,6 +146,7 @@ class Machine:
     slow_widened: int = 1
     rates: Rates = Rates()
     cache_bytes: int = 0
+    few_rows: int = 0
     sm: Resources = Resources()
     part_share: float = 1.0
     tuning: Tuning = Tuning()

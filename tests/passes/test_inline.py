@@ -159,3 +159,15 @@ def test_a_random_number_is_drawn_in_each_of_its_readers() -> None:
     assert names(after) == ["y", "z"]
     given = np.array([5, -7])
     check_same(graph((seeds,), (a, y, z), y.buffer, z.buffer), after, (given,))
+
+
+@pytest.mark.parametrize(("most", "left"), [(0, ["y"]), (8, ["a", "y"])])
+def test_the_few_rows_of_a_product_are_stored_for_all_its_columns(
+    most: int, left: list[str]
+) -> None:
+    x, w, y = buffer("x", 2, 6), buffer("w", 9, 6), buffer("y", 2, 9)
+    a = unary("a", DEAR, x)
+    i, j, k = axes("i j k", 2, 9, 6)
+    body = Op("mul", (load(a.buffer, i, k), load(w, j, k)))
+    product = graph((x, w), (a, Def(y, (i, j), total(SUM, k, body))), y)
+    assert names(inline(product, most)) == left

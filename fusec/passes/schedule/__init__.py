@@ -21,6 +21,7 @@ from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.vector_loops import accepts_loops, loop_plans
+from fusec.passes.stream_rows import computes_rows, streams_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if a CPU can run the kernel, products of matrices by tiles."""
+    if streams_rows(kernel, machine):
+        return not computes_rows(kernel, machine) and accepts_loops(kernel, machine)
     if machine.multiplies and contraction.contractions(kernel):
         accepted = contraction.accepts(kernel, machine)
         return accepted and contraction.accepts(coalesce(kernel), machine)

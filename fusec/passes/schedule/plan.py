@@ -64,7 +64,8 @@ class Plan:
         warps: warps of a program instance (a GPU's tunable).
         peel: full tiles run without masks, the ragged rest in a second loop, which is more code;
             else all are masked.
-        stages: iterations of a loop that are under way at once, loads ahead (a GPU's tunable).
+        stages: iterations of a loop that are under way at once, loads ahead: copies on a GPU; on a
+            CPU, prefetches of what each point of the grid loads alone.
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.

@@ -15,6 +15,7 @@ from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
+from fusec.ir.streamed import streamed
 from fusec.passes.machine import Machine, Tuning
 from fusec.passes.schedule.access import fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
@@ -22,6 +23,9 @@ from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 MOST_OF_A_WINDOW = 16
 """Points of a reduction that lanes walk through one after the other, in a register."""
+AHEAD = 128
+"""Iterations by which loads of streamed weights run ahead: 4 KB of 16 bits, where a core's own
+prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
 SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 
@@ -29,9 +33,11 @@ SUM_TILES = 64
 def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return the plans of a kernel for a CPU: one."""
     tuning = machine.tuning
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     plan = Plan(
         _bindings(kernel, machine),
         peel=True,
+        stages=AHEAD if any(streamed(n, 1) for n in sums) else 1,
         kept_cost=tuning.kept_cost,
         kept_bytes=tuning.kept_bytes,
     )

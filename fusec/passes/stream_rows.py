@@ -1,0 +1,96 @@
+"""Take the rows of a product apart that waits for its weights, and some of its columns.
+
+Spec: ``kernel, machine -> kernel``, the same values. A product of few rows takes as long as its
+weights take from memory to the core. So each vector of them is multiplied with all rows as soon as
+it is read: rows, and a few columns that share what is loaded of the rows, become values of one
+point. All else is the schedule of any row kernel, with loads that run ahead.
+
+Worked example, two rows and a machine with 16 lanes::
+
+    y[m, n] = sum(k: x[m, k] * w[n, k])    grid m:2 n:64    inside k
+    y[0, 4*n] = sum(k: x[0, k] * w[4*n, k]);  y[0, 4*n + 1] = ...;  y[1, 4*n + 3] = ...   grid n:16
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from fusec.ir.expr import Cast, Expr, Load, Reduce
+from fusec.ir.graph import Kernel, Store, kernel_nodes
+from fusec.ir.index import Axis, Index, floordiv, index
+from fusec.ir.streamed import Streamed, streamed
+from fusec.passes.machine import Machine
+
+COLUMNS = (4, 2, 1)
+"""Columns of one point: streams of weights that are under way at once."""
+SUMS = 1.5
+"""Sums of one point, beside a vector's lanes: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
+
+
+def streams_rows(kernel: Kernel, machine: Machine) -> bool:
+    """Return True for a kernel of products of few rows, of which one point's sums fit registers."""
+    return bool(_columns(kernel, machine))
+
+
+def computes_rows(kernel: Kernel, machine: Machine) -> bool:
+    """Return True for products of few rows that some columns each would compute the rows for."""
+    return any(p.few is not _loaded(p.few) for p in _products(kernel, machine))
+
+
+def stream_rows(kernel: Kernel, machine: Machine) -> Kernel:
+    """Return the kernel with rows, and some columns, of its products as values of one point."""
+    columns = _columns(kernel, machine)
+    if not columns:
+        return kernel
+    product = _products(kernel, machine)[0]
+    column = Axis(product.column.name, floordiv(product.column.extent, index(columns)))
+    rows = [range(a.extent.const) for a in product.rows]
+    stores: list[Store] = []
+    for *at, c in itertools.product(*rows, range(columns)):
+        point = {a: index(i) for a, i in zip(product.rows, at, strict=True)}
+        point[product.column] = index(column) * columns + c
+        stores += kernel.substitute(point).stores
+    return replace(kernel, grid=(column,), stores=tuple(stores), labels=())
+
+
+def _columns(kernel: Kernel, machine: Machine) -> int:
+    """Return how many columns one point takes; 0 if the kernel is of another kind."""
+    products = _products(kernel, machine)
+    if not products:
+        return 0
+    rows, column = products[0].rows, products[0].column
+    if set(kernel.grid) != {*rows, column} or any(
+        (p.rows, p.column) != (rows, column) for p in products
+    ):
+        return 0
+    count = len(products)
+    for axis in rows:
+        count *= axis.extent.const
+    most = SUMS * machine.vector
+    fitting = (c for c in COLUMNS if c * count <= most and _divides(c, column.extent))
+    return next(fitting, 0)
+
+
+def _loaded(operand: Expr) -> Expr | None:
+    """Return an operand that is in memory, widened or not; None for one that is computed."""
+    inner = operand.arg if isinstance(operand, Cast) else operand
+    return operand if isinstance(inner, Load) else None
+
+
+def _divides(columns: int, extent: Index) -> bool:
+    return columns == 1 or (extent.is_constant and extent.const % columns == 0)
+
+
+def _products(kernel: Kernel, machine: Machine) -> list[Streamed]:
+    """Return the products of few rows, if a kernel has no other reductions."""
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    found = [streamed(n, machine.few_rows) for n in sums]
+    ragged = any(a.limit is not None for a in kernel.axes)
+    if (
+        ragged
+        or any(p is None for p in found)
+        or any(set(n.over) != set(kernel.inside) for n in sums)
+    ):
+        return []
+    return [p for p in found if p is not None]

@@ -1,0 +1,61 @@
+"""Products of few rows, told from their sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.ir.dtype import BF16, F32
+from fusec.ir.expr import Cast, Expr, Op, Reduce
+from fusec.ir.index import Axis, IntoIndex, Size, index
+from fusec.ir.monoid import MAX, SUM
+from fusec.ir.streamed import streamed
+from tests.ir.graphs import axes, buffer, load
+
+MOST = 8
+
+
+def product(rows: IntoIndex, columns: IntoIndex, *, along: str = "k") -> tuple[Reduce, list[Axis]]:
+    """sum(k: x[m, k] * w[n, k]), with weights that are contiguous along n or k."""
+    m, n, k = axes("m n k", rows, columns, 32)
+    x = buffer("x", rows, 32)
+    w = buffer("w", columns, 32) if along == "k" else buffer("w", 32, columns)
+    weights = load(w, n, k) if along == "k" else load(w, k, n)
+    return Reduce(SUM, (k,), Op("mul", (load(x, m, k), weights))), [m, n, k]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_factor_with_few_rows_may_stand_on_either_side(swapped: bool) -> None:
+    node, (m, n, k) = product(4, 64)
+    if swapped:
+        a, b = node.body.args  # type: ignore[attr-defined]
+        node = Reduce(SUM, (k,), Op("mul", (b, a)))
+    found = streamed(node, MOST)
+    assert found is not None
+    assert (found.rows, found.column) == ((m,), n)
+    assert found.few.axes == {m, k}
+
+
+def test_a_vector_is_no_rows() -> None:
+    n, k = axes("n k", 64, 32)
+    x, w = buffer("x", 32, dtype=BF16), buffer("w", 64, 32, dtype=BF16)
+    wide: list[Expr] = [Cast(load(x, k), F32), Cast(load(w, n, k), F32)]
+    found = streamed(Reduce(SUM, (k,), Op("mul", tuple(wide))), MOST)
+    assert found is not None
+    assert (found.rows, found.column) == ((), n)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "along"),
+    [(9, 64, "k"), (4, 64, "n"), (4, 4, "k"), (index(Size("s0", 4)), 64, "k")],
+    ids=["many rows", "weights along columns", "no more columns than rows", "rows of any number"],
+)
+def test_other_products_stream_nothing(rows: IntoIndex, columns: IntoIndex, along: str) -> None:
+    assert streamed(product(rows, columns, along=along)[0], MOST) is None
+
+
+def test_a_batch_of_products_has_weights_of_its_own_for_each() -> None:
+    b, m, n, k = axes("b m n k", 3, 4, 64, 32)
+    x, w = buffer("x", 3, 4, 32), buffer("w", 3, 64, 32)
+    body = Op("mul", (load(x, b, m, k), load(w, b, n, k)))
+    assert streamed(Reduce(SUM, (k,), body), MOST) is None
+    assert streamed(Reduce(MAX, (k,), product(4, 64)[0].body), MOST) is None
