@@ -46,15 +46,23 @@ def plain(dtype: torch.dtype, device: str, shrink: int, *, sizes: Sizes) -> Case
     )
 
 
-def written_out(dtype: torch.dtype, device: str, shrink: int, *, sizes: Sizes) -> Case:
-    """softmax(mask(q @ k.T / sqrt(d))) @ v, causal, as model code writes it."""
+def written_out(
+    dtype: torch.dtype, device: str, shrink: int, *, sizes: Sizes, in_memory: bool = True
+) -> Case:
+    """softmax(mask(q @ k.T / sqrt(d))) @ v, causal, as model code writes it.
+
+    Args:
+        in_memory: the mask is a tensor that was made before; else it compares positions.
+    """
     q, k, v = heads(dtype, device, shrink, *sizes)
     length, scale = q.shape[-2], q.shape[-1] ** -0.5
     mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
     def attend(q, k, v):
         scores = (q @ k.transpose(-2, -1)) * scale
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        place = torch.arange(length, device=q.device)
+        seen = mask if in_memory else place[:, None] >= place
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         return scores.softmax(-1) @ v
 
     return Case(attend, (q, k, v), flops=flops(q, causal=True), backward=2.5)
@@ -111,9 +119,12 @@ def cpu() -> list[Workload]:
     plainly = functools.partial(unmasked, biased=False)
     with_bias = functools.partial(unmasked, biased=True)
     capped = functools.partial(unmasked, biased=False, cap=30.0)
+    causal = functools.partial(written_out, in_memory=False)
+    in_bf16 = [("written out", plainly, usual), ("written out, causal", causal, usual)]
     rows = [
-        ("written out", plainly, usual),
-        ("written out, causal", written_out, usual),
+        *in_bf16,
+        ("written out, causal by a mask in memory", written_out, usual),
+        ("written out, ALiBi", alibi, usual),
         ("written out, bias", with_bias, usual),
         ("written out, soft cap", capped, usual),
         ("causal", plain, usual),
@@ -125,8 +136,10 @@ def cpu() -> list[Workload]:
             f"{name} {'x'.join(map(str, sizes))}",
             functools.partial(build, sizes=sizes),
             train,
+            dtype,
         )
-        for name, build, sizes in rows
+        for dtype, given in (("fp32", rows), ("bf16", [*in_bf16, ("causal", plain, usual)]))
+        for name, build, sizes in given
         for train in (False, True)
     ]
 

@@ -5,9 +5,10 @@ Spec: ``kernel -> kernel``. In a softmax over n of ``where(n > m, -3.4e38, s)`` 
 says, so loops end at it (``codegen/band.py``). Scores that are added to such a mask, too. A row in
 which all are masked has equal weights instead: the condition has to leave each row a key, provably.
 
-Scores here are products of matrices and what is computed of them alone. These get as low as the
-mask by overflow only; a row in which *all* did so is NaN, and has equal weights in eager. A tensor
-among them, such as a bias, may itself be a mask by the least number: then nothing is changed.
+Scores here are products of matrices, slopes by distance, and what is computed of them alone. These
+get as low as the mask by overflow only; a row in which *all* did so is NaN, and has equal weights
+in eager. A tensor among them, such as a bias, may itself be a mask by the least number: then
+nothing is changed.
 
 Worked example: above, ``n <= m`` has to hold at some n for each m, and does at ``n = 0``.
 """
@@ -25,6 +26,7 @@ from fusec.ir.expr import (
     Const,
     Expr,
     IndexValue,
+    Load,
     Op,
     Reduce,
     Select,
@@ -94,10 +96,16 @@ def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | No
 
 @functools.lru_cache(maxsize=4096)
 def _are_scores(node: Expr) -> bool:
-    """Return True for products of matrices, and for what is computed of them and of indices."""
+    """Return True for products of matrices, and for what is computed of them and of indices.
+
+    A tensor counts that is multiplied with a position: slopes of a bias by distance (ALiBi).
+    """
     match node:
         case Reduce():
             return factors(node) is not None
+        case Op(name="mul", args=(a, b)) if Load in map(type, map(_uncast, (a, b))):
+            position = b if isinstance(_uncast(a), Load) else a
+            return bool(position.axes) and not _has_loads(position) and _are_scores(position)
         case Const(value=value):
             return abs(value) < -LOWEST
         case Op(name=name):
@@ -105,6 +113,16 @@ def _are_scores(node: Expr) -> bool:
         case Cast():
             return all(map(_are_scores, children(node)))
     return isinstance(node, IndexValue)
+
+
+def _uncast(node: Expr) -> Expr:
+    while isinstance(node, Cast):
+        node = node.arg
+    return node
+
+
+def _has_loads(node: Expr) -> bool:
+    return any(isinstance(n, Load) for n in postorder((node,)))
 
 
 def _points(edges: Iterable[Edge], keys: frozenset[Axis]) -> Iterator[dict[Axis, Index]]:

@@ -101,6 +101,16 @@ def test_where_a_row_may_see_nothing_its_weights_stay_equal(mask: str):
     assert masks_of(after) == {LEAST}
 
 
+def test_a_slope_by_distance_does_not_mask():
+    def alibi(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        distance = torch.arange(KEYS) - torch.arange(ROWS)[:, None]
+        scores = q @ k.mT + slopes[:, None, None] * distance
+        return scores.masked_fill(distance > 0, LEAST).softmax(-1) @ v
+
+    _, after = schedules(alibi, *inputs(), torch.tensor([0.5, 0.25]))
+    assert masks_of(after) == {-math.inf}
+
+
 def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     causal = torch.arange(ROWS)[:, None] >= torch.arange(KEYS)
     return torch.where(causal, q @ k.mT + bias, LEAST).softmax(-1) @ v
