@@ -76,15 +76,16 @@ def mask_free_part(
     """Return where the conditions of a loop are known, or None where they never are.
 
     Conditions that are known at the start alone, or at the end alone. Of a band with two edges
-    nothing is returned: three copies of a loop are too many.
+    nothing is returned: three copies of a loop are too many. What a condition selects there varies
+    along the loop: a number for each row would be no operand of a product.
     """
     found: dict[tuple[Index | None, Index | None], dict[Expr, bool]] = {}
     for node in postorder(b for n in reductions for b in n.bodies):
         if isinstance(node, Select) and loop in node.condition.axes:
-            truth = not isinstance(node.then, Const)
+            truth = loop in node.then.axes
             edges = edges_when(node.condition, truth)
             part = _inside(loop, edges[0], lanes) if len(edges) == 1 else None
-            if part is None:
+            if part is None or not (truth or loop in node.other.axes):
                 return None
             found.setdefault(part, {})[node.condition] = truth
     if len(found) != 1:

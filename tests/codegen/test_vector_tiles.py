@@ -212,6 +212,16 @@ def test_a_row_that_is_masked_as_a_whole_is_nan_where_eagers_is() -> None:
     fused(hidden, *heads(1, 2, 100, 16))
 
 
+@pytest.mark.parametrize("where", (lambda q: torch.tensor(-1e9), lambda q: q[..., :1]))
+def test_what_a_mask_puts_in_a_row_may_be_one_number_of_the_row(where: Callable) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        row = torch.arange(q.shape[-2])
+        scores = torch.where(row > row[:, None], where(q), q @ k.transpose(-1, -2))
+        return torch.softmax(scores, -1) @ v
+
+    fused(masked, *heads(1, 2, 64, 16))
+
+
 @pytest.mark.parametrize("value", (float("nan"), float("inf"), float("-inf")))
 def test_infinite_and_missing_numbers_go_where_they_go_in_eager(value: float) -> None:
     q, k, v = heads(1, 1, 100, 16)
