@@ -35,7 +35,7 @@ class Streamed:
 def streamed(node: Expr, most: int) -> Streamed | None:
     """Return a sum as a product of at most ``most`` rows; None for anything else.
 
-    Its weights are contiguous along what it sums over.
+    Both operands are contiguous along what it sums over.
     """
     found = sides(node)
     if found is None or not isinstance(node, Reduce) or found.shared or len(node.over) != 1:
@@ -51,7 +51,7 @@ def streamed(node: Expr, most: int) -> Streamed | None:
         columns = column.extent
         if columns.is_constant and columns.const <= rows.const:
             continue
-        if {*node.over} <= few.axes and _is_contiguous(many, node.over[0]):
+        if all(_is_contiguous(operand, node.over[0]) for operand in (few, many)):
             return Streamed(tuple(sorted(own, key=lambda a: a.serial)), column, few)
     return None
 

@@ -53,6 +53,13 @@ def test_other_products_stream_nothing(rows: IntoIndex, columns: IntoIndex, alon
     assert streamed(product(rows, columns, along=along)[0], MOST) is None
 
 
+def test_few_rows_that_are_a_step_apart_would_be_gathered() -> None:
+    m, n, k = axes("m n k", 4, 64, 32)
+    x, w = buffer("x", 32, 4), buffer("w", 64, 32)
+    body = Op("mul", (load(x, k, m), load(w, n, k)))
+    assert streamed(Reduce(SUM, (k,), body), MOST) is None
+
+
 def test_a_batch_of_products_has_weights_of_its_own_for_each() -> None:
     b, m, n, k = axes("b m n k", 3, 4, 64, 32)
     x, w = buffer("x", 3, 4, 32), buffer("w", 3, 64, 32)
