@@ -124,13 +124,13 @@ def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
         for node in postorder((store.expr,))
         if not inside or (isinstance(node, Reduce) and node.axes.isdisjoint(inside))
     }
-    awaited |= _beside(kernel, store, operand, awaited)
+    awaited |= _beside(kernel, store, operand)
     return not any(
         _reads_outside(s.expr, operand, awaited, at_element=s is store) for s in kernel.stores
     )
 
 
-def _beside(kernel: Kernel, store: Store, operand: Buffer, awaited: set[Expr]) -> set[Expr]:
+def _beside(kernel: Kernel, store: Store, operand: Buffer) -> set[Expr]:
     """Return the reductions that run in the loops of a store, which loads the operand for both.
 
     They wait for nothing that the store does not wait for, and have its axes: a bias's gradient is
@@ -139,6 +139,7 @@ def _beside(kernel: Kernel, store: Store, operand: Buffer, awaited: set[Expr]) -
     axes = store.buffer.offset(store.indices).axes
     at_store = reach((store.expr,), lambda node: () if isinstance(node, Reduce) else children(node))
     loaded = {node for node in at_store if isinstance(node, Load) and node.buffer is operand}
+    awaited = set(postorder((store.expr,)))
     return {
         node
         for node in postorder(s.expr for s in kernel.stores)

@@ -210,6 +210,29 @@ def test_what_is_summed_where_a_result_is_stored_is_loaded_once_for_both(late: b
     assert (found != wanted).any() == late
 
 
+def test_a_sum_beside_a_store_waits_for_what_the_store_does() -> None:
+    """The gradient of a softmax, and that of a bias of its scores: both need the sum of a row."""
+    x = buffer("x", 8, 8)
+    first = unary("t", x)
+    m, c = axes("m c", 8, 8)
+    value = load(first.buffer, m, c)
+    centred = Op("sub", (value, total(SUM, c, Op("mul", (value, load(x, m, c))))))
+    stores = (
+        Store(buffer("y", 8, 8), (index(m), index(c)), centred),
+        Store(buffer("s", 8), (index(c),), total(SUM, m, centred)),
+    )
+    kernel = Kernel("k9", (), (m, c), stores)
+    apart = separate(graph((x,), (first,), first.buffer))
+    outputs = tuple(whole(b) for b in reversed(kernel.writes))
+    schedule = replace(
+        apart, steps=(*apart.steps, kernel), graph=replace(apart.graph, outputs=outputs)
+    )
+    memory = plan_memory(schedule, overwritable)
+    verify_memory(schedule, memory)
+    assert "y over t" in print_memory(schedule, memory)
+    np.testing.assert_allclose(*run_over(schedule, memory), rtol=1e-5)
+
+
 def run_over(schedule: Schedule, memory: Memory) -> tuple[Any, Any]:
     """What is to be computed at last, and what programs compute, one point after another."""
     inputs = (np.arange(64.0, dtype=np.float32).reshape(8, 8),)
