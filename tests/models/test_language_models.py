@@ -23,7 +23,7 @@ def test_logits_match_eager(name, attention):
     check(LANGUAGE_MODELS[name](attention, layers=1), tokens(2, 17), tol=TOLERANCE)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attention", ("sdpa", pytest.param("eager", marks=pytest.mark.slow)))
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_loss_and_gradients_of_all_parameters_match_eager(name, attention):
@@ -31,6 +31,7 @@ def test_loss_and_gradients_of_all_parameters_match_eager(name, attention):
     check(model, tokens(2, 13), train=True, tol=TOLERANCE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_padded_batches_match_eager(name):
     ids = tokens(3, 11)
