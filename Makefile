@@ -25,13 +25,18 @@ INTERIORS := tests/runtime/test_triton_kernel.py tests/runtime/test_triton_inter
   tests/ops/test_metadata.py tests/ops/test_data_dependent.py tests/ops/test_errors.py \
   tests/models/test_gpt2_block.py
 
-.PHONY: help demo examples test test-all test-newest test-newest-quick fuzz bench lint format clean
+# A block of each model, trained in the emulator: what is in its kernels, on a GPU that is not here.
+EMULATED := gpt2 bert llama vit
+EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
+
+.PHONY: help demo examples emulate test test-all test-newest test-newest-quick fuzz bench lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
 	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests"
+	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
 	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
 	@echo "make fuzz      2,000 random programs against eager and fp64; failures in build/fuzz"
@@ -64,6 +69,15 @@ examples: $(STAMP)
 
 test: $(STAMP)
 	$(PYTEST)
+
+emulate: $(STAMP)
+	$(PYTEST) --slow tests/emulator
+	for block in $(EMULATED); do \
+	  $(EMULATE) tests/emulator/blocks.py:$$block || exit 1; \
+	done
+	for block in gpt2 llama; do \
+	  $(EMULATE) --race fused tests/emulator/blocks.py:$$block || exit 1; \
+	done
 
 test-all: $(STAMP)
 	$(PYTEST) --slow

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fusec.cli import main
+from fusec.emulator import launch
 from fusec.errors import BuildError
 from fusec.report import comparison, lint_report
 from fusec.report.stages import Staged, assemble
@@ -31,6 +33,9 @@ def relu(x):
 
 def long_norm():
     return NormGelu(8192)
+
+def small_norm():
+    return NormGelu(128)
 
 def nothing(x):
     return x
@@ -304,3 +309,51 @@ def test_wrong_usage_exits_with_2_and_says_what_is_right(capsys, models, case) -
     assert expected in err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("next: fusec check")
+
+
+# -- --emulate -------------------------------------------------------------------------------------
+
+SMALL = ("--input", "bf16[4,128]", "bf16[4,128]", "--train")
+
+
+def test_emulated_kernels_stand_beside_eager(
+    capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
+    code, out, err = run(capsys, "--emulate", f"{models}:small_norm", *SMALL)
+    assert code == 0, err
+    assert out.startswith("target sm_90, emulated")
+    assert "warp instructions" in out and "agree" in out and "faults: none" in out
+
+
+def test_emulated_kernels_as_json(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    code, out, _ = run(capsys, "--emulate", f"{models}:small_norm", *SMALL, "--json")
+    document = json.loads(out)
+    assert (code, document["schema"], document["target"]) == (0, 1, "sm_90")
+    assert {row["graph"] for row in document["kernels"]} == {"forward", "backward"}
+    assert all(row["instructions"] > 0 and not row["fault"] for row in document["kernels"])
+    assert document["faults"] == [] and document["results"]
+
+
+def test_a_fault_of_an_emulated_kernel_is_shown(
+    capsys: pytest.CaptureFixture[str], models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = launch.Code.of
+
+    def unmasked(ptx: str, source: str = "", shared_bytes: int = 0) -> launch.Code:
+        return of(re.sub(r"@%p\d+ (ld\.global)", r"\1", ptx), source, shared_bytes)
+
+    monkeypatch.setattr(launch.Code, "of", staticmethod(unmasked))
+    code, out, _ = run(capsys, "--emulate", f"{models}:relu", "--input", "f32[33]")
+    assert code == 1
+    assert "out of bounds" in out and "Triton line" in out and "the run ended there" in out
+
+
+def test_an_emulated_target_has_to_be_known(
+    capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
+    code, _, err = run(
+        capsys, "--emulate", f"{models}:relu", "--input", "f32[33]", "--target", "sm_100"
+    )
+    assert code == 2 and "sm_90" in err
+    code, _, err = run(capsys, "--emulate", "--static", f"{models}:relu", "--input", "f32[33]")
+    assert code == 2 and "leave out one" in err

@@ -35,6 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "codegen": LOW | {"trace", "ir", "passes"},
     "torch_interior": set(),
     "runtime": LOW | {"torch_interior"},
+    "emulator": LOW | {"runtime"},
     "stages": COMPILER | {"frontend", "partition"},
     "pipeline": COMPILER | {"frontend", "stages"},
     "race": WHOLE,
@@ -42,8 +43,8 @@ LAYERS: dict[str, set[str]] = {
     "compiler": WHOLE | {"race", "verification"},
     "partition": LOW | {"trace", "ir", "frontend", "passes", "torch_interior"},
     "backend": WHOLE | {"compiler", "partition"},
-    "report": WHOLE | {"compiler", "backend"},
-    "cli": WHOLE | {"compiler", "report", ""},
+    "report": WHOLE | {"compiler", "backend", "emulator", "verification"},
+    "cli": WHOLE | {"compiler", "report", "emulator", ""},
     "": {"backend", "report"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`."""
@@ -53,6 +54,7 @@ LIBRARIES: dict[str, set[str]] = {
     "passes": {"networkx"},
     "torch_interior": {"torch"},
     "runtime": {"torch", "triton", "platformdirs"},
+    "emulator": {"torch"},
     "stages": {"torch"},
     "pipeline": {"torch"},
     "race": {"torch"},

@@ -36,6 +36,10 @@ ELSEWHERE = {
     "codegen/triton_ops": "codegen/test_triton",
     "codegen/transposed": "codegen/test_lower",
     "codegen/vector_nest": "codegen/test_vector_tiles",
+    # The emulator's parts are tested by what kernels do in it.
+    "emulator/decode": "emulator/test_parse",
+    "emulator/flow": "emulator/test_engine",
+    "emulator/vocabulary": "emulator/test_rules",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "pipeline": "test_stages",
@@ -101,6 +105,7 @@ ELSEWHERE = {
     "passes/weighted_sums": "passes/test_split_loop",
     # A report is read as a whole.
     "report/eager": "test_report",
+    "report/emulation": "test_cli_check",
     "report/explanation": "test_report",
     "report/comparison": "test_cli_check",
     "report/observe": "test_report",

@@ -95,6 +95,7 @@ def compare(
     train: bool = False,
     dynamic: bool = False,
     options: Mapping[str, Any] | None = None,
+    backend: Callable[..., Any] | None = None,
 ) -> Comparison:
     """Run a module or function eagerly, in fp64 and compiled, and return how they compare.
 
@@ -103,13 +104,17 @@ def compare(
     Args:
         calls: the inputs of each call; they come one after the other, so that state is carried on.
         options: of the compile, beside ``strict``.
+        backend: what compiles, if not ``fusec``; it takes no options.
     Raises:
         ModelError: if the model itself fails with these inputs.
         FusecError: what went wrong inside fusec.
     """
     theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
     made = {"strict": True, **(options or {})}
-    compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
+    if backend is None:
+        compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
+    else:
+        compiled = torch.compile(own, backend=backend, dynamic=dynamic)
     results: list[Result] = []
     graphs = counters["stats"]["unique_graphs"]
     for number, inputs in enumerate(calls):

@@ -1,0 +1,254 @@
+// Products of the tensor cores: mma.sync of fragments, wgmma of tiles in shared memory.
+
+static float element_value(const uint8_t* at, int64_t type) {
+  uint16_t bits;
+  float f;
+  switch (type) {
+    case F16: memcpy(&bits, at, 2); return value_of(Half{bits});
+    case BF16: memcpy(&bits, at, 2); return value_of(Brain{bits});
+    case E4M3: return value_of_e4m3(*at);
+    case E5M2: return value_of_e5m2(*at);
+    case TF32: memcpy(&f, at, 4); return to_tf32(f);
+    default: memcpy(&f, at, 4); return f;
+  }
+}
+
+static int element_bytes(int64_t type) {
+  return type == E4M3 || type == E5M2 ? 1 : type == TF32 ? 4 : 2;
+}
+
+// Fragments of a row of 32-bit registers: register r of lane l holds row l/4 (+ 8), and 4 bytes at
+// column 4 * (l % 4) (+ 16) bytes. For the first factor rows vary before columns.
+template <int ROWS, int BYTES>
+static void scatter(const std::vector<Lanes<uint32_t>>& registers, int64_t type, bool first,
+                    float (&out)[ROWS][32]) {
+  int each = element_bytes(type), row_step = first ? 2 : 1;
+  for (size_t r = 0; r < registers.size(); r++) {
+    int row = first ? 8 * (int)(r % row_step) : 0, column = 16 * (int)(r / (size_t)row_step);
+    for (int l = 0; l < LANES; l++) {
+      uint8_t bytes[4];
+      memcpy(bytes, &registers[r][l], 4);
+      for (int b = 0; b < 4; b += each) {
+        int k = (column + 4 * (l % 4) + b) / each;
+        out[row + l / 4][k] = element_value(bytes + b, type);
+      }
+    }
+  }
+}
+
+static std::vector<Lanes<uint32_t>> fetch_many(const Warp& w, const Instruction& i, int64_t first,
+                                               int64_t count) {
+  std::vector<Lanes<uint32_t>> found((size_t)count);
+  for (int64_t k = 0; k < count; k++) found[(size_t)k] = fetch<uint32_t>(w, i, first + k);
+  return found;
+}
+
+// m16n8 of f32 with `count` registers of the first factor; d, a, b, c.
+static void run_mma(Warp& w, const Instruction& i) {
+  if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
+  int64_t left = i.count, right = i.count / 2;
+  float a[16][32] = {}, b[8][32] = {};
+  scatter<16, 32>(fetch_many(w, i, 4, left), i.source, true, a);
+  scatter<8, 32>(fetch_many(w, i, 4 + left, right), i.source, false, b);
+  int depth = (int)(8 * left / element_bytes(i.source));
+  for (int64_t r = 0; r < 4; r++) {
+    Lanes<float> sum = fetch<float>(w, i, 4 + left + right + r);
+    for (int l = 0; l < LANES; l++) {
+      int row = l / 4 + 8 * (int)(r / 2), column = 2 * (l % 4) + (int)(r % 2);
+      double product = 0;
+      for (int k = 0; k < depth; k++) product += (double)a[row][k] * b[column][k];
+      sum[l] = (float)(sum[l] + product);
+    }
+    put(w, i, r, sum);
+  }
+  w.block->machine->counts->products += 16 * 8 * depth;
+}
+
+// m8n8k4 of f64: lane l has a[l/4][l%4], b[l%4][l/4] and columns 2(l%4), 2(l%4)+1 of row l/4.
+static void run_mma_f64(Warp& w, const Instruction& i) {
+  if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
+  Lanes<double> a = fetch<double>(w, i, 2), b = fetch<double>(w, i, 3);
+  for (int64_t r = 0; r < 2; r++) {
+    Lanes<double> sum = fetch<double>(w, i, 4 + r);
+    for (int l = 0; l < LANES; l++) {
+      int row = l / 4, column = 2 * (l % 4) + (int)r;
+      for (int k = 0; k < 4; k++) sum[l] = std::fma(a[row * 4 + k], b[column * 4 + k], sum[l]);
+    }
+    put(w, i, r, sum);
+  }
+  w.block->machine->counts->products += 8 * 8 * 4;
+}
+
+// -- wgmma -------------------------------------------------------------------------------------------
+
+// A matrix in shared memory: 8 rows of a swizzle's span each are together.
+struct Tile {
+  uint64_t start, leading, stride;
+  int64_t span;     // bytes: 16 (no swizzle), 32, 64, 128
+  bool transposed;  // the rows of the product are contiguous, not its depth
+  int64_t each;     // bytes of an element
+
+  static Tile of(uint64_t descriptor, bool transposed, int64_t each) {
+    static const int64_t spans[] = {16, 128, 64, 32};
+    auto field = [&](int at) { return (descriptor >> at & 0x3fff) << 4; };
+    return {field(0), field(16), field(32), spans[descriptor >> 62], transposed, each};
+  }
+
+  // Return where 16 bytes are: those with element (row, k), the first of the 16.
+  uint64_t chunk(int64_t row, int64_t k) const {
+    int64_t across = (transposed ? row : k) * each, along = transposed ? k : row;
+    uint64_t group = (uint64_t)(along / 8), in = (uint64_t)(along % 8 * span);
+    uint64_t at;
+    if (span == 16) {
+      uint64_t columns = (uint64_t)(across / 16);
+      at = transposed ? columns * stride + group * leading : columns * leading + group * stride;
+      return start + at + in;
+    }
+    at = group * stride + in + (uint64_t)(across % span);
+    if (transposed) at += (uint64_t)(across / span) * leading;
+    return swizzled(start + at, span);
+  }
+};
+
+// Read rows first .. first+rows, all of the depth, into out[k][row]; false after a fault.
+static bool read_tile(Warp& w, const Pending& p, const Tile& tile, int64_t first, int64_t rows,
+                      int64_t depth, std::vector<float>& out) {
+  const Instruction& i = *p.instruction;
+  Actor actor{p.epoch, &p.known, &p.fenced, index_of(w, i)};
+  int64_t in_chunk = 16 / tile.each;
+  out.assign((size_t)(rows * depth), 0.f);
+  int64_t row_step = tile.transposed ? in_chunk : 1, depth_step = tile.transposed ? 1 : in_chunk;
+  for (int64_t r = 0; r < rows; r += row_step) {
+    for (int64_t k = 0; k < depth; k += depth_step) {
+      uint64_t at = tile.chunk(first + r, k);
+      if (!shared_fits(w, actor.instruction, 0, at, 16)) return false;
+      int64_t other = -1;
+      Conflict found = w.block->shadow.read(at, 16, actor, &other);
+      if (report(w, i, found, 0, (int64_t)at, other)) return false;
+      for (int64_t e = 0; e < in_chunk; e++) {
+        int64_t row = tile.transposed ? r + e : r, column = tile.transposed ? k : k + e;
+        out[(size_t)(column * rows + row)] =
+            element_value(&w.block->shared[at + (uint64_t)(e * tile.each)], i.source);
+      }
+    }
+  }
+  return true;
+}
+
+// Operands: count/2 accumulators, then one descriptor or 4 registers, a descriptor, whether to add.
+static int64_t left_registers(const Instruction& i) { return i.flags & FROM_REGISTERS ? 4 : 0; }
+
+static bool fresh_since_fence(Warp& w, const Instruction& i, int64_t first, int64_t count) {
+  for (int64_t k = first; k < first + count; k++) {
+    const Operand& o = operand(w, i, k);
+    if (o.number >= 0 && !w.in_flight[o.number] && w.changed_at[o.number] > w.fenced_at) return false;
+  }
+  return true;
+}
+
+static void run_wgmma(Warp& w, const Instruction& i) {
+  if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
+  int64_t sums = i.count / 2, left = left_registers(i), next = sums + (left ? left : 1);
+  if (!fresh_since_fence(w, i, 0, sums) || !fresh_since_fence(w, i, sums, left)) {
+    return raise(w, i, NO_WGMMA_FENCE);
+  }
+  auto made = issue(w, i, Pending::PRODUCT, agent_of(w, Pending::PRODUCT));
+  if (!left) made->left = uniform(w, i, sums);
+  made->right = uniform(w, i, next);
+  made->accumulate = fetch_predicate(w, i, next + 1) & 1;
+  uint64_t base_offset = (made->left | made->right) >> 49 & 7;
+  if (base_offset) return raise(w, i, BAD_DESCRIPTOR, -1, (int64_t)made->right);
+  for (int64_t k = 0; k < sums; k++) w.in_flight[operand(w, i, k).number] = 2;
+  for (int64_t k = sums; k < sums + left; k++) {
+    uint8_t& state = w.in_flight[operand(w, i, k).number];
+    state = std::max<uint8_t>(state, 1);
+  }
+  w.products++;
+  w.queues[PRODUCTS].waiting.push_back(made);
+}
+
+static void multiply(const std::vector<float>& a, const std::vector<float>& b, int64_t depth,
+                     int64_t columns, std::vector<float>& c) {
+  for (int64_t r = 0; r < 16; r++) {
+    float* sum = c.data() + r * columns;
+    for (int64_t k = 0; k < depth; k++) {
+      float factor = a[(size_t)(k * 16 + r)];
+      const float* row = b.data() + k * columns;
+      for (int64_t n = 0; n < columns; n++) sum[n] += factor * row[n];
+    }
+  }
+}
+
+// A warp's 16 rows of the product: its quarter of the warp group's 64.
+static void complete_product(Warp& w, Pending& p) {
+  const Instruction& i = *p.instruction;
+  int64_t columns = i.count, sums = columns / 2, left = left_registers(i);
+  int64_t each = element_bytes(i.source), depth = 32 / each;
+  std::vector<float> a, b, c((size_t)(16 * columns), 0.f);
+  if (left) {
+    float rows[16][32] = {};
+    scatter<16, 32>(fetch_many(w, i, sums, left), i.source, true, rows);
+    a.resize((size_t)(16 * depth));
+    for (int64_t k = 0; k < depth; k++) {
+      for (int r = 0; r < 16; r++) a[(size_t)(k * 16 + r)] = rows[r][k];
+    }
+  } else {
+    Tile tile = Tile::of(p.left, i.flags & LEFT_TRANSPOSED, each);
+    if (!read_tile(w, p, tile, 16 * (w.number % 4), 16, depth, a)) return;
+  }
+  Tile tile = Tile::of(p.right, i.flags & RIGHT_TRANSPOSED, each);
+  if (!read_tile(w, p, tile, 0, columns, depth, b)) return;
+  multiply(a, b, depth, columns, c);
+  Mask running = w.running;
+  w.running = ALL_LANES;
+  for (int64_t k = 0; k < sums; k++) {
+    Lanes<float> sum{};
+    if (p.accumulate) sum = fetch<float>(w, i, k);
+    for (int l = 0; l < LANES; l++) {
+      int64_t row = l / 4 + 8 * (k % 4 / 2), column = k / 4 * 8 + 2 * (l % 4) + k % 2;
+      float product = c[(size_t)(row * columns + column)];
+      sum[l] += i.flags & NEGATES ? -product : product;
+    }
+    const Operand& o = operand(w, i, k);
+    uint32_t changed = w.changed_at[o.number];
+    put(w, o, sum);
+    w.changed_at[o.number] = changed;
+  }
+  w.running = running;
+  w.block->machine->counts->products += 16 * columns * depth;
+}
+
+// A wait covers a product: its registers may be used again, unless a later one has them.
+static void settle_product(Warp& w, const Pending& p) {
+  w.products--;
+  auto release = [&](const Pending& q, bool hold) {
+    const Instruction& i = *q.instruction;
+    int64_t sums = i.count / 2;
+    for (int64_t k = 0; k < sums + left_registers(i); k++) {
+      uint8_t& state = w.in_flight[operand(w, i, k).number];
+      state = hold ? std::max<uint8_t>(state, k < sums ? 2 : 1) : 0;
+    }
+  };
+  release(p, false);
+  bool later = false;
+  for (auto& q : w.queues[PRODUCTS].waiting) {
+    if (later) release(*q, true);
+    later |= q.get() == &p;
+  }
+}
+
+static void run_wgmma_fence(Warp& w, const Instruction&) { w.fenced_at = w.step; }
+
+// Registers that a product under way writes may not be touched, those that it reads not written.
+static bool touches_in_flight(Warp& w, const Instruction& i, int64_t results) {
+  for (int64_t k = 0; k < i.operands; k++) {
+    const Operand& o = operand(w, i, k);
+    if (o.width < 2 || o.number < 0) continue;
+    int state = w.in_flight[o.number];
+    if (state == 2 || (state == 1 && k < results)) {
+      raise(w, i, IN_FLIGHT, -1, o.number);
+      return true;
+    }
+  }
+  return false;
+}

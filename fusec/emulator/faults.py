@@ -1,0 +1,171 @@
+"""What the emulator finds, and what it says of it.
+
+A fault names the kernel, the line of its PTX, the line of the Triton source that fusec printed, and
+the index notation that stands above that: what the kernel was to compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.errors import FusecError
+
+
+class UnknownPtx(FusecError):
+    """An instruction, or a form of one, that the emulator does not know.
+
+    Args:
+        line: of the PTX, from 1.
+    """
+
+    def __init__(self, kernel: str, line: int, text: str) -> None:
+        super().__init__(
+            f"the emulator does not know this PTX, kernel {kernel} line {line}: {text}"
+        )
+        self.kernel = kernel
+        self.line = line
+
+
+KINDS = (
+    "",
+    "out of bounds",
+    "misaligned",
+    "outside of shared memory",
+    "uninitialised read",
+    "race with a read",
+    "race with a write",
+    "no proxy fence",
+    "deadlock",
+    "no such mbarrier",
+    "mbarrier touched",
+    "too many arrivals",
+    "register in flight",
+    "not waited for",
+    "divergent warp",
+    "bad descriptor",
+    "no such tensor map",
+    "step limit",
+    "trap",
+    "barrier count",
+    "no wgmma fence",
+    "transaction count",
+    "unsupported",
+    "outside of local memory",
+    "mbarrier race",
+)
+"""The kinds of faults, by the engine's codes (``engine/warp.h``)."""
+
+_MEANINGS = {
+    "out of bounds": "{bytes} bytes at {address} of global memory are in no buffer that was passed",
+    "misaligned": "address {address} is no multiple of {bytes}",
+    "outside of shared memory": "{bytes} bytes at {address} are not in the block's shared memory",
+    "uninitialised read": "shared memory at {address} was never written",
+    "race with a read": "shared memory at {address} is written while another warp or copy may "
+    "still read it: no barrier or wait orders the two",
+    "race with a write": "shared memory at {address} is touched while another warp or copy may "
+    "still write it: no barrier or wait orders the two",
+    "no proxy fence": "shared memory at {address} was written by ordinary stores, and no "
+    "fence.proxy.async makes them visible to wgmma and bulk copies",
+    "deadlock": "no warp can go on; this one waits here for ever",
+    "no such mbarrier": "there is no mbarrier at {address}",
+    "mbarrier touched": "there is an mbarrier at {address}, which an ordinary access hits",
+    "too many arrivals": "more arrivals than the mbarrier expects in this phase",
+    "register in flight": "a register is touched that a wgmma under way uses: no wgmma.wait_group "
+    "covers it",
+    "not waited for": "the block ends before this has been waited for",
+    "divergent warp": "not all lanes of the warp are here",
+    "bad descriptor": "descriptor {address} has a base offset",
+    "no such tensor map": "no tensor map of rank {bytes} is at {address}",
+    "step limit": "no end after {bytes} instructions",
+    "trap": "trap",
+    "barrier count": "barrier {address} gets other than the {bytes} threads that it waits for",
+    "no wgmma fence": "registers were written after the last wgmma.fence, and are used by wgmma",
+    "transaction count": "the mbarrier is left with {bytes} bytes that it expects",
+    "unsupported": "the emulator does not know this",
+    "outside of local memory": "{bytes} bytes at {address} are not in the thread's local memory",
+    "mbarrier race": "the mbarrier at {address} is made or ended while others may use it: no "
+    "barrier orders the two",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an instruction is from.
+
+    Attributes:
+        line, text: of the PTX.
+        source_line, source: of the printed Triton source; 0 and "" if unknown.
+    """
+
+    line: int
+    text: str
+    source_line: int
+    source: str
+
+    def __str__(self) -> str:
+        shown = f"PTX line {self.line}: {self.text}"
+        if self.source_line:
+            shown += f"\n    Triton line {self.source_line}: {self.source}"
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that a kernel did and may not do.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        other: the instruction that it conflicts with, if there is one.
+        block: of the grid.
+        lane: of the warp, None if no single one did it.
+        notation: what the kernel computes, in index notation; () if the source does not say.
+    """
+
+    kernel: str
+    kind: str
+    meaning: str
+    place: Place
+    other: Place | None
+    block: tuple[int, int, int]
+    warp: int
+    lane: int | None
+    notation: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lane = "" if self.lane is None else f", lane {self.lane}"
+        lines = [
+            f"kernel {self.kernel}: {self.kind}: {self.meaning}",
+            f"  block {self.block}, warp {self.warp}{lane}",
+            f"  {self.place}",
+        ]
+        if self.other is not None:
+            lines.append(f"  against {self.other}")
+        lines += [f"  {line}" for line in self.notation]
+        return "\n".join(lines)
+
+
+class EmulationError(FusecError):
+    """A kernel did something that it may not do."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def meaning_of(kind: str, address: int, detail: int) -> str:
+    """Return what a fault of some kind at an address says."""
+    return _MEANINGS[kind].format(address=f"{address:#x}" if address >= 0 else "?", bytes=detail)
+
+
+def notation_of(source: str, kernel: str) -> tuple[str, ...]:
+    """Return the lines above a printed kernel that say what it computes."""
+    lines = source.splitlines()
+    starts = [n for n, line in enumerate(lines) if line.startswith(f"# kernel {kernel}")]
+    if not starts:
+        return ()
+    found = []
+    for line in lines[starts[0] :]:
+        if not line.startswith("#"):
+            break
+        found.append(line.removeprefix("# "))
+    return tuple(found)

@@ -1,0 +1,68 @@
+"""The words that decoder and interpreter share: what a number in a program stands for.
+
+Each list becomes an enumeration in C++ by `enumerations`, so that there is one place for each word.
+"""
+
+from __future__ import annotations
+
+TYPES = (
+    "U8", "S8", "U16", "S16", "U32", "S32", "U64", "S64", "F16", "BF16", "F32", "F64",
+    "F16X2", "BF16X2", "E4M3X2", "E5M2X2", "E4M3", "E5M2", "TF32", "PRED",
+)  # fmt: skip
+"""Types of elements; integers stand first."""
+COMPARISONS = (
+    "EQ", "NE", "LT", "LE", "GT", "GE", "EQU", "NEU", "LTU", "LEU", "GTU", "GEU", "NUM",
+    "UNORDERED",
+)  # fmt: skip
+ROUNDINGS = ("RN", "RZ", "RM", "RP", "RNA")
+SPACES = ("GLOBAL", "SHARED", "LOCAL", "PARAM", "GENERIC")
+SHUFFLES = ("UP", "DOWN", "BFLY", "IDX")
+VOTES = ("ALL", "ANY", "UNI", "BALLOT")
+ATOMICS = (
+    "ATOMIC_ADD", "ATOMIC_MIN", "ATOMIC_MAX", "ATOMIC_AND", "ATOMIC_OR", "ATOMIC_XOR",
+    "ATOMIC_EXCH", "ATOMIC_CAS",
+)  # fmt: skip
+QUEUES = ("COPIES", "PRODUCTS", "STORES", "QUEUES")
+"""What operations that run beside a warp are grouped by; the last one counts the others."""
+SPECIALS = (
+    "ZERO", "ONE", "TID_X", "NTID_X", "CTAID_X", "CTAID_Y", "CTAID_Z", "NCTAID_X", "NCTAID_Y",
+    "NCTAID_Z", "LANEID", "WARPID", "LANEMASK_LT",
+)  # fmt: skip
+FLAGS = (
+    "FTZ", "SAT", "HIGH", "WIDE", "CARRY_IN", "CARRY_OUT", "NANS", "TO_INTEGER", "RELU", "WRAP",
+    "RIGHT", "RETURNS", "TRANSPOSED", "ARRIVES", "TESTS", "IGNORES", "UNCOUNTED", "FROM_REGISTERS",
+    "LEFT_TRANSPOSED", "RIGHT_TRANSPOSED", "NEGATES",
+)  # fmt: skip
+OPERATIONS = (
+    "iadd", "isub", "imul", "imin", "imax", "idiv", "irem", "ineg", "iabs", "popc", "clz", "brev",
+    "and", "or", "xor", "not", "shl", "shr", "shf", "bfe", "bfi", "prmt", "lop3",
+    "mov", "pack", "unpack", "selp", "setp", "testp", "cvt", "cvt_pair", "cvt_from_fp8", "cvt_tf32",
+    "fadd", "fsub", "fmul", "ffma", "fdiv", "fmin", "fmax", "fneg", "fabs", "copysign",
+    "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh",
+    "ld", "st", "atom", "ldmatrix", "stmatrix",
+    "shfl", "vote", "activemask", "redux", "elect", "bar_warp", "nothing", "trap",
+    "bar", "fence_proxy", "mbarrier_init", "mbarrier_inval", "mbarrier_arrive", "mbarrier_wait",
+    "cp_async", "cp_async_arrive", "bulk_load", "bulk_store", "commit", "wait_group",
+    "mma", "mma_f64", "wgmma", "wgmma_fence", "bra", "brx", "ret",
+)  # fmt: skip
+
+_LISTS = (
+    TYPES, COMPARISONS, ROUNDINGS, SPACES, SHUFFLES, VOTES, ATOMICS, QUEUES, SPECIALS,
+    tuple(f"OP_{name}" for name in OPERATIONS),
+)  # fmt: skip
+
+CODES = {word: number for words in _LISTS for number, word in enumerate(words)}
+"""The number of each word but the flags."""
+FLAG = {word: 1 << bit for bit, word in enumerate(FLAGS)}
+
+
+def enumerations() -> str:
+    """Return the C++ enumerations of all words."""
+    lines = [f"enum {{ {', '.join(words)} }};" for words in _LISTS]
+    flags = ", ".join(f"{word} = {value}" for word, value in FLAG.items())
+    return "\n".join([*lines, f"enum {{ {flags} }};", ""])
+
+
+def handlers() -> str:
+    """Return the C++ functions that run the operations, in their order."""
+    return ", ".join(f"run_{name}" for name in OPERATIONS)
