@@ -19,7 +19,7 @@ static bool step(Warp& w) {
     memcpy(&guard, w.file.data() + i.guard, sizeof(guard));
     w.running &= i.negated ? ~guard : guard;
   }
-  if (w.products && i.op != OP_wgmma && touches_in_flight(w, i, i.results)) return false;
+  if (w.products && i.op != OP_wgmma && touches_in_flight(w, i)) return false;
   w.polling = false;
   if (is_jump(i.op)) {
     HANDLERS[i.op](w, i);

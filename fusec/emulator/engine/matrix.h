@@ -158,11 +158,8 @@ static void run_wgmma(Warp& w, const Instruction& i) {
   made->accumulate = fetch_predicate(w, i, next + 1) & 1;
   uint64_t base_offset = (made->left | made->right) >> 49 & 7;
   if (base_offset) return raise(w, i, BAD_DESCRIPTOR, -1, (int64_t)made->right);
-  for (int64_t k = 0; k < sums; k++) w.in_flight[operand(w, i, k).number] = 2;
-  for (int64_t k = sums; k < sums + left; k++) {
-    uint8_t& state = w.in_flight[operand(w, i, k).number];
-    state = std::max<uint8_t>(state, 1);
-  }
+  made->factors = fetch_many(w, i, sums, left);
+  for (int64_t k = 0; k < sums; k++) w.in_flight[operand(w, i, k).number] = 1;
   w.products++;
   w.queues[PRODUCTS].waiting.push_back(made);
 }
@@ -187,7 +184,7 @@ static void complete_product(Warp& w, Pending& p) {
   std::vector<float> a, b, c((size_t)(16 * columns), 0.f);
   if (left) {
     float rows[16][32] = {};
-    scatter<16, 32>(fetch_many(w, i, sums, left), i.source, true, rows);
+    scatter<16, 32>(p.factors, i.source, true, rows);
     a.resize((size_t)(16 * depth));
     for (int64_t k = 0; k < depth; k++) {
       for (int r = 0; r < 16; r++) a[(size_t)(k * 16 + r)] = rows[r][k];
@@ -223,11 +220,7 @@ static void settle_product(Warp& w, const Pending& p) {
   w.products--;
   auto release = [&](const Pending& q, bool hold) {
     const Instruction& i = *q.instruction;
-    int64_t sums = i.count / 2;
-    for (int64_t k = 0; k < sums + left_registers(i); k++) {
-      uint8_t& state = w.in_flight[operand(w, i, k).number];
-      state = hold ? std::max<uint8_t>(state, k < sums ? 2 : 1) : 0;
-    }
+    for (int64_t k = 0; k < i.count / 2; k++) w.in_flight[operand(w, i, k).number] = hold;
   };
   release(p, false);
   bool later = false;
@@ -239,13 +232,13 @@ static void settle_product(Warp& w, const Pending& p) {
 
 static void run_wgmma_fence(Warp& w, const Instruction&) { w.fenced_at = w.step; }
 
-// Registers that a product under way writes may not be touched, those that it reads not written.
-static bool touches_in_flight(Warp& w, const Instruction& i, int64_t results) {
+// Accumulators of a product under way may not be touched. What it reads from registers may be
+// written again: Triton relies on ptxas, which knows when they have been read.
+static bool touches_in_flight(Warp& w, const Instruction& i) {
   for (int64_t k = 0; k < i.operands; k++) {
     const Operand& o = operand(w, i, k);
     if (o.width < 2 || o.number < 0) continue;
-    int state = w.in_flight[o.number];
-    if (state == 2 || (state == 1 && k < results)) {
+    if (w.in_flight[o.number]) {
       raise(w, i, IN_FLIGHT, -1, o.number);
       return true;
     }

@@ -19,6 +19,7 @@ struct Pending {
   const TensorMap* map = nullptr;
   std::array<int64_t, 5> at{};
   uint64_t left = 0, right = 0;  // descriptors of a product
+  std::vector<Lanes<uint32_t>> factors;  // a product's first factor, if in registers
   bool accumulate = true;
 };
 
@@ -40,7 +41,7 @@ struct Warp {
   Block* block;
   int number;
   std::vector<uint8_t> file, local;
-  std::vector<uint8_t> in_flight;    // by register: 1: read by a product, 2: its accumulator
+  std::vector<uint8_t> in_flight;    // by register: is it a product's accumulator?
   std::vector<uint32_t> changed_at;  // by register: when it was written, in steps
   uint32_t step = 1, fenced_at = 0;  // of the last wgmma.fence
   int products = 0;                  // in flight
