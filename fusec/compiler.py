@@ -29,6 +29,7 @@ from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
 from fusec.frontend.memory_formats import gain_by_rule
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
+from fusec.ir.graph import all_launches
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
@@ -40,11 +41,12 @@ from fusec.pipeline import (
     kernel_rows,
     manifest,
 )
-from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races
+from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
+from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
 from fusec.torch_interior import keep_versions
 from fusec.trace import Trace
@@ -286,6 +288,10 @@ def _device_judge(
     def prepare(compiled: Compiled) -> Callable[[list[Any]], Any]:
         blobs = dict(language.build(compiled, target.name, options)) if compiled.programs else {}
         rows = kernel_rows(compiled)
+        launches = list(all_launches(compiled.schedule))
+        if device.type == "cuda" and len(launches) == len(compiled.schedule.steps):  # all kernels
+            arguments = argument_specs(compiled.schedule.graph)
+            rehearse(compiled.wrapper, blobs, arguments, device)
         kernels = language.load(blobs, rows, device) if rows else {}
         return executable.bind(compiled.wrapper, kernels, gm, device)
 

@@ -1,6 +1,6 @@
 """The error catalogue: every exception that fusec raises on purpose.
 
-Six families, told apart by who can do something about them:
+Seven families, told apart by who can do something about them:
 
     Unsupported                      nobody has to: the operation runs as an eager kernel
     UsageError                       the caller: a bad option, mode, target, input spec or stage
@@ -8,6 +8,7 @@ Six families, told apart by who can do something about them:
     BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
     InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
     WrongKernel                      fusec: a kernel's results are off, found by the option verify
+    KernelFault                      fusec: a candidate of a race crashed or hung, and is dropped
 
 A message says what was seen, where, and what to do next. Each class carries the exit code that the
 command line ends with; 0 is success and 1 a failed check, neither of which is an exception.
@@ -184,6 +185,21 @@ class InternalError(StageError):
     def __init__(self, seen: object, *, stage: str = "") -> None:
         described = seen if isinstance(seen, str) else f"unexpected {type(seen).__name__}: {seen}"
         super().__init__(described, stage=stage)
+
+
+class KernelFault(FusecError):
+    """A kernel crashed, hung or failed when it first ran, in a process of its own.
+
+    Args:
+        seen: what it did, as "did not end in 20 s".
+    """
+
+    def __init__(self, seen: str) -> None:
+        super().__init__(seen)
+        self.seen = seen
+
+    def __str__(self) -> str:
+        return f"its first run, in a process of its own, {self.seen}"
 
 
 class WrongKernel(FusecError):

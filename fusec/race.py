@@ -39,7 +39,7 @@ from fusec.frontend.memory_formats import Gain
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Argument, Extern, Kernel, Schedule, View
+from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
 from fusec.passes.libraries import Answer, describe_call
@@ -47,6 +47,7 @@ from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import Way, race
 from fusec.runtime.cache import Cache, fingerprint
 from fusec.runtime.ranks import Ranks
+from fusec.runtime.rehearsal import TensorSpec
 from fusec.runtime.stopwatch import warm_stopwatch
 from fusec.runtime.verdicts import NO_TIME, Lap, Verdict, load_verdict, store_verdict
 from fusec.stages import Context, offered_plans
@@ -385,33 +386,26 @@ def _caller(call: Extern, given: tuple[View, ...]) -> Callable[[list[Any]], Sequ
 
 
 def _random_view(view: View, device: torch.device) -> Tensor:
-    return _random_tensor(view.shape, view.strides, view.buffer.dtype, device)
+    return _spec(view.shape, view.strides, view.buffer.dtype).random(device)
 
 
 def random_inputs(group: Group, device: torch.device) -> list[Any]:
     """Return arguments for a group: normal numbers, integers 0 (in range of any gather), sizes."""
+    specs = argument_specs(group.graph)
+    return [one.random(device) if isinstance(one, TensorSpec) else one for one in specs]
+
+
+def argument_specs(graph: Graph) -> list[TensorSpec | int]:
+    """Return what a graph's arguments are, at the hints of sizes."""
     return [
-        item.hint
-        if isinstance(item, Size)
-        else _random_tensor(item.shape, item.strides, item.dtype, device)
-        for item in group.graph.inputs
+        item.hint if isinstance(item, Size) else _spec(item.shape, item.strides, item.dtype)
+        for item in graph.inputs
         if isinstance(item, Size | Buffer)
     ]
 
 
-def _random_tensor(
-    extents: Sequence[Index], steps: Sequence[Index], kind: DType, device: torch.device
-) -> Tensor:
-    shape, strides = _hints(extents), _hints(steps)
-    length = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    dtype = to_torch_dtype(kind)
-    if dtype is torch.bool:
-        flat = torch.rand(length, device=device) > 0.5
-    elif dtype.is_floating_point:
-        flat = torch.randn(length, device=device, dtype=torch.float32).to(dtype)
-    else:
-        flat = torch.zeros(length, device=device, dtype=dtype)
-    return flat.as_strided(shape, strides)
+def _spec(extents: Sequence[Index], steps: Sequence[Index], kind: DType) -> TensorSpec:
+    return TensorSpec(tuple(_hints(extents)), tuple(_hints(steps)), to_torch_dtype(kind))
 
 
 def _hints(extents: Sequence[Index]) -> list[int]:

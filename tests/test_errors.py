@@ -13,6 +13,7 @@ from fusec.errors import (
     FusecError,
     InternalError,
     InvalidIR,
+    KernelFault,
     ModelError,
     StageError,
     Unsupported,
@@ -29,6 +30,7 @@ ONE_OF_EACH = [
     ModelError("ValueError: no such layer"),
     BuildError(["g++", "-c", "a b.cpp"], "error: expected ';'", 2),
     InvalidIR("buffer x is defined twice", stage="simplify"),
+    KernelFault("did not end in 20 s"),
     InternalError(object(), stage="lower"),
     WrongKernel("k0", "forward", "add", "add.Tensor", "max error 1", ("model.py:1 in forward",)),
 ]
@@ -60,6 +62,7 @@ def test_exit_codes_tell_usage_environment_and_compile_errors_apart() -> None:
         "BuildError": 3,
         "InvalidIR": 3,
         "InternalError": 3,
+        "KernelFault": 3,
         "WrongKernel": 3,
     }
 

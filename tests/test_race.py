@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from fusec import compiler
 from fusec.codegen.targets import find_target
+from fusec.errors import KernelFault
 from fusec.frontend.channels_last import IMAGES
 from fusec.frontend.memory_formats import Gain
 from fusec.ir.graph import Extern, Kernel
@@ -407,3 +409,34 @@ def test_a_long_convolution_is_timed_with_fewer_images():
     (gm,) = rewritten(dense, torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3))
     (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
     assert timed_batch(node) == (1, 8.0)
+
+
+@pytest.mark.parametrize("race", ["fused", "library"])
+def test_kernels_for_a_gpu_run_first_in_another_process(
+    race: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that faults there is never loaded here. What calls a library has no part in that."""
+    done: list[str] = []
+
+    def rehearse(wrapper: str, blobs: Any, arguments: Any, device: torch.device) -> None:
+        done.append("rehearsed")
+        assert [one.shape for one in arguments] == [(32, 16), (48, 16), (48,)]
+        if "crash" in blobs:
+            raise KernelFault("did not end in 20 s")
+
+    for blobs in ({}, {"crash": b""}):
+        language = SimpleNamespace(
+            build=lambda *_, blobs=blobs: blobs, load=lambda *_: done.append("loaded") or {}
+        )
+        monkeypatch.setitem(compiler._LANGUAGES, "triton", language)
+        monkeypatch.setattr(compiler, "rehearse", rehearse)
+        options = Options.from_compile(None, {"cache": False})
+        races = Races(torch.device("cuda", 0), 20.0, "salt", None)
+        make = compiler._device_judge(observed.graph, find_target("sm_90"), options, races, None)
+        made = compiled(observed, None, race=race)
+        if race == "fused" and blobs:
+            with pytest.raises(KernelFault):
+                make.prepare(made)
+        else:
+            make.prepare(made)
+    assert done == (["rehearsed", "loaded", "rehearsed"] if race == "fused" else ["loaded"] * 2)

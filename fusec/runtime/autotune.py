@@ -13,7 +13,8 @@ A race does no harm:
 - It has to beat the reference by `MARGIN`, and in `STEADY` of the rounds that both ran, so that
   noise decides nothing. Where it does not, the reference wins.
 - A way that fails to build or to run is dropped with a debug line. Nothing that a way raises leaves
-  the race.
+  the race. On a GPU, what is no exception (an access out of bounds, a hang) does not reach this
+  process: kernels that it has not seen run first in another one (`rehearsal.py`).
 - Random numbers, autocast and grad mode are after it as they were before, and it may run inside of
   a compile, where tensors are fake.
 
@@ -271,13 +272,16 @@ class _Course:
             entrant.drop("build", error)
             return None
         outputs: Sequence[Tensor] | None = None
+        changed: list[int] = []
         try:
-            outputs = call(list(self.sets[0]))
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            try:
+                outputs = call(list(self.sets[0]))
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+            finally:
+                changed = intact.restore()  # which fails, too, where the device's context is lost
         except Exception as error:
             entrant.drop("run", error)
-        changed = intact.restore()
         if entrant.dropped is None and changed:
             entrant.drop_wrong(f"it changes its input {changed[0]}")
         if entrant.dropped is not None:
