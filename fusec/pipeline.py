@@ -29,7 +29,8 @@ from fusec.ir.memory import overlaid
 from fusec.ir.program import Program, print_program
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
-from fusec.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context, verify
+from fusec.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context
+from fusec.structures import verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from torch import fx
 from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target
-from fusec.codegen.triton_form import FORM, Form, print_form, verify_form
-from fusec.errors import InternalError, InvalidIR, StageError
+from fusec.codegen.triton_form import FORM
+from fusec.errors import StageError
 from fusec.frontend.capture import capture_with_values
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
@@ -33,14 +33,10 @@ from fusec.frontend.masked_writes import write_by_masks
 from fusec.frontend.memory_formats import Judge as FormatJudge
 from fusec.frontend.memory_formats import choose_formats
 from fusec.frontend.softmax_gradients import sum_gradients_of_outputs
-from fusec.ir import text
-from fusec.ir.graph import FlatKernel, Graph, Kernel, Schedule
-from fusec.ir.memory import Memory, print_memory, verify_memory
-from fusec.ir.program import Program, print_program
-from fusec.ir.verify import verify_flat, verify_graph, verify_kernel, verify_schedule
-from fusec.ir.verify_program import verify_program
+from fusec.ir.graph import FlatKernel, Graph, Schedule
+from fusec.ir.verify import verify_flat
 from fusec.options import Options
-from fusec.partition import Joint, partition, recompute_scores
+from fusec.partition import partition, recompute_scores
 from fusec.passes.bundle import bundle
 from fusec.passes.chunk import chunk, cut_loops
 from fusec.passes.coalesce import coalesce
@@ -56,7 +52,7 @@ from fusec.passes.masks import mask_by_infinity
 from fusec.passes.memory import plan_memory
 from fusec.passes.recompute import recompute_wide
 from fusec.passes.row_parts import sum_rows_by_parts
-from fusec.passes.schedule.plan import Plan, print_plan, verify_plan
+from fusec.passes.schedule.plan import Plan
 from fusec.passes.share import share
 from fusec.passes.simplify import simplify
 from fusec.passes.split_loop import split_loops
@@ -64,23 +60,8 @@ from fusec.passes.split_reduction import split_reduction
 from fusec.passes.stage import Stage, fold
 from fusec.passes.store_parts import store_parts
 from fusec.passes.stream_rows import stream_rows
+from fusec.structures import Placed, Planned, printed, verify
 from fusec.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A kernel and the plan by which it runs."""
-
-    kernel: FlatKernel
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A schedule and where its buffers lie."""
-
-    schedule: Schedule
-    memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,78 +117,6 @@ class Context:
     def quiet(self) -> Context:
         """Return the context of a run that is only tried: it leaves no record."""
         return replace(self, trace=Trace(self.trace.name))
-
-
-def verify(structure: Any) -> None:
-    """Check any structure that a stage makes.
-
-    Raises:
-        InvalidIR: saying what is not legal in it.
-    """
-    match structure:
-        case Graph():
-            verify_graph(structure)
-        case Schedule():
-            verify_schedule(structure)
-        case Kernel():
-            verify_kernel(structure)
-        case Placed():
-            verify_memory(structure.schedule, structure.memory)
-        case Planned():
-            verify_plan(structure.kernel, structure.plan)
-        case Program():
-            verify_program(structure)
-        case Form():
-            verify_form(structure)
-        case fx.GraphModule():
-            try:
-                structure.graph.lint()
-            except RuntimeError as error:
-                raise InvalidIR(str(error)) from error
-        case Mapping():
-            for one in structure.values():
-                verify(one)
-        case tuple():
-            for one in structure:
-                verify(one)
-        case Joint():
-            verify(structure.module)
-        case _:
-            raise InternalError(structure, stage="verify")
-
-
-def printed(structure: Any) -> Callable[[], str]:
-    """Return what prints a structure; FX graphs, which stages change, are printed at once."""
-    match structure:
-        case Graph():
-            return partial(text.print_graph, structure)
-        case Schedule():
-            return partial(text.print_schedule, structure)
-        case Kernel():
-            return partial(text.print_kernel, structure)
-        case Placed():
-            return partial(print_memory, structure.schedule, structure.memory)
-        case Planned():
-            return partial(print_plan, structure.kernel.name, structure.plan)
-        case Program():
-            return partial(print_program, structure)
-        case Form():
-            return partial(print_form, structure)
-        case fx.GraphModule():
-            now = structure.print_readable(print_output=False)
-            return lambda: now
-        case Mapping():
-            return partial(_joined, [printed(one) for one in structure.values()])
-        case tuple():
-            return partial(_joined, [printed(one) for one in structure])
-        case Joint():
-            return printed(structure.module)
-        case _:
-            raise InternalError(structure, stage="dump")
-
-
-def _joined(prints: list[Callable[[], str]]) -> str:
-    return "\n\n".join(one() for one in prints)
 
 
 # -- which compiles have a stage, and how its function is called -----------------------------------

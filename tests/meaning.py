@@ -22,7 +22,7 @@ from fusec.ir.index import Size, index
 from fusec.ir.interp import run_graph, run_kernel, run_program, run_schedule
 from fusec.ir.interp_expr import Env, allocate
 from fusec.ir.program import Program
-from fusec.stages import Placed, Planned, verify
+from fusec.structures import Placed, Planned, verify
 from tests.frontend.tracing import to_array
 from tests.stages import Step
 

@@ -23,7 +23,8 @@ from fusec.partition import Joint
 from fusec.passes.libraries import Answer
 from fusec.passes.stage import Stage
 from fusec.pipeline import compile_to_source
-from fusec.stages import CAPTURE, Context, printed
+from fusec.stages import CAPTURE, Context
+from fusec.structures import printed
 from fusec.trace import Trace
 
 BF16 = torch.bfloat16

@@ -23,7 +23,7 @@ FUNCTION_CEILING = 60
 
 LOW = {"errors", "options"}
 COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
-WHOLE = COMPILER | {"frontend", "runtime", "stages", "pipeline", "torch_interior"}
+WHOLE = COMPILER | {"frontend", "runtime", "stages", "structures", "pipeline", "torch_interior"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
@@ -36,8 +36,9 @@ LAYERS: dict[str, set[str]] = {
     "torch_interior": set(),
     "runtime": LOW | {"torch_interior"},
     "emulator": LOW | {"runtime"},
-    "stages": COMPILER | {"frontend", "partition"},
-    "pipeline": COMPILER | {"frontend", "stages"},
+    "structures": COMPILER | {"partition"},
+    "stages": COMPILER | {"frontend", "partition", "structures"},
+    "pipeline": COMPILER | {"frontend", "stages", "structures"},
     "race": WHOLE,
     "verification": LOW | {"frontend", "runtime", "torch_interior"},
     "compiler": WHOLE | {"race", "verification"},
@@ -55,6 +56,7 @@ LIBRARIES: dict[str, set[str]] = {
     "torch_interior": {"torch"},
     "runtime": {"torch", "triton", "platformdirs"},
     "emulator": {"torch"},
+    "structures": {"torch"},
     "stages": {"torch"},
     "pipeline": {"torch"},
     "race": {"torch"},

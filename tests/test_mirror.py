@@ -43,6 +43,7 @@ ELSEWHERE = {
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "pipeline": "test_stages",
+    "structures": "test_stages",
     "torch_interior": "test_backend",
     "trace": "test_stages",
     # Operations are tested by what they compute.

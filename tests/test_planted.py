@@ -27,7 +27,7 @@ from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Update
 from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import LoopKind
-from fusec.stages import Placed, Planned
+from fusec.structures import Placed, Planned
 from tests.meaning import check
 from tests.stages import copied, step_of
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fusec.stages import all_stages, printed
+from fusec.stages import all_stages
+from fusec.structures import printed
 from tests.stages import step_of
 from tests.support import TORCH
 

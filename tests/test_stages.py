@@ -32,7 +32,8 @@ from fusec.passes.contract import Choice, Cut, Judge
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
 from fusec.report.observe import observe
-from fusec.stages import FUSE, PASSES, Context, Placed, Planned, all_stages
+from fusec.stages import FUSE, PASSES, Context, all_stages
+from fusec.structures import Placed, Planned
 from fusec.trace import Trace
 from tests.ir.graphs import buffer, graph, layer_norm, load
 

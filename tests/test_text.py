@@ -17,6 +17,7 @@ OF_OTHERS = {
     "fusec/cli/__init__.py": "quotes what the user typed",
     "fusec/cli/inputs.py": "what the user typed",
     "fusec/errors.py": "file names in a traceback",
+    "fusec/emulator/parse.py": "the PTX that Triton prints",
     "fusec/frontend/origin.py": "the stack traces of FX nodes",
     "fusec/ir/names.py": "which characters of a wanted name an identifier has",
     "fusec/runtime/cache.py": "names of files, and /proc/cpuinfo",

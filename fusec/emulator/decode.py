@@ -65,7 +65,7 @@ class Program:
     local_bytes: int
 
 
-def decode(kernel: Kernel) -> Program:
+def decoded(kernel: Kernel) -> Program:
     """Return a kernel's program.
 
     Raises:

@@ -22,4 +22,4 @@ def test_the_row_of_the_page_makes_kernels_by_its_sizes(
     assert "@triton.jit" in capsys.readouterr().out
     assert "k=lanes(32768)" in bindings(find_target("sm_86").plans(kernel)[0])
     exec(replace_sizes, namespace)
-    assert "k=loop*4096" in bindings(find_target("sm_86").plans(kernel)[0])
+    assert "k=loop*16384" in bindings(find_target("sm_86").plans(kernel)[0])
