@@ -174,9 +174,10 @@ def _mov(one: Instruction, kind: Kind) -> Row | None:
 
 
 def _cvta(one: Instruction, _: Kind) -> Row | None:
-    windows = {"local": 1 << 59, "shared": 1 << 58}
+    # Triton 3.9 takes parameters' addresses in 32 bits; those of 3.7 are generic already.
+    windows = {"param": 1 << 60, "local": 1 << 59, "shared": 1 << 58}
     window = 0 if "to" in one.opcode else windows.get(one.opcode[1], 0)
-    return Row("iadd", (*one.operands, window), type=_TYPES[one.opcode[-1]])
+    return Row("or", (*one.operands, window), type=_TYPES[one.opcode[-1]])
 
 
 def _selp(one: Instruction, _: Kind) -> Row | None:
