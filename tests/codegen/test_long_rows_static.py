@@ -57,7 +57,8 @@ def test_cross_entropy_of_long_rows_loads_16_kilobytes_an_iteration(dtype: torch
     loads = sum("LDG" in line for line in body)
     assert not any("BAR" in line for line in body)
     assert set(found.load_widths) == {16} and found.spill_bytes == 0
-    assert (loads * 16 * threads, found.barriers) == (16384, 5)
+    assert loads * 16 * threads == 16384
+    assert found.barriers <= 5  # behind the loop; 3 with Triton 3.9
     assert loads * 16 * found.occupancy * WARPS * 32 >= 96 << 10  # under way, a multiprocessor
     assert len(body) / (loads * 16) < 4.5  # thread-instructions a byte
 
