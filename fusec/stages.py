@@ -358,15 +358,9 @@ def _contract(graph: Graph, context: Context) -> Schedule:
         schedule: Schedule = cut(graph)
         return schedule
     tried = partial(fold, FUSE, context=context.quiet())
-    machine = context.target.machine
-    make = context.make_judge or partial(judge_by_model, machine=machine)
+    make = context.make_judge or partial(judge_by_model, machine=context.target.machine)
     judge = None if context.options.race == "fused" else make(tried)
-    # A window's gradient by one core is the library's: it stores once for each window.
-    others = not machine.cache_bytes
-    alone = judge is None or machine.rates.alone
-    return cut_with_products(
-        graph, cut, judge, others=others, alone=alone, few_rows=machine.few_rows
-    )
+    return cut_with_products(graph, cut, judge, context.target.machine)
 
 
 PASSES = (

@@ -89,15 +89,7 @@ class Choice:
 Judge: TypeAlias = Callable[[Group], Choice]
 
 
-def cut_with_products(
-    graph: Graph,
-    cut: Cut,
-    judge: Judge | None,
-    *,
-    others: bool = True,
-    alone: bool = True,
-    few_rows: int = 0,
-) -> Schedule:
+def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None, machine: Machine) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
     A kernel that won has the configuration that won.
@@ -105,13 +97,12 @@ def cut_with_products(
     Args:
         cut: the passes from a graph to kernels.
         judge: chooses between the ways of a group; None fuses all that can be.
-        others: whether calls that multiply no matrices are opened, too.
-        alone: whether a product that is no part of an attention is, too.
-        few_rows: rows of products that are opened in any case, and that need nothing beside them.
+        machine: says what is opened at all; products of few rows are, with nothing beside them.
     """
-    few = _of_few_rows(graph, few_rows)
-    opened = _openable(graph, others=others)
-    if not alone:
+    few = _of_few_rows(graph, machine.few_rows)
+    # A window's gradient by one core is the library's: it stores once for each window.
+    opened = _openable(graph, others=not machine.cache_bytes)
+    if judge is not None and not machine.rates.alone:
         opened &= _attending(graph) | few
     verdicts: dict[str, Choice] = {}
     log: dict[str, Decision] = {}
