@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fusec.emulator import engine
-from fusec.emulator.decode import PARAM_WINDOW, Program, decode
+from fusec.emulator.decode import PARAM_WINDOW, Program, decoded
 from fusec.emulator.faults import (
     KINDS,
     EmulationError,
@@ -131,7 +131,7 @@ class Code:
         Raises:
             UnknownPtx: for what the emulator does not know.
         """
-        program = decode(parse(ptx))
+        program = decoded(parse(ptx))
         return Code(program, ptx, source, max(shared_bytes, program.shared_bytes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.emulator.decode import decode
+from fusec.emulator.decode import decoded
 from fusec.emulator.faults import UnknownPtx
 from fusec.emulator.launch import Arguments, Code, launch
 from fusec.emulator.parse import Address, Literal, Register, Symbol, Vector, parse
@@ -90,6 +90,6 @@ def test_a_module_array_can_be_read() -> None:
 def test_an_unknown_form_is_told_with_its_line(line: str) -> None:
     text = kernel(f"	{line}", 1)
     with pytest.raises(UnknownPtx) as told:
-        decode(parse(text))
+        decoded(parse(text))
     assert told.value.kernel == "k"
     assert line.split()[0] in text.splitlines()[told.value.line - 1]
