@@ -74,8 +74,6 @@ emulate: $(STAMP)
 	$(PYTEST) --slow tests/emulator
 	for block in $(EMULATED); do \
 	  $(EMULATE) tests/emulator/blocks.py:$$block || exit 1; \
-	done
-	for block in gpt2 llama; do \
 	  $(EMULATE) --race fused tests/emulator/blocks.py:$$block || exit 1; \
 	done
 

@@ -83,6 +83,7 @@ from fusec.ir.program import (
     Scratch,
     Statement,
     Update,
+    reads,
 )
 
 _TYPES = {
@@ -304,6 +305,8 @@ class _Printer:
         call = f"range({bounds})"
         if self._loads_ahead(loop):
             call = f"tl.range({bounds}, num_stages={self.program.stages})"
+        elif self.program.stages > 1 and _shares_operands(loop):
+            call = f"tl.range({bounds}, num_stages=1)"
         self.lines.append(f"{'    ' * depth}for {name} in {call}:")
         self._block(loop.body, depth + 1)
 
@@ -545,3 +548,22 @@ __all__ = [
     "print_kernel",
     "signature",
 ]
+
+
+def _shares_operands(loop: For) -> bool:
+    """Return True for a loop in which a product and other code read one load.
+
+    Triton 3.7 gives such a tile a buffer too few when it loads ahead: a copy for the iteration
+    after next is issued before the product has read its operand (found by ``emulator/``).
+    """
+    lets = [s for s in loop.body if isinstance(s, Let)]
+    loaded = {s.var for s in lets if isinstance(s.value, Load)}
+    turned: dict[Expr, Expr] = {s.var: s.value for s in lets if isinstance(s.value, Var)}
+    read = [(s, {turned.get(v, v) for v in reads(s)}) for s in loop.body if not _turns(s)]
+    products = {v for s, named in read if _is_product(s) for v in named}
+    others = {v for s, named in read if not _is_product(s) for v in named}
+    return not loaded.isdisjoint(products & others)
+
+
+def _turns(statement: Statement) -> bool:
+    return isinstance(statement, Let) and isinstance(statement.value, Var)

@@ -159,13 +159,9 @@ def test_products_of_older_gpus_are_right(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    reason="Triton 3.7 gives two buffers to a tile that a wgmma and other code read, and copies "
-    "the next but one over it before it waits for the wgmma",
-)
 def test_a_tile_that_a_product_and_a_sum_read_is_not_overwritten() -> None:
-    """The gradients of a linear's weight and bias in one kernel, from tiles loaded ahead."""
+    """The gradients of a linear's weight and bias in one kernel: Triton 3.7 would give their tile
+    two buffers, and copy the next but one over it before it waits for the product."""
     from tests.emulator import blocks  # local: it imports transformers
 
     torch._dynamo.reset()
