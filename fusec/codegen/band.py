@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fusec.ir.edges import Edge, edges_when
+from fusec.ir.edges import Edge, all_edges_when, edges_when
 from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
@@ -75,15 +75,16 @@ def mask_free_part(
 ) -> Settled | None:
     """Return where the conditions of a loop are known, or None where they never are.
 
-    Conditions that are known at the start alone, or at the end alone. Of a band with two edges
-    nothing is returned: three copies of a loop are too many. What a condition selects there varies
+    Conditions that are known at the start alone, or at the end alone, and that say nothing but an
+    edge: ``n <= m and real[n]`` has to be asked everywhere. Of a band with two edges nothing is
+    returned: three copies of a loop are too many. What a condition selects there varies
     along the loop: a number for each row would be no operand of a product.
     """
     found: dict[tuple[Index | None, Index | None], dict[Expr, bool]] = {}
     for node in postorder(b for n in reductions for b in n.bodies):
         if isinstance(node, Select) and loop in node.condition.axes:
             truth = loop in node.then.axes
-            edges = edges_when(node.condition, truth)
+            edges = all_edges_when(node.condition, truth) or ()
             part = _inside(loop, edges[0], lanes) if len(edges) == 1 else None
             if part is None or not (truth or loop in node.other.axes):
                 return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import tests.codegen.test_vector_tiles  # noqa: F401  registers the backend fusec_fused
 from fusec.codegen.band import loop_bounds
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, substitute
@@ -123,3 +124,21 @@ def test_a_window_of_keys_is_visited_from_its_first_tile_to_its_last():
     ((_, program),) = gpu_pipeline(stage.graph, "g", race="fused").programs.items()
     (loop,) = (s for s in program.body if isinstance(s, For))
     assert loop.start is not index(0) and len(loop.stops) == 2
+
+
+def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    row, key = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+    return torch.softmax(torch.where((row >= key) & real, q @ k.mT * 0.25, float("-inf")), -1) @ v
+
+
+def _sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    row, key = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+    seen = (row >= key) & ((row - key < 5) | (key < 2))
+    return torch.softmax(torch.where(seen, q @ k.mT * 0.25, float("-inf")), -1) @ v
+
+
+@pytest.mark.parametrize("attention", (_padded, _sinks))
+def test_inside_an_edge_all_else_that_a_condition_says_is_asked(attention: Callable):
+    q, k, v = (values(1, 192, 16, seed=s) for s in range(3))
+    real = torch.arange(192) % 3 == 0
+    check(attention, q, k, v, real, backend="fusec_fused")
