@@ -10,6 +10,9 @@ get as low as the mask by overflow only; a row in which *all* did so is NaN, and
 in eager. A tensor among them, such as a bias, may itself be a mask by the least number: then
 nothing is changed.
 
+What is subtracted before the exponential is made of no such number any more: as a maximum of masked
+scores it was rewritten before. Their minimum is as low as the mask, and a masked term 1.
+
 Worked example: above, ``n <= m`` has to hold at some n for each m, and does at ``n = 0``.
 """
 
@@ -60,7 +63,9 @@ def _rule(node: Expr) -> Expr:
     match node:
         case Reduce(monoid=monoid, over=over, body=body) if monoid is MAX and node.dtype.is_float:
             return Reduce(MAX, over, _masked(body, frozenset(over)))
-        case Op(name="exp", args=(Op(name="sub", args=(scores, top)),)) if scores.axes > top.axes:
+        case Op(name="exp", args=(Op(name="sub", args=(scores, top)),)) if (
+            scores.axes > top.axes and not any(map(_is_mask, postorder((top,))))
+        ):
             return Op("exp", (Op("sub", (_masked(scores, scores.axes - top.axes), top)),))
     return node
 

@@ -145,6 +145,16 @@ def test_a_number_that_scores_may_reach_stays():
     assert masks_of(after) == {-1e9}
 
 
+@pytest.mark.parametrize("shift", (lambda s: s.amin(-1, keepdim=True), lambda s: s[..., 60:61]))
+def test_what_is_as_low_as_the_mask_may_be_subtracted_from_it(shift):
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = torch.arange(70)[:, None] < torch.arange(70)
+        scores = (q @ k.mT).masked_fill(hidden, LEAST)
+        return (scores - shift(scores)).exp().clamp(max=2.0)
+
+    check(function, *(values(2, 70, 16, seed=i) for i in range(3)), backend="fusec_fused")
+
+
 def test_scores_in_a_narrower_type_are_masked_alike():
     def autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         causal = torch.arange(ROWS)[:, None] >= torch.arange(KEYS)
