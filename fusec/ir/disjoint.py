@@ -4,7 +4,8 @@ A tuple of indices determines an axis if its coordinate can be computed from the
 steps, repeated until nothing new is found:
 
 * an index that is a mixed-radix number over unknown atoms, ``k1*a1 + k2*a2 + ...`` in which each
-  ``k`` is more than the greatest value of all that is below it, determines its digits;
+  ``k`` is more than the greatest value of all that is below it, determines its digits: with
+  ``r < 13`` and ``13*p + r < 200``, which is r's limit, ``200*m + 13*p + r`` determines m, p and r;
 * an atom whose axes are all determined is determined;
 * ``x % n`` and ``x // n`` together determine ``x``, which is then one more index.
 
@@ -119,14 +120,14 @@ def _digits(equation: Index, known: set[Atom]) -> set[Atom]:
             return set()
         step = product((coefficient, *(atom for atom in monomial if atom is not unknown[0])))
         steps[unknown[0]] = steps.get(unknown[0], index(0)) + step
-    span = index(0)
+    span = below = index(0)  # the greatest value below by extents; the value, which has limits
     for atom, step in sorted(steps.items(), key=lambda item: abs(item[1].hint())):
         if step.hint() < 0:
             step = -step
         extent = atom.extent if isinstance(atom, Axis) else _extent(atom)
-        if extent is None or not is_nonnegative(step - span - 1):
+        if extent is None or not any(is_nonnegative(step - value - 1) for value in (span, below)):
             return set()
-        span = span + step * (extent - 1)
+        span, below = span + step * (extent - 1), below + step * index(atom)
     return set(steps)
 
 

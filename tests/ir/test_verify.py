@@ -309,6 +309,10 @@ def test_digits_of_mixed_radix_numbers_are_determined() -> None:
     assert determined_axes((index(t) // 16, index(t) % 4)) == frozenset()
     assert determined_axes((index(t) // 8 * 100 + index(t) % 8,)) == {t}
     assert determined_axes((index(m) + t, index(t))) == {m, t}
+    p = Axis("p", index(16))
+    ragged, plain = Axis("r", index(13), limit=index(200) - index(p) * 13), Axis("r", index(13))
+    assert determined_axes((index(m) * 200 + index(p) * 13 + ragged,)) == {m, p, ragged}
+    assert determined_axes((index(m) * 200 + index(p) * 13 + plain,)) == frozenset()
     assert determined_axes((index(m) * t,)) == frozenset()
 
 
