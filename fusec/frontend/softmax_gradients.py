@@ -77,15 +77,17 @@ def _find_sides(product: Any) -> tuple[fx.Node, fx.Node] | None:
     if product.target is not aten.mul.Tensor:
         return None
     a, b = product.args
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node) and _has_shape(a, b)):
+        return None
     for gradient, weights in ((a, b), (b, a)):
-        if isinstance(gradient, fx.Node) and isinstance(weights, fx.Node):
-            back, plain = _trace(gradient), _trace(weights)
-            if back.node.target is aten.bmm.default and _ends_alike(product, back.node):
-                for forward in _products_of(back.node):
-                    made = _trace(_source(forward))
-                    same = made.node is plain.node and _ends_alike(product, _source(forward))
-                    if same and made.factors == back.factors + plain.factors:
-                        return _source(back.node), forward
+        back, plain = _trace(gradient), _trace(weights)
+        if back.node.target is aten.bmm.default and _ends_alike(product, back.node):
+            for forward in _products_of(back.node):
+                made = _trace(_source(forward))
+                same = made.node is plain.node and _ends_alike(product, _source(forward))
+                earlier = forward < product  # in the graph's order
+                if same and earlier and made.factors == back.factors + plain.factors:
+                    return _source(back.node), forward
     return None
 
 
@@ -131,7 +133,7 @@ def _trace(node: fx.Node) -> _Scaled:
             return _Scaled(node, factors)
         for value, by in (node.args, node.args[::-1]):
             factor = _factor(by)
-            if isinstance(value, fx.Node) and factor and _has_shape(factor[0], node):
+            if isinstance(value, fx.Node) and factor and _has_shape(factor[0], value):
                 factors[factor] += 1
                 node = value
                 break
@@ -141,11 +143,17 @@ def _trace(node: fx.Node) -> _Scaled:
 
 def _strip(node: fx.Node) -> fx.Node:
     """Return what a node is made of by views that keep the order of elements, and conversions."""
-    while (node.target in _COPIES and _source(node).meta["val"].is_floating_point()) or (
+    while (node.target in _COPIES and _is_float(node) and _is_float(_source(node))) or (
         (is_view(node) or node.target in _RESHAPES) and _keeps_order(node)
     ):
         node = _source(node)
     return node
+
+
+def _is_float(node: fx.Node) -> bool:
+    """Return True for floats, but for those of 8 bits, which are other numbers in the sum."""
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _keeps_order(node: fx.Node) -> bool:
@@ -186,8 +194,8 @@ def _number(node: Any) -> float | None:
     return None
 
 
-def _has_shape(mask: fx.Node, node: fx.Node) -> bool:
-    return _same_shape(mask.meta["val"].shape, node.meta["val"].shape)
+def _has_shape(one: fx.Node, other: fx.Node) -> bool:
+    return _same_shape(one.meta["val"].shape, other.meta["val"].shape)
 
 
 def _same_shape(a: Any, b: Any) -> bool:

@@ -55,6 +55,10 @@ def wider_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-1) @ v.repeat(1, 1, 1, 8)
 
 
+def in_8_bits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1).to(torch.float8_e4m3fn).to(q.dtype) @ v
+
+
 def over_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-2) @ v
 
@@ -104,7 +108,7 @@ def row_sums(joint: fx.GraphModule) -> list[int]:
 
 
 EXCHANGED = (plain, by_einsum, in_f32, dropped)
-KEPT = (masked_weights, with_weights, wider_values, over_rows)
+KEPT = (masked_weights, with_weights, wider_values, in_8_bits, over_rows)
 
 
 @pytest.mark.parametrize("function", EXCHANGED)
@@ -123,6 +127,24 @@ def test_other_weights_than_those_of_the_product_keep_their_sums(function):
     before = row_sums(joint)
     sum_gradients_of_outputs(joint)
     assert row_sums(joint) == before
+
+
+def test_a_product_that_repeats_its_factor_is_no_row_sum_of_the_output():
+    def repeated(rows: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.bmm(weights.reshape(1, -1, KEYS), v)
+        return (torch.bmm(rows, v.mT) * weights).sum(-1), out
+
+    shapes = ((1, ROWS, COLUMNS), (1, KEYS, COLUMNS), (3, ROWS, KEYS))
+    check(repeated, *(values(*s, seed=i) for i, s in enumerate(shapes)), train=True)
+
+
+def test_a_row_sum_before_the_output_stays():
+    def early(rows: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        total = (torch.bmm(rows, v.mT) * weights).sum(-1)
+        return total, torch.bmm(weights, v)
+
+    shapes = ((2, ROWS, COLUMNS), (2, KEYS, COLUMNS), (2, ROWS, KEYS))
+    check(early, *(values(*s, seed=i) for i, s in enumerate(shapes)), train=True)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
