@@ -47,6 +47,7 @@ STRUCTURES = {
 }  # fmt: skip
 HOMES = {"fusec/stages.py", "fusec/codegen/cpp_form.py", "fusec/codegen/triton_form.py"}
 ELSEWHERE = {
+    ("fusec/emulator/launch.py", "decoded"): "a program of PTX instructions, no stage's",
     ("fusec/codegen/targets.py", "online_softmax"): "the row that says whether the stage does it",
     ("fusec/codegen/targets.py", "split_loop"): "the same",
     ("fusec/passes/bundle.py", "coalesce"): "what a kernel would be: members are compared flat",
