@@ -147,6 +147,16 @@ def test_a_row_sum_before_the_output_stays():
     check(early, *(values(*s, seed=i) for i, s in enumerate(shapes)), train=True)
 
 
+def test_a_row_sum_without_the_mask_of_the_output_stays():
+    def dropped(rows: Tensor, v: Tensor, weights: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.bmm(weights * kept.to(weights.dtype), v)
+        return out, (torch.bmm(rows, v.mT) * weights).sum(-1)
+
+    shapes = ((2, ROWS, COLUMNS), (2, KEYS, COLUMNS), (2, ROWS, KEYS))
+    given = [values(*s, seed=i) for i, s in enumerate(shapes)]
+    check(dropped, *given, values(2, ROWS, KEYS, dtype=torch.bool), train=True)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_gradients_agree_with_eager(dtype: torch.dtype):
     check(plain, *inputs(dtype), train=True, backend="fusec_fused")

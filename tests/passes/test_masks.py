@@ -145,6 +145,14 @@ def test_a_number_that_scores_may_reach_stays():
     assert masks_of(after) == {-1e9}
 
 
+def test_what_is_added_where_a_mask_lets_scores_through_stays():
+    def sloped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        m, n = torch.arange(70)[:, None], torch.arange(70)
+        return (q @ k.mT + torch.where(n <= m, 0.25 * n, LEAST)).softmax(-1) @ v
+
+    check(sloped, *(values(2, 70, 16, seed=i) for i in range(3)), backend="fusec_fused")
+
+
 @pytest.mark.parametrize("shift", (lambda s: s.amin(-1, keepdim=True), lambda s: s[..., 60:61]))
 def test_what_is_as_low_as_the_mask_may_be_subtracted_from_it(shift):
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
