@@ -55,6 +55,7 @@ class Tuning:
             10 s for all.
         resident_row: elements of a row that stay in a GPU's registers.
         row_tile: elements of a tile of a row that is looped.
+        warp_row: elements of a row that one warp of a GPU holds: it waits at no barrier.
         point_elements: elements of one grid point of a CPU's pointwise kernel: 16 KB of f32, well
             inside a 32 KB L1 cache.
         least_points: grid points that balance the load of a few threads.
@@ -80,6 +81,7 @@ class Tuning:
     kernel_nodes: int = 4000
     resident_row: int = 32768
     row_tile: int = 4096
+    warp_row: int = 1024
     point_elements: int = 4096
     least_points: int = 16
     kept_cost: int = 5

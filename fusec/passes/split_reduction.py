@@ -35,8 +35,6 @@ analysis)."""
 LOSS, LONG_LOSS = 8, 64
 """Of how many parts one may go, so that all are as long; fewer where rows are long: 128 programs
 leave four of 132 multiprocessors idle."""
-ONE_WARP = 1024
-"""Elements of a row that one warp holds: it waits at no barrier."""
 LONG_ROW = 4096
 """Elements of a row that fill an iteration of a loop over rows; two programs of longer ones take
 more registers than there are."""
@@ -96,11 +94,12 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
         part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
         allowed = int(machine.part_share * summed) // (2 * part)
         columns = _contiguous_axis_is_kept(found[lines[0]])
+        warp_row = machine.tuning.warp_row
         # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
         wanted = max(machine.parts, rows // machine.tuning.most_part_rows if columns else 1)
         if allowed >= machine.parts:
             number = min(wanted, allowed)
-        elif TWICE * allowed >= machine.parts and ONE_WARP < count(lines[0].axes) <= LONG_ROW:
+        elif TWICE * allowed >= machine.parts and warp_row < count(lines[0].axes) <= LONG_ROW:
             number = machine.parts
         else:
             number = machine.units

@@ -112,7 +112,7 @@ def test_long_columns_get_more_parts_so_that_chains_of_sums_stay_short() -> None
     assert reduced(first).over[0].extent is index(MOST_ROWS)
 
 
-GPU = replace(SIXTEEN, part_share=0.01)
+GPU = replace(SIXTEEN, part_share=0.01, tuning=replace(SIXTEEN.tuning, warp_row=4))
 
 
 @pytest.mark.parametrize(
