@@ -43,6 +43,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fusec.frontend.fallbacks import talks_to_ranks
 from fusec.frontend.fx_nodes import hint_of
 from fusec.frontend.shapes import to_torch_dtype
+from fusec.frontend.softmax_gradients import SCORES_BYTES
 from fusec.ir.dtype import DType
 from fusec.passes.chunk import RATIO
 from fusec.passes.schedule.contraction import MAX_LANES
@@ -68,8 +69,6 @@ _SAME_BITS = (
 
 LEAST_BUDGET = 1e-6
 """A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
-SCORES_BYTES = 1 << 20
-"""Scores of less are as well saved."""
 
 _SAME_ROW = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,

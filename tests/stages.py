@@ -149,7 +149,7 @@ EXAMPLES = {
     "rows": Example(lambda x, w: F.relu(x @ w.t()), ((2, 32), (8, 32))),
     "scores": Example(attention, ((1, 1, 320, 16),) * 3, options=FUSED),
     "weights": Example(
-        lambda s, v: torch.bmm(s.softmax(-1), v), ((1, 4, 8), (1, 8, 4)), train=True
+        lambda s, v: torch.bmm(s.softmax(-1), v), ((4, 256, 256), (4, 256, 8)), train=True
     ),
     "least": Example(least, ((1, 320, 16),) * 3, options=FUSED),
     "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),

@@ -9,6 +9,11 @@ has one loop over keys less: seven products of an attention's backward, not nine
 
 What lies between both products and the softmax may be views in one order of elements, conversions
 of floats, and factors that both have: a dropout's mask and scale.
+
+Scores that are small are as well saved, and then the sum costs nothing. Products in 16 bits are
+left alone: where the library makes dp, its rounding is as large as what a saturated softmax leaves
+of ``dp - sum(n: dp * p)``, and cancels there alone (queries equal to keys in bf16: an error 9 to 15
+times that of eager's dq; in f32 2.3 to 3.9 times, 2026-11).
 """
 
 from __future__ import annotations
@@ -25,6 +30,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusec.frontend.fx_nodes import call_like, extent_of, hint_of, is_view
 
 aten = torch.ops.aten
+
+SCORES_BYTES = 1 << 20
+"""Scores of less are as well saved."""
+NARROW_BYTES = 2
 
 _COPIES = (aten.clone.default, aten._to_copy.default)
 _RESHAPES = (
@@ -96,9 +105,10 @@ def _products_of(back: fx.Node) -> Iterator[fx.Node]:
     turned: Any = back.args[1]
     if turned.target is not aten.permute.default or list(turned.args[1]) != [0, 2, 1]:
         return
-    values = turned.args[0]
+    values, scores = turned.args[0], back.meta["val"]
     keys, columns = (hint_of(n) for n in values.meta["val"].shape[1:])
-    if columns <= keys:
+    size = hint_of(scores.numel()) * scores.itemsize
+    if columns <= keys and size >= SCORES_BYTES and scores.itemsize > NARROW_BYTES:
         for user in values.users:
             if user.target is aten.bmm.default and user.args[1] is values:
                 yield user

@@ -6,12 +6,16 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fusec.codegen.targets import GPUS, TARGETS, find_target, target_of_device
+from fusec.compiler import target_for
 from fusec.errors import UsageError
-from fusec.ir.dtype import BF16, F32, DType
+from fusec.ir.dtype import BF16, F16, F32, DType
+from fusec.options import Options
 from fusec.passes.cost import price
 from fusec.passes.schedule.plan import LoopKind, Plan
+from fusec.runtime import cache, cpp_kernel
 from tests.passes.schedule.flat import attention, products
 
 
@@ -65,3 +69,20 @@ def test_a_kernel_is_priced_with_the_programs_that_its_plan_launches(
             spread = price(kernel, target.machine).spread
             assert spread is not None
             assert spread.programs == launched(target.plans(kernel)[0]), kernel
+
+
+def test_a_cpu_with_tiles_widens_f16_alone() -> None:
+    assert find_target("cpu").machine.widened == {F16, BF16}
+    assert find_target("cpu", tiles=True).machine.widened == {F16}
+    assert not find_target("sm_90", tiles=True).machine.widened
+
+
+@pytest.mark.parametrize("flag", ("amx_bf16", "amx_int8"))
+def test_this_machine_s_target_has_the_tiles_of_its_cpu(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = f"x86_64 avx512f avx512bw avx512dq avx512vl {flag}"
+    monkeypatch.setattr(cache, "cpu_features", lambda: features)
+    monkeypatch.setattr(cpp_kernel, "vector_width", cpp_kernel.vector_width.__wrapped__)
+    target = target_for(torch.device("cpu"), Options())
+    assert (BF16 in target.machine.widened) is (flag != "amx_bf16")

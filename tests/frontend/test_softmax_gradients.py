@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import tests.codegen.test_vector_tiles  # noqa: F401  registers the backend fusec_fused
+from fusec.frontend import softmax_gradients
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.softmax_gradients import sum_gradients_of_outputs
@@ -22,6 +23,17 @@ from tests.support import check, values
 
 aten = torch.ops.aten
 BATCH, HEADS, ROWS, KEYS, COLUMNS = 2, 2, 6, 24, 8
+
+
+@pytest.fixture(autouse=True)
+def _small_scores_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "real_sizes" not in request.fixturenames:
+        monkeypatch.setattr(softmax_gradients, "SCORES_BYTES", 0)
+
+
+@pytest.fixture
+def real_sizes() -> None:
+    """A test with the sizes of users."""
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -157,9 +169,27 @@ def test_a_row_sum_without_the_mask_of_the_output_stays():
     check(dropped, *given, values(2, ROWS, KEYS, dtype=torch.bool), train=True)
 
 
+@pytest.mark.parametrize(
+    ("rows", "dtype", "exchanged"),
+    [(512, torch.float32, True), (511, torch.float32, False), (1024, torch.bfloat16, False)],
+)
+def test_sums_of_small_scores_and_of_16_bits_stay(real_sizes, rows, dtype, exchanged):
+    given = [values(1, n, COLUMNS, seed=i, dtype=dtype) for i, n in enumerate((rows, 512, 512))]
+    joint = joint_of(plain, given)
+    before = row_sums(joint)
+    sum_gradients_of_outputs(joint)
+    assert (row_sums(joint) != before) is exchanged
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_gradients_agree_with_eager(dtype: torch.dtype):
     check(plain, *inputs(dtype), train=True, backend="fusec_fused")
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_gradients_of_a_saturated_softmax_agree_with_eager(real_sizes, dtype: torch.dtype):
+    q = values(2, 2, 512, 32, dtype=dtype)
+    check(plain, q, q.clone(), q.clone(), train=True)
 
 
 def test_gradients_agree_with_eager_in_every_length():
