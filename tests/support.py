@@ -68,6 +68,14 @@ falls_short_with_triton_3_9 = pytest.mark.xfail(
 )
 
 
+FUSED = "fusec_fused"
+"""fusec with every product that has something to fuse with in a kernel of its own."""
+OPTIONS = {
+    "fusec": {"strict": True},
+    FUSED: {"strict": True, "verify": True, "race": "fused"},
+}
+
+
 @dataclass(frozen=True)
 class Run:
     """What one call left behind: named outputs, named input storages, named gradients."""
@@ -86,9 +94,13 @@ def compile_with(
         return CapturedAhead(fn)
     if backend in (CAPTURED, AHEAD):
         return Captured(fn, dynamic=bool(dynamic))
-    options = {"strict": True} if backend == "fusec" else None
+    name = "fusec" if backend in OPTIONS else backend
     return torch.compile(
-        fn, backend=backend_of(backend), dynamic=dynamic, fullgraph=fullgraph, options=options
+        fn,
+        backend=backend_of(name),
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+        options=OPTIONS.get(backend),
     )
 
 

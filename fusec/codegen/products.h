@@ -75,8 +75,8 @@ FUSEC_INLINE void f_multiply(
 
 // ---- bf16 ---------------------------------------------------------------------------------------
 // Two terms of W columns are a vector of pairs, the earlier term in the lower half. Where the CPU has
-// tiles (AMX), 32 rows by 2 * W columns are summed in four of them: 1200 to 1800 GFLOP/s on a core
-// whose f32 reaches 190 (Xeon, 2026-11). Elsewhere both operands are widened. `vdpbf16ps` is not
+// tiles (AMX), 32 rows by 2 * W columns are summed in four of them: 920 to 1200 GFLOP/s with packing
+// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and the like, 2026-11). Elsewhere both operands are widened. `vdpbf16ps` is not
 // used: it reached 80 GFLOP/s there, less than half of f32.
 
 #define FUSEC_TERMS 256  // terms that are packed at a time

@@ -37,7 +37,7 @@ _SPECIALS = {
     "%cluster_ctaid.x": "ZERO", "%cluster_ctarank": "ZERO", "%cluster_nctarank": "ONE",
     "%clock": "ZERO", "%clock64": "ZERO", "%globaltimer": "ZERO",
 }  # fmt: skip
-FIELDS = 13
+FIELDS = 12
 """Numbers of an instruction, in the order of ``engine/program.h``."""
 
 
@@ -142,7 +142,7 @@ class _Decoder:
             (
                 CODES[f"OP_{row.operation}"], row.type, row.source, row.choice, row.flags, count,
                 guard, int(one.guard is not None and one.guard.negated),
-                first, len(self.operands) // 3 - first, target, row.results, meeting,
+                first, len(self.operands) // 3 - first, target, meeting,
             )
         )  # fmt: skip
 

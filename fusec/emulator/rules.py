@@ -31,7 +31,6 @@ class Row:
 
     Attributes:
         operands: constants stand for themselves.
-        results: how many of the operands are written, the first ones.
         target: the label of a branch, or of its table.
     """
 
@@ -42,7 +41,6 @@ class Row:
     choice: int = 0
     flags: int = 0
     count: int = 0
-    results: int = 1
     target: str = ""
 
 
@@ -168,7 +166,7 @@ def _mov(one: Instruction, kind: Kind) -> Row | None:
         return Row("pack", one.operands, choice=bits, count=len(value.parts))
     if isinstance(to, Vector):
         n = len(to.parts)
-        return Row("unpack", one.operands, choice=bits, count=n, results=n)
+        return Row("unpack", one.operands, choice=bits, count=n)
     integer = found if one.opcode[-1] not in _FLOATS else CODES[f"U{bits}"]
     return Row("mov", one.operands, type=integer)
 
@@ -285,14 +283,14 @@ def _ld(one: Instruction, _: Kind) -> Row | None:
         return None
     n = _vector(one)
     operands = _without_hint(one)
-    return Row("ld", operands, type=_TYPES[one.opcode[-1]], choice=_space(one), count=n, results=n)
+    return Row("ld", operands, type=_TYPES[one.opcode[-1]], choice=_space(one), count=n)
 
 
 def _st(one: Instruction, _: Kind) -> Row | None:
     if not _moves_memory(one):
         return None
     n, found = _vector(one), _TYPES[one.opcode[-1]]
-    return Row("st", _without_hint(one), type=found, choice=_space(one), count=n, results=0)
+    return Row("st", _without_hint(one), type=found, choice=_space(one), count=n)
 
 
 def _atom(one: Instruction, _: Kind) -> Row | None:
@@ -308,7 +306,6 @@ def _atom(one: Instruction, _: Kind) -> Row | None:
         choice=_space(one),
         flags=FLAG["RETURNS"] if returns else 0,
         count=CODES[name],
-        results=int(returns),
     )
 
 
@@ -318,8 +315,7 @@ def _matrix(operation: str) -> Rule:
         if not n or "m8n8" not in one.opcode or one.opcode[-1] != "b16":
             return None
         flags = FLAG["TRANSPOSED"] if "trans" in one.opcode else 0
-        results = n if operation == "ldmatrix" else 0
-        return Row(operation, one.operands, flags=flags, count=n, results=results)
+        return Row(operation, one.operands, flags=flags, count=n)
 
     return rule
 
@@ -352,18 +348,18 @@ def _redux(one: Instruction, _: Kind) -> Row | None:
 def _bar(one: Instruction, _: Kind) -> Row | None:
     words = set(one.opcode[1:]) - {"cta", "aligned"}
     if words == {"warp", "sync"}:
-        return Row("bar_warp", one.operands, results=0)
+        return Row("bar_warp", one.operands)
     if words not in ({"sync"}, {"arrive"}):
         return None
     number, *rest = one.operands
     flags = FLAG["ARRIVES"] if "arrive" in words else 0
-    return Row("bar", (number, rest[0] if rest else 0), flags=flags, results=0)
+    return Row("bar", (number, rest[0] if rest else 0), flags=flags)
 
 
 def _fence(one: Instruction, _: Kind) -> Row | None:
     if one.opcode[1:3] == ("proxy", "async"):
-        return Row("fence_proxy", results=0)
-    return Row("nothing", results=0)
+        return Row("fence_proxy")
+    return Row("nothing")
 
 
 def _mbarrier(one: Instruction, _: Kind) -> Row | None:
@@ -371,16 +367,16 @@ def _mbarrier(one: Instruction, _: Kind) -> Row | None:
     words -= {"relaxed"}
     operands = one.operands
     if words == {"init"}:
-        return Row("mbarrier_init", operands, results=0)
+        return Row("mbarrier_init", operands)
     if words == {"inval"}:
-        return Row("mbarrier_inval", operands, results=0)
+        return Row("mbarrier_inval", operands)
     if words == {"expect_tx"}:
-        return Row("mbarrier_arrive", (operands[0], 0, operands[1]), results=0)
+        return Row("mbarrier_arrive", (operands[0], 0, operands[1]))
     if words == {"arrive", "expect_tx"} and operands[0] == _SINK:
-        return Row("mbarrier_arrive", (operands[1], 1, operands[2]), results=0)
+        return Row("mbarrier_arrive", (operands[1], 1, operands[2]))
     if words == {"arrive"} and operands[0] == _SINK:
         count = operands[2] if len(operands) > 2 else 1
-        return Row("mbarrier_arrive", (operands[1], count, 0), results=0)
+        return Row("mbarrier_arrive", (operands[1], count, 0))
     if words in ({"try_wait", "parity"}, {"test_wait", "parity"}):
         flags = FLAG["TESTS"] if "test_wait" in words else 0
         return Row("mbarrier_wait", operands[:3], flags=flags)
@@ -392,13 +388,13 @@ def _mbarrier(one: Instruction, _: Kind) -> Row | None:
 
 def _group(one: Instruction, queue: str) -> Row | None:
     if "commit_group" in one.opcode:
-        return Row("commit", choice=CODES[queue], results=0)
+        return Row("commit", choice=CODES[queue])
     if "wait_all" in one.opcode:
-        return Row("wait_group", choice=CODES[queue], count=-1, results=0)
+        return Row("wait_group", choice=CODES[queue], count=-1)
     number = one.operands[0] if one.operands else None
     if not isinstance(number, Literal):
         return None
-    return Row("wait_group", choice=CODES[queue], count=number.bits, results=0)
+    return Row("wait_group", choice=CODES[queue], count=number.bits)
 
 
 def _cp(one: Instruction, kind: Kind) -> Row | None:
@@ -409,14 +405,14 @@ def _cp(one: Instruction, kind: Kind) -> Row | None:
         return _group(one, "COPIES")
     if words[2:4] == ("mbarrier", "arrive"):
         flags = FLAG["UNCOUNTED"] if "noinc" in words else 0
-        return Row("cp_async_arrive", one.operands, flags=flags, results=0)
+        return Row("cp_async_arrive", one.operands, flags=flags)
     target, source, size, *rest = _without_hint(one)
     if words[2] not in ("ca", "cg") or not isinstance(size, Literal):
         return None
     read = rest[0] if rest else size
     flags = FLAG["IGNORES"] if kind(read) == "pred" else 0
     operands = (target, source, size, read)
-    return Row("cp_async", operands, flags=flags, count=size.bits, results=0)
+    return Row("cp_async", operands, flags=flags, count=size.bits)
 
 
 def _bulk(one: Instruction) -> Row | None:
@@ -427,10 +423,10 @@ def _bulk(one: Instruction) -> Row | None:
     loads = ("shared_cta", "global"), ("shared_cluster", "global")
     if rest[:2] in loads and set(rest[2:]) <= {"mbarrier_complete_tx_bytes", "tile"}:
         to, (map_, coordinates), object_ = operands[0], _tensor(operands[1]), operands[2]
-        return Row("bulk_load", (to, map_, object_, *coordinates), count=rank, results=0)
+        return Row("bulk_load", (to, map_, object_, *coordinates), count=rank)
     if rest[:2] == ("global", "shared_cta") and set(rest[2:]) <= {"bulk_group", "tile"}:
         map_, coordinates = _tensor(operands[0])
-        return Row("bulk_store", (map_, operands[1], *coordinates), count=rank, results=0)
+        return Row("bulk_store", (map_, operands[1], *coordinates), count=rank)
     return None
 
 
@@ -452,7 +448,7 @@ def _mma(one: Instruction, _: Kind) -> Row | None:
     if words[1:3] != ("sync", "aligned") or words[4:6] != ("row", "col"):
         return None
     if words[3] == "m8n8k4" and set(words[6:]) == {"f64"}:
-        return Row("mma_f64", one.operands, results=2)
+        return Row("mma_f64", one.operands)
     if words[6] != "f32" or words[9] != "f32" or words[7] != words[8] or words[7] not in _FACTORS:
         return None
     left = one.operands[1]
@@ -462,13 +458,13 @@ def _mma(one: Instruction, _: Kind) -> Row | None:
     if int(shape[1]) * _BYTES[words[7]] != 8 * len(left.parts):
         return None
     source = CODES[_FACTORS[words[7]]]
-    return Row("mma", one.operands, source=source, count=len(left.parts), results=4)
+    return Row("mma", one.operands, source=source, count=len(left.parts))
 
 
 def _wgmma(one: Instruction, _: Kind) -> Row | None:
     words = one.opcode
     if words[1] == "fence":
-        return Row("wgmma_fence", results=0)
+        return Row("wgmma_fence")
     if words[1] != "mma_async":
         return _group(one, "PRODUCTS")
     shape, (sums, *factors) = words[4], words[5:8]
@@ -485,8 +481,8 @@ def _wgmma(one: Instruction, _: Kind) -> Row | None:
         orders = [0, *orders]
     for order, name in zip(orders, ("LEFT_TRANSPOSED", "RIGHT_TRANSPOSED"), strict=False):
         flags |= FLAG[name] if order else 0
-    source, results = CODES[_FACTORS[factors[0]]], n // 2
-    return Row("wgmma", (d, a, b, add), source=source, flags=flags, count=n, results=results)
+    source = CODES[_FACTORS[factors[0]]]
+    return Row("wgmma", (d, a, b, add), source=source, flags=flags, count=n)
 
 
 # -- control ---------------------------------------------------------------------------------------
@@ -494,18 +490,18 @@ def _wgmma(one: Instruction, _: Kind) -> Row | None:
 
 def _bra(one: Instruction, _: Kind) -> Row | None:
     target = one.operands[0]
-    return Row("bra", results=0, target=target.name) if isinstance(target, Symbol) else None
+    return Row("bra", target=target.name) if isinstance(target, Symbol) else None
 
 
 def _brx(one: Instruction, _: Kind) -> Row | None:
     index, table = one.operands
     if not isinstance(table, Symbol):
         return None
-    return Row("brx", (index,), results=0, target=table.name)
+    return Row("brx", (index,), target=table.name)
 
 
 def _nothing(_one: Instruction, _: Kind) -> Row | None:
-    return Row("nothing", results=0)
+    return Row("nothing")
 
 
 def _policy(one: Instruction, _: Kind) -> Row | None:
@@ -578,9 +574,9 @@ RULES: dict[str, Rule] = {
     "wgmma": _wgmma,
     "bra": _bra,
     "brx": _brx,
-    "ret": lambda _one, _: Row("ret", results=0),
-    "exit": lambda _one, _: Row("ret", results=0),
-    "trap": lambda _one, _: Row("trap", results=0),
+    "ret": lambda _one, _: Row("ret"),
+    "exit": lambda _one, _: Row("ret"),
+    "trap": lambda _one, _: Row("trap"),
     "setmaxnreg": _nothing,
     "griddepcontrol": _nothing,
     "nanosleep": _nothing,

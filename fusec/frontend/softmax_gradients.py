@@ -33,8 +33,8 @@ aten = torch.ops.aten
 
 SCORES_BYTES = 1 << 20
 """Scores of less are as well saved."""
-NARROW_BYTES = 2
 
+_NARROW = (torch.float16, torch.bfloat16)
 _COPIES = (aten.clone.default, aten._to_copy.default)
 _RESHAPES = (
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.alias.default),
@@ -108,7 +108,7 @@ def _products_of(back: fx.Node) -> Iterator[fx.Node]:
     values, scores = turned.args[0], back.meta["val"]
     keys, columns = (hint_of(n) for n in values.meta["val"].shape[1:])
     size = hint_of(scores.numel()) * scores.itemsize
-    if columns <= keys and size >= SCORES_BYTES and scores.itemsize > NARROW_BYTES:
+    if columns <= keys and size >= SCORES_BYTES and scores.dtype not in _NARROW:
         for user in values.users:
             if user.target is aten.bmm.default and user.args[1] is values:
                 yield user

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import tests.codegen.test_vector_tiles  # noqa: F401  registers the backend fusec_fused
 from fusec.codegen.band import loop_bounds
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, substitute
@@ -15,7 +14,7 @@ from fusec.ir.index import Axis, Index, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import For
 from fusec.report.observe import observe
-from tests.support import check, values
+from tests.support import FUSED, check, values
 from tests.triton_backend import gpu_pipeline
 
 ROWS, KEYS, TILES = 32, 16, 12
@@ -141,4 +140,4 @@ def _sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: torch.Tensor) -
 def test_inside_an_edge_all_else_that_a_condition_says_is_asked(attention: Callable):
     q, k, v = (values(1, 192, 16, seed=s) for s in range(3))
     real = torch.arange(192) % 3 == 0
-    check(attention, q, k, v, real, backend="fusec_fused")
+    check(attention, q, k, v, real, backend=FUSED)

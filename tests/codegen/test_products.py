@@ -12,6 +12,15 @@ from fusec.codegen import cpp
 from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 
 EXPORTS = """
+extern "C" long long tiles_in_use() {
+#ifdef __AMX_BF16__
+  unsigned low, high;  // XINUSE: which states hold anything; 17 is the tiles' shapes
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));
+  return low >> 17 & 1;
+#else
+  return 0;
+#endif
+}
 extern "C" void multiply_f32(
     float *c, const float *a, long long ar, long long ak, const float *b, long long rows,
     long long columns, long long terms, bool adds) {
@@ -136,3 +145,15 @@ def test_a_product_of_f32_is_that_of_its_values(library, shape, turned, adds):
         pointer(b), *integers(rows, columns, terms), ctypes.c_bool(adds),
     )  # fmt: skip
     np.testing.assert_allclose(found, a.astype(np.float64) @ b + 1.5 * adds, rtol=1e-4, atol=1e-4)
+
+
+def test_tiles_are_given_back(library):
+    """Else their shapes would stand in the way of a library that has others."""
+    width, functions = library
+    (a, _), (b, _) = bf16(32, 32), bf16(32, width)
+    found = np.empty((32, width), np.float32)
+    functions.multiply_bf16(
+        pointer(found), pointer(a), *integers(32, 1), pointer(b),
+        *integers(width, 1, 32, width, 32), ctypes.c_bool(False),
+    )  # fmt: skip
+    assert functions.tiles_in_use() == 0

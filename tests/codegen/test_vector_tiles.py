@@ -6,7 +6,7 @@ Every program runs twice: as C++ that is built for this machine, and in the NumP
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch._dynamo import register_backend
 
-from fusec import backend
 from fusec.codegen.orient import has_dots
 from fusec.codegen.targets import find_target
 from fusec.ir.interp_program import run_program
@@ -26,15 +24,7 @@ from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import observe
 from fusec.stages import Context
 from fusec.trace import Trace
-from tests.support import check
-
-FUSED = {"race": "fused"}
-
-
-@register_backend
-def fusec_fused(gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The backend with every product that has something to fuse with in a kernel of its own."""
-    return backend.fusec(gm, inputs, options={"strict": True, "verify": True, **FUSED})
+from tests.support import FUSED, OPTIONS, check
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -48,7 +38,7 @@ def heads(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tens
 
 def fused(fn: Callable[..., Any], *inputs: Any, **how: Any) -> None:
     """Check a program whose products are all fusec's own against eager and fp64."""
-    check(fn, *inputs, backend="fusec_fused", **how)
+    check(fn, *inputs, backend=FUSED, **how)
 
 
 def compiled(
@@ -56,7 +46,7 @@ def compiled(
 ) -> tuple[fx.GraphModule, Compiled]:
     """Return a program's graph, and it compiled with its products in kernels of fusec's own."""
     (observed,) = observe(fn, inputs)
-    options = Options.from_compile(None, {"strict": True, "verify": True, **FUSED})
+    options = Options.from_compile(None, OPTIONS[FUSED])
     context = Context(find_target("cpu", width), options, Trace("t"))
     return observed.graph, compile_to_source(observed.graph, context)
 

@@ -14,12 +14,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-import tests.codegen.test_vector_tiles  # noqa: F401  registers the backend fusec_fused
 from fusec.frontend import softmax_gradients
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.softmax_gradients import sum_gradients_of_outputs
-from tests.support import check, values
+from tests.support import FUSED, check, values
 
 aten = torch.ops.aten
 BATCH, HEADS, ROWS, KEYS, COLUMNS = 2, 2, 6, 24, 8
@@ -183,7 +182,7 @@ def test_sums_of_small_scores_and_of_16_bits_stay(real_sizes, rows, dtype, excha
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_gradients_agree_with_eager(dtype: torch.dtype):
-    check(plain, *inputs(dtype), train=True, backend="fusec_fused")
+    check(plain, *inputs(dtype), train=True, backend=FUSED)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

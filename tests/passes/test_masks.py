@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import tests.codegen.test_vector_tiles  # noqa: F401  registers the backend fusec_fused
 from fusec.codegen.targets import find_target
 from fusec.ir.expr import Const, postorder
 from fusec.ir.graph import Kernel, Schedule
@@ -23,7 +22,7 @@ from fusec.report.observe import observe
 from fusec.stages import Context
 from fusec.trace import Trace
 from tests.fuzz.graphs import copy_extern
-from tests.support import check, values
+from tests.support import FUSED, check, values
 
 LEAST = torch.finfo(torch.float32).min
 ROWS, KEYS = 24, 40
@@ -150,7 +149,7 @@ def test_what_is_added_where_a_mask_lets_scores_through_stays():
         m, n = torch.arange(70)[:, None], torch.arange(70)
         return (q @ k.mT + torch.where(n <= m, 0.25 * n, LEAST)).softmax(-1) @ v
 
-    check(sloped, *(values(2, 70, 16, seed=i) for i in range(3)), backend="fusec_fused")
+    check(sloped, *(values(2, 70, 16, seed=i) for i in range(3)), backend=FUSED)
 
 
 @pytest.mark.parametrize("shift", (lambda s: s.amin(-1, keepdim=True), lambda s: s[..., 60:61]))
@@ -160,7 +159,7 @@ def test_what_is_as_low_as_the_mask_may_be_subtracted_from_it(shift):
         scores = (q @ k.mT).masked_fill(hidden, LEAST)
         return (scores - shift(scores)).exp().clamp(max=2.0)
 
-    check(function, *(values(2, 70, 16, seed=i) for i in range(3)), backend="fusec_fused")
+    check(function, *(values(2, 70, 16, seed=i) for i in range(3)), backend=FUSED)
 
 
 def test_scores_in_a_narrower_type_are_masked_alike():
@@ -175,8 +174,8 @@ def test_scores_in_a_narrower_type_are_masked_alike():
 
 @pytest.mark.parametrize("spelling", (filled, added))
 def test_a_training_step_skips_what_its_mask_hides_and_is_right(spelling):
-    check(spelling(SEES["causal"]), *inputs(), train=True, backend="fusec_fused")
+    check(spelling(SEES["causal"]), *inputs(), train=True, backend=FUSED)
 
 
 def test_a_row_that_sees_nothing_has_equal_weights():
-    check(filled(MAY_SEE_NOTHING["earlier keys"]), *inputs(), backend="fusec_fused")
+    check(filled(MAY_SEE_NOTHING["earlier keys"]), *inputs(), backend=FUSED)

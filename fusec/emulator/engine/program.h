@@ -37,7 +37,6 @@ struct Instruction {
   int64_t first;   // operand
   int64_t operands;
   int64_t target;   // of a branch
-  int64_t results;  // how many of the operands are written, the first ones
   int64_t meeting;  // where lanes that a branch parts run together again; -1: nowhere
 };
 
