@@ -16,6 +16,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -110,9 +111,9 @@ class CapturedAhead(Captured):
                     return torch.func.functional_call(fn, state, inputs)
                 return fn(*inputs)
 
-            return aot_function(of_tensors, **self._how())(
-                state_of(fn), [leaves[k] for k in places]
-            )
+            with _use_lazy_graph_module(True):  # as Dynamo does around a backend
+                call = aot_function(of_tensors, **self._how())
+                return call(state_of(fn), [leaves[k] for k in places])
 
         return compiled
 

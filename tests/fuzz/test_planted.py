@@ -51,6 +51,7 @@ FAULTS: dict[str, tuple[int, Callable[[pytest.MonkeyPatch], None]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed, plant = FAULTS[fault]

@@ -51,6 +51,7 @@ def test_what_runs_well_runs_once_in_one_process() -> None:
     assert len(rehearsal._seen) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "seen"),
     [
