@@ -25,15 +25,15 @@ _PARTS = (
 _LIBRARY = "emulator.so"
 
 # Names of fields in the order of ``engine/program.h``.
-_POINTERS = ("program", "operands", "tables", "buffers", "maps", "params", "presets")
+_POINTERS = ("program", "operands", "tables", "buffers", "maps", "params", "presets", "events")
 _SIZES = (
     "instructions", "buffer_count", "map_count", "param_bytes", "preset_count", "file_bytes",
-    "register_count", "shared_bytes", "local_bytes", "threads",
+    "register_count", "shared_bytes", "local_bytes", "threads", "thread_registers", "event_room",
 )  # fmt: skip
 _FAULT = ("code", "instruction", "other", "warp", "lane", "address", "detail")
 _COUNTS = (
     "instructions", "global_loaded", "global_stored", "shared_loaded", "shared_stored", "barriers",
-    "copied", "products",
+    "copied", "products", "events",
 )  # fmt: skip
 
 
@@ -57,6 +57,12 @@ class TensorMap(ctypes.Structure):
         ("swizzle", ctypes.c_int64),
         ("nan_fill", ctypes.c_int64),
     )
+
+
+class EventRecord(ctypes.Structure):
+    """Something that a warp did; see ``launch.Event``."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("block", "warp", "instruction"))
 
 
 class Launch(ctypes.Structure):

@@ -52,6 +52,7 @@ KINDS = (
     "unsupported",
     "outside of local memory",
     "mbarrier race",
+    "register count",
 )
 """The kinds of faults, by the engine's codes (``engine/warp.h``)."""
 
@@ -85,6 +86,8 @@ _MEANINGS = {
     "outside of local memory": "{bytes} bytes at {address} are not in the thread's local memory",
     "mbarrier race": "the mbarrier at {address} is made or ended while others may use it: no "
     "barrier orders the two",
+    "register count": "{bytes} registers a thread: setmaxnreg.inc takes more than there were, .dec "
+    "gives some back; 24 to 256, in steps of 8",
 }
 
 

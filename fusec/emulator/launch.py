@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fusec.emulator import engine
-from fusec.emulator.decode import PARAM_WINDOW, Program, decoded
+from fusec.emulator.decode import FIELDS, PARAM_WINDOW, Program, decoded
 from fusec.emulator.faults import (
     KINDS,
     EmulationError,
@@ -32,6 +32,7 @@ from fusec.emulator.faults import (
     notation_of,
 )
 from fusec.emulator.parse import parse
+from fusec.emulator.vocabulary import OPERATIONS
 from fusec.runtime import table
 from fusec.runtime.triton_kernel import TritonSource, compile_kernel, describe
 
@@ -58,6 +59,23 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An instruction that starts or ends asynchronous work, or meets other warps.
+
+    Attributes:
+        block: of the grid, counted along its first axis first.
+        operation: "bulk_load", "bulk_store", "cp_async", "wgmma", "wait_group", "mbarrier_arrive",
+            "mbarrier_wait" (when it ends), "bar" (when it is reached) or "set_registers".
+        line: of the PTX, from 1.
+    """
+
+    block: int
+    warp: int
+    operation: str
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +165,47 @@ def launch(
         EmulationError: for the first thing that it may not do.
         EnvironmentProblem: if there is no C++ compiler.
     """
+    counts = _run(code, grid, arguments, seed, limit, _events(0))
+    return Counts(*(getattr(counts, field.name) for field in fields(Counts)))
+
+
+def trace(
+    code: Code, grid: Sequence[int], arguments: Arguments, seed: int, room: int = 1 << 18
+) -> tuple[Event, ...]:
+    """Run a kernel and return what its warps did in the order of this run, the first ``room``.
+
+    What stands before what in one run stands so in another only if something orders the two: ask
+    several seeds.
+
+    Raises:
+        EmulationError: for the first thing that it may not do.
+    """
+    records = _events(room)
+    count = _run(code, grid, arguments, seed, STEP_LIMIT, records).events
+    program = code.program
+    return tuple(
+        Event(
+            one.block,
+            one.warp,
+            OPERATIONS[program.instructions[FIELDS * one.instruction]],
+            program.kernel.instructions[one.instruction].line,
+        )
+        for one in records[:count]
+    )
+
+
+def _events(room: int) -> ctypes.Array[engine.EventRecord]:
+    return (engine.EventRecord * room)()
+
+
+def _run(
+    code: Code,
+    grid: Sequence[int],
+    arguments: Arguments,
+    seed: int,
+    limit: int,
+    events: ctypes.Array[engine.EventRecord],
+) -> engine.CountRecord:
     program = code.program
     params, maps = _pack(code, arguments.values)
     constants = [(ctypes.addressof(c), len(c)) for c in program.constants.values()]
@@ -161,6 +220,7 @@ def launch(
         ctypes.addressof(maps),
         ctypes.addressof(params),
         program.presets.buffer_info()[0],
+        ctypes.addressof(events),
         len(program.kernel.instructions) + 1,
         len(ranges),
         len(maps),
@@ -171,6 +231,8 @@ def launch(
         code.shared_bytes,
         program.local_bytes,
         program.kernel.threads,
+        program.kernel.thread_registers,
+        len(events),
         (ctypes.c_int64 * 3)(*grid),
         seed + 1,
         limit,
@@ -181,7 +243,7 @@ def launch(
     )
     if fault.code:
         raise EmulationError(_fault(code, fault))
-    return Counts(*(getattr(counts, field.name) for field in fields(Counts)))
+    return counts
 
 
 def _pack(

@@ -101,6 +101,7 @@ class Kernel:
         labels: the instruction that each label stands before.
         tables: the labels of each ``.branchtargets``.
         threads: of a block.
+        thread_registers: that each thread starts with; 0: the compiler decides.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Kernel:
     labels: dict[str, int]
     tables: dict[str, tuple[str, ...]]
     threads: int
+    thread_registers: int
 
 
 _TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
@@ -146,6 +148,7 @@ def parse(ptx: str) -> Kernel:
     threads = re.search(r"\.reqntid\s+(\d+)", entry[3]) or re.search(r"\.maxntid\s+(\d+)", entry[3])
     if threads is None:
         raise UnknownPtx(name, 0, "no .reqntid says how many threads a block has")
+    registers = re.search(r"\.maxnreg\s+(\d+)", entry[3])
     body = _Body(name, _own_files(ptx))
     body.read(ptx[: entry.start()], 1, outside=True)
     body.read(_body_text(ptx[entry.end() :]), ptx.count("\n", 0, entry.end()) + 1)
@@ -158,6 +161,7 @@ def parse(ptx: str) -> Kernel:
         body.labels,
         body.tables,
         int(threads[1]),
+        int(registers[1]) if registers else 0,
     )
 
 

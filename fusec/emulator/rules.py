@@ -504,6 +504,14 @@ def _nothing(_one: Instruction, _: Kind) -> Row | None:
     return Row("nothing")
 
 
+def _set_registers(one: Instruction, _: Kind) -> Row | None:
+    (number,) = one.operands
+    if one.opcode[1] not in ("inc", "dec") or not isinstance(number, Literal):
+        return None
+    flags = FLAG["TAKES"] if one.opcode[1] == "inc" else 0
+    return Row("set_registers", flags=flags, count=number.bits)
+
+
 def _policy(one: Instruction, _: Kind) -> Row | None:
     return Row("mov", (one.operands[0], 0), type=CODES["U64"])
 
@@ -577,7 +585,7 @@ RULES: dict[str, Rule] = {
     "ret": lambda _one, _: Row("ret"),
     "exit": lambda _one, _: Row("ret"),
     "trap": lambda _one, _: Row("trap"),
-    "setmaxnreg": _nothing,
+    "setmaxnreg": _set_registers,
     "griddepcontrol": _nothing,
     "nanosleep": _nothing,
     "prefetch": _nothing,

@@ -31,7 +31,7 @@ SPECIALS = (
 FLAGS = (
     "FTZ", "SAT", "HIGH", "WIDE", "CARRY_IN", "CARRY_OUT", "NANS", "TO_INTEGER", "RELU", "WRAP",
     "RIGHT", "RETURNS", "TRANSPOSED", "ARRIVES", "TESTS", "IGNORES", "UNCOUNTED", "FROM_REGISTERS",
-    "LEFT_TRANSPOSED", "RIGHT_TRANSPOSED", "NEGATES",
+    "LEFT_TRANSPOSED", "RIGHT_TRANSPOSED", "NEGATES", "TAKES",
 )  # fmt: skip
 OPERATIONS = (
     "iadd", "isub", "imul", "imin", "imax", "idiv", "irem", "ineg", "iabs", "popc", "clz", "brev",
@@ -43,7 +43,8 @@ OPERATIONS = (
     "shfl", "vote", "activemask", "redux", "elect", "bar_warp", "nothing", "trap",
     "bar", "fence_proxy", "mbarrier_init", "mbarrier_inval", "mbarrier_arrive", "mbarrier_wait",
     "cp_async", "cp_async_arrive", "bulk_load", "bulk_store", "commit", "wait_group",
-    "mma", "mma_f64", "wgmma", "wgmma_fence", "bra", "brx", "ret",
+    "mma", "mma_f64", "wgmma", "wgmma_fence", "set_registers",
+    "bra", "brx", "ret",
 )  # fmt: skip
 
 _LISTS = (

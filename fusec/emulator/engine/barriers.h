@@ -59,7 +59,7 @@ static Mbarrier* find_mbarrier(Warp& w, const Instruction& i, uint32_t address) 
 // A phase ends when nobody and no byte is waited for.
 static void end_phase(Block& block, Mbarrier& b) {
   if (b.pending || b.bytes) return;
-  block.phases++;
+  block.happened++;
   b.phase++;
   b.pending = b.count;
   b.complete.join(b.arriving);
@@ -125,7 +125,7 @@ static void run_mbarrier_wait(Warp& w, const Instruction& i) {
   if (!b) return;
   bool complete = (b->phase & 1) != (int64_t)(uniform(w, i, 3) & 1);
   w.polling = !complete && !(i.flags & TESTS);
-  w.polled_at = w.block->phases;
+  w.polled_at = w.block->happened;
   if (complete) {
     w.known.join(b->complete);
     w.fenced.join(b->complete_fenced);

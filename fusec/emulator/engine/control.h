@@ -40,6 +40,24 @@ static void run_brx(Warp& w, const Instruction& i) {
   part(w, i.meeting, ways);
 }
 
+// How many registers each thread has from here on. What one warp gives back another may wait for.
+static void run_set_registers(Warp& w, const Instruction& i) {
+  if (!w.running || !w.registers) return;
+  Block& block = *w.block;
+  int64_t more = i.count - w.registers;
+  bool known = 24 <= i.count && i.count <= 256 && i.count % 8 == 0;
+  if (w.active != w.live) return raise(w, i, DIVERGED);
+  if (!known || (i.flags & TAKES ? more < 0 : more > 0)) {
+    return raise(w, i, REGISTER_COUNT, -1, -1, i.count);
+  }
+  w.polling = more > block.free_registers;
+  w.polled_at = block.happened;
+  if (w.polling) return;
+  block.free_registers -= more;
+  w.registers = i.count;
+  if (more < 0) block.happened++;
+}
+
 static void run_ret(Warp& w, const Instruction&) {
   w.live &= ~w.running;
   w.active &= w.live;

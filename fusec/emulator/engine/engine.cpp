@@ -7,6 +7,19 @@ static const Handler HANDLERS[] = {FUSEC_HANDLERS};
 
 static bool is_jump(int64_t op) { return op == OP_bra || op == OP_brx || op == OP_ret; }
 
+// Keep what starts or ends asynchronous work, if somebody wants to see the order.
+static void trace(const Warp& w, const Instruction& i) {
+  Machine& m = *w.block->machine;
+  if (m.counts->events >= m.launch->event_room) return;
+  const int64_t *place = w.block->place, *grid = m.launch->grid;
+  switch (i.op) {
+    case OP_bulk_load: case OP_bulk_store: case OP_cp_async: case OP_wgmma: case OP_wait_group:
+    case OP_mbarrier_wait: case OP_mbarrier_arrive: case OP_bar: case OP_set_registers:
+      m.launch->events[m.counts->events++] = {
+          place[0] + grid[0] * (place[1] + grid[1] * place[2]), w.number, index_of(w, i)};
+  }
+}
+
 // Return true if the warp went on: a poll that fails does not.
 static bool step(Warp& w) {
   Machine& m = *w.block->machine;
@@ -26,8 +39,10 @@ static bool step(Warp& w) {
     return true;
   }
   if (w.running) HANDLERS[i.op](w, i);
-  if (!w.polling) go_to(w, w.pc + 1);
-  return !w.polling;
+  if (w.polling) return false;
+  if (w.running) trace(w, i);
+  go_to(w, w.pc + 1);
+  return true;
 }
 
 // -- asynchronous operations -------------------------------------------------------------------------
@@ -64,7 +79,7 @@ static bool complete_one(Block& block) {
 
 static bool can_run(const Warp& w) {
   if (!w.live || w.blocked) return false;
-  return !w.polling || w.polled_at != w.block->phases;
+  return !w.polling || w.polled_at != w.block->happened;
 }
 
 static Warp* choose_warp(Block& block) {
@@ -127,6 +142,7 @@ static void start_warp(Block& block, Warp& w, int number) {
   w.changed_at.assign((size_t)launch.register_count, 0);
   w.live = w.active = w.running = ALL_LANES;
   w.known.times[number] = 1;
+  w.registers = launch.thread_registers;
   for (int64_t k = 0; k < launch.preset_count; k++) {
     for (int l = 0; l < LANES; l++) {
       uint32_t value = special_value(block, launch.presets[2 * k], number, l);

@@ -57,6 +57,13 @@ struct TensorMap {
   int64_t nan_fill;
 };
 
+// Something that a warp did and that a trace shows.
+struct Event {
+  int64_t block;
+  int64_t warp;
+  int64_t instruction;
+};
+
 struct Launch {
   const Instruction* program;
   const Operand* operands;
@@ -65,6 +72,7 @@ struct Launch {
   const TensorMap* maps;
   const uint8_t* params;
   const int64_t* presets;  // pairs: a special register's code, the byte offset that holds it
+  Event* events;           // in their order, as many as there is room for
   int64_t instructions;
   int64_t buffer_count;
   int64_t map_count;
@@ -75,6 +83,8 @@ struct Launch {
   int64_t shared_bytes;
   int64_t local_bytes;
   int64_t threads;
+  int64_t thread_registers;  // 0: not known
+  int64_t event_room;
   int64_t grid[3];
   int64_t seed;
   int64_t step_limit;
@@ -100,6 +110,7 @@ struct Counts {
   int64_t barriers;  // a warp at a barrier of the block
   int64_t copied;    // bytes that asynchronous copies move
   int64_t products;  // multiply-adds of tensor cores
+  int64_t events;    // that are kept
 };
 
 // Where an address of PTX's generic space points to.

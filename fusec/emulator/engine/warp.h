@@ -49,8 +49,9 @@ struct Warp {
   int64_t meeting = -1;           // where the active lanes wait for others
   std::vector<Path> paths;        // of lanes that wait, the last one goes on first
   bool blocked = false;   // at a barrier, until it lets go
-  bool polling = false;   // at an mbarrier, which a phase's end may let go
-  uint64_t polled_at = 0;  // phases that had ended when it looked last
+  bool polling = false;   // at an mbarrier, or for registers: what others do may let it go
+  uint64_t polled_at = 0;  // what had happened when it looked last
+  int64_t registers = 0;   // of a thread; 0: not known
   Mask live, active, running;  // not exited; at this pc; of those, where the guard holds
   Mask carry = 0;
   Clock known, fenced;
@@ -92,14 +93,15 @@ struct Block {
   std::vector<std::shared_ptr<Pending>> loads;  // bulk loads under way
   std::array<uint32_t, AGENTS> async_times{};
   int mbarriers_made = 0;
-  uint64_t phases = 1;  // of all mbarriers, ended
+  uint64_t happened = 1;       // phases that ended, registers that were given back
+  int64_t free_registers = 0;  // of a thread, for a warp that asks
 };
 
 enum Faults {
   OUT_OF_BOUNDS = 1, MISALIGNED, SHARED_BOUNDS, UNINITIALISED_READ, RACE_WITH_READ, RACE_WITH_WRITE,
   NO_FENCE, DEADLOCK, NO_MBARRIER, OBJECT_TOUCHED, TOO_MANY_ARRIVALS, IN_FLIGHT, NOT_WAITED,
   DIVERGED, BAD_DESCRIPTOR, NO_TENSOR_MAP, STEP_LIMIT, TRAP, BARRIER_COUNT, NO_WGMMA_FENCE,
-  TRANSACTION_COUNT, UNSUPPORTED, LOCAL_BOUNDS, MBARRIER_RACE,
+  TRANSACTION_COUNT, UNSUPPORTED, LOCAL_BOUNDS, MBARRIER_RACE, REGISTER_COUNT,
 };  // the names are in faults.py, in this order
 
 static bool stopped(const Machine& m) { return m.fault->code != 0; }
