@@ -97,6 +97,7 @@ ELSEWHERE = {
     "passes/axis_classes": "passes/test_unify",
     "passes/machine": "codegen/test_targets",
     "passes/recompute": "codegen/test_contraction",
+    "passes/rfactor": "passes/test_split_reduction",
     "passes/rows": "passes/test_chunk",
     "passes/schedule/contraction": "passes/schedule/test_tiling",
     "passes/schedule/descriptors": "codegen/test_descriptors",

@@ -34,6 +34,7 @@ from fusec.ir.index import (
     IntoIndex,
     Mod,
     Runtime,
+    contiguous_strides,
     floordiv,
     index,
     is_nonnegative,
@@ -66,6 +67,11 @@ class Buffer:
         self.dtype = dtype
         self.base: Buffer = self
         self._flat: Buffer | None = None
+
+    @classmethod
+    def row_major(cls, name: str, shape: tuple[Index, ...], dtype: DType) -> Buffer:
+        """Return a new tensor whose elements lie in memory in the order of their indices."""
+        return cls(name, shape, contiguous_strides(shape), dtype)
 
     def flat(self) -> Buffer:
         """Return the storage as one axis of stride 1, for programs; ``flat().base is self``."""

@@ -160,7 +160,7 @@ class RowBody:
         if buffer.strides != contiguous_strides(buffer.shape):
             raise NotByRows(f"{buffer} is not row-major")
         shape = (self.count, width)
-        inner = Buffer(buffer.name, shape, contiguous_strides(shape), buffer.dtype)
+        inner = Buffer.row_major(buffer.name, shape, buffer.dtype)
         self.made[buffer] = inner
         return inner
 
@@ -201,8 +201,8 @@ class RowBody:
                 outer = line.buffer
                 if node is not line.expr:
                     name = f"{line.buffer.name}_sum{number or ''}"
-                    outer = Buffer(name, shape, contiguous_strides(shape), node.dtype)
-                inner = Buffer(outer.name, shape, contiguous_strides(shape), node.dtype)
+                    outer = Buffer.row_major(name, shape, node.dtype)
+                inner = Buffer.row_major(outer.name, shape, node.dtype)
                 value = Reduce(node.monoid, others, body)
                 self._nodes.append(Def(inner, axes, value, line.origin))
                 self._sums[outer] = inner
@@ -328,7 +328,7 @@ class RowBody:
             self._nodes.append(_adding(node, known, made, arguments))
             return
         inner = Buffer(made.name, made.shape, made.strides, made.dtype)
-        outer = Buffer(f"{made.name}_sum", made.shape, contiguous_strides(made.shape), F32)
+        outer = Buffer.row_major(f"{made.name}_sum", made.shape, F32)
         self._nodes.append(_product(node, arguments, (inner,)))
         self._sums[outer] = inner
         self._gone.add(outer)

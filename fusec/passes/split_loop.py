@@ -18,35 +18,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.combine import Parts, rfactor
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select, postorder, reductions
 from fusec.ir.graph import Kernel, Schedule, Store, axes_of
-from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, mod
+from fusec.ir.index import Axis, index
 from fusec.ir.online import find_row_maxima, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
 from fusec.passes.cost import price
 from fusec.passes.machine import Machine
 from fusec.passes.online_softmax import online_softmax
+from fusec.passes.rfactor import Cut, cut_axis
 
 Split: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
 """A target's way to divide a kernel, if it has one: what ``split_loop`` is to GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """The looped axis n in two: ``n = p*R + i``.
-
-    Attributes:
-        value: that index.
-    """
-
-    whole: Axis
-    part: Axis
-    within: Axis
-    value: Index
 
 
 def split_loops(schedule: Schedule, split: Split) -> Schedule:
@@ -63,21 +50,12 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
     pieces = _pieces(kernel, spread.axis)
     if pieces is None:
         return None
-    cut = _cut(spread.axis, spread.terms)
+    cut = cut_axis(spread.axis, spread.terms)
     states: dict[Reduce, Parts] = {}
     for node, row_max in pieces.items():  # a maximum stands before the sums that refer to it
         states[node] = _within_part(node, row_max, cut, states)
     partial = _partial(kernel, states, cut)
     return partial, _final(kernel, pieces, states, partial, cut)
-
-
-def _cut(axis: Axis, terms: int) -> _Cut:
-    """Return an axis in parts of so many terms; the last is short where they do not fit."""
-    part = Axis("p", floordiv(axis.extent + (terms - 1), index(terms)))
-    start = index(part) * terms
-    even = mod(axis.extent, index(terms)) is index(0)
-    within = Axis(axis.name, index(terms), None if even else axis.extent - start)
-    return _Cut(axis, part, within, start + index(within))
 
 
 def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
@@ -103,17 +81,17 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
 # -- the partial kernel ----------------------------------------------------------------------------
 
 
-def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: _Cut) -> Kernel:
+def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: Cut) -> Kernel:
     """Return the kernel that stores what parts find, each value once, the part axis first."""
     stores: list[Store] = []
     for found, name in _names(kernel, states).items():
         own = tuple(a for a in kernel.axes if a in found.axes)
         shape = tuple(a.extent for a in (cut.part, *own))
-        buffer = Buffer(name, shape, contiguous_strides(shape), found.dtype)
+        buffer = Buffer.row_major(name, shape, found.dtype)
         stores.append(Store(buffer, tuple(index(a) for a in (cut.part, *own)), found))
     used = axes_of(stores)
     grid = (cut.part, *(a for a in kernel.grid if a in used))
-    inside = tuple(cut.within if a is cut.whole else a for a in kernel.inside)
+    inside = cut.inside(kernel.inside)
     return Kernel(
         f"{kernel.name}_part",
         grid,
@@ -136,14 +114,13 @@ def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
 
 
 def _within_part(
-    node: Reduce, row_max: Reduce | None, cut: _Cut, states: dict[Reduce, Parts]
+    node: Reduce, row_max: Reduce | None, cut: Cut, states: dict[Reduce, Parts]
 ) -> Parts:
     """Return what one part of a reduction finds, which refers to that part's maximum alone."""
-    mapping = {cut.whole: cut.value}
-    over = tuple(cut.within if a is cut.whole else a for a in node.over)
+    over = cut.inside(node.over)
     if row_max is None:
-        return rfactor(node, mapping, over)
-    body = around_reductions(node.body, lambda n: n is row_max, lambda e: e.substitute(mapping))
+        return rfactor(node, cut.value, over)
+    body = around_reductions(node.body, lambda n: n is row_max, lambda e: e.substitute(cut.value))
     (top,) = states[row_max]
     (body,) = rewrite((body,), lambda n: top if n is row_max else n)
     return (Reduce(node.monoid, over, body),)
@@ -157,7 +134,7 @@ def _final(
     pieces: dict[Reduce, Reduce | None],
     states: dict[Reduce, Parts],
     partial: Kernel,
-    cut: _Cut,
+    cut: Cut,
 ) -> Kernel:
     """Return the kernel that combines parts and computes what the whole kernel stores."""
     part = Axis(cut.part.name, cut.part.extent)
@@ -178,7 +155,7 @@ def _final(
         final,
         grid=tuple(a for a in kernel.axes if a in used and a not in inside),
         inside=tuple(a for a in (part, *kernel.inside) if a in used and a in inside),
-        labels=tuple((e, name) for e, name in final.labels if cut.whole not in e.axes),
+        labels=tuple((e, name) for e, name in final.labels if e.axes.isdisjoint(cut.value)),
     )
 
 

@@ -13,19 +13,16 @@ a mean is put together of parts about their own means (``squares.py``): it waits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.errors import InvalidIR
-from fusec.ir.combine import rfactor
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, reach, reductions
+from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
-from fusec.ir.index import Axis, Index, contiguous_strides, floordiv, index, product
+from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
-from fusec.ir.rewrite import rewrite
 from fusec.passes.cost import count, numel
 from fusec.passes.machine import Machine
-from fusec.passes.squares import Part, count_rows, find_squares, joined
+from fusec.passes.rfactor import Cut, Parts
+from fusec.passes.squares import SWEPT
 from fusec.passes.weighted_sums import softmax_weighted
 
 TWICE = 4
@@ -40,19 +37,6 @@ LONG_ROW = 4096
 more registers than there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """The cut of a reduction: ``part`` counts the parts, ``inner`` axes run inside one.
-
-    Attributes:
-        value: reduced axis -> index over ``part`` and ``inner``.
-    """
-
-    part: Axis
-    inner: tuple[Axis, ...]
-    value: dict[Axis, Index]
-
-
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with large column and full reductions split into partial and final ones.
 
@@ -65,7 +49,12 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     lines = [line for line in graph.defs if line.buffer not in whole]
     found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
     parts = _count_parts(graph, found, machine)
-    return graph.map_defs(_Splitter(found, parts).split)
+    cuts = {
+        line: cut
+        for line, reduction in found.items()
+        if (cut := _cut(reduction, parts[line], count(line.axes) >= LONG_ROW)) is not None
+    }
+    return graph.map_defs(Parts(cuts, SWEPT).split)
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:
@@ -115,73 +104,6 @@ def _sources(line: Def, made: dict[Buffer, Def]) -> set[Buffer]:
     return {b for b in sources if b not in made}
 
 
-class _Splitter:
-    """Splits lines one after another.
-
-    Args:
-        found: line -> its reduction.
-        parts: line -> how many parts that is cut into.
-    """
-
-    def __init__(self, found: dict[Def, Reduce], parts: dict[Def, int]) -> None:
-        self.cuts = {
-            line: cut
-            for line, n in found.items()
-            if (cut := _cut(n, parts[line], count(line.axes) >= LONG_ROW)) is not None
-        }
-        self.found = found
-        self.squares = {
-            line: one
-            for line, one in find_squares({line: found[line] for line in self.cuts}).items()
-            if parts[line] == parts[one.total]
-        }
-        self.totals = {one.total for one in self.squares.values()}
-        self.partial: dict[Def, tuple[Buffer, ...]] = {}
-
-    def split(self, line: Def) -> tuple[Def, ...]:
-        """Return a line, or those of parts and of the whole in its place if it is cut."""
-        return self._two(line) if line in self.cuts else (line,)
-
-    def _two(self, line: Def) -> tuple[Def, ...]:
-        cut, reduction = self.cuts[line], self.found[line]
-        own = tuple(Axis(a.name, a.extent) for a in line.axes)
-        shape = tuple(a.extent for a in (cut.part, *own))
-        renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
-        partial: list[Def] = []
-        for found in self._parts(line, {**renamed, **cut.value}):
-            name = f"{line.buffer.name}_part{len(partial) or ''}"
-            part = Buffer(name, shape, contiguous_strides(shape), found.dtype)
-            partial.append(Def(part, (cut.part, *own), found, line.origin))
-        self.partial[line] = tuple(part.buffer for part in partial)
-        last = Axis(cut.part.name, cut.part.extent)
-        final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
-        (expr,) = rewrite((line.expr,), lambda node: final if node is reduction else node)
-        return *partial, Def(line.buffer, line.axes, expr, line.origin)
-
-    def _parts(self, line: Def, into: dict[Axis, Index]) -> tuple[Expr, ...]:
-        """Return what a part of a line's reduction is, over the axes of the partial lines."""
-        reduction, inner = self.found[line], self.cuts[line].inner
-        one = self.squares.get(line)
-        if one is not None:
-            return (Part.of(one.value.substitute(into), inner).squares(),)
-        if line in self.totals:
-            return (Part.of(reduction.body.substitute(into), inner).total(),)
-        return rfactor(reduction, into, inner)
-
-    def _terms(self, line: Def, last: Axis) -> tuple[Expr, ...]:
-        """Return what a part adds to the whole, over the line's axes and that of parts."""
-        where = tuple(index(a) for a in (last, *line.axes))
-        loaded = tuple(Load(part, where) for part in self.partial[line])
-        one = self.squares.get(line)
-        if one is None:
-            return loaded
-        (found,), (sums,) = loaded, self.partial[one.total]
-        total = Load(sums, (index(last), *one.place))
-        rows = count_rows(self.cuts[line].inner, found.dtype)
-        rows = rows.substitute({self.cuts[line].part: index(last)})
-        return (joined(found, total, rows, one.centre),)
-
-
 def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     rows = product(a.extent for a in reduction.over).hint()
     kept = product(a.extent for a in line.axes).hint()
@@ -220,7 +142,7 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     return fastest is not None and fastest not in reduction.over
 
 
-def _cut(reduction: Reduce, wanted: int, long: bool) -> _Split | None:
+def _cut(reduction: Reduce, wanted: int, long: bool) -> Cut | None:
     """Spread the outermost reduced axes over about ``wanted`` parts on one axis.
 
     Args:
@@ -254,7 +176,7 @@ def _cut(reduction: Reduce, wanted: int, long: bool) -> _Split | None:
         within = Axis(axis.name, height, limit)
         inner.insert(0, within)
         value[axis] = outer * height + index(within)
-    return _Split(part, tuple(inner), value) if inner else None
+    return Cut(part, tuple(inner), value) if inner else None
 
 
 def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:

@@ -17,8 +17,9 @@ deviation, and farther than a few only if both of two are outliers, on the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fusec.ir.dtype import I64, DType
 from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select, cast, in_range
@@ -26,6 +27,8 @@ from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import with_guard
+
+Axes: TypeAlias = tuple[Axis, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Squares:
 
 
 def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
-    """Return the sums of squares among reductions by line, of those whose values another sums."""
+    """Return the sums of squares among reductions by line, where a line before sums the values."""
     squares: dict[Def, Squares] = {}
     for line, reduction in found.items():
         difference = _squared(reduction)
@@ -52,8 +55,10 @@ def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
             continue
         value, centre = difference.args
         for other, total in found.items():
+            if other is line:
+                break
             place = _place_of_sum(other, total, value, reduction.over, line.axes)
-            if place is not None and other is not line:
+            if place is not None:
                 squares[line] = Squares(value, centre, other, place)
                 break
     return squares
@@ -73,7 +78,7 @@ def _squared(reduction: Reduce) -> Op | None:
 
 
 def _place_of_sum(
-    line: Def, total: Reduce, value: Expr, over: tuple[Axis, ...], axes: tuple[Axis, ...]
+    line: Def, total: Reduce, value: Expr, over: Axes, axes: Axes
 ) -> tuple[Index, ...] | None:
     """Return the indices, over some axes, at which a line has the sum of a value over others."""
     kept = [a for a in line.axes if a in total.axes]
@@ -94,50 +99,61 @@ def _extents(axes: Sequence[Axis]) -> list[Index]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Values of a part.
+class Moments:
+    """How a part finds ``s``, the sum of its values, and ``q``, their squares about its mean.
 
     Attributes:
-        value: f over ``inner``.
-        shift: k, one of its values.
-        inner: axes of the part that are summed.
+        total: (values, axes of the part) -> s.
+        squares: (values, axes of the part, s) -> q.
     """
 
-    value: Expr
-    shift: Expr
-    inner: tuple[Axis, ...]
-
-    @classmethod
-    def of(cls, value: Expr, inner: tuple[Axis, ...]) -> Part:
-        """Return a part; k is 0 where it would be infinite, or where the part is empty."""
-        zero = Const(0.0, value.dtype)
-        first = _value_at(value, {a: index(0) for a in inner}, inner, zero)
-        middle = _value_at(value, {a: a.extent // 2 for a in inner}, inner, first)
-        last = _value_at(value, {a: a.extent - 1 for a in inner}, inner, first)
-        low, high = (Op(name, (first, middle)) for name in ("minimum", "maximum"))
-        shift = Op("maximum", (low, Op("minimum", (high, last))))
-        finite = Op("eq", (Op("sub", (shift, shift)), zero))
-        return cls(value, Select(finite, shift, zero), inner)
-
-    def total(self) -> Expr:
-        """Return ``s``, the sum of the values."""
-        whole = Op("mul", (count_rows(self.inner, self.value.dtype), self.shift))
-        return Op("add", (self._shifted(1), whole))
-
-    def squares(self) -> Expr:
-        """Return ``q``, the sum of squares about the part's mean."""
-        once, twice = self._shifted(1), self._shifted(2)
-        rows = at_least_one(count_rows(self.inner, self.value.dtype))
-        rest = Op("sub", (twice, Op("div", (Op("mul", (once, once)), rows))))
-        return Op("maximum", (rest, Const(0.0, rest.dtype)))
-
-    def _shifted(self, power: int) -> Reduce:
-        difference = Op("sub", (self.value, self.shift))
-        body = difference if power == 1 else Op("mul", (difference, difference))
-        return Reduce(SUM, self.inner, body)
+    total: Callable[[Expr, Axes], Expr]
+    squares: Callable[[Expr, Axes, Expr], Expr]
 
 
-def _value_at(value: Expr, place: dict[Axis, Index], inner: tuple[Axis, ...], other: Expr) -> Expr:
+def _sum(value: Expr, inner: Axes) -> Expr:
+    return Reduce(SUM, inner, value)
+
+
+def _squares(value: Expr, inner: Axes, total: Expr) -> Expr:
+    rows = at_least_one(count_rows(inner, value.dtype))
+    away = Op("sub", (value, Op("div", (total, rows))))
+    return _sum(Op("mul", (away, away)), inner)
+
+
+def _sum_by_shift(value: Expr, inner: Axes) -> Expr:
+    shift = _shift(value, inner)
+    whole = Op("mul", (count_rows(inner, value.dtype), shift))
+    return Op("add", (_sum(Op("sub", (value, shift)), inner), whole))
+
+
+def _squares_by_shift(value: Expr, inner: Axes, total: Expr) -> Expr:
+    away = Op("sub", (value, _shift(value, inner)))
+    once, twice = _sum(away, inner), _sum(Op("mul", (away, away)), inner)
+    rows = at_least_one(count_rows(inner, value.dtype))
+    rest = Op("sub", (twice, Op("div", (Op("mul", (once, once)), rows))))
+    return Op("maximum", (rest, Const(0.0, rest.dtype)))
+
+
+HELD = Moments(_sum, _squares)
+"""Of values that are at hand for both sums, as a tile's are in registers."""
+SWEPT = Moments(_sum_by_shift, _squares_by_shift)
+"""Of values that are read once, in a sweep that finds both sums about one of them."""
+
+
+def _shift(value: Expr, inner: Axes) -> Expr:
+    """Return k; 0 where it would be infinite, or where the part is empty."""
+    zero = Const(0.0, value.dtype)
+    first = _value_at(value, {a: index(0) for a in inner}, inner, zero)
+    middle = _value_at(value, {a: a.extent // 2 for a in inner}, inner, first)
+    last = _value_at(value, {a: a.extent - 1 for a in inner}, inner, first)
+    low, high = (Op(name, (first, middle)) for name in ("minimum", "maximum"))
+    shift = Op("maximum", (low, Op("minimum", (high, last))))
+    finite = Op("eq", (Op("sub", (shift, shift)), zero))
+    return Select(finite, shift, zero)
+
+
+def _value_at(value: Expr, place: dict[Axis, Index], inner: Axes, other: Expr) -> Expr:
     """Return a value of a part, or another one where a short or empty part has none there."""
     found = value.substitute(place)
     for axis in inner:
@@ -154,7 +170,7 @@ def joined(squares: Expr, total: Expr, rows: Expr, centre: Expr) -> Expr:
     return Op("add", (squares, Op("mul", (rows, Op("mul", (away, away))))))
 
 
-def count_rows(inner: tuple[Axis, ...], dtype: DType) -> Expr:
+def count_rows(inner: Axes, dtype: DType) -> Expr:
     """Return how many points a part has, ``n``; 0 for parts past the end."""
     whole: Index = product(a.extent for a in inner if a.limit is None)
     if all(a.limit is None for a in inner) and whole.is_constant:

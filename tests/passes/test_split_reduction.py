@@ -10,7 +10,7 @@ from hypothesis import given
 
 from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Cast, IndexValue, Op, Reduce, postorder
+from fusec.ir.expr import Cast, Const, IndexValue, Op, Reduce, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import IntoIndex, Size, index
 from fusec.ir.interp import run_graph
@@ -290,6 +290,17 @@ def test_squares_about_a_mean_of_other_values_are_summed_as_they_are() -> None:
     squares = total(SUM, m, Op("mul", (away, away)))
     after = split_reduction(graph((x, mean), (Def(v, (c,), squares),), v), SIXTEEN)
     assert partial_reads(after) == {"v_part": {"x", "mean"}, "v": {"v_part"}}
+
+
+def test_squares_of_values_that_a_later_line_sums_are_summed_as_they_are() -> None:
+    x, v, s = buffer("x", 512, 40), buffer("v", 40), buffer("s", 40)
+    (m, c), (n, d) = axes("m c", 512, 40), axes("n d", 512, 40)
+    away = Op("sub", (load(x, m, c), Const(1.0, F32)))
+    squares = Def(v, (c,), total(SUM, m, Op("mul", (away, away))))
+    before = graph((x,), (squares, Def(s, (d,), total(SUM, n, load(x, n, d)))), v, s)
+    after = split_reduction(before, SIXTEEN)
+    assert names(after) == ["v_part", "v", "s_part", "s"]
+    check_same(before, after, (numbers(512, 40),))
 
 
 @BOUNDED
