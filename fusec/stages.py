@@ -50,6 +50,7 @@ from fusec.passes.libraries import Chooser, choose_libraries
 from fusec.passes.library_bias import library_bias
 from fusec.passes.masks import mask_by_infinity
 from fusec.passes.memory import plan_memory
+from fusec.passes.online_softmax import online_softmax
 from fusec.passes.recompute import recompute_wide
 from fusec.passes.row_parts import sum_rows_by_parts
 from fusec.passes.schedule.plan import Plan
@@ -454,8 +455,8 @@ KERNEL = (
     ),
     _on_kernel(
         "online_softmax",
-        "a divisor leaves a sum that becomes linear in an exponential by it (GPU)",
-        lambda kernel, context: context.target.algebra(kernel),
+        "a divisor leaves a sum that becomes linear in an exponential by it",
+        _alone(online_softmax),
     ),
     _on_kernel(
         "stream_rows",

@@ -48,8 +48,7 @@ STRUCTURES = {
 HOMES = {"fusec/stages.py", "fusec/codegen/cpp_form.py", "fusec/codegen/triton_form.py"}
 ELSEWHERE = {
     ("fusec/emulator/launch.py", "decoded"): "a program of PTX instructions, no stage's",
-    ("fusec/codegen/targets.py", "online_softmax"): "the row that says whether the stage does it",
-    ("fusec/codegen/targets.py", "split_loop"): "the same",
+    ("fusec/codegen/targets.py", "split_loop"): "the row that says whether the stage does it",
     ("fusec/passes/bundle.py", "coalesce"): "what a kernel would be: members are compared flat",
     ("fusec/passes/in_place.py", "in_reading_order"): "what two stages have in common",
     ("fusec/passes/in_place.py", "redirected"): "the same",

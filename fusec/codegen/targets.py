@@ -20,7 +20,6 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
 from fusec.passes.machine import Machine, Rates, Resources, Tuning
-from fusec.passes.online_softmax import online_softmax
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.split_loop import split_loop
@@ -34,7 +33,6 @@ class Codegen:
     Attributes:
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
         device: torch's name of the device type.
-        algebra: kernel -> kernel, by rules that change rounding, before its axes are flattened.
         plans, accepts, split: as of ``Target``, for a machine.
         print_kernel: what the stages of ``form`` make of a program -> source text.
         form: the stages from a program to what is printed.
@@ -44,7 +42,6 @@ class Codegen:
 
     language: str
     device: str
-    algebra: Callable[[Kernel], Kernel]
     plans: Callable[[FlatKernel, Machine], tuple[Plan, ...]]
     accepts: Callable[[Kernel, Machine], bool]
     split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
@@ -56,7 +53,6 @@ class Codegen:
 CPP = Codegen(
     "cpp",
     "cpu",
-    online_softmax,
     cpu_plans,
     accepts_cpu,
     lambda kernel, machine: None,
@@ -64,9 +60,7 @@ CPP = Codegen(
     CPP_FORM,
     overwritable=overwritable,
 )
-TRITON = Codegen(
-    "triton", "cuda", online_softmax, gpu_plans, accepts_gpu, split_loop, triton.print_kernel, FORM
-)
+TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, triton.print_kernel, FORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +97,6 @@ class Target:
     def multiplies(self) -> bool:
         """Whether kernels may compute products of matrices themselves."""
         return self.machine.multiplies
-
-    def algebra(self, kernel: Kernel) -> Kernel:
-        """Return the kernel by rules that change rounding, before its axes are flattened."""
-        return self.codegen.algebra(kernel)
 
     def plans(self, kernel: FlatKernel) -> tuple[Plan, ...]:
         """Return schedules of a kernel, the one by rule first.
