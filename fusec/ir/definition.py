@@ -7,8 +7,8 @@ who reads a buffer, asks all of them alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Reduce, loads, postorder
@@ -53,6 +53,11 @@ class Def:
 
     impure: ClassVar[bool] = False
     defines_sizes: ClassVar[tuple[Size, ...]] = ()
+
+    def map(self, rule: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Def:
+        """Return the line with its expression rewritten; itself if that stays as it is."""
+        (expr,) = rule((self.expr,))
+        return self if expr is self.expr else replace(self, expr=expr)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:

@@ -13,7 +13,8 @@ from fusec.ir.dtype import I32, I64
 from fusec.ir.expr import Const, Expr, IndexValue, Op
 from fusec.ir.index import Index, index
 
-_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+"""Comparison -> the one that holds where it does not, of numbers that are not NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ def _parts(condition: Expr, holds: bool) -> Iterator[Edge | None]:
         case Op(name="and" | "or" as name, args=args) if (name == "and") is holds:
             for part in args:
                 yield from _parts(part, holds)
-        case Op(name=name, args=(left, right)) if name in _OPPOSITE:
-            yield _edge(name if holds else _OPPOSITE[name], _index_of(left), _index_of(right))
+        case Op(name=name, args=(left, right)) if name in OPPOSITE:
+            yield _edge(name if holds else OPPOSITE[name], index_of(left), index_of(right))
         case _:
             yield None
 
@@ -58,11 +59,14 @@ def _edge(name: str, a: Index | None, b: Index | None) -> Edge | None:
             return Edge(a - b + 1)
         case "ge":
             return Edge(b - a)
-        case _:
+        case "gt":
             return Edge(b - a + 1)
+        case _:
+            return None
 
 
-def _index_of(node: Expr) -> Index | None:
+def index_of(node: Expr) -> Index | None:
+    """Return the index that a value is: a position, or a number; None for anything else."""
     if isinstance(node, IndexValue):
         return node.index
     if isinstance(node, Const) and node.dtype in (I32, I64):

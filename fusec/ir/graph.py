@@ -138,6 +138,10 @@ class Graph:
         same = len(nodes) == len(self.nodes) and all(map(operator.is_, nodes, self.nodes))
         return self if same else replace(self, nodes=tuple(nodes))
 
+    def map(self, rule: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Graph:
+        """Return the graph with the expression of each definition rewritten."""
+        return self.map_defs(lambda line: (line.map(rule),))
+
     @property
     def sizes(self) -> tuple[Size, ...]:
         """The symbolic sizes: inputs, extents of inputs, and those that externs give."""

@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Cast, Expr, Op
-from fusec.ir.graph import Def, Graph
-from fusec.ir.rewrite import rewrite
+from fusec.ir.graph import Graph
+from fusec.ir.rewrite import Rewriter
 from fusec.ir.scalar import ROUND
 
 
 def round_as_eager(graph: Graph) -> Graph:
     """Return the graph with every reading of a 16-bit value marked as rounded."""
-    return graph.map_defs(lambda line: (_rounded(line),))
-
-
-def _rounded(line: Def) -> Def:
-    (expr,) = rewrite((line.expr,), _mark)
-    return line if expr is line.expr else Def(line.buffer, line.axes, expr, line.origin)
+    return graph.map(Rewriter(_mark))
 
 
 def _mark(node: Expr) -> Expr:

@@ -23,7 +23,7 @@ from fusec.ir.combine import rfactor
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, reductions
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index, mod
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import Rewriter
 from fusec.passes.squares import Moments, count_rows, find_squares, joined
 
 
@@ -89,8 +89,7 @@ class Parts:
         self.partial[line] = tuple(part.buffer for part in partial)
         last = Axis(cut.part.name, cut.part.extent)
         final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
-        (expr,) = rewrite((line.expr,), lambda node: final if node is reduction else node)
-        return *partial, Def(line.buffer, line.axes, expr, line.origin, line.covers)
+        return *partial, line.map(Rewriter(lambda node: final if node is reduction else node))
 
     def _found(self, line: Def, into: Mapping[Axis, Index]) -> tuple[Expr, ...]:
         """Return what a part of a line's reduction is, over the axes of the partial lines."""

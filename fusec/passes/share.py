@@ -23,11 +23,12 @@ def share(graph: Graph) -> Graph:
     fixed.update(buffer for line in graph.nodes if line.impure for buffer in line.reads)
     first: dict[tuple[object, ...], Buffer] = {}
     instead: dict[Buffer, Buffer] = {}
+    rule = reading(instead)
     nodes: list[Line] = []
     for node in graph.nodes:
         match node:
             case Def():
-                line = _redirect(node, instead)
+                line = node.map(lambda exprs: rewrite(exprs, rule)) if instead else node
                 known = first.setdefault(_identity(line), line.buffer)
                 if known is line.buffer or line.buffer in fixed or known in fixed:
                     nodes.append(line)
@@ -47,10 +48,3 @@ def _identity(line: Def) -> tuple[object, ...]:
     found = canonical(line)
     read = (leaf for leaf in found.leaves if leaf is not line.buffer and not isinstance(leaf, Axis))
     return (line.buffer.shape, line.buffer.strides, found.form, *read)
-
-
-def _redirect(line: Def, instead: dict[Buffer, Buffer]) -> Def:
-    if not instead:
-        return line
-    (expr,) = rewrite((line.expr,), reading(instead))
-    return line if expr is line.expr else replace(line, expr=expr)

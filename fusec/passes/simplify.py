@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, I32, I64
+from fusec.ir.edges import OPPOSITE, edges_when, index_of
 from fusec.ir.expr import (
     Cast,
     Const,
@@ -27,7 +28,7 @@ from fusec.ir.expr import (
     postorder,
     substitute,
 )
-from fusec.ir.graph import Def, Graph
+from fusec.ir.graph import Graph
 from fusec.ir.index import (
     Axis,
     FloorDiv,
@@ -50,12 +51,7 @@ _INT32_MAX = 2**31 - 1
 
 def simplify(graph: Graph) -> Graph:
     """Return the graph with each definition's expression simplified."""
-    return graph.map_defs(lambda line: (_simplify_def(line),))
-
-
-def _simplify_def(line: Def) -> Def:
-    (expr,) = simplifier()((line.expr,))
-    return line if expr is line.expr else Def(line.buffer, line.axes, expr, line.origin)
+    return graph.map(simplifier())
 
 
 def simplifier() -> Rewriter:
@@ -151,9 +147,6 @@ def _op(node: Op) -> Expr:
             return node
 
 
-_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
-
-
 def _unary(node: Op) -> Expr:
     """Undo a double negation; the opposite of a comparison of integers is a comparison."""
     inner = node.args[0]
@@ -161,23 +154,23 @@ def _unary(node: Op) -> Expr:
         return node
     if inner.name == node.name:
         return inner.args[0]
-    if node.name == "not" and inner.name in _OPPOSITE and not inner.args[0].dtype.is_float:
-        return Op(_OPPOSITE[inner.name], inner.args)
+    if node.name == "not" and inner.name in OPPOSITE and not inner.args[0].dtype.is_float:
+        return Op(OPPOSITE[inner.name], inner.args)
     return node
 
 
 def _index_arithmetic(node: Op) -> Expr | None:
     """Return a sum, difference or product with a number of indices as one index, else None."""
-    a, b = (_index_of(x) for x in node.args)
+    a, b = (index_of(x) for x in node.args)
     if a is None or b is None or not any(isinstance(x, IndexValue) for x in node.args):
         return None
     match node.name:
         case "add":
-            return IndexValue(a.index + b.index)
+            return IndexValue(a + b)
         case "sub":
-            return IndexValue(a.index - b.index)
-        case "mul" if a.index.is_constant or b.index.is_constant:
-            return IndexValue(a.index * b.index)
+            return IndexValue(a - b)
+        case "mul" if a.is_constant or b.is_constant:
+            return IndexValue(a * b)
         case _:
             return None
 
@@ -249,27 +242,18 @@ def _guarded_load(node: Load, guard: Expr) -> Expr:
 def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
     """Return (axis, low, high) for each axis that a conjunction of comparisons confines."""
     found: dict[Axis, tuple[Index, Index]] = {}
-    stack = [guard]
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, Op):
-            continue
-        if node.name == "and":
-            stack.extend(node.args)
-            continue
-        a, b = (_index_of(x) for x in node.args) if node.name in ("lt", "ge") else (None, None)
-        if a is None or b is None:
-            continue
-        difference = a.index - b.index
-        axis = next((x for x in difference.axes if difference.coefficient(x) is index(1)), None)
-        if axis is None or len(difference.axes) != 1 or axis.limit is not None:
+    for value in (edge.value for edge in edges_when(guard, True)):
+        (axis, *others) = value.axes or (None,)
+        step = None if axis is None or others else value.coefficient(axis)
+        if axis is None or step is None or axis.limit is not None:
             continue
         low, high = found.get(axis, (index(0), axis.extent))
-        edge = index(axis) - difference  # the comparison is axis < edge or axis >= edge
-        if node.name == "lt" and is_nonnegative(high - edge):
-            high = edge
-        elif node.name == "ge" and is_nonnegative(edge - low):
-            low = edge
+        if step is index(1):  # axis + rest <= 0
+            end = index(axis) - value + 1
+            high = end if is_nonnegative(high - end) else high
+        elif step is index(-1):  # rest - axis <= 0
+            start = index(axis) + value
+            low = start if is_nonnegative(start - low) else low
         found[axis] = (low, high)
     return [
         (axis, low, high) for axis, (low, high) in found.items() if is_nonnegative(high - low - 1)
@@ -401,11 +385,11 @@ def _is_negative_zero(node: Expr) -> bool:
 
 def _compare(node: Op) -> Expr:
     """Decide comparisons of indices by their bounds; compare in 32 bits where both sides fit."""
-    a, b = (_index_of(x) for x in node.args)
+    a, b = (index_of(x) for x in node.args)
     if a is None or b is None:
         return _compare_random(node)
     # a >= b and a < b ask for the sign of a - b, the others for that of b - a.
-    difference = a.index - b.index if node.name in ("ge", "lt") else b.index - a.index
+    difference = a - b if node.name in ("ge", "lt") else b - a
     least_is_0 = is_nonnegative(difference)
     if node.name in ("eq", "ne"):
         known = least_is_0 and is_nonnegative(-difference)
@@ -414,7 +398,7 @@ def _compare(node: Op) -> Expr:
     if known:
         return Const(least_is_0 is (node.name in ("ge", "le", "eq")), BOOL)
     if node.args[0].dtype is I64 and all(_fits_32_bits(x) for x in (a, b)):
-        return Op(node.name, (IndexValue(a.index, I32), IndexValue(b.index, I32)))
+        return Op(node.name, (IndexValue(a, I32), IndexValue(b, I32)))
     return node
 
 
@@ -431,14 +415,6 @@ def _compare_random(node: Op) -> Expr:
     return node
 
 
-def _index_of(node: Expr) -> IndexValue | None:
-    if isinstance(node, IndexValue):
-        return node
-    if isinstance(node, Const) and node.dtype in (I64, I32):
-        return IndexValue(index(int(node.value)), node.dtype)
-    return None
-
-
-def _fits_32_bits(value: IndexValue) -> bool:
-    low, high = least(value.index), most(value.index)
+def _fits_32_bits(value: Index) -> bool:
+    low, high = least(value), most(value)
     return low is not None and high is not None and low >= -_INT32_MAX and high <= _INT32_MAX
