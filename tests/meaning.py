@@ -19,8 +19,9 @@ from fusec.frontend.freezing import RECIPE
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Size, index
-from fusec.ir.interp import run_graph, run_kernel, run_program, run_schedule
+from fusec.ir.interp import run_graph, run_kernel, run_schedule
 from fusec.ir.interp_expr import Env, allocate
+from fusec.ir.interp_program import run_program
 from fusec.ir.program import Program
 from fusec.structures import Placed, Planned, verify
 from tests.frontend.tracing import to_array

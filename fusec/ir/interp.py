@@ -8,7 +8,7 @@ Three things that a printed kernel may do only by mistake raise ``InternalError`
 store out of range, two points of a kernel that store to one element, and a load of a buffer that
 the same kernel writes at another index.
 
-``run_program`` and ``eval_expr`` are defined in ``interp_program.py`` and ``interp_expr.py``.
+Programs are run by ``interp_program.py``, expressions evaluated by ``interp_expr.py``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from fusec.ir.interp_expr import (
     Tile,
     allocate,
     check_offsets,
-    eval_expr,
     eval_scalar,
     eval_tile,
     joint_axes,
@@ -58,23 +57,8 @@ from fusec.ir.interp_expr import (
     storage_length,
     store,
 )
-from fusec.ir.interp_program import run_program
 from fusec.ir.interp_scalar import Array, convert, fill_value
 from fusec.ir.memory import Allocation, Memory, StepMemory, all_apart, made_by
-
-__all__ = [
-    "Env",
-    "ExternCall",
-    "KernelCall",
-    "eval_expr",
-    "from_storage",
-    "interpret_kernel",
-    "run_graph",
-    "run_kernel",
-    "run_program",
-    "run_schedule",
-    "to_storage",
-]
 
 ExternCall: TypeAlias = Callable[
     [Extern | Constant, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]

@@ -240,19 +240,17 @@ def scalar_operation(name: str, dtype: DType) -> Operation:
 
 # -- reductions ----------------------------------------------------------------------------------
 
-_UFUNCS = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "any": np.logical_or,
-    "all": np.logical_and,
-}
+
+def _ufunc(monoid: Monoid) -> np.ufunc:
+    operation = OPERATIONS[monoid.combine]
+    if len(monoid.parts) > 1 or not isinstance(operation, np.ufunc):
+        raise InternalError(f"no reduction {monoid}", stage="ir.interp")
+    return operation
 
 
 def find_first(extreme: Monoid, values: Array, places: Array, dims: tuple[int, ...]) -> Array:
     """Return the least of ``places`` over ``dims`` where values are extreme, or NaN."""
-    best = _UFUNCS[extreme.name].reduce(values, axis=dims, keepdims=True)
+    best = _ufunc(extreme).reduce(values, axis=dims, keepdims=True)
     nowhere = np.iinfo(places.dtype).max
     found = (values == best) | (values != values)
     return np.asarray(np.where(found, places, nowhere).min(axis=dims, initial=nowhere))
@@ -264,11 +262,9 @@ def reduce_array(monoid: Monoid, values: Array, dims: tuple[int, ...], dtype: DT
     Float sums and products are accumulated in float64 and rounded once: a reduction has no order,
     so its meaning is the exact result.
     """
-    if monoid.name not in _UFUNCS:
-        raise InternalError(f"no reduction {monoid}", stage="ir.interp")
     wide = np.float64 if dtype.is_float else numpy_type(dtype)
     identity = np.asarray(monoid.identity(dtype), dtype=wide)
-    reduced = _UFUNCS[monoid.name].reduce(
+    reduced = _ufunc(monoid).reduce(
         values.astype(wide), axis=dims, dtype=wide, initial=identity[()]
     )
     return convert(np.asarray(reduced), dtype)

@@ -36,6 +36,7 @@ from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder
 from fusec.ir.extern import Fresh, Product
 from fusec.ir.graph import Bundle, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store
 from fusec.ir.index import Index, Size, index
+from fusec.ir.verify import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,16 +278,16 @@ class _Walk:
                 self.overwrite(allocation, step, line)
             self.allocate(allocation, made, plan, line)
         over = [a.over for a in plan.allocated if a.over is not None]
-        _check(len(set(over)) == len(over), line, "two buffers lie over one")
+        check(len(set(over)) == len(over), line, "two buffers lie over one")
         self.need(step.sizes, line)
         for buffer in step.reads:
             if buffer not in made or buffer in self.written:
                 self.read(buffer, line)
         for buffer in made:
-            _check(buffer in self.present, line, f"{buffer} is written, and has no memory")
+            check(buffer in self.present, line, f"{buffer} is written, and has no memory")
         fresh = set(step.writes) - set(made)
         for buffer in fresh:
-            _check(buffer not in self.present, line, f"{buffer} is in memory twice")
+            check(buffer not in self.present, line, f"{buffer} is in memory twice")
         self.present |= fresh
         self.written.update(step.writes)
         self.own.update(owned(step))
@@ -302,39 +303,37 @@ class _Walk:
         buffer, over = allocation.buffer, allocation.over
         may = overwritable(step) if isinstance(step, Kernel) else {}
         problem = f"{buffer} lies over {over}, which may be read after {buffer} is written"
-        _check(over in may.get(buffer, ()), line, problem)
+        check(over in may.get(buffer, ()), line, problem)
 
     def allocate(
         self, allocation: Allocation, made: tuple[Buffer, ...], plan: StepMemory, line: str
     ) -> None:
         buffer, over = allocation.buffer, allocation.over
-        _check(buffer in made, line, f"{buffer} gets memory, and is not written")
-        _check(buffer not in self.present, line, f"{buffer} is in memory twice")
+        check(buffer in made, line, f"{buffer} gets memory, and is not written")
+        check(buffer not in self.present, line, f"{buffer} is in memory twice")
         self.need(sizes_in((*buffer.shape, *buffer.strides)), line)
         if over is not None:
-            _check(over in self.present, line, f"{buffer} lies over {over}, which has no memory")
-            _check(over in self.own, line, f"{buffer} lies over {over}, the memory of others")
-            _check(
-                over not in self.shared, line, f"{buffer} lies over {over}, which others may see"
-            )
-            _check(footprint(buffer) == footprint(over), line, f"{buffer} does not fit over {over}")
+            check(over in self.present, line, f"{buffer} lies over {over}, which has no memory")
+            check(over in self.own, line, f"{buffer} lies over {over}, the memory of others")
+            check(over not in self.shared, line, f"{buffer} lies over {over}, which others may see")
+            check(footprint(buffer) == footprint(over), line, f"{buffer} does not fit over {over}")
             if over not in plan.freed:
                 self.free(over, line)
         self.present.add(buffer)
         self.own.add(buffer)
 
     def read(self, buffer: Buffer, line: str) -> None:
-        _check(buffer in self.present, line, f"{buffer} is read, and has no memory")
-        _check(buffer in self.written, line, f"{buffer} is read before it is written")
+        check(buffer in self.present, line, f"{buffer} is read, and has no memory")
+        check(buffer in self.written, line, f"{buffer} is read before it is written")
 
     def free(self, buffer: Buffer, line: str) -> None:
-        _check(buffer in self.present, line, f"{buffer} is freed, and has no memory")
+        check(buffer in self.present, line, f"{buffer} is freed, and has no memory")
         self.present.remove(buffer)
         self.written.discard(buffer)
 
     def need(self, sizes: set[Size] | tuple[Size, ...], line: str) -> None:
         unknown = sorted(size.name for size in set(sizes) - self.known)
-        _check(not unknown, line, f"the size {', '.join(unknown)} is not known yet")
+        check(not unknown, line, f"the size {', '.join(unknown)} is not known yet")
 
 
 def _given_sizes(graph: Graph) -> list[Size]:
@@ -342,11 +341,6 @@ def _given_sizes(graph: Graph) -> list[Size]:
     return [item for item in graph.inputs if isinstance(item, Size)] + [
         size for size, _, _ in graph.measured
     ]
-
-
-def _check(condition: bool, line: str, problem: str) -> None:
-    if not condition:
-        raise InvalidIR(f"{line}: {problem}")
 
 
 def bytes_of(buffer: Buffer) -> int:

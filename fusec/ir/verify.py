@@ -39,7 +39,6 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.graph import (
-    Argument,
     Bundle,
     Call,
     Def,
@@ -47,25 +46,16 @@ from fusec.ir.graph import (
     FlatKernel,
     Graph,
     Kernel,
+    Line,
     RowLoop,
     Schedule,
+    Step,
     Store,
     argument_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, index, is_in_range, product
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, Monoid
 from fusec.ir.scalar import SCALAR_OPS
-
-__all__ = [
-    "check",
-    "is_in_range_everywhere",
-    "verify_expr",
-    "verify_graph",
-    "verify_kernel",
-    "verify_node_types",
-    "verify_range",
-    "verify_schedule",
-]
 
 POINTS_TRIED = 1 << 13
 """The largest domain in which an index that is not provably in range is tried at every point."""
@@ -234,16 +224,25 @@ def verify_graph(graph: Graph) -> None:
     Raises:
         InvalidIR: naming the definition or extern at fault.
     """
+    _verify_lines(graph, graph.nodes)
+
+
+def _verify_lines(graph: Graph, lines: Iterable[Line | Step]) -> None:
+    """Check the lines of a graph, or the steps that it was cut into."""
     defined = {item for item in graph.inputs if isinstance(item, Buffer)}
-    for node in graph.nodes:
-        match node:
+    written = set(defined)
+    for line in lines:
+        match line:
             case Def():
-                _verify_def(node, defined)
+                _verify_def(line, defined)
+            case Kernel() | Bundle():
+                _verify_launch(line, defined, written)
             case RowLoop():
-                _verify_row_loop(node, defined)
+                _verify_row_loop(line, defined)
             case _:
-                _verify_call(node, defined)
-    _verify_outputs(graph, defined)
+                _verify_call(line, defined)
+    for view in argument_views(graph.outputs):
+        check(view.buffer.base in defined, "return", f"{view.buffer} is never defined")
 
 
 def _verify_def(line: Def, defined: set[Buffer]) -> None:
@@ -282,12 +281,6 @@ def _verify_call(node: Call, defined: set[Buffer]) -> None:
     for buffer in node.writes:
         check(buffer not in defined, line, f"{buffer} is defined twice")
         defined.add(buffer)
-
-
-def _verify_outputs(graph: Graph, defined: set[Buffer]) -> None:
-    outputs: tuple[Argument, ...] = graph.outputs
-    for view in argument_views(outputs):
-        check(view.buffer.base in defined, "return", f"{view.buffer} is never defined")
 
 
 # -- kernels and schedules -------------------------------------------------------------------------
@@ -360,17 +353,7 @@ def verify_schedule(schedule: Schedule) -> None:
     Raises:
         InvalidIR: naming the store or extern at fault.
     """
-    defined = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
-    written = set(defined)
-    for step in schedule.steps:
-        match step:
-            case Kernel() | Bundle():
-                _verify_launch(step, defined, written)
-            case RowLoop():
-                _verify_row_loop(step, defined)
-            case _:
-                _verify_call(step, defined)
-    _verify_outputs(schedule.graph, defined)
+    _verify_lines(schedule.graph, schedule.steps)
 
 
 def _verify_launch(launch: Kernel | Bundle, defined: set[Buffer], written: set[Buffer]) -> None:

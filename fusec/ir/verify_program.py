@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BF16, BOOL, F32, DType
@@ -73,16 +73,14 @@ class _Scope:
 
     def inside(self, loop: For) -> _Scope:
         """Return the scope of a loop's body: what it defines is not seen outside."""
-        return _Scope(
-            self.lanes,
-            self.held | {loop.axis},
-            (*self.loops, loop),
-            self.sizes,
-            set(self.reads),
-            set(self.writes),
-            set(self.variables),
-            set(self.carries),
-            self.copied,
+        return replace(
+            self,
+            held=self.held | {loop.axis},
+            loops=(*self.loops, loop),
+            reads=set(self.reads),
+            writes=set(self.writes),
+            variables=set(self.variables),
+            carries=set(self.carries),
         )
 
 

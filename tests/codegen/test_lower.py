@@ -16,8 +16,9 @@ from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, Var
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.interp import run_kernel, run_program, to_storage
+from fusec.ir.interp import run_kernel, to_storage
 from fusec.ir.interp_expr import Env
+from fusec.ir.interp_program import run_program
 from fusec.ir.monoid import ARGMAX, ARGMIN, MAX, PROD, SUM, Monoid
 from fusec.ir.program import Carry, For, Statement
 from fusec.ir.verify_program import verify_program

@@ -16,8 +16,8 @@ import torch
 
 from fusec.codegen import cpp, triton, wrapper
 from fusec.codegen.triton_form import form_of
-from fusec.ir.interp import run_program
 from fusec.ir.interp_expr import Env
+from fusec.ir.interp_program import run_program
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.runtime import cpp_kernel

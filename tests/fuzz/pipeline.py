@@ -14,7 +14,9 @@ import numpy as np
 
 from fusec.codegen.targets import Target, find_target
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
-from fusec.ir.interp import Env, run_graph, run_program, run_schedule
+from fusec.ir.interp import run_graph, run_schedule
+from fusec.ir.interp_expr import Env
+from fusec.ir.interp_program import run_program
 from fusec.ir.memory import Memory, verify_memory
 from fusec.ir.program import Program
 from fusec.options import Options

@@ -8,7 +8,8 @@ import torch
 
 from fusec.codegen.targets import find_target
 from fusec.ir.graph import Bundle, Kernel
-from fusec.ir.interp import run_program, run_schedule
+from fusec.ir.interp import run_schedule
+from fusec.ir.interp_program import run_program
 from fusec.ir.text import print_step
 from fusec.ir.verify import verify_schedule
 from fusec.passes.bundle import LEAST, bundle
