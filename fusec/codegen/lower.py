@@ -44,7 +44,7 @@ from fusec.ir.expr import (
     children,
     postorder,
     reach,
-    rebuild,
+    substitute,
 )
 from fusec.ir.graph import FlatKernel, Store
 from fusec.ir.index import (
@@ -388,11 +388,7 @@ class _Lowering(Values):
 
     def _offset(self, value: Index) -> Index:
         """Return an offset whose gathers are named values."""
-        probe = IndexValue(value)
-        new = {child: self.value(child) for child in children(probe)}
-        shown = rebuild(probe, new, None)
-        assert isinstance(shown, IndexValue)
-        return shown.index
+        return substitute(value, {}, self.value)
 
     def _accumulate(self, task: Accumulate) -> None:
         reduction = task.reduction
@@ -523,19 +519,18 @@ class _Lowering(Values):
         return kept
 
     def _varying_cost(self, root: Expr, loop: Axis) -> int:
+        """Return the operations of a value that are computed again along a loop."""
+
+        def varies(node: Expr) -> bool:
+            return loop in node.axes and node not in self.arrays
+
+        nodes = reach((root,), lambda node: filter(varies, children(node)))
         total = 0
-        stack = [root]
-        seen: set[Expr] = set()
-        while stack:
-            node = stack.pop()
-            if node in seen or loop not in node.axes or node in self.arrays:
-                continue
-            seen.add(node)
+        for node in filter(varies, nodes):
             if isinstance(node, Op):
                 total += SCALAR_OPS[node.name].cost
             elif isinstance(node, Load | Cast):
                 total += 1
-            stack.extend(children(node))
         return total
 
 

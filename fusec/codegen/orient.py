@@ -24,12 +24,12 @@ from fusec.ir.expr import (
     Const,
     Dot,
     Expr,
-    IndexValue,
     Reduce,
     Var,
     children,
     index_exprs,
     rebuild,
+    substitute,
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.names import Names
@@ -255,11 +255,7 @@ class _Orienter:
         return rebuild(value, new, self.mapping(order))
 
     def value_index(self, value: Index, order: Order) -> Index:
-        probe = IndexValue(value)
-        new = {child: self.used(child, order) for child in children(probe)}
-        shown = rebuild(probe, new, self.mapping(order))
-        assert isinstance(shown, IndexValue)
-        return shown.index
+        return substitute(value, self.mapping(order), lambda e: self.used(e, order))
 
     def dot(self, dot: Dot, order: Order) -> Dot:
         (over,) = dot.over

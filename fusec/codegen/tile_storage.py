@@ -11,12 +11,13 @@ e is in an array; the sum's loop computes t and u on its way there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusec.codegen.lane_order import LaneOrder
 from fusec.codegen.tile_uses import Uses
 from fusec.ir.dtype import BF16
-from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children
+from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children, reach
 from fusec.ir.index import Axis
 from fusec.ir.scalar import SCALAR_OPS
 
@@ -49,19 +50,18 @@ class Storage:
 
     def leaves(self, names: tuple[Expr, ...]) -> set[Var]:
         """Return the values in memory, and those without lanes, that some values are made of."""
-        found: set[Var] = set()
-        seen: set[Expr] = set()
-        stack = list(names)
-        while stack:
-            node = stack.pop()
-            if node in seen or not isinstance(node, Var):
-                continue
-            seen.add(node)
-            if self.is_inline(node):
-                stack.extend(below(self.uses.values[node]))
-            else:
-                found.add(node)
-        return found
+        made = self._made_of(names)
+        return {node for node in made if isinstance(node, Var) and not self.is_inline(node)}
+
+    def _made_of(self, names: Iterable[Expr]) -> list[Expr]:
+        """Return some values, and what those of them that are computed in place are made of."""
+
+        def inside(node: Expr) -> tuple[Expr, ...]:
+            if isinstance(node, Var) and self.is_inline(node):
+                return below(self.uses.values[node])
+            return ()
+
+        return reach(names, inside)
 
     def is_inline(self, var: Var) -> bool:
         """Return True for a value that is computed where it is used."""
@@ -139,23 +139,15 @@ class Storage:
 
     def _cost(self, var: Var) -> int:
         """Return the operations of a value from what lies in memory."""
+        own = self.uses.values[var]
+        inside = [n for n in self._made_of(below(own)) if isinstance(n, Var) and self.is_inline(n)]
         total = 0
-        seen: set[Expr] = set()
-        stack: list[Expr] = [var]
-        while stack:
-            node = stack.pop()
-            if node in seen or not isinstance(node, Var):
-                continue
-            seen.add(node)
-            if node is not var and not self.is_inline(node):
-                continue
-            value = self.uses.values[node]
+        for value in (own, *(self.uses.values[node] for node in inside)):
             match value:
                 case Op():
                     total += SCALAR_OPS[value.name].cost
                 case Load() | Cast() | Select():
                     total += 1
-            stack.extend(below(value))
         return total
 
 

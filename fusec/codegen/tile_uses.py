@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fusec.ir.dtype import BF16, F32, I32, I64
+from fusec.ir.dtype import BF16, F32
+from fusec.ir.edges import index_of
 from fusec.ir.expr import (
-    Const,
     Dot,
     Expr,
-    IndexValue,
     Load,
     Op,
     Reduce,
@@ -122,13 +121,9 @@ class Uses:
         return None if lane in count.axes else {lane: count}
 
     def _position(self, node: Expr) -> Index | None:
-        match self.values.get(node) if isinstance(node, Var) else node:
-            case IndexValue(index=value) if not list(index_exprs(value)):
-                return value
-            case Const(value=value) if node.dtype in (I32, I64):
-                return index(int(value))
-            case _:
-                return None
+        value = self.values.get(node) if isinstance(node, Var) else node
+        position = None if value is None else index_of(value)
+        return None if position is None or any(index_exprs(position)) else position
 
     def load(self, var: Expr) -> Load | None:
         """Return the load that a value is, if the program does not write what it reads."""

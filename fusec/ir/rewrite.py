@@ -196,24 +196,6 @@ def inline_loads(
     return rewrite(roots, inlined)
 
 
-def postorder_up_to(root: Expr, limit: int) -> list[Expr] | None:
-    """Return the distinct nodes of an expression, or None if there are more than ``limit``."""
-    seen: set[Expr] = {root}
-    order: list[Expr] = []
-    stack: list[tuple[Expr, bool]] = [(root, False)]
-    while stack and len(seen) <= limit:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-            continue
-        stack.append((node, True))
-        for child in children(node):
-            if child not in seen:
-                seen.add(child)
-                stack.append((child, False))
-    return order if len(seen) <= limit else None
-
-
 def is_index_only(expr: Expr) -> bool:
     """Return True if ``expr`` reads no memory: constants, index values and operations on them."""
     return not any(isinstance(node, Load) for node in postorder((expr,)))

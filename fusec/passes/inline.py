@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.definition import NOWHERE
-from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, reductions
+from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder, reductions
 from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import Axis, Index, index, product
-from fusec.ir.rewrite import inline_loads, postorder_up_to
+from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.streamed import streamed
 from fusec.passes.cost import count, numel
@@ -94,8 +94,8 @@ class _Inliner:
         readers = self.uses.readers.get(line.buffer, ())
         if not readers:
             return False
-        nodes = postorder_up_to(expr, MAX_NODES)
-        if nodes is None or any(isinstance(n, Reduce) for n in nodes):
+        nodes = postorder((expr,))
+        if len(nodes) > MAX_NODES or any(isinstance(n, Reduce) for n in nodes):
             return False
         sources = [n for n in nodes if isinstance(n, Load)]
         points = product(a.extent for a in line.axes).hint()
