@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from fusec.frontend.arithmetic import add, div, greater, like, mul, select, sub
+from fusec.frontend.arithmetic import add, like, mul, select, sub
 from fusec.frontend.call import Call, Indices, Scalar, read, read_exact
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
@@ -82,48 +82,12 @@ def silu_backward(call: Call, grad: Value, x: Value) -> Value:
     return call.pointwise(slope, grad, x)
 
 
-@lowers(aten.sigmoid_backward.default)
-def sigmoid_backward(call: Call, grad: Value, y: Value) -> Value:
-    return call.pointwise(lambda g, s: op("mul", g, op("mul", sub(like(1.0, s), s), s)), grad, y)
-
-
-@lowers(aten.tanh_backward.default)
-def tanh_backward(call: Call, grad: Value, y: Value) -> Value:
-    return call.pointwise(lambda g, t: op("mul", g, sub(like(1.0, t), op("mul", t, t))), grad, y)
-
-
-@lowers(aten.softplus.default)
-def softplus(call: Call, x: Value, beta: float = 1, threshold: float = 20) -> Value:
-    def curve(a: Expr) -> Expr:
-        scaled = mul(a, beta)
-        bent = div(op("log1p", op("exp", scaled)), beta)
-        return select(greater(scaled, threshold), a, bent)
-
-    return call.pointwise(curve, x)
-
-
-@lowers(aten.softplus_backward.default)
-def softplus_backward(call: Call, grad: Value, x: Value, beta: float, threshold: float) -> Value:
-    def slope(g: Expr, a: Expr) -> Expr:
-        scaled = mul(a, beta)
-        grown = op("exp", scaled)
-        bent = div(op("mul", g, grown), add(grown, 1.0))
-        return select(greater(scaled, threshold), g, bent)
-
-    return call.pointwise(slope, grad, x)
-
-
 # -- pieces of lines ------------------------------------------------------------------------------
 
 
 @lowers(aten.relu.default)
 def relu(call: Call, x: Value) -> Value:
     return call.pointwise(lambda a: op("maximum", a, like(0, a)), x)
-
-
-@lowers(aten.leaky_relu.default)
-def leaky_relu(call: Call, x: Value, negative_slope: Scalar = 0.01) -> Value:
-    return call.pointwise(lambda a, k: select(greater(a, 0), a, mul(a, k)), x, negative_slope)
 
 
 @lowers(aten.threshold_backward.default)
@@ -137,19 +101,3 @@ def threshold_backward(call: Call, grad: Value, x: Value, limit: Scalar) -> Valu
         return select(op("le", read_exact(x, at, kind), edge), like(0, g), g)
 
     return call.define(slope)
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(call: Call, x: Value, low: float = -1, high: float = 1) -> Value:
-    return call.pointwise(lambda a: op("minimum", op("maximum", a, like(low, a)), like(high, a)), x)
-
-
-@lowers(aten.elu.default)
-def elu(call: Call, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
-    """scale * x above 0, and alpha * scale * (exp(input_scale * x) - 1) below."""
-
-    def curve(a: Expr) -> Expr:
-        bent = mul(op("expm1", mul(a, input_scale)), alpha * scale)
-        return select(greater(a, 0.0), mul(a, scale), bent)
-
-    return call.pointwise(curve, x)

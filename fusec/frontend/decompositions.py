@@ -34,18 +34,18 @@ _ALSO = (
     "_native_batch_norm_legit_no_training",
     "native_group_norm",
     "embedding",
-    *("addmv", "dist", "ldexp", "grid_sampler_2d"),
+    *("elu", "hardtanh", "leaky_relu"),
+    *("addmv", "dist", "ldexp", "grid_sampler_2d", "linalg_vector_norm"),
     *("view_copy", "narrow_copy", "permute_copy", "as_strided_copy", "unbind_copy"),
 )
 
 _WHOLE = (
-    *("roll", "isin", "take"),
+    *("roll", "isin"),
     *("select_scatter", "index_add", "index_copy"),
     "embedding_dense_backward",
-    *("gelu", "gelu_backward", "silu", "silu_backward", "softplus", "softplus_backward"),
-    *("sigmoid_backward", "tanh_backward", "threshold_backward", "addcmul"),
+    *("gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "addcmul"),
 )
-"""Kept whole, all recomputable for the partitioner but the first seven.
+"""Kept whole, all recomputable for the partitioner but the first six.
 
 A roll's parts are a remainder and a gather; an embedding's gradient is one eager kernel, its parts
 are a fill, a scatter and masks. Parts of ``index_add`` take negative indices, which it refuses.
