@@ -18,11 +18,17 @@ Exit code 1 if a result is wrong or a kernel has a fault.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fusec.cli.dump import add_model_arguments, forced_options, stage_model
 from fusec.cli.inputs import parse_spec
-from fusec.cli.output import progress, show
+from fusec.cli.output import progress, show_report
 from fusec.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 HELP = "check results against eager's, or kernels without a GPU: --static, --emulate"
 FAULTS = 1
@@ -41,50 +47,39 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault."""
     if arguments.static and arguments.emulate:
         raise UsageError("--static runs nothing, --emulate runs kernels: leave out one of them.")
+    verdict: Any
     if arguments.emulate:
-        return _emulate_kernels(arguments)
-    return _check_kernels(arguments) if arguments.static else _check_results(arguments)
+        verdict = _emulate_kernels(arguments)
+    else:
+        verdict = _check_kernels(arguments) if arguments.static else _check_results(arguments)
+    show_report(verdict, json=arguments.json)
+    return FAULTS if verdict.faults else 0
 
 
-def _check_kernels(arguments: argparse.Namespace) -> int:
+def _check_kernels(arguments: argparse.Namespace) -> Any:
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report.lint_report import check_target, judge
     from fusec.report.stages import choose_target
 
     check_target(choose_target(arguments.target).name)
-    verdict = judge(stage_model(arguments), progress)
-    show(verdict.to_json() if arguments.json else str(verdict))
-    return FAULTS if verdict.faults else 0
+    return judge(stage_model(arguments), progress)
 
 
-def _emulate_kernels(arguments: argparse.Namespace) -> int:
+def _emulate_kernels(arguments: argparse.Namespace) -> Any:
     # Local: as above.
     import torch
 
-    from fusec.cli.model import load_with_inputs
     from fusec.report.emulation import TARGETS, emulate
 
     target = arguments.target or TARGETS[-1]
     if target not in TARGETS:
         raise UsageError.unknown("target for --emulate", target, TARGETS)
-    specs = [parse_spec(text) for text in arguments.input]
-    progress(f"running {arguments.model}: eagerly, in fp64 and emulated")
-    fn, calls = load_with_inputs(arguments.model, specs, arguments.train, torch.device("cpu"))
-    emulation = emulate(
-        fn,
-        *calls,
-        train=arguments.train,
-        dynamic=arguments.dynamic,
-        target=target,
-        options=forced_options(arguments),
-    )
-    show(emulation.to_json() if arguments.json else str(emulation))
-    return FAULTS if emulation.faults else 0
+    said = f"running {arguments.model}: eagerly, in fp64 and emulated"
+    return _call(partial(emulate, target=target), arguments, torch.device("cpu"), said)
 
 
-def _check_results(arguments: argparse.Namespace) -> int:
+def _check_results(arguments: argparse.Namespace) -> Any:
     # Local: as above.
-    from fusec.cli.model import load_with_inputs
     from fusec.report.comparison import compare, this_device
 
     if arguments.target is not None:
@@ -92,16 +87,19 @@ def _check_results(arguments: argparse.Namespace) -> int:
             "results are compared on this machine's device. To check the kernels for a target, "
             f"write fusec check --static {arguments.model} --target {arguments.target}."
         )
-    specs = [parse_spec(text) for text in arguments.input]
     device = this_device()
-    progress(f"running {arguments.model} on {device}: eagerly, in fp64 and compiled")
+    said = f"running {arguments.model} on {device}: eagerly, in fp64 and compiled"
+    return _call(compare, arguments, device, said)
+
+
+def _call(
+    judge: Callable[..., Any], arguments: argparse.Namespace, device: torch.device, said: str
+) -> Any:
+    """Return what ``judge`` says of calls of the model with random inputs on a device."""
+    from fusec.cli.model import load_with_inputs  # local, as above
+
+    specs = [parse_spec(text) for text in arguments.input]
+    progress(said)
     fn, calls = load_with_inputs(arguments.model, specs, arguments.train, device)
-    comparison = compare(
-        fn,
-        *calls,
-        train=arguments.train,
-        dynamic=arguments.dynamic,
-        options=forced_options(arguments),
-    )
-    show(comparison.to_json() if arguments.json else str(comparison))
-    return FAULTS if comparison.faults else 0
+    how = {"train": arguments.train, "dynamic": arguments.dynamic}
+    return judge(fn, *calls, options=forced_options(arguments), **how)

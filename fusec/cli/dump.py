@@ -137,19 +137,23 @@ def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[S
         texts: keep what the stages before capture made.
     """
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.cli.model import load_model
+    from fusec.cli.model import load_callable, observe_call
     from fusec.options import Options
+    from fusec.report.observe import new_fake_mode
     from fusec.report.stages import choose_target, take_through
 
     specs = [parse_spec(text) for text in arguments.input]
     choose_target(arguments.target)  # a wrong one is said before the model is loaded
     options = Options.from_compile(None, forced_options(arguments))
     progress(f"tracing {arguments.model}")
-    model = load_model(arguments.model, len(specs))
+    mode = new_fake_mode()
+    fn = load_callable(arguments.model, len(specs), mode)
     target = choose_target(arguments.target)  # after what the model's file sets in torch
-    seen = model.observe(
+    seen = observe_call(
+        fn,
         specs,
-        train=arguments.train,
+        mode,
+        arguments.train,
         dynamic=arguments.dynamic,
         options=options,
         target=target,

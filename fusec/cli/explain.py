@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from fusec.cli.dump import add_model_arguments, stage_model
-from fusec.cli.output import show
+from fusec.cli.output import show_report
 
 HELP = "show kernels, eager kernels, launches, bytes and fusion decisions"
 
@@ -28,6 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.report.stages import choose_target
 
     target = choose_target(arguments.target)
-    explanation = Explanation(target.name, tuple(map(report_graph, stage_model(arguments))))
-    show(explanation.to_json() if arguments.json else str(explanation))
+    graphs = tuple(map(report_graph, stage_model(arguments)))
+    show_report(Explanation(target.name, graphs), json=arguments.json)
     return 0

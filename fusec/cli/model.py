@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -26,80 +26,47 @@ from torch import nn
 
 from fusec.cli.inputs import Spec, TensorSpec, each_call
 from fusec.cli.output import progress
-from fusec.codegen.targets import Target
 from fusec.errors import ModelError, UsageError, nearest
-from fusec.options import Options
-from fusec.report.observe import Observed, new_fake_mode, observe
+from fusec.report.observe import Observed, observe
 from fusec.torch_interior import FakeTensorMode
 
 _FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What to compile, and the fake mode that its tensors may belong to."""
+def observe_call(
+    fn: Callable[..., Any], specs: Sequence[Spec], mode: FakeTensorMode, train: bool, **how: Any
+) -> tuple[Observed, ...]:
+    """Return the graphs that a call with inputs of these types compiles to.
 
-    fn: Callable[..., Any]
-    mode: FakeTensorMode
+    A module whose parameters all have another floating type than the inputs, and which does not
+    run with them, is converted; progress says so.
 
-    def observe(
-        self,
-        specs: Sequence[Spec],
-        *,
-        train: bool,
-        dynamic: bool,
-        options: Options,
-        target: Target,
-        texts: bool,
-    ) -> tuple[Observed, ...]:
-        """Return the graphs that a call with inputs of these types compiles to.
-
-        ``options``, ``target`` and ``texts`` are as of ``report.observe``.
-
-        A module whose parameters all have another floating type than the inputs, and which does not
-        run with them, is converted; progress says so.
-
-        Raises:
-            UsageError: if the inputs do not fit the signature.
-            ModelError: if the model fails by itself.
-        """
-        _check_arguments(self.fn, specs)
-        with self.mode:
-            inputs = [s.make() if isinstance(s, TensorSpec) else s for s in specs]
-        fn = self.fn.train(train) if isinstance(self.fn, nn.Module) else self.fn
-
-        def attempt() -> tuple[Observed, ...]:
-            return observe(
-                fn,
-                inputs,
-                train=train,
-                dynamic=dynamic,
-                mode=self.mode,
-                options=options,
-                target=target,
-                texts=texts,
-            )
-
-        try:
-            return attempt()
-        except ModelError:
-            dtype = _common_dtype(inputs)
-            if dtype is None or not isinstance(fn, nn.Module):
-                raise
-            if dtype is _common_dtype(fn.parameters()):
-                raise
-            with self.mode:
-                _convert(fn, dtype)
-            seen = attempt()
-            progress(f"the model's parameters were converted to {dtype}, the inputs' type")
-            return seen
-
-
-def load_model(target: str, inputs: int) -> Model:
-    """Return what a TARGET names, without memory for its tensors; see ``load_callable``."""
-    mode = new_fake_mode()
-    return Model(load_callable(target, inputs, mode), mode)
+    Args:
+        mode: to which the module's tensors may belong.
+        how: further arguments of ``report.observe``.
+    Raises:
+        UsageError: if the inputs do not fit the signature.
+        ModelError: if the model fails by itself.
+    """
+    _check_arguments(fn, specs)
+    with mode:
+        inputs = [s.make() if isinstance(s, TensorSpec) else s for s in specs]
+    fn = fn.train(train) if isinstance(fn, nn.Module) else fn
+    attempt = partial(observe, fn, inputs, train=train, mode=mode, **how)
+    try:
+        return attempt()
+    except ModelError:
+        dtype = _common_dtype(inputs)
+        if dtype is None or not isinstance(fn, nn.Module):
+            raise
+        if dtype is _common_dtype(fn.parameters()):
+            raise
+        with mode:
+            _convert(fn, dtype)
+        seen = attempt()
+        progress(f"the model's parameters were converted to {dtype}, the inputs' type")
+        return seen
 
 
 def load_callable(

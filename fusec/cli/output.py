@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from fusec.errors import EnvironmentProblem
 
@@ -33,6 +34,11 @@ def show(text: str, language: str = "text") -> None:
     except OSError as error:
         write_nowhere()
         raise EnvironmentProblem(f"results cannot be written to standard output: {error}") from None
+
+
+def show_report(report: Any, *, json: bool) -> None:
+    """Print a report, as text or in its JSON form."""
+    show(report.to_json() if json else str(report))
 
 
 def write_nowhere() -> None:
