@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -45,6 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock, Timeout
 
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
@@ -60,9 +60,6 @@ ABANDONED_S = 3600
 
 LOCKS = 64
 """How many lock files there are; keys share them, so that their number stays bounded."""
-
-LOCK_POLL_S = 0.02
-"""Seconds between two looks at a lock that another process holds."""
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.fusec")
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
@@ -153,16 +150,12 @@ class Cache:
         It saves work and nothing depends on it: after `patience_s` seconds, or where files cannot
         be locked, the body runs unlocked. Do not nest, for two keys may share a lock.
         """
-        descriptor = self._open_lock(key)
-        locked = descriptor is not None and _wait_for_lock(descriptor, patience_s)
-        try:
+        with contextlib.ExitStack() as held:
+            lock = self._lock_of(key)
+            if lock is not None:
+                with contextlib.suppress(Timeout, OSError):  # some file systems have no locks
+                    held.enter_context(lock.acquire(timeout=patience_s))
             yield
-        finally:
-            if descriptor is not None:
-                if locked:
-                    # Closing would not do: a process forked meanwhile holds a copy.
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-                os.close(descriptor)
 
     def forget(self) -> None:
         """Empty the layer in memory; what is on disk stays."""
@@ -287,15 +280,14 @@ class Cache:
             reason = fault.strerror or str(fault)
             _warn_once(kind, f"the cache {self.directory} is {kind}: {reason}. {_REMEDY}")
 
-    def _open_lock(self, key: str) -> int | None:
-        """Return a descriptor of the lock file that `key` shares, or None without a directory."""
-        if not self.limit_bytes:
+    def _lock_of(self, key: str) -> FileLock | None:
+        """Return the lock that `key` shares with others, or None without a directory."""
+        if not self.limit_bytes or self.directory is None:
             return None
-        name = f".lock-{int(_entry_name(key)[:8], 16) % LOCKS:02d}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with self._opened(create=True) as directory:
-                return os.open(name, flags, 0o600, dir_fd=directory)
+            with self._opened(create=True):
+                name = f".lock-{int(_entry_name(key)[:8], 16) % LOCKS:02d}"
+                return FileLock(self.directory / name, mode=0o600)
         except (EnvironmentProblem, OSError) as fault:  # `store` will warn of it
             logger.debug("building without a lock: %s", fault)
             return None
@@ -471,23 +463,6 @@ def _publish(directory: int, name: str, content: bytes) -> None:
     except BaseException:
         _remove(directory, temporary)
         raise
-
-
-def _wait_for_lock(descriptor: int, patience_s: float) -> bool:
-    """Lock the open file; False if others held it all the time, or it cannot be locked."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            # The kernel frees it when its holder dies, as it does not with lock files that exist.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(LOCK_POLL_S)
-        except OSError:  # some network file systems have no locks
-            return False
-        else:
-            return True
 
 
 def _remove(directory: int, name: str) -> bool:
