@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fusec.frontend.fx_nodes import is_view
+from fusec.frontend.fallbacks import is_impure, is_written
+from fusec.frontend.fx_nodes import call_like, is_view
 from fusec.torch_interior import FakeTensor, OpOverload, is_weight, unset_fake_temporarily
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -66,8 +68,7 @@ def freeze(gm: fx.GraphModule) -> None:
     Weights that the graph itself writes are none.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    written = {node.args[0] for node in gm.graph.nodes if _writes(node)}
-    fixed = {node for node in placeholders if node.meta.get(_WEIGHT) and node not in written}
+    fixed = {node for node in placeholders if node.meta.get(_WEIGHT) and not is_written(node)}
     if not fixed:
         return
     _fold_channels(gm, fixed)
@@ -100,8 +101,7 @@ def _is_pure(node: fx.Node) -> bool:
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    random = torch.Tag.nondeterministic_seeded in target.tags
-    return isinstance(value, FakeTensor) and not random and not target._schema.is_mutable
+    return isinstance(value, FakeTensor) and not is_impure(node)
 
 
 def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
@@ -124,10 +124,6 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
         yield user
 
 
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
 def _bytes(node: fx.Node) -> int:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or any(not isinstance(n, int) for n in value.shape):
@@ -141,20 +137,10 @@ def _bytes(node: fx.Node) -> int:
 def _replace(gm: fx.GraphModule, placeholders: list[fx.Node], wanted: list[fx.Node]) -> Recipe:
     """Put constants into the place of nodes, and return how they are computed."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-
-    def copy(node: fx.Node) -> fx.Node:
-        for source in node.all_input_nodes:
-            if source not in copies:
-                copies[source] = copy(source)
-        return graph.node_copy(node, copies.__getitem__)
-
-    needed = _inputs_of(wanted)
-    used = [(k, node) for k, node in enumerate(placeholders) if node in needed]
-    copies.update((node, graph.placeholder(node.name)) for _, node in used)
-    for node in wanted:
-        if node not in copies:
-            copies[node] = copy(node)
+    graph.graph_copy(gm.graph, copies)
     graph.output(tuple(copies[node] for node in wanted))
+    graph.eliminate_dead_code(lambda node: node.op == "output")
+    positions = tuple(k for k, node in enumerate(placeholders) if copies[node].users)
     constants = []
     for number, node in enumerate(wanted):
         value = node.meta["val"]
@@ -170,19 +156,7 @@ def _replace(gm: fx.GraphModule, placeholders: list[fx.Node], wanted: list[fx.No
         node.replace_all_uses_with(constant)
         constants.append(made)
     compute = fx.GraphModule(gm, graph)
-    return Recipe(compute, tuple(k for k, _ in used), tuple(constants))
-
-
-def _inputs_of(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return all that some nodes are computed of."""
-    found: set[fx.Node] = set()
-    stack = list(nodes)
-    while stack:
-        for source in stack.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                stack.append(source)
-    return found
+    return Recipe(compute, positions, tuple(constants))
 
 
 # -- channels --------------------------------------------------------------------------------------
@@ -234,10 +208,7 @@ def _fold(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
     value = weight.meta["val"]  # type: ignore[union-attr]
     rank, channels, last = value.dim(), value.shape[0], chain[-1]
 
-    def add(target: Any, *args: Any) -> fx.Node:
-        made = graph.call_function(target, args)
-        made.meta["val"] = target(*fx.node.map_arg(args, lambda source: source.meta["val"]))
-        return made
+    add = partial(call_like, last)
 
     def by_channel(other: Any, *shape: int) -> Any:
         if not isinstance(other, fx.Node):
@@ -245,7 +216,7 @@ def _fold(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
         flat = add(aten.reshape.default, other, [-1])
         return add(aten.reshape.default, flat, list(shape)) if shape else flat
 
-    with graph.inserting_before(last), value.fake_mode:
+    with graph.inserting_before(last):
         w = add(prims.convert_element_type.default, weight, torch.float64)
         b = None if bias is None else add(prims.convert_element_type.default, bias, torch.float64)
         previous = node
