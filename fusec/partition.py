@@ -40,8 +40,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusec.frontend.fallbacks import talks_to_ranks
-from fusec.frontend.fx_nodes import hint_of
+from fusec.frontend.fallbacks import draws_random_numbers, talks_to_ranks
+from fusec.frontend.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.frontend.softmax_gradients import SCORES_BYTES
 from fusec.ir.dtype import DType
@@ -167,7 +167,8 @@ def _save_what_is_not_free(joint: fx.Graph) -> None:
     compared = {_compared_with_extreme(node) for node in joint.nodes}
     for node in joint.nodes:
         untagged = node.op == "call_function" and "recompute" not in node.meta
-        if untagged and (_is_converted_input(node) or _is_random(node) or node in compared):
+        drawn = draws_random_numbers(node.target)
+        if untagged and (_is_converted_input(node) or drawn or node in compared):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
@@ -179,7 +180,8 @@ def _leave_constants_to_the_last(joint: fx.Graph) -> None:
     """
     numbers = [node.meta["ac_graph_id"] for node in joint.nodes if "ac_graph_id" in node.meta]
     for node in joint.nodes:
-        if "ac_graph_id" in node.meta and not node.all_input_nodes and not _is_random(node):
+        constant = not node.all_input_nodes and not draws_random_numbers(node.target)
+        if constant and "ac_graph_id" in node.meta:
             node.meta["ac_graph_id"] = max(numbers)
 
 
@@ -208,14 +210,10 @@ def _is_converted_input(node: fx.Node) -> bool:
     source = node.args[0] if node.target is aten._to_copy.default else None
     if not isinstance(source, fx.Node) or source.op != "placeholder" or _is_tangent(source):
         return False
-    value = _value(node)
+    value = tensor_of(node)
     if value is None or value.dim() < 2:
         return False
     return value.dtype in (torch.float16, torch.bfloat16)
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _hide_attention(joint: fx.Graph) -> None:
@@ -226,7 +224,7 @@ def _hide_attention(joint: fx.Graph) -> None:
     """
     for node in joint.nodes:
         tagged = node.meta.get("recompute") in _AGAIN
-        if tagged and _is_random(node) and _argument(node, "dropout_p") == 0:
+        if tagged and draws_random_numbers(node.target) and _argument(node, "dropout_p") == 0:
             node.target = _without_tags(node.target)
 
 
@@ -337,32 +335,25 @@ def recompute(nodes: Collection[fx.Node]) -> None:
         node.meta["ac_graph_id"] = 0
 
 
-def _value(node: Any) -> torch.Tensor | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def _numel(node: Any) -> int:
     """Return the elements of a node's tensor, at the hints of symbolic sizes."""
-    value, total = _value(node), 1
-    for extent in value.shape if value is not None else (0,):
-        total *= hint_of(extent)
-    return total
+    value = tensor_of(node)
+    return 0 if value is None else count_elements(value)
 
 
 def _columns(node: Any) -> int:
-    value = _value(node)
+    value = tensor_of(node)
     return hint_of(value.shape[-1]) if value is not None and value.dim() else 1
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
-    value = _value(node)
+    value = tensor_of(node)
     return value.dtype if value is not None else None
 
 
 def _size(node: fx.Node) -> int:
-    value = _value(node)
-    return _numel(node) * value.element_size() if value is not None else 0
+    value = tensor_of(node)
+    return 0 if value is None else count_bytes(value)
 
 
 # -- gradients in the forward ----------------------------------------------------------------------
@@ -395,7 +386,7 @@ def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.
     backward = _tangent_users(joint)
     gradients = [n for n in joint.nodes if n in backward and n in large]
     leaving = _leaving(joint, gradients, large)
-    if not leaving or any(_value(n) is None or _is_f16(n) for n in leaving):
+    if not leaving or any(tensor_of(n) is None or _is_f16(n) for n in leaving):
         return None
     if sum(map(_size, leaving)) > most:
         return []
@@ -419,12 +410,12 @@ def _leaving(joint: fx.Graph, gradients: list[fx.Node], large: set[fx.Node]) -> 
 
 
 def _is_scalar(node: fx.Node) -> bool:
-    value = _value(node)
+    value = tensor_of(node)
     return value is not None and value.dim() == 0 and value.dtype.is_floating_point
 
 
 def _is_f16(node: fx.Node) -> bool:
-    value = _value(node)
+    value = tensor_of(node)
     return value is not None and value.dtype is torch.float16
 
 
@@ -469,7 +460,7 @@ def _is_linear(node: fx.Node, linear: set[fx.Node], backward: set[fx.Node]) -> b
     moving = [a for a in node.all_input_nodes if a in backward]
     if not moving or any(a not in linear for a in moving):
         return False
-    value = _value(node)
+    value = tensor_of(node)
     if value is None or not value.dtype.is_floating_point:
         return False
     args = node.args
@@ -504,7 +495,7 @@ def _is_zero(node: Any) -> bool:
 def _hoist(
     joint: fx.Graph, scalar: fx.Node, inside: list[fx.Node], leaving: list[fx.Node]
 ) -> list[fx.Node]:
-    value = _value(scalar)
+    value = tensor_of(scalar)
     assert value is not None
     with joint.inserting_before(inside[0]):
         one = joint.call_function(

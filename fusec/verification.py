@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ import torch
 from torch import fx
 
 from fusec.errors import WrongKernel
-from fusec.frontend.fallbacks import written_arguments
+from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.agreement import disagreement
 from fusec.torch_interior import pytree
@@ -175,7 +176,7 @@ class Verification:
             value = run.inputs[node.name] if stored is None else stored
             return _double(value) if exact else value
         if node.op == "get_attr":
-            value = functools.reduce(getattr, str(node.target).split("."), self.gm)
+            value = operator.attrgetter(str(node.target))(self.gm)
             return _double(value) if exact else value
         made: Any = fx.map_arg((node.args, node.kwargs), known.__getitem__)
         args, kwargs = made
@@ -183,7 +184,7 @@ class Verification:
             args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
         if node.target is _COPY:
             return torch.empty_like(args[0]).copy_(args[1])
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if draws_random_numbers(node.target):
             raise LeftOut(f"{node.name} draws random numbers")
         if written_arguments(node):
             raise LeftOut(f"{node.name} writes its arguments")

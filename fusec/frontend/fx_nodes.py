@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -61,3 +62,19 @@ def hint_of(extent: int | torch.SymInt) -> int:
     if isinstance(extent, int):
         return extent
     return int(extent.node.hint) if extent.node.has_hint() else 1
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """Return the tensor that was traced of a node; None for what is no node, or has none."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def count_elements(value: torch.Tensor) -> int:
+    """Return how many elements a traced tensor has, at the hints of symbolic sizes."""
+    return math.prod(map(hint_of, value.shape))
+
+
+def count_bytes(value: torch.Tensor) -> int:
+    """Return the bytes of a traced tensor's elements, at the hints of symbolic sizes."""
+    return count_elements(value) * value.itemsize

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.channels_last import IMAGES, flow, images_of, is_image, is_last
-from fusec.frontend.fx_nodes import hint_of
+from fusec.frontend.fx_nodes import count_bytes, hint_of
 from fusec.ir.decision import Decision
 
 aten = torch.ops.aten
@@ -173,7 +173,7 @@ def gain_by_rule(convolution: fx.Node, rates: Rates) -> Gain:
         return Gain(0.0, "by rule: a product of channels is as fast in both formats")
     results = convolution.meta["val"]
     made = results[0] if isinstance(results, tuple | list) else results
-    moved = sum(map(_bytes, images_of(convolution))) + (0 if made is None else _size(made))
+    moved = sum(map(_bytes, images_of(convolution))) + (0 if made is None else count_bytes(made))
     return Gain(2 * moved / rates.bytes_per_us, "by rule: the library converts contiguous images")
 
 
@@ -204,10 +204,5 @@ def _leaves(node: fx.Node) -> Callable[[fx.Node], bool]:
 
 def _bytes(node: fx.Node) -> int:
     values = node.meta["val"]
-    return sum(
-        map(_size, filter(is_image, values if isinstance(values, tuple | list) else (values,)))
-    )
-
-
-def _size(value: torch.Tensor) -> int:
-    return hint_of(value.numel()) * value.itemsize
+    several = values if isinstance(values, tuple | list) else (values,)
+    return sum(map(count_bytes, filter(is_image, several)))

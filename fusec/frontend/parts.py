@@ -8,7 +8,7 @@ whatever takes tensors may stand in their place. Others, a score's modification 
 
 from __future__ import annotations
 
-import functools
+import operator
 from collections.abc import Mapping
 
 import torch
@@ -32,7 +32,7 @@ def find_parts(gm: fx.GraphModule) -> Mapping[str, fx.GraphModule]:
         for source in node.all_input_nodes:
             if source.op != "get_attr":
                 continue
-            part = functools.reduce(getattr, source.target.split("."), gm)
+            part = operator.attrgetter(source.target)(gm)
             if isinstance(part, fx.GraphModule):  # else a tensor: a constant
                 found[source.target] = part
     return found

@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusec.frontend.fx_nodes import call_like, extent_of, hint_of, is_view
+from fusec.frontend.fx_nodes import call_like, count_bytes, extent_of, hint_of, is_view
 
 aten = torch.ops.aten
 
@@ -107,8 +107,7 @@ def _products_of(back: fx.Node) -> Iterator[fx.Node]:
         return
     values, scores = turned.args[0], back.meta["val"]
     keys, columns = (hint_of(n) for n in values.meta["val"].shape[1:])
-    size = hint_of(scores.numel()) * scores.itemsize
-    if columns <= keys and size >= SCORES_BYTES and scores.dtype not in _NARROW:
+    if columns <= keys and count_bytes(scores) >= SCORES_BYTES and scores.dtype not in _NARROW:
         for user in values.users:
             if user.target is aten.bmm.default and user.args[1] is values:
                 yield user

@@ -7,12 +7,11 @@ stays a call, which ``passes/in_place.py`` turns into a write.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from fusec.frontend.effects import UPDATES, WINDOW_UPDATES
+from fusec.frontend.fx_nodes import count_elements, tensor_of
 
 aten = torch.ops.aten
 _PARTS = WINDOW_UPDATES | UPDATES.keys()
@@ -41,15 +40,5 @@ def _is_small(call: fx.Node) -> bool:
     """Return True if a window is small, or if the call is none: its extent is in the indices."""
     if call.target in UPDATES:
         return True
-    part = call.args[1]
-    known = isinstance(part, fx.Node) and isinstance(part.meta.get("val"), torch.Tensor)
-    return known and _count(part) * SMALL <= _count(call)
-
-
-def _count(node: Any) -> int:
-    """Return how many elements a traced tensor has, at the hints of sizes."""
-    total = 1
-    for extent in node.meta["val"].shape:
-        seen = extent.node.hint if isinstance(extent, torch.SymInt) else extent
-        total *= 1 if seen is None else int(seen)
-    return total
+    part = tensor_of(call.args[1])
+    return part is not None and count_elements(part) * SMALL <= count_elements(call.meta["val"])

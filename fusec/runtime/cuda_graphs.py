@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,7 +31,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
-from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext
+from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext, pytree
 
 logger = logging.getLogger("fusec.compile")
 
@@ -98,7 +99,7 @@ def obstacle(gm: fx.GraphModule, static: Collection[int]) -> str | None:
     if len(found) > 1:
         return f"it uses several devices: {', '.join(sorted(map(str, found)))}"
     if mutated := sorted(mutated_inputs(gm) - set(static)):
-        names = [_placeholders(gm)[position].name for position in mutated]
+        names = [gm.graph.find_nodes(op="placeholder")[position].name for position in mutated]
         return f"it writes to inputs whose memory may move: {', '.join(names)}"
     for node in gm.graph.nodes:
         if node.op == "call_function" and (problem := _host_problem(node)):
@@ -108,24 +109,21 @@ def obstacle(gm: fx.GraphModule, static: Collection[int]) -> str | None:
 
 def devices(gm: fx.GraphModule) -> set[torch.device]:
     """Return the devices of all tensors of a graph; those without memory ("meta") do not count."""
-    values = (value for node in gm.graph.nodes for value in _values(gm, node))
-    found = {value.device for value in values if isinstance(value, torch.Tensor)}
+    found = {tensor.device for node in gm.graph.nodes for tensor in _tensors(gm, node)}
     return {device for device in found if device.type != "meta"}
 
 
 def mutated_inputs(gm: fx.GraphModule) -> set[int]:
     """Return the positions of inputs that an operation writes to, itself or a view of it."""
     owners: defaultdict[int, set[int]] = defaultdict(set)
-    for position, node in enumerate(_placeholders(gm)):
-        for value in _values(gm, node):
-            if isinstance(value, torch.Tensor):
-                owners[_memory(value)].add(position)
+    for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        for tensor in _tensors(gm, node):
+            owners[tensor.untyped_storage()._cdata].add(position)
     found: set[int] = set()
     for node in gm.graph.nodes:
         for argument in _written(node):
-            for value in _values(gm, argument):
-                if isinstance(value, torch.Tensor):
-                    found |= owners.get(_memory(value), set())
+            for tensor in _tensors(gm, argument):
+                found |= owners.get(tensor.untyped_storage()._cdata, set())
     return found
 
 
@@ -136,8 +134,11 @@ def static_inputs(gm: fx.GraphModule, *, backward: bool) -> list[int]:
     of a backward, what its forward saved.
     """
     if backward:
-        saved = [i for i, n in enumerate(_placeholders(gm)) if not _comes_with_gradients(n)]
-        return [i for i in saved if _is_tensor(_placeholders(gm)[i])]
+        return [
+            position
+            for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
+            if isinstance(node.meta.get("val"), torch.Tensor) and not _comes_with_gradients(node)
+        ]
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return list(getattr(metadata, "static_input_indices", None) or ())
@@ -160,7 +161,7 @@ def _host_problem(node: fx.Node) -> str | None:
         return "control flow, or a generator's state, on the host"
     if _has_boolean_index(node):
         return "a boolean index, which the host counts"
-    for value in _flat(node.meta.get("val")):
+    for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             return "a sparse tensor"
         if _is_symbolic(value) and free_unbacked_symbols(value):
@@ -193,7 +194,7 @@ def _input_problem(gm: fx.GraphModule) -> str | None:
     """Return what is wrong with a graph's inputs: the trees tell calls apart by integers alone."""
     given: set[Any] = set()
     needed: set[Any] = set()
-    for node in _placeholders(gm):
+    for node in gm.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             given |= free_symbols(value)
@@ -313,56 +314,31 @@ def _device_index(gm: fx.GraphModule) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in gm.graph.nodes if node.op == "placeholder"]
-
-
 def _outputs(gm: fx.GraphModule) -> list[fx.Node | None]:
     """Return a graph's outputs; None for what no node computes."""
-    (output,) = (node for node in gm.graph.nodes if node.op == "output")
-    results = output.args[0]
+    (results,) = gm.graph.output_node().args
     results = results if isinstance(results, tuple | list) else (results,)
     return [node if isinstance(node, fx.Node) else None for node in results]
 
 
 def _constants(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
     """Yield the tensors that are part of the module: they outlive each call."""
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" and isinstance(value := _attribute(gm, node), torch.Tensor):
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(str(node.target))(gm)
+        if isinstance(value, torch.Tensor):
             yield value
 
 
-def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
-    value: Any = gm
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _values(gm: fx.GraphModule, node: fx.Node) -> list[Any]:
-    """Return a node's traced values; those of a module's attribute are the attribute itself."""
+def _tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
+    """Return a node's traced tensors; that of a module's attribute is the attribute itself."""
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
-        value = _attribute(gm, node)
-    return _flat(value)
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, tuple | list):
-        return [inner for item in value for inner in _flat(item)]
-    return [] if value is None else [value]
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
+        value = operator.attrgetter(str(node.target))(gm)
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def _memory(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:
@@ -374,4 +350,4 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else None
             given = node.kwargs.get(argument.name, given)
-            yield from (a for a in _flat(given) if isinstance(a, fx.Node))
+            yield from (a for a in pytree.tree_leaves(given) if isinstance(a, fx.Node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,15 +90,13 @@ def bind(
 
     def constant(name: str, path: tuple[str | int, ...]) -> Any:
         node = nodes[name]
-        if not path:
-            return _attribute(gm, node)
         value: Any = node
         for step in path:
             value = getattr(value, step) if isinstance(step, str) and value is node else value[step]
         if not (isinstance(value, fx.Node) and value.op == "get_attr"):
             return value
-        own = (parts or {}).get(str(value.target))
-        return _attribute(gm, value) if own is None else own
+        own = (parts or {}).get(str(value.target)) if path else None
+        return operator.attrgetter(str(value.target))(gm) if own is None else own
 
     def on_device(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -129,10 +127,6 @@ def bind(
     exec(compile(source, "<fusec wrapper>", "exec"), namespace)
     call: Callable[[list[Any]], Any] = namespace["call"]
     return call
-
-
-def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
-    return functools.reduce(getattr, str(node.target).split("."), gm)
 
 
 def _callee(node: fx.Node) -> Any:
