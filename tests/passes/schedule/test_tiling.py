@@ -132,3 +132,13 @@ def test_axes_that_walk_memory_as_one_are_one_where_tiles_must_fit(rows: int) ->
     assert accepts_gpu(kernel, A100_MACHINE) is (rows * n <= MAX_LANES)
     if accepts_gpu(kernel, A100_MACHINE):
         assert gpu_plans(coalesce(kernel), A100_MACHINE)
+
+
+def test_a_short_race_of_few_rows_tries_one_wave_and_two_programs_a_multiprocessor() -> None:
+    machine = H200_MACHINE
+    kernel = products(16, 14336, 4096)
+    chosen, descriptors, narrow, *others = gpu_plans(kernel, machine)
+    assert tile(chosen) == tile(descriptors) == (16, 64, 64) and descriptors.descriptors
+    assert tile(narrow) == (16, 32, 64) and 14336 // 32 >= 2 * machine.units
+    assert all(14336 // plan.bindings[1].tile >= machine.units for plan in (chosen, narrow))
+    assert {tile(plan)[1] for plan in others} >= {128, 256}
