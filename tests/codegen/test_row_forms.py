@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
+from fusec.passes.schedule import rowwise
 from tests.codegen.test_contraction import tensor
 from tests.support import check
 
@@ -24,6 +27,17 @@ def test_cross_entropy_of_a_row_beyond_the_registers() -> None:
         backend="triton_interpreter",
         train=True,
     )
+
+
+@pytest.mark.parametrize("count", (272, 275))
+def test_many_short_rows_that_programs_take_in_turn(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rowwise, "PLACES", 1)
+    monkeypatch.setattr(rowwise, "WAVES", 1)
+    x, w, b = tensor(count, 520), tensor(520, seed=1), tensor(520, seed=2)
+    run = functools.partial(F.layer_norm, normalized_shape=(520,))
+    check(lambda x, w, b: run(x, weight=w, bias=b), x, w, b, backend="triton_interpreter")
 
 
 def test_rows_that_no_tile_divides() -> None:

@@ -56,7 +56,7 @@ def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]
 SCHEDULES: tuple[Schedule, ...] = (
     Schedule(contraction.accepts, _contraction_plans),
     by_rule(pointwise.accepts, pointwise.plan),
-    by_rule(rowwise.accepts, rowwise.plan),
+    Schedule(lambda kernel, machine: rowwise.accepts(kernel), rowwise.plans),
     by_rule(columnwise.accepts, columnwise.plan),
 )
 """Those of GPUs. Who takes less than another one stands before it."""

@@ -4,12 +4,14 @@ Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row wi
 warps; ``warps = row / 1024`` of the row padded to a power of two (32 elements a thread); rows of at
 most 256 elements share a program of 1024. Other inside axes (rows of a partial sum, images of a
 batch) are loops around the row, which then has ``row / 256`` warps; rows shorter than 4096 beside
-column sums share an iteration, and the loop loads the next rows ahead.
+column sums share an iteration, and the loop loads the next rows ahead. Of very many short rows a
+program takes several, one after the other.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TypeGuard
 
 from fusec.errors import InternalError
@@ -51,6 +53,17 @@ MOST_FOLDED = 8
 all of them. 64 elements of 16 bits take 72 registers (cross-entropy, sm_90, 2026-11)."""
 RELOADED = 16384
 """Elements of an iteration beside which weights of all rows have no registers."""
+PROGRAM_BYTES = 1 << 13
+"""Bytes that a program reads and writes at least, where there are very many of them.
+
+An H200's memory moves 2.4 KB a clock, so that rows of 768 elements, two read and one written in 16
+bits, were 0.5 programs a clock for the one unit that starts them.
+"""
+WAVES = 2
+"""Programs of one warp for each place of a multiprocessor (``PLACES``) that stay in any case: what
+the last ones leave idle grows with what each of them does."""
+PLACES = 32
+"""Programs that a multiprocessor holds (sm_80 to sm_100)."""
 AHEAD_BYTES = 1 << 16
 """Shared memory of a program for rows that are loaded ahead."""
 
@@ -61,8 +74,54 @@ def accepts(kernel: Kernel) -> bool:
     return bool(kernel.inside) and (fast is None or fast in kernel.inside)
 
 
+def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
+    """Return plans of a row kernel, the one chosen by rule first.
+
+    Several rows a program, one after the other, need no barrier, and as many instructions a row as
+    one. Four at once in as many warps have 5 barriers and 45 % more instructions (768 elements,
+    sm_90, Triton 3.7.1, 2026-11): Triton has all warps share each row.
+    """
+    one = plan(kernel, machine)
+    turns = _turns(kernel, one, machine)
+    if turns == 1:
+        return (one,)
+    in_turn = _with_rows(one, chunk=turns)
+    shared = replace(_with_rows(one, tile=4 * _rows(one).tile), warps=4)
+    return (replace(in_turn, reloads=True), one, shared)
+
+
+def _rows(plan: Plan) -> Binding:
+    """Return how the last axis of the grid runs."""
+    return [b for b in plan.bindings if b.kind is LoopKind.GRID][-1]
+
+
+def _with_rows(plan: Plan, *, tile: int = 0, chunk: int = 0) -> Plan:
+    """Return a plan whose last axis of the grid has other tiles, or several of them in turn."""
+    rows = _rows(plan)
+    other = replace(rows, tile=tile or rows.tile, chunk=chunk)
+    return replace(plan, bindings=tuple(other if b is rows else b for b in plan.bindings))
+
+
+def _turns(kernel: Kernel, one: Plan, machine: Machine) -> int:
+    """Return how many tiles of rows a program of one warp takes in turn: a power of two."""
+    if one.warps > 1 or not kernel.grid or any(b.kind is LoopKind.LOOP for b in one.bindings):
+        return 1
+    tile = _rows(one).tile
+    (row, *others) = [b.axis for b in one.bindings if b.kind is LoopKind.LANES]
+    if others:
+        return 1
+    written = [s.buffer for s in kernel.stores if any(row in i.axes for i in s.indices)]
+    sizes = [b.dtype.itemsize for b in (*_row_tiles(kernel, row), *written)]
+    size = tile * row.extent.hint() * sum(sizes)
+    programs = math.prod(a.extent.hint() for a in kernel.grid) // tile
+    turns = 1
+    while turns * size < PROGRAM_BYTES and programs >= 2 * turns * WAVES * PLACES * machine.units:
+        turns *= 2
+    return turns
+
+
 def plan(kernel: Kernel, machine: Machine) -> Plan:
-    """Return the plan of a row kernel."""
+    """Return the plan of a row kernel that has one tile of rows a program."""
     fast = fastest_axis(kernel, kernel.axes)
     row = fast if fast is not None else _last_axis(kernel)
     extent = row.extent.hint()

@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from fusec.codegen.targets import H200_MACHINE
+from fusec.ir.dtype import BF16
 from fusec.ir.index import Axis, Size, index
 from fusec.passes.schedule import accepts_gpu, rowwise
 from fusec.passes.schedule.rowwise import accepts, is_resident
@@ -139,3 +140,25 @@ def test_column_sums_beside_rows_that_must_be_looped_are_refused() -> None:
     assert accepts_gpu(rows_and_columns(4, 8, 16384), H200_MACHINE)
     assert not accepts_gpu(rows_and_columns(4, 8, 32769), H200_MACHINE)
     assert accepts_gpu(rows(4, 40000), H200_MACHINE)
+
+
+def test_very_many_short_rows_are_taken_in_turn() -> None:
+    chosen, one, shared = rowwise.plans(rows(65536, 768, BF16), H200_MACHINE)
+    assert bindings(chosen) == "m=grid by 4  k=lanes(1024)"
+    assert bindings(one) == "m=grid  k=lanes(1024)" and not one.reloads
+    assert bindings(shared) == "m=grid*4  k=lanes(1024)"
+    assert (chosen.warps, one.warps, shared.warps) == (1, 1, 4)
+    assert chosen.reloads, "weights of all rows would take the registers of a third of the warps"
+
+
+@pytest.mark.parametrize(("count", "turns"), [(16384, 1), (33792, 4), (1 << 20, 4)])
+def test_rows_are_taken_in_turn_where_two_waves_of_programs_are_left(
+    count: int, turns: int
+) -> None:
+    chosen, *_ = rowwise.plans(rows(count, 768, BF16), H200_MACHINE)
+    by = f" by {turns}" if turns > 1 else ""
+    assert bindings(chosen) == f"m=grid{by}  k=lanes(1024)"
+
+
+def test_rows_of_two_warps_are_enough_for_a_program() -> None:
+    assert len(rowwise.plans(rows(65536, 2048, BF16), H200_MACHINE)) == 1
