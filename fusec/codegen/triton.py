@@ -35,6 +35,7 @@ from collections.abc import Iterable
 
 from fusec.codegen.descriptors import Copy
 from fusec.codegen.elementwise import Chain, find_chains, readers
+from fusec.codegen.masks_beside import mask_lanes
 from fusec.codegen.orient import has_dots
 from fusec.codegen.triton_arguments import (
     TABLE,
@@ -137,6 +138,7 @@ class _Printer:
         self.index = IndexText(self.names, frozenset(program.lanes))
         self.buffers = {b.base: self.names(b) for b in program.buffers}
         self.narrow = narrow_values(program)
+        self.masks = {} if has_dots(program) else mask_lanes(program)
         self.longer = _longer_towards_the_end(program)
         self.needs: dict[str, None] = {}
         self.lines: list[str] = []
@@ -391,6 +393,10 @@ class _Printer:
     def _load(self, load: Load) -> str:
         offset = load.indices[0]
         pointer = self._pointer(load.buffer, offset, load.axes & set(self.program.lanes))
+        if (lanes := self.masks.get(load)) is not None:
+            axis, together = lanes
+            run = [together if self.dimension[axis] == d else 1 for d in range(self.rank)]
+            pointer = f"tl.max_contiguous({pointer}, {run})"
         if load.guard is None:
             return f"tl.load({pointer})"
         other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)

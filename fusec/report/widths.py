@@ -17,8 +17,10 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fusec.codegen.masks_beside import mask_lanes, steps_by_one
+from fusec.codegen.orient import has_dots
 from fusec.codegen.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
 from fusec.ir.index import Axis, Index, Size, product
@@ -30,6 +32,7 @@ SCATTERED = "lanes do not walk memory in steps of one element"
 SMALL = "the tile has less than 16 bytes for each thread"
 UNALIGNED = "rows begin between multiples of 16 bytes"
 MASKED = "the mask ends between multiples of 16 bytes"
+BESIDE_WIDER = "a mask in the layout of the wider tile beside it"
 _PROMISED = 16  # what a launch promises of addresses and, where its hint is one, of a size
 
 
@@ -80,6 +83,7 @@ def demands(program: Program) -> tuple[Demand, ...]:
     values = {s.var: s.value for s in body if isinstance(s, Let)}
     lanes = frozenset(program.lanes)
     threads = program.warps * 32
+    masks = {} if has_dots(program) else mask_lanes(sink(program))
     found = []
     for statement in body:
         match statement:
@@ -92,7 +96,10 @@ def demands(program: Program) -> tuple[Demand, ...]:
                 tile, kind = varying & lanes, "store"
             case _:
                 continue
-        found.append(_demand(kind, buffer, offset, tile, threads, guard, values))
+        demand = _demand(kind, buffer, offset, tile, threads, guard, values)
+        if getattr(statement, "value", None) in masks:
+            demand = replace(demand, left_out=demand.left_out or BESIDE_WIDER)
+        found.append(demand)
     return tuple(found)
 
 
@@ -145,7 +152,7 @@ def _demand(
 ) -> Demand:
     size = buffer.dtype.itemsize
     ordered = sorted(tile, key=lambda a: a.serial)
-    axis = next((a for a in ordered if _steps_by_one(offset, a)), None)
+    axis = next((a for a in ordered if steps_by_one(offset, a)), None)
     elements = product(a.extent for a in tile).hint()
     vector = max(1, WIDE // size)
     if not tile:
@@ -161,11 +168,6 @@ def _demand(
     else:
         reason = ""
     return Demand(kind, buffer.name, size, elements, axis, reason)
-
-
-def _steps_by_one(offset: Index, axis: Axis) -> bool:
-    coefficient = offset.coefficient(axis)
-    return coefficient is not None and coefficient.is_constant and coefficient.const == 1
 
 
 def _divisor(value: Index, axis: Axis) -> int:
@@ -200,7 +202,7 @@ def _bound(side: Expr, axis: Axis, values: Mapping[Var, Expr]) -> int:
     match node:
         case Const(value=int(value)):
             return abs(value)
-        case IndexValue(index=value) if axis not in value.axes or _steps_by_one(value, axis):
+        case IndexValue(index=value) if axis not in value.axes or steps_by_one(value, axis):
             return _divisor(value, axis)
         case _:
             return 1
