@@ -6,7 +6,6 @@ error under ``options={"strict": True}``).
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import tempfile
@@ -15,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from fusec.frontend.key import graph_key
 from fusec.frontend.memory_formats import gain_by_rule
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.ir.graph import all_launches
+from fusec.ir.text import print_schedule
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
@@ -40,6 +41,7 @@ from fusec.pipeline import (
     graph_device,
     kernel_rows,
     manifest,
+    print_code,
 )
 from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
@@ -48,7 +50,8 @@ from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
-from fusec.torch_interior import keep_versions
+from fusec.summary import announce, announce_code, prints_code
+from fusec.torch_interior import compile_phase, keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
 
@@ -71,16 +74,18 @@ def compile_graph(
     Raises:
         FusecError: under ``options.strict``, what went wrong.
     """
-    trace = trace if trace is not None else Trace(name)
+    trace = trace if trace is not None else Trace(name, phase=compile_phase)
     RECENT.append(trace)
     try:
-        return _compile(gm, name, options, trace)
+        call = _compile(gm, name, options, trace)
     except Exception as error:
         if options.strict and not isinstance(error, Unsupported):
             raise
         trace.problem = f"{type(error).__name__}: {error}"
         explain_fallback(f"graph {name!r}", error)
-        return run_eagerly(gm)
+        call = run_eagerly(gm)
+    announce(gm, trace)
+    return call
 
 
 def explain_fallback(graph: str, error: Exception) -> None:
@@ -124,13 +129,16 @@ def run_eagerly(gm: fx.GraphModule) -> Call:
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Call:
     device = graph_device(gm)
     target = target_for(device, options)
+    trace.target = target.name
     with trace.timed("key"):
         salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
         raced = _processor(device) if _races(options) else ""
         key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}", raced)
         cache = open_cache(options)
     with trace.timed("cache"):
-        wanted = options.cache and options.dump_dir is None  # an entry of the cache has no stages
+        # An entry of the cache has neither stages nor sources.
+        printed = options.dump_dir is not None or prints_code()
+        wanted = options.cache and not printed
         blobs = cache.load(key) if wanted else None
     trace.cached = blobs is not None
     if blobs is None:
@@ -138,6 +146,7 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> C
         if options.cache:
             with trace.timed("cache"):
                 cache.store(key, blobs)
+    trace.manifest = blobs["manifest.json"]
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
         source, parts = blobs["wrapper.py"].decode(), _compile_parts(gm, name, options)
@@ -228,6 +237,7 @@ def _build(
 ) -> dict[str, bytes]:
     trace.texts = trace.texts or options.dump_dir is not None
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
+    announce_code(name, partial(print_code, compiled), partial(print_schedule, compiled.schedule))
     if options.dump_dir is not None:
         _dump(trace, Path(options.dump_dir))
     blobs = {"wrapper.py": compiled.wrapper.encode(), "manifest.json": manifest(compiled)}
@@ -247,7 +257,7 @@ def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Tra
     if not _races(options) or target.device != device.type:
         return context
     races = _races_of(device, target, options)
-    make_judge = functools.partial(_device_judge, gm, target, options, races)
+    make_judge = partial(_device_judge, gm, target, options, races)
     library = LibraryJudge(races) if device.type == "cpu" else None
     return replace(context, make_judge=make_judge, choose_library=library)
 
@@ -258,7 +268,7 @@ def format_judge(target: Target, options: Options) -> FormatJudge | None:
         return None
     races = _races_of(torch.device(target.device), target, options)
     races.keeps_all = races.left_s > 0
-    return FormatJudge(races, functools.partial(gain_by_rule, rates=target.machine))
+    return FormatJudge(races, partial(gain_by_rule, rates=target.machine))
 
 
 def _races_of(device: torch.device, target: Target, options: Options) -> Races:

@@ -31,6 +31,7 @@ from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
 from fusec.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context
 from fusec.structures import verify
+from fusec.summary import facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +187,15 @@ def cpp_unit(compiled: Compiled, width: int) -> str:
     )
 
 
+def print_code(compiled: Compiled) -> str:
+    """Return everything that was generated for a graph: its kernels and the wrapper around them."""
+    return "\n\n".join([*(compiled.sources[k] for k in compiled.distinct), compiled.wrapper])
+
+
 def manifest(compiled: Compiled) -> bytes:
     """Return the cache entry's description of its kernels, as JSON."""
-    return json.dumps({"kernels": kernel_rows(compiled)}, sort_keys=True).encode()
+    described = {"kernels": kernel_rows(compiled), "summary": facts(compiled.schedule)}
+    return json.dumps(described, sort_keys=True).encode()
 
 
 Call = Callable[[list[Any]], Any]

@@ -7,7 +7,9 @@ alone are taken elsewhere, by ``runtime/cuda_graphs.py``, which asks for each pa
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -16,10 +18,12 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, dynamo_timed
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, tracing
+from torch._guards import CompileContext, TracingContext, tracing
+from torch._logging import getArtifactLogger as artifact_logger
+from torch._logging import trace_structured
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
@@ -56,6 +60,9 @@ __all__ = [
     "TracingContext",
     "TransformGetItemToIndex",
     "aot_autograd",
+    "artifact_logger",
+    "compile_id",
+    "compile_phase",
     "core_aten_decompositions",
     "counters",
     "current_device_getter",
@@ -70,6 +77,9 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "pytree",
     "reinterpret",
+    "trace_artifact",
+    "trace_log",
+    "traces",
     "tracing",
     "unset_fake_temporarily",
 ]
@@ -92,3 +102,35 @@ def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
     """
     found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", otherwise)
     return found
+
+
+# -- what a compile tells ------------------------------------------------------------------------
+
+trace_log = logging.getLogger("torch.__trace")
+"""The logger behind ``TORCH_TRACE``. It never propagates; a handler gets each record's ``metadata``
+and ``payload``."""
+
+
+def traces() -> bool:
+    """Return True if somebody listens to torch's trace."""
+    return bool(trace_log.handlers)
+
+
+def trace_artifact(name: str, text: Callable[[], str], *, json: bool = False) -> None:
+    """Add a text to torch's trace, if somebody listens: one file in the report of ``tlparse``."""
+    encoding = "json" if json else "string"
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text
+    )
+
+
+def compile_id() -> str:
+    """Return Dynamo's number of the compile that runs, such as "0/1"; "" if none does."""
+    found = CompileContext.current_compile_id()
+    return "" if found is None else str(found)
+
+
+def compile_phase(name: str) -> AbstractContextManager[object]:
+    """Time a phase for ``torch._dynamo.utils.compile_times`` and the timeline of the trace."""
+    timed: AbstractContextManager[object] = dynamo_timed(f"fusec.{name}")
+    return timed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,10 @@ class Trace:
         texts: keep what each stage made.
         records: stage -> what it made, in the order of their last runs.
         seconds: stage -> CPU seconds of this process.
+        wall_seconds: stage -> seconds, those that other processes take included.
+        phase: is entered around each stage, with its name.
+        target: the name of what kernels are made for.
+        manifest: what the cache's entry says of its kernels, JSON.
         cached: the kernels came from the cache.
         problem: why the graph runs as eager kernels, or None.
     """
@@ -57,17 +61,24 @@ class Trace:
     texts: bool = False
     records: dict[str, Record] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    wall_seconds: dict[str, float] = field(default_factory=dict)
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    target: str = ""
+    manifest: bytes = b""
     cached: bool = False
     problem: str | None = None
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the CPU time of a block to a stage."""
-        start = time.process_time()
+        """Add the time of a block to a stage."""
+        start, wall = time.process_time(), time.perf_counter()
         try:
-            yield
+            with self.phase(stage):
+                yield
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.process_time() - start
+            spent = self.wall_seconds.get(stage, 0.0) + time.perf_counter() - wall
+            self.wall_seconds[stage] = spent
 
     def keep(
         self,

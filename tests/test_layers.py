@@ -23,7 +23,8 @@ FUNCTION_CEILING = 60
 
 LOW = {"errors", "options"}
 COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
-WHOLE = COMPILER | {"frontend", "runtime", "stages", "structures", "pipeline", "torch_interior"}
+WHOLE = COMPILER | {"frontend", "runtime", "stages", "structures", "pipeline"}
+WHOLE |= {"torch_interior", "summary"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
@@ -38,7 +39,8 @@ LAYERS: dict[str, set[str]] = {
     "emulator": LOW | {"runtime"},
     "structures": COMPILER | {"partition"},
     "stages": COMPILER | {"frontend", "partition", "structures"},
-    "pipeline": COMPILER | {"frontend", "stages", "structures"},
+    "summary": LOW | {"trace", "ir", "frontend", "torch_interior"},
+    "pipeline": COMPILER | {"frontend", "stages", "structures", "summary"},
     "race": WHOLE,
     "verification": LOW | {"frontend", "runtime", "torch_interior"},
     "compiler": WHOLE | {"race", "verification"},
@@ -59,6 +61,7 @@ LIBRARIES: dict[str, set[str]] = {
     "structures": {"torch"},
     "stages": {"torch"},
     "pipeline": {"torch"},
+    "summary": {"torch"},
     "race": {"torch"},
     "verification": {"torch"},
     "compiler": {"torch"},

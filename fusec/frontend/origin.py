@@ -22,6 +22,8 @@ _FRAME = re.compile(
     r'^ *File "(?P<path>[^\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
     re.MULTILINE,
 )
+_ROOT = re.compile(r"^L\['\w+'\]|_modules\b|\b_orig_mod\b")
+_NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")
 _LINE_LIMIT = 80
 
@@ -31,6 +33,22 @@ def origin_of(node: Any) -> Origin:
     trace = node.meta.get("stack_trace")
     source = source_line(trace) if isinstance(trace, str) else None
     return Origin((op_name(node.target),), () if source is None else (source,))
+
+
+def module_path(node: Any) -> str:
+    """Return the module that an FX node belongs to, "h.3.mlp"; "" for none or the outermost.
+
+    Dynamo records a stack of modules by the expressions that lead there, ``L['self'].h.3.mlp`` or
+    ``L['self']._modules['h']._modules['3']``; a backward's nodes have their forward's.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return _dotted(str(list(stack.values())[-1][0])) if stack else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _dotted(expression: str) -> str:
+    parts = _NAMES.findall(_ROOT.sub("", expression))
+    return printable(".".join(name for pair in parts for name in pair if name))
 
 
 def extern_name(target: Any) -> str:

@@ -1,0 +1,197 @@
+"""What one compile says of itself: a line of the log, and an artifact of torch's own trace.
+
+``TORCH_LOGS=fusec`` prints one line for each graph, ``TORCH_LOGS=output_code`` its code; what
+``TORCH_TRACE`` writes for ``tlparse``, and what ``fusec run`` and ``fusec.watch`` listen to, is the
+artifact ``fusec_graph``, the JSON form of a ``GraphSummary``. Where nobody listens, nothing of this
+is made.
+
+An entry of the cache holds the part that follows from the code (``facts``); lines and modules are
+those of the graph at hand, which may be another of the same code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import fx
+
+from fusec.frontend.origin import module_path, origin_of
+from fusec.ir.extern import Extern
+from fusec.ir.graph import RowLoop, Schedule, all_launches
+from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, traces
+from fusec.trace import Trace
+
+logger = logging.getLogger("fusec.compile")
+code_logger = artifact_logger("fusec.compile", "output_code")
+
+ARTIFACT = "fusec_graph"
+"""The name of a graph's summary in torch's trace."""
+_SHOWN_EXTERNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """A kernel: the ATen operations in it, the module and the user's lines that it computes."""
+
+    name: str
+    ops: tuple[str, ...]
+    module: str
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExternSummary:
+    """A call of an eager kernel, with the reason why it is not lowered."""
+
+    name: str
+    op: str
+    reason: str
+    module: str
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSummary:
+    """One compiled graph.
+
+    Attributes:
+        compile: Dynamo's number of the compile, "0/1"; "" where Dynamo runs none.
+        name: "forward", "backward", "inference".
+        problem: why the graph runs as eager kernels, or "".
+        seconds: stage -> wall seconds.
+    """
+
+    compile: str
+    name: str
+    target: str
+    cached: bool
+    problem: str
+    kernels: tuple[KernelSummary, ...]
+    externs: tuple[ExternSummary, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall seconds of the compile, without what Dynamo and AOTAutograd take."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        number = f" [{self.compile}]" if self.compile else ""
+        if self.problem:
+            return f"graph {self.name}{number}: eager kernels alone: {self.problem}"
+        spent = f"{self.total_seconds:.2f} s" + ", from the cache" * self.cached
+        return f"graph {self.name}{number} for {self.target}: {self._launches()}, {spent}"
+
+    def _launches(self) -> str:
+        kernels = f"{len(self.kernels)} kernel{'s' * (len(self.kernels) != 1)}"
+        if not self.externs:
+            return kernels
+        counted = Counter(extern.op for extern in self.externs).most_common()
+        shown = [f"{n} x {op}" for op, n in counted[:_SHOWN_EXTERNS]]
+        more = ["..."] * (len(counted) > _SHOWN_EXTERNS)
+        return f"{kernels}, {len(self.externs)} eager ({', '.join(shown + more)})"
+
+    def to_json(self) -> str:
+        """Return what ``from_json`` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> GraphSummary:
+        """Return the summary that an artifact holds."""
+        found = json.loads(text)
+        found["kernels"] = tuple(KernelSummary(**_tupled(k)) for k in found["kernels"])
+        found["externs"] = tuple(ExternSummary(**_tupled(e)) for e in found["externs"])
+        return cls(**found)
+
+
+def _tupled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
+def facts(schedule: Schedule) -> dict[str, Any]:
+    """Return what holds for every graph of the same code, as JSON: part of a cache entry."""
+    return {
+        "kernels": [
+            {
+                "name": launch.name,
+                "ops": list(launch.origin.ops),
+                "nodes": list(dict.fromkeys(b.name for b in launch.writes)),
+            }
+            for launch in all_launches(schedule)
+        ],
+        "externs": [
+            {"node": extern.node, "op": extern.title, "reason": extern.reason}
+            for extern in launched_externs(schedule)
+        ],
+    }
+
+
+def launched_externs(schedule: Schedule) -> list[Extern]:
+    """Return the calls of eager kernels, those inside loops over rows included."""
+    found: list[Extern] = []
+    for step in schedule.steps:
+        match step:
+            case RowLoop():
+                found.extend(launched_externs(step.schedule))
+            case Extern() if step.is_launch:
+                found.append(step)
+    return found
+
+
+def announce(gm: fx.GraphModule, trace: Trace) -> None:
+    """Tell the log and torch's trace of a compile that is done, if anybody listens."""
+    if not (logger.isEnabledFor(logging.INFO) or traces()):
+        return
+    summary = summarize(gm, trace)
+    logger.info("%s", summary)
+    trace_artifact(ARTIFACT, summary.to_json, json=True)
+
+
+def prints_code() -> bool:
+    """Return True under ``TORCH_LOGS=output_code``: graphs that are in the cache compile anew."""
+    return code_logger.isEnabledFor(logging.DEBUG)
+
+
+def announce_code(name: str, code: Callable[[], str], notation: Callable[[], str]) -> None:
+    """Tell the log and torch's trace what was generated for a graph, if anybody listens."""
+    if prints_code():
+        code_logger.debug("graph %s%s:\n%s", name, f" [{compile_id()}]", code())
+    trace_artifact(f"fusec_{name}_kernels", notation)
+    trace_artifact(f"fusec_{name}_code", code)
+
+
+def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
+    """Return the summary of a compile, with the lines and modules of this graph."""
+    found = json.loads(trace.manifest or "{}").get("summary", {"kernels": [], "externs": []})
+    nodes = {node.name: node for node in gm.graph.nodes}
+    kernels = tuple(
+        KernelSummary(row["name"], tuple(row["ops"]), *_place(nodes, row["nodes"]))
+        for row in found["kernels"]
+    )
+    externs = tuple(
+        ExternSummary(row["node"], row["op"], row["reason"], *_place(nodes, [row["node"]]))
+        for row in found["externs"]
+    )
+    return GraphSummary(
+        compile_id(),
+        trace.name,
+        trace.target,
+        trace.cached,
+        trace.problem or "",
+        kernels,
+        externs,
+        dict(trace.wall_seconds),
+    )
+
+
+def _place(nodes: Mapping[str, fx.Node], names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the module and the user's lines of some nodes; of buffers that are none, nothing."""
+    known = [nodes[name] for name in names if name in nodes]
+    lines = dict.fromkeys(line for node in known for line in origin_of(node).source)
+    modules = list(dict.fromkeys(path for node in known if (path := module_path(node))))
+    return (modules[0] if modules else ""), tuple(lines)

@@ -1,0 +1,121 @@
+"""What a compile tells: a line of the log, its code, artifacts of torch's trace, seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from fusec import summary
+from fusec.summary import ARTIFACT, GraphSummary
+from fusec.torch_interior import trace_log
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(self.inner(x)).real.exp()
+
+
+def compile_block(**options: bool) -> None:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Block(), backend="fusec", options=options)(torch.randn(8, 32))
+
+
+class Kept(logging.Handler):
+    """Keeps what is told to torch's trace: (name of the artifact, its text)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        artifact = record.metadata.get("artifact")  # type: ignore[attr-defined]
+        if artifact is not None:
+            self.found.append((artifact["name"], record.payload))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def listening() -> Iterator[Kept]:
+    handler = Kept()
+    trace_log.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        trace_log.removeHandler(handler)
+
+
+def test_a_compile_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    compile_block()  # so that the cache has it
+    with caplog.at_level(logging.INFO, logger="fusec.compile"):
+        compile_block()
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "fusec.compile"]
+    assert line.startswith("graph inference [0/0] for cpu: 2 kernels, ")
+    assert "1 x _fft_r2c.default" in line
+    assert line.endswith(" s, from the cache")
+
+
+def test_a_graph_that_falls_back_says_why_in_its_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr("fusec.compiler.compile_to_source", fail)
+    with (
+        caplog.at_level(logging.INFO, logger="fusec.compile"),
+        pytest.warns(UserWarning, match="planted"),
+    ):
+        compile_block(cache=False)
+    assert "graph inference [0/0]: eager kernels alone: ValueError: planted" in caplog.text
+
+
+def test_output_code_prints_sources_of_graphs_that_the_cache_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compile_block()
+    with caplog.at_level(logging.DEBUG, logger=summary.code_logger.name):
+        summary.code_logger.propagate = True
+        try:
+            compile_block()
+        finally:
+            summary.code_logger.propagate = False
+    assert 'extern "C" void k0(' in caplog.text
+    assert "def call(args):" in caplog.text
+
+
+def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
+    with listening() as kept:
+        compile_block(cache=False)
+    found = {name: text for name, text in kept.found if name.startswith("fusec")}
+    assert list(found) == ["fusec_inference_kernels", "fusec_inference_code", ARTIFACT]
+    assert found["fusec_inference_kernels"].startswith("kernel k0 -> ")
+    made = GraphSummary.from_json(found[ARTIFACT])
+    assert GraphSummary.from_json(made.to_json()) == made
+    assert (made.compile, made.name, made.cached) == ("0/0", "inference", False)
+    assert [e.op for e in made.externs if "fft" in e.op] == ["_fft_r2c.default"]
+    assert made.kernels[0].module in ("inner.0", "inner.1")  # one kernel or two
+    assert "test_summary.py" in made.kernels[0].source[0]
+    assert {"passes", "codegen", "build", "bind"} <= set(made.seconds)
+
+
+def test_phases_are_in_torchs_table_of_compile_times() -> None:
+    compile_block(cache=False)
+    assert "fusec.passes" in torch._dynamo.utils.compile_times()
+
+
+def test_nothing_is_summarized_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("made for nobody")
+
+    monkeypatch.setattr(trace_log, "handlers", [])
+    monkeypatch.setattr(summary, "summarize", fail)
+    compile_block()
