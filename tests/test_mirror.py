@@ -22,6 +22,7 @@ ELSEWHERE = {
     "cli/dump": "test_cli",
     "cli/inputs": "test_cli",
     "cli/model": "test_cli",
+    "cli/output": "test_cli",
     # Parts of lowering, of the printers and of the form that is printed.
     "codegen/cpp_form": "codegen/test_vector_tiles",
     "codegen/lane_order": "codegen/test_vector_tiles",
