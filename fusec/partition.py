@@ -57,7 +57,10 @@ one product more beside three."""
 PRODUCTS = (aten.mm.default,)
 """Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
 
-_EXTREMES = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+_EXTREMES = (
+    *(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default),
+    aten.linalg_vector_norm.default,
+)
 _SAME_BITS = (
     *(aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.expand.default),
     *(aten.squeeze.dim, aten.squeeze.dims, aten._unsafe_view.default, aten.permute.default),

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from fusec.frontend.arithmetic import add, like, mul, select, sub
+from fusec.frontend.arithmetic import add, greater, like, mul, select, sub
 from fusec.frontend.call import Call, Indices, Scalar, read, read_exact
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
@@ -101,3 +101,13 @@ def threshold_backward(call: Call, grad: Value, x: Value, limit: Scalar) -> Valu
         return select(op("le", read_exact(x, at, kind), edge), like(0, g), g)
 
     return call.define(slope)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(call: Call, x: Value, negative_slope: Scalar = 0.01) -> Value:
+    return call.pointwise(lambda a, k: select(greater(a, 0), a, mul(a, k)), x, negative_slope)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(call: Call, x: Value, low: float = -1, high: float = 1) -> Value:
+    return call.pointwise(lambda a: op("minimum", op("maximum", a, like(low, a)), like(high, a)), x)

@@ -8,7 +8,7 @@ Worked example, the mean of the rows of a bf16 matrix::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -227,3 +227,37 @@ def quantify(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
 
 
 reduces(aten.any.default, aten.any.dim, aten.any.dims)(partial(quantify, ANY))
+
+
+# -- norms ----------------------------------------------------------------------------------------
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    call: Call,
+    x: Value,
+    ord: Scalar = 2,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    over = region(x, dims, keepdim)
+    kind = compute_type(call.out.dtype)
+
+    def size(points: Domain) -> Expr:
+        return op("abs", points.read(x, kind))
+
+    if ord in (math.inf, -math.inf):
+        return reduced(call, over, MAX if ord > 0 else MIN, size)
+    if ord == 0:
+        return reduced(call, over, SUM, lambda p: cast(truth(x, p.where), kind))
+    if ord == 1:
+        return reduced(call, over, SUM, size)
+    if ord == 2:
+        squares = reduction(over.at, SUM, lambda p: op("mul", p.read(x, kind), p.read(x, kind)))
+        return call.define(lambda at: op("sqrt", squares(at)))
+    if not isinstance(ord, int | float):
+        raise Unsupported("a norm of symbolic order")
+    powers = reduction(over.at, SUM, lambda p: op("pow", size(p), Const(ord, kind)))
+    return call.define(lambda at: op("pow", powers(at), Const(1 / ord, kind)))
