@@ -22,9 +22,9 @@ import torch
 from fusec.frontend.arithmetic import div, equal
 from fusec.frontend.call import Call, Indices
 from fusec.frontend.domain import Domain, Extreme, Pick
-from fusec.frontend.registry import Rule, lowers, never
+from fusec.frontend.registry import lowers, never
 from fusec.frontend.value import ONE, ZERO, Value, positions
-from fusec.frontend.views import IntoSize, linearise
+from fusec.frontend.views import linearise
 from fusec.ir.dtype import I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
 from fusec.ir.index import Axis, Index, index, product
@@ -39,6 +39,7 @@ class Affine:
     """Windows that start ``stride`` apart; ``count_pad`` counts the padding in means.
 
     Attributes:
+        divisor: what means over windows of all axes divide by, if not by their size.
         places: the most elements of a window.
         around: the most windows that an element lies in.
     """
@@ -50,6 +51,7 @@ class Affine:
     padding: int
     dilation: int = 1
     count_pad: bool = False
+    divisor: int | None = None
 
     @property
     def places(self) -> Index:
@@ -154,49 +156,40 @@ def _domain(ways: Sequence[_Way], extents: Sequence[Index], at: Indices) -> Doma
 # -- means ----------------------------------------------------------------------------------------
 
 
-def mean(call: Call, x: Value, windows: Sequence[Windows], divisor: int | None = None) -> Value:
-    """Emit the mean over each window; ``divisor`` stands for what it would be."""
+def mean(call: Call, x: Value, windows: Sequence[Windows]) -> Value:
+    """Emit the mean over each window."""
     kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
         total = over_places(windows, at).total(x, kind)
-        count = _divisor(windows, at, divisor, kind)
+        count = _divisor(windows, at, kind)
         return div(total, count) if kind.is_float else op("truncdiv", total, count)
 
     return call.define(body)
 
 
-def mean_gradient(
-    call: Call, grad: Value, windows: Sequence[Windows], divisor: int | None = None
-) -> Value:
+def mean_gradient(call: Call, grad: Value, windows: Sequence[Windows]) -> Value:
     """Emit what each element gets of the gradients of the means that it is part of."""
     kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
         around = over_windows(windows, at)
-        share = div(around.read(grad, kind), _divisor(windows, around.where, divisor, kind))
+        share = div(around.read(grad, kind), _divisor(windows, around.where, kind))
         return around.reduce(SUM, share)
 
     return call.define(body)
 
 
-def _divisor(windows: Sequence[Windows], at: Indices, divisor: int | None, kind: DType) -> Expr:
+def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
     """Return what a mean divides by: a constant, or the number of elements of the window."""
-    if divisor is not None:
-        return Const(divisor, kind)
+    match windows[0]:
+        case Affine(divisor=int(number)):
+            return Const(number, kind)
     sizes = [w.size(at[len(at) - len(windows) + d]) for d, w in enumerate(windows)]
     total = sizes[0]
     for size in sizes[1:]:
         total = op("mul", total, size)
     return cast(total, kind)
-
-
-def avg_pool(rank: int, call: Call, x: Value, *settings: Any) -> Value:
-    return mean(call, x, *mean_windows(rank, x.shape, call.out.shape, *settings))
-
-
-def avg_pool_gradient(rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
-    return mean_gradient(call, grad, *mean_windows(rank, x.shape, grad.shape, *settings))
 
 
 def mean_windows(
@@ -209,18 +202,10 @@ def mean_windows(
     ceil_mode: bool = False,
     count_pad: bool = True,
     divisor: int | None = None,
-) -> tuple[list[Affine], int | None]:
-    """Return the windows of an ``avg_pool``, and its divisor, from its settings."""
+) -> list[Affine]:
+    """Return the windows of an ``avg_pool`` from its settings."""
     numbers = (kernel, stride or kernel, padding, (1,))
-    return affine(rank, extents, outputs, numbers, count_pad), divisor
-
-
-def adaptive_mean(rank: int, call: Call, x: Value, outputs: Sequence[IntoSize]) -> Value:
-    return mean(call, x, adaptive(rank, x.shape, call.out.shape))
-
-
-def adaptive_mean_gradient(rank: int, call: Call, grad: Value, x: Value) -> Value:
-    return mean_gradient(call, grad, adaptive(rank, x.shape, grad.shape))
+    return affine(rank, extents, outputs, numbers, count_pad, divisor)
 
 
 def affine(
@@ -229,6 +214,7 @@ def affine(
     outputs: Indices,
     numbers: tuple[Sequence[int], ...],
     count_pad: bool = False,
+    divisor: int | None = None,
 ) -> list[Affine]:
     """Return the windows of the last ``rank`` axes.
 
@@ -237,14 +223,14 @@ def affine(
     """
     each = zip(*(tuple(n) * rank if len(n) == 1 else n for n in numbers), strict=True)
     return [
-        Affine(extent, output, kernel, stride, padding, dilation, count_pad)
+        Affine(extent, output, kernel, stride, padding, dilation, count_pad, divisor)
         for extent, output, (kernel, stride, padding, dilation) in zip(
             extents[-rank:], outputs[-rank:], each, strict=True
         )
     ]
 
 
-def adaptive(rank: int, extents: Indices, outputs: Indices) -> list[Windows]:
+def adaptive(rank: int, extents: Indices, outputs: Indices, _: Any = None) -> list[Windows]:
     """Return as many windows of the last ``rank`` axes as there are outputs."""
     return [_adaptive(*pair) for pair in zip(extents[-rank:], outputs[-rank:], strict=True)]
 
@@ -284,15 +270,6 @@ def maximum_gradient(call: Call, grad: Value, places: Value, windows: Sequence[W
     return call.define(body)
 
 
-def max_pool(rank: int, call: Call, x: Value, *settings: Any) -> tuple[Value, Value]:
-    return maximum(call, x, max_windows(rank, x.shape, call.out.shape, *settings))
-
-
-def max_pool_gradient(rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
-    *numbers, places = settings
-    return maximum_gradient(call, grad, places, max_windows(rank, x.shape, grad.shape, *numbers))
-
-
 def max_windows(
     rank: int,
     extents: Indices,
@@ -307,16 +284,6 @@ def max_windows(
     return affine(rank, extents, outputs, (kernel, stride or kernel, padding, dilation))
 
 
-def adaptive_maximum(
-    rank: int, call: Call, x: Value, outputs: Sequence[IntoSize]
-) -> tuple[Value, Value]:
-    return maximum(call, x, adaptive(rank, x.shape, call.out.shape))
-
-
-def adaptive_maximum_gradient(rank: int, call: Call, grad: Value, x: Value, places: Value) -> Value:
-    return maximum_gradient(call, grad, places, adaptive(rank, x.shape, grad.shape))
-
-
 def one_store_each(call: Call) -> str | None:
     """Prefer eager's kernel for a two-dimensional maximum's gradient, unless channels are last.
 
@@ -327,20 +294,40 @@ def one_store_each(call: Call) -> str | None:
     return "a maximum's gradient: one store for each window" if rows else None
 
 
-_RULES: dict[str, Rule] = {
-    "avg_pool{}d": avg_pool,
-    "avg_pool{}d_backward": avg_pool_gradient,
-    "max_pool{}d_with_indices": max_pool,
-    "max_pool{}d_with_indices_backward": max_pool_gradient,
-    "_adaptive_avg_pool{}d": adaptive_mean,
-    "_adaptive_avg_pool{}d_backward": adaptive_mean_gradient,
-    "adaptive_max_pool{}d": adaptive_maximum,
-    "adaptive_max_pool{}d_backward": adaptive_maximum_gradient,
+def pool(pool: Pool, rank: int, call: Call, x: Value, *settings: Any) -> Any:
+    """Emit a pool of the last ``rank`` axes."""
+    return pool.value(call, x, pool.windows(rank, x.shape, call.out.shape, *settings))
+
+
+def gradient(pool: Pool, rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
+    """Emit a pool's gradient; of maxima the last of the settings are their places."""
+    places = [s for s in settings if isinstance(s, Value)]
+    numbers = settings[: len(settings) - len(places)]
+    return pool.gradient(call, grad, *places, pool.windows(rank, x.shape, grad.shape, *numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A kind of pool: its windows by its settings, what it makes of each, and the gradient."""
+
+    windows: Callable[..., Sequence[Windows]]
+    value: Callable[..., Any]
+    gradient: Callable[..., Value]
+
+
+_POOLS = {
+    "avg_pool{}d": Pool(mean_windows, mean, mean_gradient),
+    "max_pool{}d_with_indices": Pool(max_windows, maximum, maximum_gradient),
+    "_adaptive_avg_pool{}d": Pool(adaptive, mean, mean_gradient),
+    "adaptive_max_pool{}d": Pool(adaptive, maximum, maximum_gradient),
 }
-"""Pools of the last axes, two or three of them, and their gradients."""
 
 for _rank in (2, 3):
-    for _name, _rule in _RULES.items():
-        _scatters = _rank == 2 and _rule is max_pool_gradient
+    for _name, _pool in _POOLS.items():
         _target = getattr(aten, _name.format(_rank)).default
-        lowers(_target, library=one_store_each if _scatters else never)(partial(_rule, _rank))
+        lowers(_target)(partial(pool, _pool, _rank))
+        _scatters = _rank == 2 and _pool.windows is max_windows
+        _target = getattr(aten, f"{_name.format(_rank)}_backward").default
+        lowers(_target, library=one_store_each if _scatters else never)(
+            partial(gradient, _pool, _rank)
+        )
