@@ -20,8 +20,7 @@ are disjoint: their indices determine every axis of the grid and of the value (t
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from fusec.errors import InvalidIR
 from fusec.ir.disjoint import are_apart, determined_axes, has_distinct_elements
@@ -53,12 +52,10 @@ from fusec.ir.graph import (
     Store,
     argument_views,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, index, is_in_range, product
+from fusec.ir.index import Axis, Index, index, is_in_range, product
+from fusec.ir.interp_expr import is_in_range_everywhere
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, Monoid
 from fusec.ir.scalar import SCALAR_OPS
-
-POINTS_TRIED = 1 << 13
-"""The largest domain in which an index that is not provably in range is tried at every point."""
 
 
 def check(condition: bool, line: str, problem: str) -> None:
@@ -123,54 +120,6 @@ def verify_range(value: Index, extent: Index, what: str, line: str) -> None:
     """Check that ``0 <= value < extent`` is provable; a gather alone is so by definition."""
     if not (is_in_range(value, extent) or is_in_range_everywhere(value, extent)):
         raise InvalidIR(f"{line}: {what} at {value} is not provably in [0, {extent}), nor guarded")
-
-
-def is_in_range_everywhere(value: Index, extent: Index) -> bool:
-    """Try every point of a small constant domain: what a prover by bounds cannot follow.
-
-    Chains of rolls and strided windows leave divisions whose errors only cancel exactly.
-    """
-    domain = set(value.axes)
-    while more := {b for a in domain if a.limit is not None for b in a.limit.axes} - domain:
-        domain |= more
-    if not extent.is_constant or not all(axis.extent.is_constant for axis in domain):
-        return False
-    axes = sorted(domain, key=lambda axis: axis.serial)
-    if math.prod(axis.extent.const for axis in axes) > POINTS_TRIED:
-        return False
-    for point in itertools.product(*(range(axis.extent.const) for axis in axes)):
-        at = dict(zip(axes, point, strict=True))
-        if any(a.limit is not None and not _below(at[a], a.limit, at) for a in axes):
-            continue
-        seen = _value_at(value, at)
-        if seen is None or not 0 <= seen < extent.const:
-            return False
-    return True
-
-
-def _below(position: int, limit: Index, at: Mapping[Axis, int]) -> bool:
-    bound = _value_at(limit, at)
-    return bound is None or position < bound
-
-
-def _value_at(value: Index, at: Mapping[Axis, int]) -> int | None:
-    """Return the value of an index at a point; None if it depends on more than axes."""
-    total = value.const
-    for monomial, coefficient in value.terms:
-        for atom in monomial:
-            match atom:
-                case Axis():
-                    coefficient *= at[atom]
-                case FloorDiv() | Mod():
-                    dividend, divisor = _value_at(atom.dividend, at), _value_at(atom.divisor, at)
-                    if dividend is None or not divisor:
-                        return None
-                    quotient, remainder = divmod(dividend, divisor)
-                    coefficient *= quotient if isinstance(atom, FloorDiv) else remainder
-                case _:
-                    return None
-        total += coefficient
-    return total
 
 
 def verify_node_types(node: Expr, line: str) -> None:

@@ -36,6 +36,7 @@ from fusec.ir.expr import (
     substitute,
 )
 from fusec.ir.index import Axis, Index, Size, index, is_in_range
+from fusec.ir.interp_expr import is_in_range_everywhere
 from fusec.ir.program import (
     Carry,
     For,
@@ -48,7 +49,7 @@ from fusec.ir.program import (
     Statement,
     Update,
 )
-from fusec.ir.verify import check, is_in_range_everywhere, verify_node_types
+from fusec.ir.verify import check, verify_node_types
 
 
 @dataclass(frozen=True, slots=True)
