@@ -84,10 +84,11 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     verify(placed)  # always: a wrapper that fails while it runs has no way back
     programs = _with_overlaid(programs, code, overlaid(schedule, placed.memory))
     distinct = {name: program for name, program in programs.items() if code[name] == name}
-    forms = fold_each(context.target.form, distinct, context)
+    codegen = context.target.codegen
+    forms = fold_each(codegen.form, distinct, context)
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
-    pointers = fold_each(context.target.form, copied, context.quiet())
-    printed = {name: context.target.print_kernel(form) for name, form in forms.items()}
+    pointers = fold_each(codegen.form, copied, context.quiet())
+    printed = {name: codegen.print_kernel(form) for name, form in forms.items()}
     watched = held if context.options.verify else None
     return Compiled(
         schedule,

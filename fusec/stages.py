@@ -133,7 +133,9 @@ def _fuses(context: Context) -> bool:
 
 def _fuses_products(context: Context) -> bool:
     return (
-        context.target.multiplies and context.options.fusion and context.options.race != "library"
+        context.target.machine.multiplies
+        and context.options.fusion
+        and context.options.race != "library"
     )
 
 

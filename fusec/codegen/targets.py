@@ -93,11 +93,6 @@ class Target:
         """Torch's name of its device type."""
         return self.codegen.device
 
-    @property
-    def multiplies(self) -> bool:
-        """Whether kernels may compute products of matrices themselves."""
-        return self.machine.multiplies
-
     def plans(self, kernel: FlatKernel) -> tuple[Plan, ...]:
         """Return schedules of a kernel, the one by rule first.
 
@@ -112,15 +107,6 @@ class Target:
     def split(self, kernel: Kernel) -> tuple[Kernel, Kernel] | None:
         """Return a kernel as a partial and a final one, where its loop is better split."""
         return self.codegen.split(kernel, self.machine)
-
-    @property
-    def form(self) -> tuple[Stage, ...]:
-        """The stages from a program to what is printed."""
-        return self.codegen.form
-
-    def print_kernel(self, form: Any) -> str:
-        """Return the source text of a program, or of what ``form`` makes of one."""
-        return self.codegen.print_kernel(form)
 
 
 CPU_MACHINE = Machine(

@@ -136,7 +136,7 @@ class Load(_Expr):
         self.guard = guard
         self.gathers = tuple(e for i in indices for e in index_exprs(i))
         self.dtype = buffer.dtype
-        axes = _union(indices)
+        axes = axes_in(indices)
         self.axes = axes if guard is None else axes | guard.axes
 
     @classmethod
@@ -190,7 +190,7 @@ class Op(_Expr):
         self.name = name
         self.args = args
         self.dtype = _RESULTS.get(row.result) or args[-1].dtype
-        self.axes = _union(args)
+        self.axes = axes_in(args)
 
 
 class Cast(_Expr):
@@ -240,7 +240,7 @@ class Reduce(_Expr):
     @property
     def inner(self) -> frozenset[Axis]:
         """The axes of the bodies."""
-        return _union(self.bodies)
+        return axes_in(self.bodies)
 
     @property
     def body(self) -> Expr:
@@ -288,7 +288,8 @@ class Dot(_Expr):
 Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Var | Dot
 
 
-def _union(nodes: Iterable[Any]) -> frozenset[Axis]:
+def axes_in(nodes: Iterable[Any]) -> frozenset[Axis]:
+    """Return the free axes of some expressions, or the axes of some indices."""
     axes = _NO_AXES
     for node in nodes:
         if node.axes is not axes:

@@ -145,9 +145,14 @@ class Graph:
     @property
     def sizes(self) -> tuple[Size, ...]:
         """The symbolic sizes: inputs, extents of inputs, and those that externs give."""
-        given = [item for item in self.inputs if isinstance(item, Size)]
         bound = (size for node in self.nodes for size in node.defines_sizes)
-        return tuple(dict.fromkeys((*given, *(size for size, _, _ in self.measured), *bound)))
+        return tuple(dict.fromkeys((*self.given_sizes, *bound)))
+
+    @property
+    def given_sizes(self) -> tuple[Size, ...]:
+        """The symbolic sizes that its inputs give: these, and their extents."""
+        given = (item for item in self.inputs if isinstance(item, Size))
+        return (*given, *(size for size, _, _ in self.measured))
 
     @property
     def measured(self) -> tuple[tuple[Size, Buffer, int], ...]:

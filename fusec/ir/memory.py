@@ -34,7 +34,7 @@ from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder, reach
 from fusec.ir.extern import Fresh, Product
-from fusec.ir.graph import Bundle, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store
+from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, Store
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import check
 
@@ -269,7 +269,7 @@ class _Walk:
         self.written = set(self.present)
         self.own: set[Buffer] = set()
         self.shared: set[Buffer] = set()
-        self.known = set(_given_sizes(graph))
+        self.known = set(graph.given_sizes)
 
     def take(self, line: str, step: Step, plan: StepMemory) -> None:
         made = made_by(step)
@@ -334,13 +334,6 @@ class _Walk:
     def need(self, sizes: set[Size] | tuple[Size, ...], line: str) -> None:
         unknown = sorted(size.name for size in set(sizes) - self.known)
         check(not unknown, line, f"the size {', '.join(unknown)} is not known yet")
-
-
-def _given_sizes(graph: Graph) -> list[Size]:
-    """Return the sizes that a graph's inputs give."""
-    return [item for item in graph.inputs if isinstance(item, Size)] + [
-        size for size, _, _ in graph.measured
-    ]
 
 
 def bytes_of(buffer: Buffer) -> int:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from fusec.ir.canonical import canonical
 from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, loads, postorder
+from fusec.ir.expr import Buffer, loads, postorder, reach
 from fusec.ir.graph import (
     Argument,
     Def,
@@ -291,17 +291,14 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
     stores = [store for kernel in kernels for store in kernel.stores]
     given = {load.buffer for load in loads(s.expr for s in stores)} - {s.buffer for s in stores}
     results = [s.buffer for s in stores if s.buffer in producer]
-    needed: set[Line] = set()
-    inputs: dict[Buffer, None] = {}
-    stack = list(results)
-    while stack:
-        buffer = stack.pop()
-        node = producer.get(buffer)
-        if buffer in given or node is None:
-            inputs[buffer] = None
-        elif node not in needed:
-            needed.add(node)
-            stack.extend(node.reads)
+    made_inside = producer.keys() - given
+
+    def sources(buffer: Buffer) -> tuple[Buffer, ...]:
+        return producer[buffer].reads if buffer in made_inside else ()
+
+    reached = reach(results, sources)
+    needed = {producer[buffer] for buffer in reached if buffer in made_inside}
+    inputs = [buffer for buffer in reached if buffer not in made_inside]
     nodes = tuple(n for n in graph.nodes if n in needed)
     if any(not isinstance(n, Def) and n not in opened for n in nodes):
         return None

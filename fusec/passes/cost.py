@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32, DType
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, postorder
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, axes_in, postorder
 from fusec.ir.graph import Extern, Kernel, kernel_nodes
-from fusec.ir.index import Axis, Index, product
+from fusec.ir.index import Axis, product
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
@@ -61,23 +61,16 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     written: dict[Buffer, int] = {}
     for node in kernel_nodes(kernel):
         if isinstance(node, Load):
-            touched = min(numel(node.buffer), count(_index_axes(node.indices)))
+            touched = min(numel(node.buffer), count(axes_in(node.indices)))
             size = touched * node.buffer.dtype.itemsize
             total = numel(node.buffer) * node.buffer.dtype.itemsize
             previous = read.get(node.buffer, 0)
             # Two loads of one buffer overlap wholly unless together they cover more than one does.
             read[node.buffer] = min(total, max(previous, size) if previous else size)
     for store in kernel.stores:
-        points = min(numel(store.buffer), count(_index_axes(store.indices)))
+        points = min(numel(store.buffer), count(axes_in(store.indices)))
         written[store.buffer] = points * store.buffer.dtype.itemsize
     return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
-
-
-def _index_axes(indices: tuple[Index, ...]) -> frozenset[Axis]:
-    axes: frozenset[Axis] = frozenset()
-    for position in indices:
-        axes |= position.axes
-    return axes
 
 
 def kernel_operations(kernel: Kernel) -> int:
