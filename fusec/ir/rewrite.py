@@ -7,8 +7,10 @@ the rule returns takes its place. Memoised on identity and iterative: deep chain
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeGuard
 
+from fusec.ir.definition import NOWHERE, Def
 from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
     Buffer,
@@ -24,7 +26,7 @@ from fusec.ir.expr import (
     postorder,
     rebuild,
 )
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, index
 from fusec.ir.scalar import CHECKED
 
 Rule = Callable[[Expr], Expr]
@@ -175,25 +177,26 @@ def _fresh_bound_axes(expr: Expr) -> Expr:
     return rewrite((expr,), renamed)[0]
 
 
-def inline_loads(
-    roots: tuple[Expr, ...], definitions: Mapping[object, tuple[tuple[Axis, ...], Expr]]
-) -> tuple[Expr, ...]:
-    """Replace each load of a defined buffer by its definition at the loaded index.
+def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Rewriter) -> Def:
+    """Return a line with those that it loads in their places, at the loaded indices, simplified.
 
-    Args:
-        definitions: buffer -> (axes, expression over these axes).
+    It comes from where these come from, too.
     """
+    sources = [definitions[buffer] for buffer in line.reads if buffer in definitions]
+    if not sources:
+        return line
 
     def inlined(node: Expr) -> Expr:
         if not isinstance(node, Load) or node.buffer not in definitions:
             return node
-        axes, body = definitions[node.buffer]
-        mapping: dict[Axis, Index] = {
-            a: i for a, i in zip(axes, node.indices, strict=True) if i.as_axis() is not a
-        }
-        return with_guard(body.substitute(mapping), node.guard)
+        known = definitions[node.buffer]
+        pairs = zip(known.axes, node.indices, strict=True)
+        mapping = {a: i for a, i in pairs if i.as_axis() is not a}
+        return with_guard(known.expr.substitute(mapping), node.guard)
 
-    return rewrite(roots, inlined)
+    (expr,) = simplify(rewrite((line.expr,), inlined))
+    origin = sum((known.origin for known in sources), NOWHERE) + line.origin
+    return replace(line, expr=expr, origin=origin)
 
 
 def is_index_only(expr: Expr) -> bool:

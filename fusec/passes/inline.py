@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.definition import NOWHERE
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder, reductions
-from fusec.ir.graph import Def, Graph, Origin
+from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
@@ -53,8 +52,7 @@ class _Inliner:
         self.graph, self.few_rows = graph, few_rows
         self.uses = find_uses(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
-        self.definitions: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
-        self.origins: dict[Buffer, Origin] = {}
+        self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[Load]]] = {}
         self.simplify = simplifier()
 
@@ -62,19 +60,16 @@ class _Inliner:
         """Return a definition with others inlined; none if it goes into its readers itself."""
         there = self._shared_axes(line)
         back = {target: index(axis) for axis, target in there.items()}
-        own = line.expr.substitute({axis: index(target) for axis, target in there.items()})
-        (expr,) = inline_loads((own,), self.definitions)
-        origin = line.origin
-        if expr is not own:
-            origin = self._origin(line)
-            (expr,) = self.simplify((expr,))
-        self.origins[line.buffer] = origin
-        if self._is_inlined(line, expr):
-            axes = tuple(there.get(a, a) for a in line.axes)
-            self.definitions[line.buffer] = (axes, expr)
+        expr = line.expr.substitute({axis: index(target) for axis, target in there.items()})
+        own = replace(line, axes=tuple(there.get(a, a) for a in line.axes), expr=expr)
+        found = inline_loads(own, self.definitions, self.simplify)
+        if self._is_inlined(line, found.expr):
+            self.definitions[line.buffer] = found
             if line.buffer not in self.uses.live_out:
                 return ()
-        return (line if expr is own else replace(line, expr=expr.substitute(back), origin=origin),)
+        if found is own:
+            return (line,)
+        return (replace(found, axes=line.axes, expr=found.expr.substitute(back)),)
 
     def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
         """Return own axis -> shared axis; nothing where an axis ends at what others say."""
@@ -85,10 +80,6 @@ class _Inliner:
             axis: self.shared.setdefault((k, axis.extent), Axis(axis.name, axis.extent))
             for k, axis in enumerate(line.axes)
         }
-
-    def _origin(self, line: Def) -> Origin:
-        found = [self.origins[b] for b in line.reads if b in self.definitions]
-        return sum((*found, line.origin), NOWHERE)
 
     def _is_inlined(self, line: Def, expr: Expr) -> bool:
         readers = self.uses.readers.get(line.buffer, ())

@@ -13,10 +13,12 @@ Only products that are fusec's own count; what a library call makes is in memory
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Expr, loads, reductions
-from fusec.ir.graph import Def, Graph, Origin
-from fusec.ir.index import Axis, product
+from fusec.ir.expr import Buffer, loads, reductions
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import product
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.cost import numel
 from fusec.passes.dag import find_uses
@@ -30,33 +32,24 @@ WIDE = 3
 def recompute_wide(graph: Graph) -> Graph:
     """Return the graph with wide products, and what follows from them, in their readers."""
     uses = find_uses(graph)
-    wide: dict[object, tuple[tuple[Axis, ...], Expr]] = {}
-    covered: dict[Buffer, tuple[tuple[Buffer, ...], Origin]] = {}
+    wide: dict[Buffer, Def] = {}
 
     def take(node: Def) -> tuple[Def, ...]:
-        line = _substituted(node, wide, covered)
+        line = _substituted(node, wide)
         alone = node.buffer not in uses.live_out and node.buffer in uses.readers
         if alone and (is_wide_product(node) or _follows(node, line, wide)):
-            wide[node.buffer] = (line.axes, line.expr)
-            covered[node.buffer] = ((*line.covers, node.buffer), line.origin)
+            wide[node.buffer] = line
             return ()
         return (line,)
 
     return graph.map_defs(take)
 
 
-def _substituted(
-    line: Def,
-    wide: dict[object, tuple[tuple[Axis, ...], Expr]],
-    covered: dict[Buffer, tuple[tuple[Buffer, ...], Origin]],
-) -> Def:
-    sources = [b for b in line.reads if b in wide]
-    if not sources:
-        return line
-    expr = simplifier()(inline_loads((line.expr,), wide))[0]
-    covers = dict.fromkeys((*line.covers, *(b for s in sources for b in covered[s][0])))
-    origin = sum((covered[s][1] for s in sources), Origin()) + line.origin
-    return Def(line.buffer, line.axes, expr, origin, tuple(covers))
+def _substituted(line: Def, wide: dict[Buffer, Def]) -> Def:
+    found = inline_loads(line, wide, simplifier())
+    sources = [wide[buffer] for buffer in line.reads if buffer in wide]
+    covers = (*line.covers, *(b for source in sources for b in (*source.covers, source.buffer)))
+    return replace(found, covers=tuple(dict.fromkeys(covers))) if sources else line
 
 
 def is_wide_product(line: Def) -> bool:
@@ -71,9 +64,7 @@ def is_wide_product(line: Def) -> bool:
     return short and numel(line.buffer) >= WIDE * operands
 
 
-def _follows(
-    line: Def, substituted: Def, wide: dict[object, tuple[tuple[Axis, ...], Expr]]
-) -> bool:
+def _follows(line: Def, substituted: Def, wide: dict[Buffer, Def]) -> bool:
     """Return True for a pointwise definition of something wide, of the same size."""
     if substituted is line or reductions(line.expr):
         return False

@@ -11,6 +11,7 @@ import pytest
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir import intern
+from fusec.ir.definition import Def
 from fusec.ir.dtype import BOOL, F32, I32, I64
 from fusec.ir.expr import (
     Cast,
@@ -32,7 +33,7 @@ from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp import to_storage
 from fusec.ir.interp_expr import Env, eval_expr
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.rewrite import inline_loads, rewrite, with_guard
+from fusec.ir.rewrite import Rewriter, inline_loads, rewrite, with_guard
 from fusec.ir.text import print_expr, print_lines
 from fusec.ir.verify import verify_expr
 from tests.ir.graphs import axes, below, buffer, f32, load, position, total
@@ -237,14 +238,14 @@ def test_substitution_that_would_capture_an_axis_is_refused() -> None:
 
 def test_inlined_definition_is_guarded_like_its_load() -> None:
     (k,) = axes("k", 4)
-    y = buffer("y", 4)
-    definition = {y: ((A,), Op("exp", (load(X, A),)))}
-    guard = below(k, 3)
-    (inlined,) = inline_loads((load(y, index(k) + 1, guard=guard),), definition)
+    y, z = buffer("y", 4), buffer("z", 4)
+    definition = {y: Def(y, (A,), Op("exp", (load(X, A),)))}
+    guard, same = below(k, 3), Rewriter(lambda node: node)
+    guarded = Def(z, (k,), load(y, index(k) + 1, guard=guard))
     body = Op("exp", (load(X, index(k) + 1, guard=guard),))
-    assert inlined is Select(guard, body, f32(0))
-    (plain,) = inline_loads((load(y, k),), definition)
-    assert plain is Op("exp", (load(X, k),))
+    assert inline_loads(guarded, definition, same).expr is Select(guard, body, f32(0))
+    plain = Def(z, (k,), load(y, k))
+    assert inline_loads(plain, definition, same).expr is Op("exp", (load(X, k),))
 
 
 def test_guarded_condition_is_a_conjunction() -> None:
