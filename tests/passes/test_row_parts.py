@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from fusec.ir.expr import Op
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Const, Op
 from fusec.ir.graph import Def, Graph
+from fusec.ir.interp import run_graph
 from fusec.ir.monoid import SUM
+from fusec.ir.verify import verify_graph
 from fusec.passes.row_parts import WIDTH, sum_rows_by_parts
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import check_same, names, numbers
@@ -27,6 +31,31 @@ def test_a_sum_over_a_row_is_one_over_its_pieces() -> None:
     after = sum_rows_by_parts(before)
     assert names(after) == ["h", "s_part", "s"]
     check_same(before, after, (numbers(4, 2), numbers(2, COLUMNS)))
+
+
+def test_squares_about_a_row_s_mean_are_those_about_the_means_of_its_pieces() -> None:
+    """With n = p*128 + i: each part waits for its own sum alone, in the product's tile."""
+    x, w, h = buffer("x", 4, 2), buffer("w", 2, COLUMNS), buffer("h", 4, COLUMNS)
+    mean, v = buffer("mean", 4), buffer("v", 4)
+    m, n, k, i, j, a, b = axes("m n k i j a b", 4, COLUMNS, 2, 4, COLUMNS, 4, COLUMNS)
+    product = Def(h, (m, n), total(SUM, k, Op("mul", (load(x, m, k), load(w, k, n)))))
+    length = Const(float(COLUMNS), F32)
+    average = Def(mean, (i,), Op("div", (total(SUM, j, load(h, i, j)), length)))
+    away = Op("sub", (load(h, a, b), load(mean, a)))
+    squares = Def(v, (a,), total(SUM, b, Op("mul", (away, away))))
+    before = graph((x, w), (product, average, squares), mean, v)
+    after = sum_rows_by_parts(before)
+    assert {line.buffer.name: {b.name for b in line.reads} for line in after.defs} == {
+        "h": {"x", "w"},
+        "mean_part": {"h"},
+        "mean": {"mean_part"},
+        "v_part": {"h", "mean_part"},
+        "v": {"v_part", "mean_part", "mean"},
+    }
+    verify_graph(after)
+    inputs = (numbers(4, 2), numbers(2, COLUMNS))
+    for one, other in zip(run_graph(before, inputs), run_graph(after, inputs), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
 @pytest.mark.parametrize("columns", [8, 2 * WIDTH, WIDTH + 72])
