@@ -18,7 +18,7 @@ from fusec.emulator.flow import NOWHERE, find_meetings
 from fusec.emulator.parse import Address, Instruction, Kernel, Literal, Operand, Register, Symbol
 from fusec.emulator.parse import Vector as Parts
 from fusec.emulator.rules import RULES, Row
-from fusec.emulator.vocabulary import CODES
+from fusec.emulator.vocabulary import CODES, pipe_of
 
 LANES = 32
 PARAM_WINDOW = 1 << 60
@@ -37,7 +37,7 @@ _SPECIALS = {
     "%cluster_ctaid.x": "ZERO", "%cluster_ctarank": "ZERO", "%cluster_nctarank": "ONE",
     "%clock": "ZERO", "%clock64": "ZERO", "%globaltimer": "ZERO",
 }  # fmt: skip
-FIELDS = 12
+FIELDS = 13
 """Numbers of an instruction, in the order of ``engine/program.h``."""
 
 
@@ -143,6 +143,7 @@ class _Decoder:
                 CODES[f"OP_{row.operation}"], row.type, row.source, row.choice, row.flags, count,
                 guard, int(one.guard is not None and one.guard.negated),
                 first, len(self.operands) // 3 - first, target, meeting,
+                pipe_of(row.operation),
             )
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-from fusec.emulator.vocabulary import enumerations, handlers
+from fusec.emulator.vocabulary import PIPES, enumerations, handlers
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
 from fusec.runtime.cache import cpu_features, open_cache
@@ -33,7 +33,7 @@ _SIZES = (
 _FAULT = ("code", "instruction", "other", "warp", "lane", "address", "detail")
 _COUNTS = (
     "instructions", "global_loaded", "global_stored", "shared_loaded", "shared_stored", "barriers",
-    "copied", "products", "events",
+    "copied", "multiplied", *PIPES, "events",
 )  # fmt: skip
 
 

@@ -45,8 +45,17 @@ _MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What launches did: instructions of warps, bytes by space, barriers, bytes of asynchronous
-    copies, multiply-adds of tensor cores."""
+    """What launches did.
+
+    Attributes:
+        instructions: of warps; ``floats`` to ``controls`` say what they were issued to
+            (``vocabulary.PIPES``).
+        global_loaded, global_stored, shared_loaded, shared_stored: bytes that threads and
+            asynchronous copies asked for; copies are of global memory only.
+        barriers: warps at a barrier of the block.
+        copied: bytes of asynchronous copies.
+        multiplied: multiply-adds of tensor cores.
+    """
 
     instructions: int = 0
     global_loaded: int = 0
@@ -55,7 +64,14 @@ class Counts:
     shared_stored: int = 0
     barriers: int = 0
     copied: int = 0
+    multiplied: int = 0
+    floats: int = 0
+    integers: int = 0
+    specials: int = 0
+    moves: int = 0
+    accesses: int = 0
     products: int = 0
+    controls: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -369,7 +385,8 @@ class EmulatedKernel:
     """Stands in for a loaded kernel: called with tensors on the CPU, then sizes.
 
     Like a launch, it takes code that was promised less where an address or a size is not the
-    multiple of 16 that the kernel was promised.
+    multiple of 16 that the kernel was promised. ``seed`` is that of the next launch: each has an
+    order of warps of its own.
     """
 
     def __init__(self, kernel: TritonSource, seed: int = 0, target: str = TARGET) -> None:
@@ -397,6 +414,7 @@ class EmulatedKernel:
         if 0 in grid:
             return
         self.counts += launch(variant.code, grid, variant.arguments(args), self.seed)
+        self.seed += 1
 
 
 class EmulatedTable:
@@ -421,6 +439,7 @@ class EmulatedTable:
         given = replace(given, buffers=(*given.buffers, *spans))
         if places.count:
             self.counts += launch(variant.code, (places.count, 1, 1), given, self.seed)
+            self.seed += 1
 
 
 def emulated(

@@ -47,6 +47,24 @@ OPERATIONS = (
     "bra", "brx", "ret",
 )  # fmt: skip
 
+PIPES = ("floats", "integers", "specials", "moves", "accesses", "products", "controls")
+"""What a multiprocessor issues an instruction to, by the field of ``launch.Counts`` that counts it:
+arithmetic of floats and of integers, functions by table, what moves or chooses bits, memory and
+copies, tensor cores, and barriers, branches and all else."""
+_INTEGERS = (
+    "iadd isub imul imin imax idiv irem ineg iabs popc clz brev and or xor not shl shr shf bfe "
+)
+_PIPES = {
+    "floats": "fadd fsub fmul ffma fmin fmax fneg fabs copysign",
+    "integers": _INTEGERS + "bfi prmt lop3 redux",
+    "specials": "fdiv sqrt rsqrt rcp ex2 lg2 sin cos tanh",
+    "moves": "mov pack unpack selp setp testp cvt cvt_pair cvt_from_fp8 cvt_tf32 shfl vote "
+    "activemask elect",
+    "accesses": "ld st atom ldmatrix stmatrix cp_async bulk_load bulk_store",
+    "products": "mma mma_f64 wgmma",
+}
+_PIPE_OF = {name: pipe for pipe, names in _PIPES.items() for name in names.split()}
+
 _LISTS = (
     TYPES, COMPARISONS, ROUNDINGS, SPACES, SHUFFLES, VOTES, ATOMICS, QUEUES, SPECIALS,
     tuple(f"OP_{name}" for name in OPERATIONS),
@@ -55,6 +73,11 @@ _LISTS = (
 CODES = {word: number for words in _LISTS for number, word in enumerate(words)}
 """The number of each word but the flags."""
 FLAG = {word: 1 << bit for bit, word in enumerate(FLAGS)}
+
+
+def pipe_of(operation: str) -> int:
+    """Return the place in ``PIPES`` of what an operation is issued to."""
+    return PIPES.index(_PIPE_OF.get(operation, "controls"))
 
 
 def enumerations() -> str:

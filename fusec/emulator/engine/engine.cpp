@@ -20,12 +20,16 @@ static void trace(const Warp& w, const Instruction& i) {
   }
 }
 
+static void count(Machine& m, const Instruction& i) {
+  m.counts->instructions++;
+  m.counts->pipes[i.pipe]++;
+}
+
 // Return true if the warp went on: a poll that fails does not.
 static bool step(Warp& w) {
   Machine& m = *w.block->machine;
   const Instruction& i = m.launch->program[w.pc];
   w.step++;
-  m.counts->instructions++;
   w.running = w.active;
   if (i.guard >= 0) {
     Mask guard;
@@ -35,11 +39,13 @@ static bool step(Warp& w) {
   if (w.products && i.op != OP_wgmma && touches_in_flight(w, i)) return false;
   w.polling = false;
   if (is_jump(i.op)) {
+    count(m, i);
     HANDLERS[i.op](w, i);
     return true;
   }
   if (w.running) HANDLERS[i.op](w, i);
   if (w.polling) return false;
+  count(m, i);
   if (w.running) trace(w, i);
   go_to(w, w.pc + 1);
   return true;

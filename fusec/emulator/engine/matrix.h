@@ -61,7 +61,7 @@ static void run_mma(Warp& w, const Instruction& i) {
     }
     put(w, i, r, sum);
   }
-  w.block->machine->counts->products += 16 * 8 * depth;
+  w.block->machine->counts->multiplied += 16 * 8 * depth;
 }
 
 // m8n8k4 of f64: lane l has a[l/4][l%4], b[l%4][l/4] and columns 2(l%4), 2(l%4)+1 of row l/4.
@@ -76,7 +76,7 @@ static void run_mma_f64(Warp& w, const Instruction& i) {
     }
     put(w, i, r, sum);
   }
-  w.block->machine->counts->products += 8 * 8 * 4;
+  w.block->machine->counts->multiplied += 8 * 8 * 4;
 }
 
 // -- wgmma -------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ static void complete_product(Warp& w, Pending& p) {
     w.changed_at[o.number] = changed;
   }
   w.running = running;
-  w.block->machine->counts->products += 16 * columns * depth;
+  w.block->machine->counts->multiplied += 16 * columns * depth;
 }
 
 // A wait covers a product: its registers may be used again, unless a later one has them.

@@ -38,6 +38,7 @@ struct Instruction {
   int64_t operands;
   int64_t target;   // of a branch
   int64_t meeting;  // where lanes that a branch parts run together again; -1: nowhere
+  int64_t pipe;     // what it is issued to
 };
 
 struct Buffer {
@@ -109,7 +110,8 @@ struct Counts {
   int64_t shared_stored;
   int64_t barriers;  // a warp at a barrier of the block
   int64_t copied;    // bytes that asynchronous copies move
-  int64_t products;  // multiply-adds of tensor cores
+  int64_t multiplied;  // multiply-adds of tensor cores
+  int64_t pipes[7];  // instructions, by vocabulary.PIPES
   int64_t events;    // that are kept
 };
 
