@@ -111,6 +111,12 @@ class Options:
         changes_code=True,
         choices=("auto", "always", "never"),
     )
+    roles: str = _option(
+        "auto",
+        "a warp loads, others multiply: cooperative, pingpong, never; auto, if a race prefers it",
+        changes_code=True,
+        choices=("auto", "cooperative", "pingpong", "never"),
+    )
     fusion: bool = _option(
         True, "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
     )

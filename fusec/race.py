@@ -167,7 +167,8 @@ class DeviceJudge:
         modelled = functools.cache(lambda: self.by_model(group))
         if self.races.device.type == "cpu" and not 1 / CLEAR < modelled().ratio < CLEAR:
             return modelled()
-        key = f"{fingerprint()} descriptors={self.options.descriptors}\n{group.signature}"
+        forced = f"descriptors={self.options.descriptors} roles={self.options.roles}"
+        key = f"{fingerprint()} {forced}\n{group.signature}"
         run = functools.partial(self.race, group)
         return self.choice(self.races.verdict(key, LIBRARY, run), modelled)
 

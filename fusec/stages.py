@@ -438,10 +438,13 @@ MEMORY = Stage(
 def offered_plans(flat: FlatKernel, context: Context) -> tuple[Plan, ...]:
     """Return the plans of a kernel that the options leave, the first by rule."""
     offered = context.target.plans(flat)
-    if context.options.descriptors == "auto":
-        return offered
-    wanted = context.options.descriptors == "always"
-    return tuple(plan for plan in offered if plan.descriptors is wanted) or offered
+    if context.options.descriptors != "auto":
+        wanted = context.options.descriptors == "always"
+        offered = tuple(plan for plan in offered if plan.descriptors is wanted) or offered
+    if context.options.roles != "auto":
+        roles = context.options.roles.replace("never", "")
+        offered = tuple(plan for plan in offered if plan.roles == roles) or offered
+    return offered
 
 
 def _plan(flat: FlatKernel, context: Context) -> Planned:

@@ -52,6 +52,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="copy tiles of products by tensor descriptors (TMA); default: auto, if a race prefers "
         "it",
     )
+    parser.add_argument(
+        "--roles",
+        metavar="auto|cooperative|pingpong|never",
+        help="one warp loads what others multiply, in one group or in two; default: auto, if a "
+        "race prefers it",
+    )
     parser.add_argument("--train", action="store_true", help="the forward and the backward")
     parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
 
@@ -126,7 +132,7 @@ def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
 
 def forced_options(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the options of a compile that the command line gives."""
-    forced = {"race": arguments.race, "descriptors": arguments.descriptors}
+    forced = {name: getattr(arguments, name) for name in ("race", "descriptors", "roles")}
     return {name: value for name, value in forced.items() if value is not None}
 
 

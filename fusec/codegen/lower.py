@@ -558,4 +558,6 @@ def lower(kernel: FlatKernel, plan: Plan) -> Program:
         product(a.extent for a in kernel.axes),
         plan.descriptors,
         registers=plan.registers,
+        roles=plan.roles,
+        programs=plan.programs,
     )

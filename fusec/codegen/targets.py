@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen import cpp, triton
+from fusec.codegen import cpp, gluon
 from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
@@ -60,7 +60,7 @@ CPP = Codegen(
     CPP_FORM,
     overwritable=overwritable,
 )
-TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, triton.print_kernel, FORM)
+TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, gluon.print_kernel, FORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,13 @@ H200_MACHINE = Machine(
     parts=264,
     tile=128,
     products_per_us=3.95e8,
-    sm=Resources(shared_bytes=232448, tile_registers=160, from_shared=True, descriptors=True),
+    sm=Resources(
+        shared_bytes=232448,
+        tile_registers=160,
+        from_shared=True,
+        descriptors=True,
+        group_registers=128,
+    ),
     part_share=0.01,
     tuning=Tuning(chunk_rows=2048),
 )
@@ -149,6 +155,7 @@ A100_MACHINE = Machine(
     part_share=0.01,
     tuning=Tuning(chunk_rows=2048),
 )
+B200_MACHINE = replace(H200_MACHINE, sm=replace(H200_MACHINE.sm, group_registers=0))
 RTX_5090_MACHINE = replace(
     A100_MACHINE,
     units=170,
@@ -168,7 +175,7 @@ TARGETS = {
         Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN",)), formats=True),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
         Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
-        Target("sm_100", H200_MACHINE, TRITON, _NVIDIA),
+        Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),
         Target("sm_120", RTX_5090_MACHINE, TRITON, _NVIDIA),
         Target("gfx942", MI300_MACHINE, TRITON, _AMD),
     )

@@ -35,6 +35,7 @@ from collections.abc import Iterable
 
 from fusec.codegen.descriptors import Copy
 from fusec.codegen.elementwise import Chain, find_chains, readers
+from fusec.codegen.loops import is_product, longer_towards_the_end, shares_operands
 from fusec.codegen.masks_beside import mask_lanes
 from fusec.codegen.orient import has_dots
 from fusec.codegen.triton_arguments import (
@@ -79,15 +80,13 @@ from fusec.ir.program import (
     Carry,
     For,
     Let,
-    Program,
     Put,
     Scratch,
     Statement,
     Update,
-    reads,
 )
 
-_TYPES = {
+TYPES = {
     "bool": "int1",
     "u8": "uint8",
     "i8": "int8",
@@ -109,7 +108,7 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
-    return _Printer(form, aligned).module()
+    return Printer(form, aligned).module()
 
 
 def _comment(text: str) -> str:
@@ -120,8 +119,11 @@ def _comment(text: str) -> str:
 # -- the walk ------------------------------------------------------------------------------------
 
 
-class _Printer:
-    """One print: the names, the lines so far, and what they need."""
+class Printer:
+    """One print: the names, the lines so far, and what they need.
+
+    ``gluon.py`` extends it by what warps with roles say to each other.
+    """
 
     def __init__(self, form: Form, aligned: bool) -> None:
         program = form.program
@@ -139,25 +141,47 @@ class _Printer:
         self.buffers = {b.base: self.names(b) for b in program.buffers}
         self.narrow = narrow_values(program)
         self.masks = {} if has_dots(program) else mask_lanes(program)
-        self.longer = _longer_towards_the_end(program)
+        self.longer = longer_towards_the_end(program)
         self.needs: dict[str, None] = {}
         self.lines: list[str] = []
         self.chains: list[str] = []
+        self.imports: list[str] = []
         self.readers = readers(program) if has_dots(program) else None
 
     def module(self) -> str:
-        self._block(self.program.body, 1)
-        name = self.program.name
-        kernel = [_comment(text) for text in (*self.program.notation, *self.program.source)]
-        kernel += ["@triton.jit", f"def {name}({', '.join(self.arguments)}):"]
-        kernel += [f"    {line}" for line in (*self._grid(), *self._lanes())]
-        kernel += self.lines or ["    pass"]
+        kernels = self._kernels()
         functions = [f"@triton.jit\n{FUNCTIONS[f].source}" for f in self._functions()]
         imports = ["import triton", "import triton.language as tl"]
         if LIBDEVICE in self.needs:
             imports.append("from triton.language.extra import libdevice")
-        parts = ["\n".join(imports), *functions, *self.chains, "\n".join(kernel)]
-        return "\n\n\n".join(parts) + "\n"
+        imports += self.imports
+        return "\n\n\n".join(["\n".join(imports), *functions, *self.chains, *kernels]) + "\n"
+
+    def _kernels(self) -> list[str]:
+        """Return the kernel, behind functions of its own if it has some."""
+        lines = ["@triton.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
+        return ["\n".join([*self._title(), *lines, *self._walk(self.program.body)])]
+
+    def _title(self) -> list[str]:
+        return [_comment(text) for text in (*self.program.notation, *self.program.source)]
+
+    def _walk(self, body: tuple[Statement, ...]) -> list[str]:
+        """Return the lines of a function that runs statements for its points of the grid."""
+        self.lines, self.index.used = [], set()
+        self._block(body, 2 if self.program.programs else 1)
+        lines = self.lines or ["    pass"]
+        if not self.program.programs:
+            return [*(f"    {line}" for line in (*self._grid(), *self._lanes())), *lines]
+        before = (*self._lanes(), self._turns())
+        return [*(f"    {x}" for x in before), *(f"        {x}" for x in self._grid()), *lines]
+
+    def _turns(self) -> str:
+        """Return the head of the loop in which a program walks over the grid."""
+        return f"for pid in range(tl.program_id(0), {self._count()}, tl.num_programs(0)):"
+
+    def _count(self) -> str:
+        """Return how many points the grid has: a number of 32 bits, as those of a launch are."""
+        return " * ".join(self.index.factor(a.extent) for a in self.program.grid)
 
     def _functions(self) -> list[str]:
         self.needs.update(dict.fromkeys(sorted(self.index.needs)))
@@ -174,10 +198,14 @@ class _Printer:
             return [*self._row(), *self._flat_grid(used)]
         if self.program.group:
             return self._grouped_grid()
-        if is_direct(self.program.grid):
+        if is_direct(self.program.grid) and not self.program.programs:
             ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
             return [self._grid_axis(a, f"tl.program_id({ids[a]})") for a in used]
-        return [*(["pid = tl.program_id(0)"] if used else []), *self._flat_grid(used)]
+        return [*self._pid(bool(used)), *self._flat_grid(used)]
+
+    def _pid(self, used: bool) -> list[str]:
+        """Assign the point of the grid as one number, unless a loop does so."""
+        return ["pid = tl.program_id(0)"] if used and not self.program.programs else []
 
     def _row(self) -> list[str]:
         """Read what a program of one kernel would be given (``codegen/table.py``)."""
@@ -185,7 +213,7 @@ class _Printer:
         if self.program.grid:
             lines.append("pid = tl.load(places + 2 * place + 1)")
         for position, buffer in enumerate(self.program.buffers):
-            name, kind = self.names(buffer), _TYPES[buffer.dtype.name]
+            name, kind = self.names(buffer), TYPES[buffer.dtype.name]
             at = f"addresses + row * {len(self.program.buffers)} + {position}"
             lines.append(f"{name} = tl.load({at}).to(tl.pointer_type(tl.{kind}))")
             if self.aligned:
@@ -225,7 +253,7 @@ class _Printer:
         m, n = self.names(rows), self.names(columns)
         height, width = (self.index.factor(a.extent) for a in (rows, columns))
         group = self.program.group
-        lines = ["pid = tl.program_id(0)"]
+        lines = self._pid(True)
         inner = rows.extent * columns.extent
         for axis in reversed(outer):
             lines.append(f"{self.names(axis)} = pid // {self.index.factor(inner)}")
@@ -249,12 +277,15 @@ class _Printer:
                 here = self.dimension[axis]
                 dims = [":" if d == here else "None" for d in range(self.rank)]
                 view = f"[{', '.join(dims)}]" if len(dims) > 1 else ""
-                lines.append(f"{self.names(axis)} = tl.arange(0, {_lane_extent(axis)}){view}")
+                lines.append(f"{self.names(axis)} = {self._arange(axis)}{view}")
         return lines
+
+    def _arange(self, axis: Axis) -> str:
+        return f"tl.arange(0, {lane_extent(axis)})"
 
     def _shape(self, lanes: Iterable[Axis]) -> str:
         """Return the shape of a tile with these lanes, as a tuple; of a scalar, ``()``."""
-        extents = {self.dimension[a]: _lane_extent(a) for a in lanes}
+        extents = {self.dimension[a]: lane_extent(a) for a in lanes}
         if not extents:
             return "()"
         dims = [str(extents.get(d, 1)) for d in range(self.rank)]
@@ -266,24 +297,26 @@ class _Printer:
         pad = "    " * depth
         items = body if self.readers is None else find_chains(body, self.readers)
         for statement in items:
-            match statement:
-                case Chain():
-                    line = self._chain(statement)
-                case Let() | Update():
-                    line = f"{self.names(statement.var)} = {self._assigned(statement)}"
-                case Carry():
-                    lanes, var = statement.var.axes, statement.var
-                    line = f"{self.names(var)} = {self._full(statement.initial, lanes)}"
-                case Put():
-                    line = self._put(statement)
-                case For():
-                    self._loop(statement, depth)
-                    continue
-                case Scratch():
-                    raise InternalError("Triton has no scratch arrays", stage=STAGE)
-                case _:
-                    raise InternalError(statement, stage=STAGE)
-            self.lines.append(pad + line)
+            if isinstance(statement, For):
+                self._loop(statement, depth)
+            else:
+                self.lines += [pad + line for line in self._statement(statement)]
+
+    def _statement(self, statement: Statement | Chain) -> list[str]:
+        match statement:
+            case Chain():
+                return [self._chain(statement)]
+            case Let() | Update():
+                return [f"{self.names(statement.var)} = {self._assigned(statement)}"]
+            case Carry():
+                lanes, var = statement.var.axes, statement.var
+                return [f"{self.names(var)} = {self._full(statement.initial, lanes)}"]
+            case Put():
+                return [self._put(statement)]
+            case Scratch():
+                raise InternalError("Triton has no scratch arrays", stage=STAGE)
+            case _:
+                raise InternalError(statement, stage=STAGE)
 
     def _chain(self, chain: Chain) -> str:
         """Print a chain of operations as a function of one element, and return its call."""
@@ -307,7 +340,7 @@ class _Printer:
         call = f"range({bounds})"
         if self._loads_ahead(loop):
             call = f"tl.range({bounds}, num_stages={self.program.stages})"
-        elif self.program.stages > 1 and _shares_operands(loop):
+        elif self.program.stages > 1 and shares_operands(loop):
             call = f"tl.range({bounds}, num_stages=1)"
         self.lines.append(f"{'    ' * depth}for {name} in {call}:")
         self._block(loop.body, depth + 1)
@@ -329,7 +362,7 @@ class _Printer:
         """
         fixed = loop.start is index(0) and all(stop.is_constant for stop in loop.stops)
         flat = self.readers is not None and grid_exprs(self.program)[2] is index(1)
-        return fixed and flat and any(_is_product(s) for s in loop.body)
+        return fixed and flat and any(is_product(s) for s in loop.body)
 
     def _put(self, put: Put) -> str:
         if (copy := self.copies.get(put)) is not None:
@@ -424,7 +457,7 @@ class _Printer:
         dtype = I32 if narrow else value.dtype
         if dtype is I32 and fits_32_bits(value.index) and not value.index.is_constant:
             return text
-        return f"tl.cast({text}, tl.{_TYPES[dtype.name]})"
+        return f"tl.cast({text}, tl.{TYPES[dtype.name]})"
 
     def _cast(self, cast: Cast) -> str:
         if isinstance(cast.arg, Const):
@@ -434,7 +467,7 @@ class _Printer:
             return f"{name} != 0"
         if cast.arg.dtype.is_float and cast.dtype.is_integer and cast.dtype.itemsize < 4:
             name = f"{name}.to(tl.int32)"  # a value out of range wraps, as in PyTorch
-        return f"{name}.to(tl.{_TYPES[cast.dtype.name]})"
+        return f"{name}.to(tl.{TYPES[cast.dtype.name]})"
 
     def _select(self, select: Select) -> str:
         condition = self._operand(select.condition)
@@ -452,8 +485,8 @@ class _Printer:
         operands = [self._operand(arg, typed) for arg in op.args]
         if wide is not kind:
             operands = [f"{text}.to(tl.float32)" for text in operands]
-        text = found.text.format(*operands, t=f"tl.{_TYPES[wide.name]}")
-        return f"({text}).to(tl.{_TYPES[kind.name]})" if wide is not kind is op.dtype else text
+        text = found.text.format(*operands, t=f"tl.{TYPES[wide.name]}")
+        return f"({text}).to(tl.{TYPES[kind.name]})" if wide is not kind is op.dtype else text
 
     def _operand(self, value: Expr, typed: bool = False) -> str:
         if not isinstance(value, Const):
@@ -466,7 +499,7 @@ class _Printer:
         return _number(value.value)
 
     def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
-        dtype = _TYPES[value.dtype.name]
+        dtype = TYPES[value.dtype.name]
         return f"tl.full({self._shape(lanes)}, {self._literal(value)}, tl.{dtype})"
 
     def _dot(self, dot: Dot) -> str:
@@ -487,7 +520,7 @@ class _Printer:
         # Triton adds up in a wider type of its own, and combines 16-bit floats in f32.
         narrow = reduce.dtype.itemsize < 4 and reduce.dtype is not BOOL
         if narrow:
-            body = f"{body}.to(tl.{_TYPES[compute_type(reduce.dtype).name]})"
+            body = f"{body}.to(tl.{TYPES[compute_type(reduce.dtype).name]})"
         if held <= over:
             body = self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
         else:
@@ -495,7 +528,7 @@ class _Printer:
                 if axis in over:
                     here = self.dimension[axis]
                     body = self._reduce_dim(reduce.monoid, body, reduce.dtype, here)
-        return f"{body}.to(tl.{_TYPES[reduce.dtype.name]})" if narrow else body
+        return f"{body}.to(tl.{TYPES[reduce.dtype.name]})" if narrow else body
 
     def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
         """Return a tile reduced along ``dim``, whose extent becomes 1; with None, to a scalar."""
@@ -513,24 +546,7 @@ class _Printer:
 # -- facts ---------------------------------------------------------------------------------------
 
 
-def _longer_towards_the_end(program: Program) -> set[Axis]:
-    """Return the grid axes along which loops grow, as over the keys of a causal attention."""
-    found = set()
-    for loop in program.body:
-        if isinstance(loop, For):
-            for axis in program.grid:
-                steps = [s.coefficient(axis) for s in loop.stops if axis in s.axes]
-                growing = [s for s in steps if s is not None and s.is_constant and s.const > 0]
-                if growing and axis not in loop.start.axes:
-                    found.add(axis)
-    return found
-
-
-def _is_product(statement: Statement) -> bool:
-    return isinstance(statement, Let | Update) and isinstance(statement.value, Dot)
-
-
-def _lane_extent(axis: Axis) -> int:
+def lane_extent(axis: Axis) -> int:
     extent = axis.extent.const if axis.extent.is_constant else 0
     if extent < 1 or extent & (extent - 1):
         raise InternalError(f"lane axis {axis} has extent {axis.extent}", stage=STAGE)
@@ -554,22 +570,3 @@ __all__ = [
     "print_kernel",
     "signature",
 ]
-
-
-def _shares_operands(loop: For) -> bool:
-    """Return True for a loop in which a product and other code read one load.
-
-    Triton 3.7 gives such a tile a buffer too few when it loads ahead: a copy for the iteration
-    after next is issued before the product has read its operand (found by ``emulator/``).
-    """
-    lets = [s for s in loop.body if isinstance(s, Let)]
-    loaded = {s.var for s in lets if isinstance(s.value, Load)}
-    turned: dict[Expr, Expr] = {s.var: s.value for s in lets if isinstance(s.value, Var)}
-    read = [(s, {turned.get(v, v) for v in reads(s)}) for s in loop.body if not _turns(s)]
-    products = {v for s, named in read if _is_product(s) for v in named}
-    others = {v for s, named in read if not _is_product(s) for v in named}
-    return not loaded.isdisjoint(products & others)
-
-
-def _turns(statement: Statement) -> bool:
-    return isinstance(statement, Let) and isinstance(statement.value, Var)

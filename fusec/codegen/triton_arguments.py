@@ -33,12 +33,24 @@ _POINTERS = {
     "f32": "*fp32",
     "f64": "*fp64",
 }
+GLUON = (
+    *("gl", "gluon", "mbarrier", "tma", "load_tile", "store_tile"),
+    *("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
+)
+"""What a kernel of warps with roles imports (``gluon.py``)."""
 _RESERVED = {
     "tl",
     "triton",
     "range",
     "float",
+    "min",
     "pid",
+    "slot",
+    "who",
+    "step",
+    "other",
+    "layout",
+    *GLUON,
     "first",
     "size",
     "addresses",
@@ -116,9 +128,12 @@ def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None)
 
 
 def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
-    """Return the launch grid; the innermost grid axis is the first, which runs fastest."""
+    """Return the launch grid; the innermost grid axis is the first, which runs fastest.
+
+    Of ``Program.programs`` there are no more than that many, which walk over it.
+    """
     extents = [axis.extent for axis in reversed(program.grid)]
-    if program.group or not is_direct(program.grid):
+    if program.group or program.programs or not is_direct(program.grid):
         extents = [product(extents)]
     x, y, z, *_ = (*extents, index(1), index(1), index(1))
     return x, y, z
@@ -130,7 +145,7 @@ def print_grid(program: Program) -> tuple[str, str, str]:
         return COUNT, "1", "1"
     names = name_arguments(program)
     x, y, z = (print_size(extent, names) for extent in grid_exprs(program))
-    return x, y, z
+    return f"min({program.programs}, {x})" if program.programs else x, y, z
 
 
 def is_direct(grid: tuple[Axis, ...]) -> bool:

@@ -17,6 +17,7 @@ from fusec.codegen.base_two import base_two
 from fusec.codegen.descriptors import Copies, Descriptor, find_copies
 from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
+from fusec.codegen.roles import Split, print_split, split
 from fusec.codegen.sink import sink
 from fusec.ir.expr import Load, Var
 from fusec.ir.index import Axis
@@ -34,12 +35,14 @@ class Form:
         dimension: of each lane axis in every tile that has it.
         approximate: values that may be computed with 16-bit accuracy.
         copies: loads and stores of whole tiles by descriptor.
+        roles: the program as warps with roles run it, where they have some.
     """
 
     program: Program
     dimension: Mapping[Axis, int]
     approximate: frozenset[Var] = frozenset()
     copies: Copies = field(default_factory=dict)
+    roles: Split | None = None
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
@@ -66,6 +69,11 @@ def _copy_tiles(form: Form, context: Any) -> Form:
 
 def _approximate(form: Form, context: Any) -> Form:
     return replace(form, approximate=rounded_to_16_bits(form.program))
+
+
+def _split_roles(form: Form, context: Any) -> Form:
+    roles = split(form.program, form.copies) if form.program.roles else None
+    return form if roles is None else replace(form, roles=roles)
 
 
 FORM = (
@@ -108,6 +116,14 @@ FORM = (
         "Form",
         needs=("copy_tiles",),
     ),
+    Stage(
+        "split_roles",
+        "a warp that loads runs ahead of those that multiply, where the plan wants that",
+        _split_roles,
+        "Form",
+        "Form",
+        needs=("copy_tiles",),
+    ),
 )
 """From a program to the form that ``codegen/triton.py`` prints."""
 
@@ -126,8 +142,8 @@ def form_of(program: Program, *, descriptors: bool = True) -> Form:
 
 
 def by_pointers(program: Program) -> Program:
-    """Return the program that prints the same kernel without descriptors."""
-    return replace(program, descriptors=False)
+    """Return the program that prints the same kernel without descriptors, and so without roles."""
+    return replace(program, descriptors=False, roles="")
 
 
 def verify_form(form: Form) -> None:
@@ -155,4 +171,5 @@ def print_form(form: Form) -> str:
     if form.approximate:
         lines.append(f"approximate {', '.join(sorted(v.name for v in form.approximate))}")
     lines += [f"copy {c.descriptor.name}" for c in form.copies.values()]
+    lines += [] if form.roles is None else [print_split(form.roles)]
     return "\n".join(lines)

@@ -14,6 +14,11 @@ Grammar of the printed form::
                   'for' count 'x' count 'x' count
     matrix    ::= buffer '[' offset ']'
 
+    role      ::= statement | 'fill' ring ':' var '=' buffer '[' offset ']' ',' ...
+                | 'take' ring ':' var ',' ...           Take: what a slot of the ring holds
+                | 'await' var ',' ... ['but' n]          Await: products under way
+                | 'free' ring [n 'before'] ['from the second' axis 'on']
+
 Semantics. The body runs once for each point of the grid, in any order or in parallel. A lane axis
 is no loop: a value with lane axes is a tile that holds one element for each lane. ``Load`` has one
 index, the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value
@@ -21,6 +26,10 @@ of the program; lanes whose guard is false touch no memory and give 0. ``Reduce`
 lanes of one value. ``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a
 Carry declared outside keeps its value from one iteration to the next. ``Multiply`` is what a
 ``Dot`` of tiles becomes where tiles are arrays; i, j and k in it count rows, columns and terms.
+
+Where warps have roles, one program is printed as several (``codegen/roles.py``). One role fills the
+slots of a *ring* in turn, each as soon as it is free; others take what is in them, in that order. A
+``Dot`` of what was taken is under way until an ``Await``, and only then may its slot be freed.
 
 Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
 
@@ -145,7 +154,54 @@ class Multiply:
     adds: bool
 
 
-Statement: TypeAlias = Let | Carry | Update | Put | Scratch | For | Multiply
+@dataclass(frozen=True, slots=True, eq=False)
+class Ring:
+    """Places in shared memory, ``slots`` of them for each group of warps that empties them."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fill:
+    """Copy tiles into the next slot of a ring, once that is free."""
+
+    ring: Ring
+    loads: tuple[Let, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """Wait until the next slot of a ring is full, and name what it holds."""
+
+    ring: Ring
+    values: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Await:
+    """Wait for the products that were started, but for the last ``pending`` ones."""
+
+    sums: tuple[Var, ...]
+    pending: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Free:
+    """Let a slot be filled again: the one taken last, or so many before it.
+
+    Attributes:
+        after: none is freed in the first iteration of the loop with this axis.
+    """
+
+    ring: Ring
+    before: int
+    after: Axis | None
+
+
+Statement: TypeAlias = (
+    Let | Carry | Update | Put | Scratch | For | Multiply | Fill | Take | Await | Free
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +223,9 @@ class Program:
         registers: for a GPU, the most that a thread may have; 0 for as many as the compiler likes.
         table: it runs for each row of a table, which has the addresses of its buffers and its
             sizes: one launch for many alike kernels.
+        roles: for a GPU, "cooperative": one warp loads what the others multiply; "pingpong": what
+            two groups of others multiply, each at a tile of its own; "": every warp does both.
+        programs: for a GPU, how many programs walk over the grid in turns; 0: one for each point.
         overlaid: buffers of which one may lie over another.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
@@ -188,6 +247,8 @@ class Program:
     table: bool = False
     overlaid: tuple[Buffer, ...] = ()
     registers: int = 0
+    roles: str = ""
+    programs: int = 0
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -238,11 +299,12 @@ def print_program(program: Program) -> str:
     grid = "  ".join(f"{a.name}:{a.extent}" for a in program.grid) or "-"
     lanes = "  ".join(f"{a.name}:{a.extent}" for a in program.lanes) or "-"
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
-    _print_block(program.body, 1, lines)
+    print_block(program.body, 1, lines)
     return "\n".join(lines)
 
 
-def _print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
+def print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
+    """Append a block's lines."""
     pad = "  " * depth
     for statement in body:
         match statement:
@@ -261,9 +323,21 @@ def _print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> N
             case For():
                 stop = _least(statement.stops)
                 lines.append(f"{pad}for {statement.axis.name} in {statement.start} .. {stop}:")
-                _print_block(statement.body, depth + 1, lines)
+                print_block(statement.body, depth + 1, lines)
             case Multiply():
                 lines.append(f"{pad}{_product(statement)}")
+            case Fill():
+                loads = ", ".join(f"{_var(one.var)} = {one.value!r}" for one in statement.loads)
+                lines.append(f"{pad}fill {statement.ring.name}: {loads}")
+            case Take():
+                lines.append(f"{pad}take {statement.ring.name}: {_named(statement.values)}")
+            case Await():
+                but = f" but {statement.pending}" if statement.pending else ""
+                lines.append(f"{pad}await {_named(statement.sums)}{but}")
+            case Free():
+                before = f" {statement.before} before" if statement.before else ""
+                after = f" from the second {statement.after.name} on" if statement.after else ""
+                lines.append(f"{pad}free {statement.ring.name}{before}{after}")
 
 
 def _least(bounds: tuple[Index, ...]) -> str:
@@ -284,6 +358,10 @@ def _product(product: Multiply) -> str:
     )
     count = f"{_least(product.rows)} x {product.columns} x {_least(product.terms)}"
     return f"{sides[0]} {'+=' if product.adds else '='} {sides[1]} @ {sides[2]} for {count}"
+
+
+def _named(values: tuple[Var, ...]) -> str:
+    return ", ".join(map(_var, values))
 
 
 def _var(var: Var) -> str:

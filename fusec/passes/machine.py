@@ -25,6 +25,9 @@ class Resources:
             registers, and a loop of n stages holds n - 1 tiles of each.
         tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else lanes do, exactly.
         descriptors: hardware copies tiles that a tensor descriptor names (NVIDIA's TMA).
+        group_registers: registers of a thread for f32 tiles where one warp loads and gives most of
+            its own away to those that multiply; 0 where warps have no roles: products are not
+            asynchronous (Hopper's wgmma), or have another form.
     """
 
     shared_bytes: int = 0
@@ -32,6 +35,7 @@ class Resources:
     from_shared: bool = False
     tf32: bool = False
     descriptors: bool = False
+    group_registers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ _TENSOR_COPY = re.compile(r"\bcp\.(?:async|reduce\.async)\.bulk\.tensor\b")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\b")
 _MMA = re.compile(r"\bmma\.sync\b")
 _TCGEN05 = re.compile(r"\btcgen05\.mma\b")
-_TILE = r"tensor<(\d+)x(\d+)x(\w+)>"
-_DOT = re.compile(rf"\btt\.dot\b.*?: {_TILE} \* {_TILE}")
+_TILE = r"(?:tensor|!ttg\.memdesc)<(\d+)x(\d+)x(\w+)[^>]*>"
+_DOT = re.compile(rf"\b(?:tt\.dot|ttng\.warp_group_dot)\b.*?: {_TILE} \* {_TILE}")
 _CONVERSION = re.compile(r"\bttg\.convert_layout\b.*?: tensor<((?:\d+x)+)")
 _SERIALISED = re.compile(r"^.*(?:\bC75\d\d\b|instructions are serialized).*$", re.MULTILINE)
 
@@ -39,6 +39,8 @@ _LABEL = re.compile(r"^(\.L_x_\d+):")
 _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
 _TENSOR_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA")
 _COPY_OPCODES = ("LDGSTS", "UTMALDG")
+_ROLES = "setmaxnreg"
+"""What gives registers of a warp to others, of which it is one that loads what they multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class GlobalAccess:
 
 @dataclass(frozen=True, slots=True)
 class DotTile:
-    """One ``tl.dot``: ``[m, k] x [k, n]`` of elements of a type, as MLIR spells it ("bf16")."""
+    """A product in the source: ``[m, k] x [k, n]`` of elements of a type as of MLIR ("bf16")."""
 
     m: int
     n: int
@@ -125,7 +127,8 @@ class StaticReport:
         tma: copies of tiles, either way.
         loops: in the machine code.
         dot_loops: those with tensor core instructions; ``idle_dot_loops`` of them have no
-            asynchronous copy, so that they wait for memory in each iteration.
+            asynchronous copy, so that they wait for memory in each iteration, unless another warp
+            copies for them.
         serialised: what ptxas says of wgmma that it could not overlap (C75xx).
     """
 
@@ -221,6 +224,7 @@ def inspect_kernel(asm: CompiledAsm) -> StaticReport:
     threads = _threads(ptx)
     blocks = _resident_blocks(processor, threads, registers, shared_bytes)
     dot_loops = [loop for loop in code.loops if code.has(loop, _TENSOR_OPCODES)]
+    fed = _ROLES in ptx
     return StaticReport(
         target=asm.target,
         threads=threads,
@@ -233,14 +237,14 @@ def inspect_kernel(asm: CompiledAsm) -> StaticReport:
         instructions=sum(opcode != "NOP" for opcode in code.opcodes),
         blocks=blocks,
         occupancy=blocks * threads / processor.threads,
-        dots=_dots(asm.text("ttir")),
+        dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
         wgmma=len(_WGMMA.findall(ptx)),
         mma=len(_MMA.findall(ptx)),
         tcgen05=len(_TCGEN05.findall(ptx)),
         tma=len(_TENSOR_COPY.findall(ptx)),
         loops=len(code.loops),
         dot_loops=len(dot_loops),
-        idle_dot_loops=sum(not code.has(loop, _COPY_OPCODES) for loop in dot_loops),
+        idle_dot_loops=sum(not (fed or code.has(loop, _COPY_OPCODES)) for loop in dot_loops),
         serialised=tuple(line.strip() for line in _SERIALISED.findall(said)),
     )
 

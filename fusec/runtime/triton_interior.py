@@ -11,6 +11,7 @@ differ in:
 * Launchers. 3.6 compiles C for each signature, the others have one for all; all are made by
   ``launcher_cls(source, metadata)`` and pass descriptors by ``make_tensordesc_arg``, which has a
   third parameter from 3.9 on.
+* Gluon's copies of tiles: 3.9 has new names for them.
 
 Worked example::
 
@@ -40,12 +41,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.errors import EnvironmentProblem, UsageError
 
 __all__ = ["JITFunction", "TensorDescriptor"]
+
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+"""Copies of tiles by descriptor, which Gluon kernels import by these names."""
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 """Targets that a test covers; others of the same families may work."""
@@ -115,12 +123,33 @@ def compile_function(
         Exception: Triton's front end, MLIR and ptxas raise many unrelated types.
     """
     attributes = {(position,): [["tt.divisibility", MULTIPLE]] for position in divisible}
-    source = ASTSource(function, dict(signature), {}, attributes)
+    source = (
+        GluonASTSource(function, _with_layouts(signature), {}, attributes)
+        if function.is_gluon()
+        else ASTSource(function, dict(signature), {}, attributes)
+    )
     chosen = {**options, "enable_fp_fusion": True}
     try:
         return triton.compile(source, target=target, options=chosen)
     except SystemError:  # CPython 3.11's ast.parse in several threads (python/cpython#106905)
         return triton.compile(source, target=target, options=chosen)
+
+
+def _with_layouts(signature: Mapping[str, str]) -> dict[str, str]:
+    """Return the types of a Gluon kernel: of descriptors, they say how tiles lie in memory."""
+    return {name: _with_layout(kind) for name, kind in signature.items()}
+
+
+def _with_layout(kind: str) -> str:
+    found = re.fullmatch(r"tensordesc<(\w+)\[([\d,]+)\]>", kind)
+    if found is None:
+        return kind
+    shape = [int(extent) for extent in found[2].split(",")]
+    layout = gl.NVMMASharedLayout.get_default_for(shape, _ELEMENTS[found[1]])
+    return f"{kind[:-1]},{layout!r}>"
+
+
+_ELEMENTS = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fusec.codegen.gluon import print_kernel
 from fusec.codegen.table import print_blocks
 from fusec.codegen.triton import (
     divisible_by_16,
     print_descriptors,
     print_grid,
-    print_kernel,
     signature,
 )
 from fusec.codegen.triton_form import form_of

@@ -70,7 +70,9 @@ def report(one: Staged, tile: tuple[int, ...], *, descriptors: bool = False) -> 
     (plan, *_) = (
         p
         for p in plans
-        if tuple(b.tile for b in p.bindings if b.tile > 1) == tile and p.descriptors is descriptors
+        if tuple(b.tile for b in p.bindings if b.tile > 1) == tile
+        and p.descriptors is descriptors
+        and not p.roles
     )
     return inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), one.target.name))
 

@@ -50,6 +50,7 @@ def by_rule(
 def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     products = contraction.contractions(kernel)
     offered = with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
+    offered = contraction.with_warp_roles(kernel, offered, machine)
     return contraction.with_two_programs(kernel, offered, machine)
 
 

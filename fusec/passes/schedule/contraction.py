@@ -33,6 +33,7 @@ from fusec.passes.schedule.tiling import (
     programs,
     tilings,
 )
+from fusec.passes.schedule.warp_roles import with_roles
 
 MAX_LANES = 256
 """The widest axis that is lanes as a whole: a row of operands, so that scores are recomputed."""
@@ -280,6 +281,17 @@ def with_two_programs(
     if len(work.inner) != 1 or work.registers(tiling) < most:
         return offered
     return (*offered[:2], replace(chosen, registers=most), *offered[2:])
+
+
+def with_warp_roles(
+    kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
+) -> tuple[Plan, ...]:
+    """Return plans and, where a race finds them early, those in which warps have roles."""
+    roles, products = find_roles(kernel), contractions(kernel)
+    if roles is None or has_few_rows(roles):
+        return offered
+    work = _work(kernel, products, machine)
+    return with_roles(kernel, offered, products, work, roles, machine)
 
 
 def _cached_plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:

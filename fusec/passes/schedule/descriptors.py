@@ -32,7 +32,7 @@ def with_descriptors(
     """
     on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize == 2 or sm.tf32]
     operands = [load for parts in on_tensor_cores for load in _loads(parts)]
-    if not sm.descriptors or not any(map(_is_describable, operands)):
+    if not sm.descriptors or not any(map(is_describable, operands)):
         return plans
     first, *others = plans
     pairs = [(replace(plan, descriptors=True), plan) for plan in others]
@@ -49,7 +49,7 @@ def _loads(parts: Factors) -> Iterator[Load]:
             yield node
 
 
-def _is_describable(load: Load) -> bool:
+def is_describable(load: Load) -> bool:
     """Return True if an axis walks memory by one element, and nothing else but by 16 bytes."""
     offset = load.buffer.offset(load.indices)
     units = [a for a in offset.axes if _is_one(offset.coefficient(a))]

@@ -3,7 +3,7 @@
 Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
-             ['registers=' n]
+             ['registers=' n] ['cooperative' | 'pingpong'] ['programs=' n]
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
                 ['by' chunk] ['in' fold] ['transposed']
 
@@ -71,6 +71,9 @@ class Plan:
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         descriptors: operands of products are copied by tensor descriptors where they can be.
         registers: the most that a thread may have; 0 for as many as the compiler likes.
+        roles: "cooperative": one warp loads, and others multiply; "pingpong": so do two groups of
+            others, each at a tile of its own, of so many ``warps`` each; "": every warp does both.
+        programs: so many programs walk over the grid in turns; 0: one for each of its points.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         mask_free: tiles that lie wholly inside a mask run in a loop of their own, without it.
         reloads: what a loop does not change is loaded again in each iteration, from a cache: tiles
@@ -89,6 +92,8 @@ class Plan:
     online: bool = False
     descriptors: bool = False
     registers: int = 0
+    roles: str = ""
+    programs: int = 0
     mask_free: bool = False
     tf32: bool = False
     reloads: bool = False
@@ -129,4 +134,6 @@ def print_plan(name: str, plan: Plan) -> str:
     )
     tunables += " descriptors" if plan.descriptors else ""
     tunables += f" registers={plan.registers}" if plan.registers else ""
+    tunables += f" {plan.roles}" if plan.roles else ""
+    tunables += f" programs={plan.programs}" if plan.programs else ""
     return f"plan {name}    {'  '.join(parts)}    {tunables}"

@@ -98,11 +98,11 @@ class Work:
 
     def registers(self, tiling: Tiling) -> float:
         """Return the registers of a thread that tiles of f32 take."""
-        held = sum(_area(axes, tiling.lanes) for axes in self.sums)
-        between = [_area(axes, tiling.lanes) for axes in self.inner]
+        held = sum(area(axes, tiling.lanes) for axes in self.sums)
+        between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
-        held += DRAWN * max((_area(axes, tiling.lanes) for axes in self.drawn), default=0)
+        held += DRAWN * max((area(axes, tiling.lanes) for axes in self.drawn), default=0)
         weight = (WIDE_INNER if between else WIDE) if self.wide else 1
         return held * weight / (32 * tiling.warps)
 
@@ -111,15 +111,16 @@ class Work:
         total = 0
         for axes, itemsize in self.loads:
             tiles = tiling.stages - (not machine.sm.from_shared) if looped in axes else 1
-            total += _area(axes, tiling.lanes) * itemsize * tiles
+            total += area(axes, tiling.lanes) * itemsize * tiles
         return total
 
 
-def _area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
-    area = 1
+def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
+    """Return the elements of a tile with these axes."""
+    total = 1
     for axis in axes:
-        area *= lanes.get(axis, 1)
-    return area
+        total *= lanes.get(axis, 1)
+    return total
 
 
 def lanes_of(axis: Axis) -> int:
@@ -236,16 +237,16 @@ def _preferred(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> It
     if work.inner or len(roles.tiled) < 2:
         one_tile = not roles.tiled or lanes_of(roles.tiled[0]) <= MIN_LANES
         for rows, step, warps, stages in _FEW_ROWS if one_tile else _ROWS:
-            yield _tiling(roles, work, (rows, rows), step, warps, stages)
+            yield tiling_of(roles, work, (rows, rows), step, warps, stages)
         return
     if has_few_rows(roles):
         for columns in (COLUMNS, 64, 32, 16):
-            tiling = _tiling(roles, work, (FEW_ROWS, columns), 0, 4, 6)
+            tiling = tiling_of(roles, work, (FEW_ROWS, columns), 0, 4, 6)
             if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
                 yield tiling
         return
     sides = [(COLUMNS, COLUMNS), (COLUMNS, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
-    shapes = [_fewest_warps(_tiling(roles, work, side, 0, 8, 3), work) for side in sides]
+    shapes = [_fewest_warps(tiling_of(roles, work, side, 0, 8, 3), work) for side in sides]
     wanted = BUSY * machine.units
     enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, roles)]
     yield from enough
@@ -287,20 +288,20 @@ def _others(roles: Roles, work: Work) -> Iterator[Tiling]:
             *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
             *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
         ):
-            yield _tiling(roles, work, (rows, rows), step, warps, stages)
+            yield tiling_of(roles, work, (rows, rows), step, warps, stages)
         return
     if has_few_rows(roles):
         for columns, warps, stages in _FEW_ROWS_OTHERS:
-            yield _tiling(roles, work, (FEW_ROWS, columns), 0, warps, stages)
+            yield tiling_of(roles, work, (FEW_ROWS, columns), 0, warps, stages)
         return
     for side, warps, stages in (
         *(((128, 256), 8, 3), ((128, 128), 8, 4), ((256, 128), 8, 3), ((64, 128), 4, 4)),
         *(((128, 64), 4, 4), ((128, 128), 4, 4), ((64, 256), 8, 3), ((64, 64), 4, 5)),
     ):
-        yield _tiling(roles, work, side, 0, warps, stages)
+        yield tiling_of(roles, work, side, 0, warps, stages)
 
 
-def _tiling(
+def tiling_of(
     roles: Roles, work: Work, side: tuple[int, int], step: int, warps: int, stages: int
 ) -> Tiling:
     """Return a tiling; a step of 0 is a swizzled row of the operands."""

@@ -88,7 +88,8 @@ def test_f32_operands_have_shorter_steps(machine: Machine) -> None:
 @TARGETS
 @pytest.mark.parametrize("count", (1, 2, 3))
 def test_a_race_is_offered_a_few_tilings_that_fit(machine: Machine, count: int) -> None:
-    found = gpu_plans(products(4096, 4096, 1024, count=count), machine)
+    offered = gpu_plans(products(4096, 4096, 1024, count=count), machine)
+    found = [plan for plan in offered if not plan.roles]
     assert 2 <= len({replace(plan, descriptors=False) for plan in found}) <= 8
     assert len(set(found)) == len(found)
     for plan in found:

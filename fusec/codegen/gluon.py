@@ -1,0 +1,325 @@
+"""Print a program that warps with roles run, as a Triton kernel in Gluon: where each value lies in
+registers, what lies in shared memory and who waits for whom is written out. For sm_90.
+
+The module has a function for each role (``roles.py``) and the kernel, which makes the rings and
+starts the roles. Whatever is neither copied by descriptor nor multiplied prints as in
+``triton.py``: Triton's operations are Gluon's, where the layout of their operands says that of the
+result. Only values made of nothing, such as lane axes, need one: that of the accumulators.
+
+Each program walks over the grid, so that its loads run ahead of the tile that is being multiplied.
+A ring has a *ready* and a *free* barrier for each slot. Who fills or takes counts its ``step``: the
+slot is ``step % slots``, and the parity of ``step // slots`` says for which phase of its barrier to
+wait. Groups that multiply tiles of their own have slots of their own: of shared ones, the parity
+could not tell their turns apart.
+
+Worked example, the parts that other kernels do not have::
+
+    slot = step % 3                                    warp that loads
+    mbarrier.wait(operands_free.index(slot), step // 3 & 1 ^ 1)
+    mbarrier.expect(operands_ready.index(slot), 49152)
+    load_tile(x_tiles, [mo * 128, ko * 64], operands_ready.index(slot), x_slots.index(slot))
+    step += 1
+
+    mbarrier.wait(operands_ready.index(slot), step // 3 & 1)        warps that multiply
+    acc = warpgroup_mma(x_slots.index(slot), w_slots.index(slot), acc, is_async=True)
+    acc = warpgroup_mma_wait(1, deps=[acc])
+    mbarrier.arrive(operands_free.index((step + 1) % 3), pred=ko > 0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.codegen import triton
+from fusec.codegen.descriptors import Copy, Descriptor
+from fusec.codegen.elementwise import Chain
+from fusec.codegen.orient import ROWS
+from fusec.codegen.roles import Split, touched
+from fusec.codegen.triton import TYPES, Printer, lane_extent
+from fusec.codegen.triton_form import Form
+from fusec.codegen.triton_ops import STAGE
+from fusec.errors import InternalError
+from fusec.ir.dtype import DType
+from fusec.ir.expr import Const, Dot, Var
+from fusec.ir.index import Axis
+from fusec.ir.program import (
+    Await,
+    Fill,
+    For,
+    Free,
+    Put,
+    Ring,
+    Statement,
+    Take,
+    Update,
+    statements,
+)
+
+GROUPS = {"cooperative": 1, "pingpong": 2}
+"""Groups of warps that multiply, each at a tile of its own."""
+LOADER_REGISTERS, GROUP_REGISTERS = 40, 232
+"""Of a thread that loads, and of one in each of two groups: 40*128 + 232*256 of 65536. One group
+gets what the loader leaves, 240."""
+INSTRUCTION = (16, 256, 16)
+"""Rows of a warp, columns at most and terms of one product (wgmma, 16-bit operands)."""
+
+
+def print_kernel(form: Form, *, aligned: bool = True) -> str:
+    """Return the source of a module with one kernel, in Gluon where its warps have roles.
+
+    Args:
+        aligned: as of ``triton.print_kernel``.
+    Raises:
+        InternalError: for what the language does not have.
+    """
+    if form.roles is None:
+        return triton.print_kernel(form, aligned=aligned)
+    return _Printer(form, form.roles).module()
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Names of what a ring consists of.
+
+    Attributes:
+        tiles: what a slot holds, with the name of the memory for it in all slots.
+    """
+
+    ready: str
+    free: str
+    tiles: tuple[tuple[str, Descriptor], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.ready, self.free, *(name for name, _ in self.tiles))
+
+    @property
+    def bytes(self) -> int:
+        return sum(math.prod(d.tile) * d.buffer.dtype.itemsize for _, d in self.tiles)
+
+
+class _Printer(Printer):
+    """One print; a module has several functions, which share their names."""
+
+    def __init__(self, form: Form, roles: Split) -> None:
+        super().__init__(form, True)
+        self.roles = roles
+        self.groups = GROUPS[form.program.roles]
+        self.rings = {fill.ring: self._places(fill) for fill in roles.fills}
+        self.staged = self._staged()
+        self.loading = False
+        where = "triton.experimental.gluon"
+        hopper = "fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait"
+        self.imports = [
+            "from triton.experimental import gluon",
+            f"from {where} import language as gl",
+            f"from {where}.language.nvidia.hopper import {hopper}",
+            "from fusec.runtime.triton_interior import load_tile, store_tile",
+        ]
+
+    def _places(self, fill: Fill) -> _Places:
+        boxes = [self.copies[load.var].descriptor for load in fill.loads]
+        tiles = tuple((self.names.new(f"{box.buffer.name}_slots"), box) for box in boxes)
+        ready, free = (self.names.new(f"{fill.ring.name}_{what}") for what in ("ready", "free"))
+        return _Places(ready, free, tiles)
+
+    def _staged(self) -> dict[Descriptor, str]:
+        """Return the memory by way of which tiles are stored: one for those of each type."""
+        memories: dict[tuple[DType, tuple[int, ...]], str] = {}
+        found = {}
+        for statement in statements(self.roles.multiply):
+            if isinstance(statement, Put) and statement in self.copies:
+                box = self.copies[statement].descriptor
+                kind = box.buffer.dtype, box.tile
+                memories[kind] = memories.get(kind) or self.names.new(f"staged_{len(memories)}")
+                found[box] = memories[kind]
+        return found
+
+    # functions
+
+    def _kernels(self) -> list[str]:
+        name = self.program.name
+        load, multiply = f"_{name}_load", f"_{name}_multiply"
+        loaded, multiplied = (", ".join(passed) for passed in (self._loaded(), self._multiplied()))
+        starts = [f"({multiply}, ({multiplied}, {who}))," for who in range(self.groups)]
+        return [
+            "\n".join(["@gluon.jit", f"def {load}({loaded}):", *self._loader()]),
+            "\n".join(
+                ["@gluon.jit", f"def {multiply}({multiplied}, who: gl.constexpr):", *self._group()]
+            ),
+            "\n".join([*self._title(), *self._entry([*starts, f"({load}, ({loaded})),"])]),
+        ]
+
+    def _loaded(self) -> list[str]:
+        """Return what the warp that loads is passed."""
+        boxes = [self.names(box) for ring in self.rings.values() for _, box in ring.tiles]
+        return [*dict.fromkeys(boxes), *self._shared()]
+
+    def _multiplied(self) -> list[str]:
+        """Return what each group that multiplies is passed, but for its number."""
+        buffers = dict.fromkeys(self.buffers[b] for b in touched(self.roles.multiply, self.copies))
+        boxes = map(self.names, self.staged)
+        return [*buffers, *boxes, *self._shared(), *dict.fromkeys(self.staged.values())]
+
+    def _shared(self) -> list[str]:
+        sizes = [self.names(size) for size in self.program.sizes]
+        return [*sizes, *(name for ring in self.rings.values() for name in ring.names)]
+
+    def _loader(self) -> list[str]:
+        self.loading = True
+        lines = _indented(["step = 0"])
+        if self.groups == 1:
+            return [*lines, *self._walk(self.roles.load)]
+        lines += _indented(["other = 0", "who = 0"])
+        turn = ["        who = 1 - who", "        step, other = other, step"]
+        return [*lines, *self._walk(self.roles.load), *turn]
+
+    def _group(self) -> list[str]:
+        self.loading = False
+        start, end = ["step = 0", self._layout()], ["tma.store_wait(0)"]
+        return [*_indented(start), *self._walk(self.roles.multiply), *_indented(end)]
+
+    def _layout(self) -> str:
+        """Say how the warps of a group hold an accumulator: some rows each, of all columns."""
+        (columns,) = {
+            lane_extent(axis)
+            for s in statements(self.roles.multiply)
+            if isinstance(s, Update) and isinstance(s.value, Dot)
+            for axis in s.var.axes
+            if self.dimension[axis] != ROWS
+        }
+        rows, most, terms = INSTRUCTION
+        shape = f"[{rows}, {min(columns, most)}, {terms}]"
+        warps = f"warps_per_cta=[{self.program.warps}, 1]"
+        made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
+        return f"layout: gl.constexpr = {made}"
+
+    def _entry(self, starts: list[str]) -> list[str]:
+        """Return the lines of the kernel: it makes rings and starts the roles."""
+        lines: list[str] = []
+        for ring, places in self.rings.items():
+            slots = ring.slots * self.groups
+            lines += [self._memory(name, slots, box) for name, box in places.tiles]
+            for name in (places.ready, places.free):
+                barriers = f"gl.int64, [{slots}, 1], mbarrier.MBarrierLayout()"
+                lines.append(f"{name} = gl.allocate_shared_memory({barriers})")
+            lines.append(f"for slot in gl.static_range({slots}):")
+            for name in (places.ready, places.free):
+                lines.append(f"    mbarrier.init({name}.index(slot), count=1)")
+        memories = {name: box for box, name in self.staged.items()}
+        lines += [self._memory(name, self.groups, box) for name, box in memories.items()]
+        workers = [self.program.warps] * (self.groups - 1) + [1]
+        registers = [GROUP_REGISTERS] * (self.groups - 1) + [LOADER_REGISTERS]
+        lines += ["gl.warp_specialize(", "    [", *(f"        {one}" for one in starts)]
+        lines += ["    ],", f"    {workers},", f"    {registers},", ")"]
+        head = ["@gluon.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
+        return [*head, *_indented(lines)]
+
+    def _memory(self, name: str, count: int, box: Descriptor) -> str:
+        kind, shape = _type(box.buffer.dtype), [count, *box.tile]
+        return f"{name} = gl.allocate_shared_memory({kind}, {shape}, {self.names(box)}.layout)"
+
+    def _turns(self) -> str:
+        if self.loading or self.groups == 1:
+            return super()._turns()
+        first, step = "who * tl.num_programs(0)", f"{self.groups} * tl.num_programs(0)"
+        return f"for pid in range(tl.program_id(0) + {first}, {self._count()}, {step}):"
+
+    def _would_unroll(self, loop: For) -> bool:
+        return False  # a loop in which a warp waits is printed once
+
+    # values
+
+    def _arange(self, axis: Axis) -> str:
+        kept = f"gl.SliceLayout({1 - self.dimension[axis]}, layout)"
+        return f"gl.arange(0, {lane_extent(axis)}, {kept})"
+
+    def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
+        lanes = tuple(lanes)
+        filled = f"{self._shape(lanes)}, {self._literal(value)}, {_type(value.dtype)}"
+        return f"gl.full({filled}, layout)" if lanes else f"gl.full({filled})"
+
+    def _dot(self, dot: Dot) -> str:
+        if dot.into is None:
+            raise InternalError("a product with roles adds to something", stage=STAGE)
+        operands = ", ".join(map(self._name, (dot.left, dot.right, dot.into)))
+        return f"warpgroup_mma({operands}, is_async=True)"
+
+    # what roles say to each other
+
+    def _statement(self, statement: Statement | Chain) -> list[str]:
+        match statement:
+            case Fill():
+                return self._fill(statement)
+            case Take():
+                return self._take(statement)
+            case Await(sums=sums, pending=pending):
+                names = ", ".join(map(self._name, sums))
+                return [f"{names} = warpgroup_mma_wait({pending}, deps=[{names}])"]
+            case Free():
+                return [self._free(statement)]
+            case Put(value=Var() as value) if (copy := self.copies.get(statement)) is not None:
+                return self._stage(copy, self._name(value))
+            case _:
+                return super()._statement(statement)
+
+    def _slot(self, ring: Ring, step: str) -> str:
+        found = f"{step} % {ring.slots}"
+        return f"who * {ring.slots} + {found}" if self.groups > 1 else found
+
+    def _fill(self, fill: Fill) -> list[str]:
+        ring, places = fill.ring, self.rings[fill.ring]
+        ready = f"{places.ready}.index(slot)"
+        lines = [
+            f"slot = {self._slot(ring, 'step')}",
+            f"mbarrier.wait({places.free}.index(slot), step // {ring.slots} & 1 ^ 1)",
+            f"mbarrier.expect({ready}, {places.bytes})",
+        ]
+        for load, (name, box) in zip(fill.loads, places.tiles, strict=True):
+            start = self._start(self.copies[load.var])
+            lines.append(f"load_tile({self.names(box)}, [{start}], {ready}, {name}.index(slot))")
+        return [*lines, "step += 1"]
+
+    def _take(self, take: Take) -> list[str]:
+        ring, places = take.ring, self.rings[take.ring]
+        lines = [
+            f"slot = {self._slot(ring, 'step')}",
+            f"mbarrier.wait({places.ready}.index(slot), step // {ring.slots} & 1)",
+        ]
+        for value, (name, box) in zip(take.values, places.tiles, strict=True):
+            *outer, rows, columns = box.tile
+            text = f"{name}.index(slot)"
+            text += f".reshape(({rows}, {columns}))" if outer else ""
+            text += ".permute((1, 0))" if self.copies[value].transposed else ""
+            lines.append(f"{self._name(value)} = {text}")
+        return [*lines, "step += 1"]
+
+    def _free(self, free: Free) -> str:
+        ring = free.ring
+        ahead = ring.slots - 1 - free.before  # of the last slot but so many, where slots go round
+        slot = self._slot(ring, f"(step + {ahead})" if ahead else "step")
+        pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
+        return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
+
+    def _stage(self, copy: Copy, value: str) -> list[str]:
+        """Store a tile by way of shared memory, which the last one has left."""
+        box, memory = copy.descriptor, f"{self.staged[copy.descriptor]}.index(who)"
+        value = f"tl.trans({value})" if copy.transposed else value
+        if len(box.tile) > 2:
+            value = f"tl.reshape({value}, ({', '.join(map(str, box.tile))}))"
+        return [
+            "tma.store_wait(0)",
+            f"{memory}.store({value})",
+            "fence_async_shared()",
+            f"store_tile({self.names(box)}, [{self._start(copy)}], {memory})",
+        ]
+
+
+def _type(dtype: DType) -> str:
+    return f"tl.{TYPES[dtype.name]}"
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

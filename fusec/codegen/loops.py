@@ -1,0 +1,44 @@
+"""What a program's loops are like, where that decides how a GPU's kernel prints them."""
+
+from __future__ import annotations
+
+from fusec.ir.expr import Dot, Expr, Load, Var
+from fusec.ir.index import Axis
+from fusec.ir.program import For, Let, Program, Statement, Update, reads
+
+
+def longer_towards_the_end(program: Program) -> set[Axis]:
+    """Return the grid axes along which loops grow, as over the keys of a causal attention."""
+    found = set()
+    for loop in program.body:
+        if isinstance(loop, For):
+            for axis in program.grid:
+                steps = [s.coefficient(axis) for s in loop.stops if axis in s.axes]
+                growing = [s for s in steps if s is not None and s.is_constant and s.const > 0]
+                if growing and axis not in loop.start.axes:
+                    found.add(axis)
+    return found
+
+
+def is_product(statement: Statement) -> bool:
+    """Return True for a statement that multiplies matrices."""
+    return isinstance(statement, Let | Update) and isinstance(statement.value, Dot)
+
+
+def shares_operands(loop: For) -> bool:
+    """Return True for a loop in which a product and other code read one load.
+
+    Triton 3.7 gives such a tile a buffer too few when it loads ahead: a copy for the iteration
+    after next is issued before the product has read its operand (found by ``emulator/``).
+    """
+    lets = [s for s in loop.body if isinstance(s, Let)]
+    loaded = {s.var for s in lets if isinstance(s.value, Load)}
+    turned: dict[Expr, Expr] = {s.var: s.value for s in lets if isinstance(s.value, Var)}
+    read = [(s, {turned.get(v, v) for v in reads(s)}) for s in loop.body if not _turns(s)]
+    products = {v for s, named in read if is_product(s) for v in named}
+    others = {v for s, named in read if not is_product(s) for v in named}
+    return not loaded.isdisjoint(products & others)
+
+
+def _turns(statement: Statement) -> bool:
+    return isinstance(statement, Let) and isinstance(statement.value, Var)

@@ -1,0 +1,59 @@
+"""Kernels whose warps have roles in machine code, without a GPU: what each thread has and does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusec.compiler import triton_source
+from fusec.report.lint_report import judge
+from fusec.runtime.static_checks import inspect_kernel
+from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
+from tests.codegen.test_contraction_static import gelu_of_linear, staged, tensors
+
+ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))
+REGISTERS = {"cooperative": {"240", "40"}, "pingpong": {"232", "40"}}
+
+
+def swiglu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.silu(x @ w.t()) * (x @ v.t())
+
+
+def compiled(fn, *shapes: tuple[int, ...], roles: str, dtype=torch.bfloat16) -> CompiledAsm:
+    (one,) = staged(fn, *tensors(*shapes, dtype=dtype), roles=roles)
+    assert one.compiled is not None
+    (name,) = one.compiled.distinct
+    assert judge([one]).faults == ()
+    return compile_kernel(triton_source(one.compiled, name), "sm_90")
+
+
+def assert_as_designed(asm: CompiledAsm, roles: str, product: str) -> None:
+    """Two groups of warps multiply by products of such a shape, one warp loads, nothing spills."""
+    found, ptx = inspect_kernel(asm), asm.text("ptx")
+    assert (found.spill_bytes, found.serialised, found.idle_dot_loops) == (0, (), 0)
+    assert found.threads == 384 and found.registers == 168 and found.shared_bytes <= 232448
+    assert set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\w+)", ptx)) == {product}
+    assert REGISTERS[roles] <= set(re.findall(r"setmaxnreg\S+\s+(\d+);", ptx))
+
+
+@ROLES
+def test_a_linear_with_gelu(roles: str) -> None:
+    asm = compiled(gelu_of_linear, (8192, 4096), (16384, 4096), (16384,), roles=roles)
+    assert_as_designed(asm, roles, "m64n256k16")
+
+
+@ROLES
+def test_swiglu(roles: str) -> None:
+    asm = compiled(swiglu, (8192, 4096), (14336, 4096), (14336, 4096), roles=roles)
+    assert_as_designed(asm, roles, "m64n128k16")
+
+
+@pytest.mark.slow
+@ROLES
+@pytest.mark.parametrize("shape", ((8192, 1000, 4096), (1000, 1024, 1504), (4096, 768, 768)))
+def test_other_shapes_and_f16_have_no_fault(shape: tuple[int, int, int], roles: str) -> None:
+    m, k, n = shape
+    compiled(gelu_of_linear, (m, k), (n, k), (n,), roles=roles, dtype=torch.float16)

@@ -1,0 +1,63 @@
+"""Plans in which one warp loads what others multiply: where they are offered, and how large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusec.codegen.targets import A100_MACHINE, B200_MACHINE, H200_MACHINE
+from fusec.ir.dtype import F32
+from fusec.passes.machine import Machine
+from fusec.passes.schedule import gpu_plans
+from fusec.passes.schedule.plan import Plan, print_plan
+from tests.passes.schedule.flat import products
+
+
+def with_roles(machine: Machine, *shape: int, count: int = 1) -> list[Plan]:
+    return [p for p in gpu_plans(products(*shape, count=count), machine) if p.roles]
+
+
+def text(plan: Plan) -> str:
+    return " ".join(print_plan("k", plan).split()[2:])
+
+
+def test_a_wide_product_is_offered_both_kinds_of_groups() -> None:
+    assert list(map(text, with_roles(H200_MACHINE, 8192, 16384, 4096))) == [
+        "m=grid*128 n=grid*256 k=loop*64 warps=8 stages=3 descriptors cooperative programs=132",
+        "m=grid*64 n=grid*256 k=loop*64 warps=4 stages=2 descriptors pingpong programs=132",
+    ]
+
+
+def test_two_accumulators_have_half_the_columns_each() -> None:
+    assert list(map(text, with_roles(H200_MACHINE, 8192, 14336, 4096, count=2))) == [
+        "m=grid*128 n=grid*128 k=loop*64 warps=8 stages=4 descriptors cooperative programs=132",
+        "m=grid*64 n=grid*128 k=loop*64 warps=4 stages=2 descriptors pingpong programs=132",
+    ]
+
+
+def test_fewer_tiles_are_smaller_ones() -> None:
+    tiles = [[b.tile for b in p.bindings] for p in with_roles(H200_MACHINE, 1024, 2048, 1024)]
+    assert tiles == [[128, 128, 64], [64, 128, 64]]
+
+
+def test_they_are_tried_early_and_are_never_the_rule() -> None:
+    offered = gpu_plans(products(8192, 16384, 4096), H200_MACHINE)
+    assert [p.roles for p in offered[:4]] == ["", "", "cooperative", "pingpong"]
+    assert offered[1].descriptors
+
+
+@pytest.mark.parametrize("machine", (A100_MACHINE, B200_MACHINE), ids=("sm_80", "sm_100"))
+def test_machines_without_asynchronous_products_of_groups_have_none(machine: Machine) -> None:
+    assert with_roles(machine, 8192, 16384, 4096) == []
+
+
+def test_few_rows_and_odd_rows_have_none() -> None:
+    assert with_roles(H200_MACHINE, 32, 16384, 4096) == []
+    assert with_roles(H200_MACHINE, 8192, 16384, 4095) == []
+
+
+def test_operands_of_f32_have_none() -> None:
+    wide = replace(H200_MACHINE, sm=replace(H200_MACHINE.sm, tf32=True))
+    kernel = products(8192, 16384, 4096, dtype=F32)
+    assert not any(p.roles for p in gpu_plans(kernel, wide))
