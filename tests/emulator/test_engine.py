@@ -482,6 +482,26 @@ def test_wgmma_is_a_product_of_swizzled_tiles(case: Any, seed: int) -> None:
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("between", ["mov.b32 %r100, %r50;", "add.s32 %r100, %r50, 0;"])
+def test_a_value_that_moves_behind_a_wgmma_fence_is_as_old_as_it_was(between: str) -> None:
+    packed, out = np.zeros(512, np.uint8), np.zeros(4, np.float32)
+    place = f"mov.b64 %d6, {descriptor(1024, 128, 256, 16)};"
+    body = [*fill_shared(512), *(f"mov.b32 %r{k}, 0;" for k in (50, 100, 101, 102, 103)), place]
+    body += [
+        "wgmma.fence.sync.aligned;",
+        between,
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r100,%r101,%r102,%r103}, "
+        "{%r50,%r50,%r50,%r50}, %d6, 1, 1, 1, 0;",
+        "wgmma.commit_group.sync.aligned;",
+        "wgmma.wait_group.sync.aligned 0;",
+    ]
+    if between.startswith("mov"):
+        run(BASE + lines(*body), out, packed, threads=128, shared=512)
+        return
+    with pytest.raises(EmulationError, match="no wgmma fence"):
+        run(BASE + lines(*body), out, packed, threads=128, shared=512)
+
+
 def _padded(matrix: torch.Tensor, depth: int) -> torch.Tensor:
     missing = depth - matrix.shape[1]
     if missing < 0:

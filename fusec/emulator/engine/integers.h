@@ -268,9 +268,13 @@ static void run_lop3(Warp& w, const Instruction& i) {
 
 // -- moves -------------------------------------------------------------------------------------------
 
+// A value that moves is as old as it was: LLVM copies registers behind a wgmma.fence, and ptxas has
+// one register for both (attention's backward in 64 rows, Triton 3.7.1).
 static void run_mov(Warp& w, const Instruction& i) {
   if (i.type == PRED) return put_predicate(w, i, 0, fetch_predicate(w, i, 1));
   with_integer(i.type, [&](auto tag) { put(w, i, 0, fetch<decltype(tag)>(w, i, 1)); });
+  int64_t to = operand(w, i, 0).number, from = operand(w, i, 1).number;
+  if (to >= 0 && from >= 0) w.changed_at[to] = w.changed_at[from];
 }
 
 // One register becomes `count` narrower ones, the lowest bits first.
