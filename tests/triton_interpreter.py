@@ -41,6 +41,7 @@ LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "erfc": torch.erfc,
     "erfinv": torch.erfinv,
     "exp": torch.exp,
+    "exp2": torch.exp2,
     "expm1": torch.expm1,
     "fast_dividef": torch.true_divide,
     "fmod": torch.fmod,
