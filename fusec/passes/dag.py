@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import networkx as nx
 
@@ -14,6 +14,7 @@ from fusec.ir.graph import Def, Graph, Line, Schedule, Step
 from fusec.ir.index import Size
 
 Dag: TypeAlias = "nx.DiGraph[int]"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +182,13 @@ def joined(dag: Dag, place: Mapping[int, int]) -> Dag:
     return found
 
 
-def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int] | None:
-    """Return ``0 .. count`` sorted so that edges point forward; None if they make a circle."""
-    dag: Dag = nx.DiGraph()
-    dag.add_nodes_from(range(count))
-    dag.add_edges_from(edges)
-    return sorted_steps(dag) if nx.is_directed_acyclic_graph(dag) else None
+def in_order(items: Iterable[_T], before: Mapping[_T, set[_T]]) -> list[_T] | None:
+    """Return some items in their own order as far as what stands before each allows, or None."""
+    left, order = list(items), []
+    while left:
+        ready = next((a for a in left if before.get(a, set()).isdisjoint(left)), None)
+        if ready is None:
+            return None
+        order.append(ready)
+        left.remove(ready)
+    return order

@@ -70,7 +70,7 @@ def in_reading_order(kernel: Kernel) -> Kernel | None:
     writers: dict[Buffer, list[int]] = {}
     for k, store in enumerate(kernel.stores):
         writers.setdefault(store.buffer, []).append(k)
-    edges: list[tuple[int, int]] = []
+    before: dict[int, set[int]] = {}
     for k, store in enumerate(kernel.stores):
         for load in loads((store.expr,)):
             for writer in writers.get(load.buffer, ()):
@@ -79,8 +79,8 @@ def in_reading_order(kernel: Kernel) -> Kernel | None:
                 swept |= writer != k and bool(kernel.inside)
                 if load.indices != at or load.guard is not None or swept:
                     return None
-                edges += [(k, writer)] if writer != k else []
-    order = in_order(len(kernel.stores), edges)
+                before.setdefault(writer, set()).update({k} - {writer})
+    order = in_order(range(len(kernel.stores)), before)
     if order is None:
         return None
     return replace(kernel, stores=tuple(kernel.stores[k] for k in order))

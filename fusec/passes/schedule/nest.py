@@ -11,6 +11,7 @@ from __future__ import annotations
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
+from fusec.passes.dag import in_order
 
 ARRAY_ELEMENTS = 1 << 16
 """The longest private array: 256 KB of f32, which a core's second-level cache holds."""
@@ -35,23 +36,11 @@ def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis
     for axis in inside:  # a ragged axis ends where its outer axis says
         if axis.limit is not None:
             before[axis].update(a for a in inside if a in axis.limit.axes)
-    order = _topological(inside, before)
+    order = in_order(inside, before)
     if order is None:
         return None
     nest = (*order, lane) if lane is not None and lane in kernel.inside else tuple(order)
     return nest if _arrays_fit(reductions, nest, lane, arrays) else None
-
-
-def _topological(axes: list[Axis], before: dict[Axis, set[Axis]]) -> list[Axis] | None:
-    """Return the axes in their own order as far as ``before`` allows, or None for a cycle."""
-    left, order = list(axes), []
-    while left:
-        ready = next((a for a in left if not before[a].intersection(left)), None)
-        if ready is None:
-            return None
-        order.append(ready)
-        left.remove(ready)
-    return order
 
 
 def _arrays_fit(
