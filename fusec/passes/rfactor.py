@@ -55,7 +55,7 @@ def cut_axis(axis: Axis, terms: int) -> Cut:
     return Cut(part, (within,), {axis: start + index(within)})
 
 
-class Parts:
+class Splitter:
     """Splits the lines of a graph, one after another, in partial lines and a final one.
 
     Args:

@@ -1,9 +1,9 @@
 """Statistics of a product's rows, tile by tile: sums that a matrix product can compute on its way.
 
-Spec: ``graph -> graph``. A tile of a product holds a piece of each of its rows. Where a row is
+Spec: ``graph -> graph``. A tile of a product holds a part of each of its rows. Where a row is
 summed over and not read again, the sum becomes partial sums over ``WIDTH`` columns, which share the
 product's tile, and a small final one (``rfactor.py``). Squares about a row's mean are summed about
-the piece's own mean, and combined about the row's.
+the part's own mean, and combined about the row's.
 
 Worked example, with n = p*128 + i::
 
@@ -19,20 +19,20 @@ from fusec.ir.expr import Buffer, Load, Reduce, loads, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis
 from fusec.ir.monoid import MAX, MIN, SUM
-from fusec.passes.rfactor import Cut, Parts, cut_axis, one_reduction
+from fusec.passes.rfactor import Cut, Splitter, cut_axis, one_reduction
 from fusec.passes.schedule.tiling import COLUMNS
 from fusec.passes.squares import HELD, find_squares
 
 WIDTH = COLUMNS
-"""Columns of a piece: those of a product's tile."""
+"""Columns of a part: those of a product's tile."""
 
 
 def sum_rows_by_parts(graph: Graph) -> Graph:
-    """Return the graph with the row statistics of products in pieces of ``WIDTH`` columns."""
+    """Return the graph with the row statistics of products in parts of ``WIDTH`` columns."""
     rows = _rows_of_products(graph)
     if not rows or _reads_rows_again(graph, rows):
         return graph
-    return graph.map_defs(Parts(_cuts(graph, rows), HELD).split)
+    return graph.map_defs(Splitter(_cuts(graph, rows), HELD).split)
 
 
 def _rows_of_products(graph: Graph) -> set[Buffer]:

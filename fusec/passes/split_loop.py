@@ -47,18 +47,18 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
     spread = price(kernel, machine).spread
     if spread is None or spread.axis is None:
         return None
-    pieces = _pieces(kernel, spread.axis)
-    if pieces is None:
+    beside = _beside(kernel, spread.axis)
+    if beside is None:
         return None
     cut = cut_axis(spread.axis, spread.terms)
     states: dict[Reduce, Parts] = {}
-    for node, row_max in pieces.items():  # a maximum stands before the sums that refer to it
+    for node, row_max in beside.items():  # a maximum stands before the sums that refer to it
         states[node] = _within_part(node, row_max, cut, states)
     partial = _partial(kernel, states, cut)
-    return partial, _final(kernel, pieces, states, partial, cut)
+    return partial, _final(kernel, beside, states, partial, cut)
 
 
-def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
+def _beside(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
     """Return the reductions over an axis with the maxima they refer to; None if one needs more.
 
     A reduction has a partial form of its own if it needs no other one over the axis but its
@@ -67,15 +67,15 @@ def _pieces(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
     roots = [store.expr for store in kernel.stores]
     found = [n for n in postorder(roots) if isinstance(n, Reduce) and axis in n.over]
     row_maxima = find_row_maxima(roots)
-    pieces: dict[Reduce, Reduce | None] = {}
+    beside: dict[Reduce, Reduce | None] = {}
     for node in found:
         row_max = row_maxima.get(node)
         below = {n for n in postorder(node.bodies) if n in found}
         same_type = row_max is None or row_max.dtype is node.dtype
         if below - {row_max} or not same_type:
             return None
-        pieces[node] = row_max
-    return pieces
+        beside[node] = row_max
+    return beside
 
 
 # -- the partial kernel ----------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _within_part(
 
 def _final(
     kernel: Kernel,
-    pieces: dict[Reduce, Reduce | None],
+    beside: dict[Reduce, Reduce | None],
     states: dict[Reduce, Parts],
     partial: Kernel,
     cut: Cut,
@@ -140,7 +140,7 @@ def _final(
     part = Axis(cut.part.name, cut.part.extent)
     loaded = {s.expr: Load(s.buffer, (index(part), *s.indices[1:])) for s in partial.stores}
     total: dict[Expr, Expr] = {}
-    for node, row_max in pieces.items():
+    for node, row_max in beside.items():
         bodies: tuple[Expr, ...] = tuple(loaded[found] for found in states[node])
         if row_max is not None:
             (found,), (top,) = states[node], states[row_max]

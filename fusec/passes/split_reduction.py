@@ -21,7 +21,7 @@ from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
 from fusec.passes.cost import count, numel
 from fusec.passes.machine import Machine
-from fusec.passes.rfactor import Cut, Parts
+from fusec.passes.rfactor import Cut, Splitter
 from fusec.passes.squares import SWEPT
 from fusec.passes.weighted_sums import softmax_weighted
 
@@ -54,7 +54,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         for line, reduction in found.items()
         if (cut := _cut(reduction, parts[line], count(line.axes) >= LONG_ROW)) is not None
     }
-    return graph.map_defs(Parts(cuts, SWEPT).split)
+    return graph.map_defs(Splitter(cuts, SWEPT).split)
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:

@@ -1,4 +1,4 @@
-"""Sums over whole rows of a product come in pieces; those over a part of a row stay."""
+"""Sums over whole rows of a product come in parts; those over a part of a row stay."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def sums_of_a_product(columns: int) -> Graph:
     return graph((x, w), (product, Def(s, (i,), total(SUM, j, load(h, i, j)))), s)
 
 
-def test_a_sum_over_a_row_is_one_over_its_pieces() -> None:
+def test_a_sum_over_a_row_is_one_over_its_parts() -> None:
     before = sums_of_a_product(COLUMNS)
     after = sum_rows_by_parts(before)
     assert names(after) == ["h", "s_part", "s"]
     check_same(before, after, (numbers(4, 2), numbers(2, COLUMNS)))
 
 
-def test_squares_about_a_row_s_mean_are_those_about_the_means_of_its_pieces() -> None:
+def test_squares_about_a_row_s_mean_are_those_about_the_means_of_its_parts() -> None:
     """With n = p*128 + i: each part waits for its own sum alone, in the product's tile."""
     x, w, h = buffer("x", 4, 2), buffer("w", 2, COLUMNS), buffer("h", 4, COLUMNS)
     mean, v = buffer("mean", 4), buffer("v", 4)
