@@ -71,7 +71,8 @@ def _is_row_sum(node: fx.Node) -> bool:
     if node.target is not aten.sum.dim_IntList:
         return False
     value = _source(node).meta["val"]
-    return list(node.args[1]) in ([-1], [value.dim() - 1]) and value.is_floating_point()  # type: ignore
+    axes = list(node.args[1] or ())  # type: ignore[arg-type]  # None: over all of them
+    return axes in ([-1], [value.dim() - 1]) and value.is_floating_point()
 
 
 def _source(node: fx.Node) -> fx.Node:

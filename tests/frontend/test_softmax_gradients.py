@@ -196,3 +196,15 @@ def test_gradients_agree_with_eager_in_every_length():
         return tuple(values(1, 2, n, COLUMNS, seed=i) for i in range(3))
 
     check(plain, *sized(20), train=True, dynamic=True, more=[sized(33)])
+
+
+def test_a_sum_over_all_axes_is_no_row_sum() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2, 3)
+    total = graph.call_function(aten.sum.dim_IntList, (x, None))
+    total.meta["val"] = torch.empty(())
+    graph.output((total,))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    sum_gradients_of_outputs(module)
+    assert [node.target for node in module.graph.nodes][1] is aten.sum.dim_IntList
