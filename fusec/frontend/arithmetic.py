@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fusec.errors import Unsupported
 from fusec.frontend.call import number
 from fusec.ir.dtype import BOOL
@@ -13,12 +15,17 @@ def like(value: float | int | bool, x: Expr) -> Expr:
     return number(value, x.dtype)
 
 
-def add(a: Expr, b: Expr | float) -> Expr:
-    return op("add", a, b if not isinstance(b, float | int) else like(b, a))
+def _beside_numbers(name: str) -> Callable[[Expr, Expr | float], Expr]:
+    """Return a scalar operation whose second argument may be a number."""
+
+    def spelled(a: Expr, b: Expr | float) -> Expr:
+        return op(name, a, b if isinstance(b, Expr) else like(b, a))
+
+    return spelled
 
 
-def sub(a: Expr, b: Expr | float) -> Expr:
-    return op("sub", a, b if not isinstance(b, float | int) else like(b, a))
+add, sub, div = map(_beside_numbers, ("add", "sub", "div"))
+less, greater, equal = map(_beside_numbers, ("lt", "gt", "eq"))
 
 
 def mul(a: Expr, b: Expr | float) -> Expr:
@@ -29,22 +36,6 @@ def mul(a: Expr, b: Expr | float) -> Expr:
     if isinstance(a, Const) and a.value == 1:
         return factor
     return op("mul", a, factor)
-
-
-def div(a: Expr, b: Expr | float) -> Expr:
-    return op("div", a, b if not isinstance(b, float | int) else like(b, a))
-
-
-def less(a: Expr, b: Expr | float) -> Expr:
-    return op("lt", a, b if not isinstance(b, float | int) else like(b, a))
-
-
-def greater(a: Expr, b: Expr | float) -> Expr:
-    return op("gt", a, b if not isinstance(b, float | int) else like(b, a))
-
-
-def equal(a: Expr, b: Expr | float) -> Expr:
-    return op("eq", a, b if not isinstance(b, float | int) else like(b, a))
 
 
 def select(condition: Expr, then: Expr, other: Expr) -> Expr:

@@ -9,6 +9,7 @@ example, ``x > 0.5`` of a bf16 tensor::
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -44,18 +45,14 @@ def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
     return call.pointwise_exact(test, *args, kind=common_type(common))
 
 
-def register_comparison(name: str) -> None:
-    """Lower ``x name y`` for tensors and numbers."""
-
-    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
-        return compare(call, lambda a, b: op(name, a, b), x, y)
-
-    packet = getattr(aten, name)
-    lowers(packet.Tensor, packet.Scalar)(rule)
+def compare_by(name: str, call: Call, x: Scalar, y: Scalar) -> Value:
+    """Emit ``x name y`` for tensors and numbers."""
+    return compare(call, partial(op, name), x, y)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    register_comparison(_name)
+    _packet = getattr(aten, _name)
+    lowers(_packet.Tensor, _packet.Scalar)(partial(compare_by, _name))
 
 
 @lowers(aten.isnan.default)
@@ -92,40 +89,22 @@ def logical_not(call: Call, x: Value) -> Value:
     return call.define(lambda at: negate(truth(x, at)))
 
 
-def register_logical(name: str) -> None:
-    """Lower a connective of truth values."""
-
-    def rule(call: Call, x: Value, y: Value) -> Value:
-        return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
-
-    lowers(getattr(aten, f"logical_{name}").default)(rule)
+def logical(name: str, call: Call, x: Value, y: Value) -> Value:
+    """Emit a connective of truth values."""
+    return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
 
 
-for _name in ("and", "or", "xor"):
-    register_logical(_name)
-
-
-def bitwise(call: Call, name: str, x: Scalar, y: Scalar) -> Value:
+def bitwise(name: str, call: Call, *args: Scalar) -> Value:
     """Emit a bitwise operation; on bool it is the logical one."""
-    return call.pointwise(lambda a, b: op(name, a, b), x, y, kind=compute_type(call.out.dtype))
-
-
-def register_bitwise(name: str) -> None:
-    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
-        return bitwise(call, name, x, y)
-
-    packet = getattr(aten, f"bitwise_{name}")
-    lowers(packet.Tensor, packet.Scalar, packet.Scalar_Tensor)(rule)
-    lowers(getattr(aten, f"__{name}__").Tensor, getattr(aten, f"__{name}__").Scalar)(rule)
+    return call.pointwise(partial(op, name), *args, kind=compute_type(call.out.dtype))
 
 
 for _name in ("and", "or", "xor"):
-    register_bitwise(_name)
-
-
-@lowers(aten.bitwise_not.default)
-def bitwise_not(call: Call, x: Value) -> Value:
-    return call.pointwise(lambda a: op("not", a), x, kind=compute_type(call.out.dtype))
+    lowers(getattr(aten, f"logical_{_name}").default)(partial(logical, _name))
+    _packet, _dunder = getattr(aten, f"bitwise_{_name}"), getattr(aten, f"__{_name}__")
+    lowers(_packet.Tensor, _packet.Scalar, _packet.Scalar_Tensor)(partial(bitwise, _name))
+    lowers(_dunder.Tensor, _dunder.Scalar)(partial(bitwise, _name))
+lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
 
 
 @lowers(

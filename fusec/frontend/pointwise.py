@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,13 +40,9 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def register_unary(name: str, *targets: Any) -> None:
-    """Lower ``targets`` to the scalar operation ``name``."""
-
-    def rule(call: Call, x: Value) -> Value:
-        return call.pointwise(lambda a: op(name, a), x)
-
-    lowers(*targets)(rule)
+def elementwise(compute: Callable[..., Expr], call: Call, *args: Scalar) -> Value:
+    """Emit a function of the arguments' elements."""
+    return call.pointwise(compute, *args)
 
 
 _FUNCTIONS = (
@@ -56,7 +53,7 @@ _FUNCTIONS = (
 )
 
 for _name in _FUNCTIONS:
-    register_unary(_name, getattr(aten, _name).default)
+    lowers(getattr(aten, _name).default)(partial(elementwise, partial(op, _name)))
 
 
 # -- sums, products, quotients --------------------------------------------------------------------
@@ -186,35 +183,20 @@ def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
 # -- other functions of two and more --------------------------------------------------------------
 
 
-def register_binary(name: str, *targets: Any) -> None:
-    """Lower ``targets`` to the scalar operation ``name``."""
-
-    def rule(call: Call, x: Scalar, y: Scalar) -> Value:
-        return call.pointwise(lambda a, b: op(name, a, b), x, y)
-
-    lowers(*targets)(rule)
-
-
 for _name in ("maximum", "minimum", "atan2", "hypot", "nextafter"):
-    register_binary(_name, getattr(aten, _name).default)
-register_binary("copysign", aten.copysign.Tensor, aten.copysign.Scalar)
-
-
-@lowers(aten.fmax.default)
-def fmax(call: Call, x: Value, y: Value) -> Value:
-    """The greater of two; the other where one is NaN."""
-    return call.pointwise(lambda a, b: ignoring_nan("maximum", a, b), x, y)
-
-
-@lowers(aten.fmin.default)
-def fmin(call: Call, x: Value, y: Value) -> Value:
-    return call.pointwise(lambda a, b: ignoring_nan("minimum", a, b), x, y)
+    lowers(getattr(aten, _name).default)(partial(elementwise, partial(op, _name)))
+lowers(aten.copysign.Tensor, aten.copysign.Scalar)(partial(elementwise, partial(op, "copysign")))
 
 
 def ignoring_nan(name: str, a: Expr, b: Expr) -> Expr:
+    """The greatest or least of two; the other where one is NaN."""
     if not a.dtype.is_float:
         return op(name, a, b)
     return select(op("isnan", a), b, select(op("isnan", b), a, op(name, a, b)))
+
+
+lowers(aten.fmax.default)(partial(elementwise, partial(ignoring_nan, "maximum")))
+lowers(aten.fmin.default)(partial(elementwise, partial(ignoring_nan, "minimum")))
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)

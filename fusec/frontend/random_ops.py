@@ -122,8 +122,7 @@ def _fake_random(
     which: int,
     kind: str,
     dtype: torch.dtype,
-    low: int = 0,
-    high: int = 0,
+    *bounds: int,
 ) -> torch.Tensor:
     return torch.empty_permuted(size, order, dtype=dtype, device=seeds.device)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -173,8 +174,8 @@ def as_line(x: Value) -> Value:
     return x if x.shape else Value((ONE,), x.dtype, make_axes((ONE,)), x.expr)
 
 
-def scattered(
-    call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar, monoid: Monoid | None
+def scatter(
+    monoid: Monoid | None, call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
 ) -> Value:
     """Emit a scatter that replaces (no monoid) or combines."""
     line, places = as_line(x), as_line(indices)
@@ -207,20 +208,8 @@ def one_a_line(call: Call, x: Value, axis: int, updates: Updates, monoid: Monoid
     return call.define(body)
 
 
-@lowers(aten.scatter.value)
-def scatter_value(call: Call, x: Value, dim: int, indices: Value, value: Scalar) -> Value:
-    return scattered(call, x, dim, indices, value, None)
-
-
-@lowers(aten.scatter.src)
-def scatter_source(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
-    return scattered(call, x, dim, indices, source, None)
-
-
-@lowers(aten.scatter_add.default)
-def scatter_add(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
-    return scattered(call, x, dim, indices, source, SUM)
-
+lowers(aten.scatter.value, aten.scatter.src)(partial(scatter, None))
+lowers(aten.scatter_add.default)(partial(scatter, SUM))
 
 _MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
 
