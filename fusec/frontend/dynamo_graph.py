@@ -1,13 +1,28 @@
-"""Graphs of Dynamo, before AOTAutograd: which of them may call functions of fusec instead."""
+"""Graphs of Dynamo, before AOTAutograd: calls for which functions of fusec stand in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torch import fx
 
 
-def plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
+def call_instead(gm: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]]) -> None:
+    """Let a graph, and those that it calls, call other functions, in place.
+
+    Args:
+        functions: by what is called: a function, or a method's name.
+    """
+    for part in _plain_parts(gm):
+        found = [n for n in part.graph.nodes if n.op.startswith("call_") and n.target in functions]
+        for node in found:
+            node.op, node.target = "call_function", functions[node.target]
+        if found:
+            part.recompile()
+
+
+def _plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """Yield a graph and those that it calls, without those that transforms of ``torch.func`` run.
 
     Such transforms ask more of a function than its gradient.

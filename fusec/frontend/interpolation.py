@@ -23,7 +23,7 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import Call
-from fusec.frontend.dynamo_graph import plain_parts
+from fusec.frontend.dynamo_graph import call_instead
 from fusec.frontend.pooling import Affine, over_places
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ZERO, Value
@@ -48,12 +48,7 @@ _GRADIENTS: dict[tuple[str, int], Any] = {
 
 def keep_gradients_whole(gm: fx.GraphModule) -> None:
     """Give each interpolation of a graph of Dynamo a gradient of its own, in place."""
-    for part in plain_parts(gm):
-        nodes = part.graph.find_nodes(op="call_function", target=F.interpolate)
-        for node in nodes:
-            node.target = interpolate
-        if nodes:
-            part.recompile()
+    call_instead(gm, {F.interpolate: interpolate})
 
 
 def interpolate(

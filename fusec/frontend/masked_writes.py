@@ -20,19 +20,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from fusec.frontend.dynamo_graph import plain_parts
+from fusec.frontend.dynamo_graph import call_instead
 
 
 def write_by_masks(gm: fx.GraphModule) -> None:
     """Let the writes of a graph of Dynamo that masks may select choose elements, in place."""
-    for part in plain_parts(gm):
-        changed = False
-        for node in part.graph.nodes:
-            write = _WRITES.get(node.target) if node.op.startswith("call_") else None
-            if write is not None:
-                node.op, node.target, changed = "call_function", write, True
-        if changed:
-            part.recompile()
+    call_instead(gm, _WRITES)
 
 
 def assign(x: torch.Tensor, indices: Any, value: Any) -> None:
