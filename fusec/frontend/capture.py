@@ -14,6 +14,7 @@ Worked example: ``permute`` of a weight, ``mm``, ``add`` become::
 
 from __future__ import annotations
 
+import importlib
 import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -22,21 +23,6 @@ import torch
 from torch import fx
 
 from fusec.errors import InvalidIR, Unsupported
-from fusec.frontend import (
-    activations,
-    attention,
-    comparisons,
-    creation,
-    indexing,
-    interpolation,
-    pointwise,
-    pooling,
-    random,
-    reductions,
-    scans,
-    scatters,
-    views,
-)
 from fusec.frontend.arguments import Arguments, Opaque, share_memory
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.effects import effect_of
@@ -67,22 +53,12 @@ from fusec.ir.verify import verify_expr
 
 aten = torch.ops.aten
 
-# Importing these modules fills the table of lowerings.
 _RULES = (
-    activations,
-    attention,
-    comparisons,
-    creation,
-    indexing,
-    pointwise,
-    interpolation,
-    pooling,
-    random,
-    reductions,
-    scans,
-    scatters,
-    views,
+    *("activations", "attention", "comparisons", "creation", "indexing", "interpolation"),
+    *("pointwise", "pooling", "random", "reductions", "scans", "scatters", "views"),
 )
+for _module in _RULES:  # which fills the table of lowerings
+    importlib.import_module(f"fusec.frontend.{_module}")
 
 # Their results keep their argument's place in memory. Where AOTAutograd cannot replay a view (its
 # sizes are symbolic), it finds an output that is a part of an input by that place.
