@@ -101,9 +101,8 @@ def bitwise(name: str, call: Call, *args: Scalar) -> Value:
 
 for _name in ("and", "or", "xor"):
     lowers(getattr(aten, f"logical_{_name}").default)(partial(logical, _name))
-    _packet, _dunder = getattr(aten, f"bitwise_{_name}"), getattr(aten, f"__{_name}__")
+    _packet = getattr(aten, f"bitwise_{_name}")
     lowers(_packet.Tensor, _packet.Scalar, _packet.Scalar_Tensor)(partial(bitwise, _name))
-    lowers(_dunder.Tensor, _dunder.Scalar)(partial(bitwise, _name))
 lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
 
 

@@ -170,7 +170,7 @@ def fill(value: Scalar, call: Call) -> Expr:
     return cast(read(value, (), compute_type(call.out.dtype)), call.out.dtype)
 
 
-@lowers(aten.repeat.default, aten.tile.default)
+@lowers(aten.repeat.default)
 def repeat(call: Call, x: Value, repeats: Sequence[IntoSize]) -> Value:
     def body(at: Indices) -> Expr:
         aligned = at[len(at) - len(x.shape) :]

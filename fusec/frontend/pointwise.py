@@ -84,7 +84,7 @@ def multiply(call: Call, x: Value, y: Scalar) -> Value:
     return call.pointwise(mul, x, y)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+@lowers(aten.div.Tensor, aten.div.Scalar)
 def divide(call: Call, x: Value, y: Scalar) -> Value:
     if is_one(y) and is_same_type(call, x):
         return x
@@ -274,13 +274,7 @@ def angle(call: Call, x: Value) -> Value:
 # -- choices --------------------------------------------------------------------------------------
 
 
-@lowers(
-    aten.where.self,
-    aten.where.ScalarSelf,
-    aten.where.ScalarOther,
-    aten.where.Scalar,
-    prims.where.default,
-)
+@lowers(aten.where.self, prims.where.default)
 def where(call: Call, condition: Value, x: Scalar, y: Scalar) -> Value:
     kind = compute_type(call.out.dtype)
 

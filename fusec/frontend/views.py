@@ -45,8 +45,6 @@ def from_end(position: IntoSize, extent: Index) -> Index:
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.unsqueeze.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
 )
 def reshape(call: Call, x: Value, *_: Any) -> Value:
     shape = call.out.shape
@@ -121,7 +119,7 @@ def permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
     return call.view(x, where)
 
 
-@lowers(aten.expand.default, aten.broadcast_to.default)
+@lowers(aten.expand.default)
 def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     return call.view(x, lambda at: broadcast(at, x.shape))
 
@@ -132,10 +130,6 @@ def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     aten.lift_fresh_copy.default,
     aten.lift_fresh.default,
     aten.lift.default,
-    aten.view_as.default,
-    aten.resolve_conj.default,
-    aten.resolve_neg.default,
-    aten.contiguous.default,
 )
 def alias(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     return x
@@ -181,13 +175,7 @@ def select(call: Call, x: Value, dim: int, position: IntoSize) -> Value:
     return call.view(x, lambda at: (*at[:axis], chosen, *at[axis:]))
 
 
-@lowers(
-    aten.split_with_sizes.default,
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.chunk.default,
-    aten.tensor_split.sections,
-)
+@lowers(aten.split_with_sizes.default, aten.split.Tensor)
 def split(call: Call, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = wrap(dim, len(x.shape))
     parts: list[Value] = []
