@@ -25,6 +25,7 @@ from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
+from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
 from fusec.frontend.memory_formats import gain_by_rule
@@ -38,7 +39,6 @@ from fusec.pipeline import (
     Compiled,
     compile_to_source,
     cpp_unit,
-    graph_device,
     kernel_rows,
     manifest,
     print_code,
@@ -127,7 +127,7 @@ def run_eagerly(gm: fx.GraphModule) -> Call:
 
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Call:
-    device = graph_device(gm)
+    device = main_device(gm)
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("key"):
@@ -253,7 +253,7 @@ def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Tra
     With no time for races (``race_budget_s`` 0) they know what earlier ones measured.
     """
     context = Context(target, options, trace)
-    device = graph_device(gm)
+    device = main_device(gm)
     if not _races(options) or target.device != device.type:
         return context
     races = _races_of(device, target, options)

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from fusec.codegen import cpp, wrapper
 from fusec.codegen.table import print_blocks
 from fusec.codegen.triton_form import by_pointers
-from fusec.frontend.capture import Held, main_device
+from fusec.frontend.capture import Held
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
@@ -200,8 +199,3 @@ def manifest(compiled: Compiled) -> bytes:
 
 
 Call = Callable[[list[Any]], Any]
-
-
-def graph_device(gm: fx.GraphModule) -> torch.device:
-    """Return the device on which a graph's kernels run."""
-    return main_device(gm)

@@ -174,7 +174,7 @@ class DeviceJudge:
 
     def choice(self, verdict: Verdict, modelled: Callable[[], Choice]) -> Choice:
         """Return a verdict as the choice of a way, the model's where nothing was measured."""
-        times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
+        times = verdict.times
         library, best = times.get(LIBRARY), times.get(verdict.winner)
         if library is None or best is None or not verdict.compared:
             return modelled()
@@ -229,7 +229,7 @@ class LibraryJudge:
         """Return the library that won: on another rank, from the cache, or by a race."""
         run = functools.partial(self.race, call)
         verdict = self.races.verdict(describe_call(call), ATEN, run)
-        times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
+        times = verdict.times
         if ATEN not in times or len(times) == 1:
             return Answer(None, f"by rule, no race was run: {verdict}")
         rival = min(us for name, us in times.items() if name != ATEN)
@@ -272,7 +272,7 @@ class FormatJudge:
             run = functools.partial(self.race, convolution, batch)
             self.known[key] = self.races.verdict(key, CONTIGUOUS, run)
         verdict = self.known[key]
-        times = {lap.name: lap.us for lap in verdict.laps if lap.us is not None}
+        times = verdict.times
         if len(times) < 2:
             return self.by_rule(convolution)
         saved_us = (times[CONTIGUOUS] - times[CHANNELS_LAST]) * share

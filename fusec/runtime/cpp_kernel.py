@@ -126,14 +126,12 @@ class CppKernel:
         RuntimeError: when an integer was divided by zero, in eager's words.
     """
 
-    __slots__ = ("_call", "_status", "_status_pointer", "name", "where")
+    __slots__ = ("_call", "name", "where")
 
     def __init__(self, library: ctypes.CDLL, name: str, where: str) -> None:
         self.name = name
         self.where = where
         self._call: Callable[..., Any] = getattr(library, name)
-        self._status = ctypes.c_int(0)
-        self._status_pointer = ctypes.byref(self._status)
 
     def declare(self, buffers: int, sizes: int) -> None:
         """Set the argument types: pointers, 64-bit sizes, the status word."""

@@ -72,6 +72,11 @@ class Verdict:
     exhausted: bool = False
 
     @property
+    def times(self) -> dict[str, float]:
+        """Microseconds of each way that was timed."""
+        return {lap.name: lap.us for lap in self.laps if lap.us is not None}
+
+    @property
     def compared(self) -> bool:
         """Whether the winner stood against others: not if time alone kept all of them away."""
         others = [lap for lap in self.laps if lap.name != self.winner]
