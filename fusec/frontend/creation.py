@@ -40,19 +40,16 @@ def scalar_tensor(call: Call, value: Scalar, **_: Any) -> Value:
     return constant(call, value)
 
 
-@lowers(aten.new_zeros.default, aten._efficientzerotensor.default)
-def zeros(call: Call, *_: Any, **__: Any) -> Value:
-    return constant(call, 0)
-
-
 @lowers(
+    aten.new_zeros.default,
+    aten._efficientzerotensor.default,
     aten.empty.memory_format,
     aten.empty_strided.default,
     aten.new_empty_strided.default,
     aten.empty_permuted.default,
 )
-def empty(call: Call, *_: Any, **__: Any) -> Value:
-    """Anything, so 0: no memory, where all of it is replaced before it is read."""
+def zeros(call: Call, *_: Any, **__: Any) -> Value:
+    """Of an empty tensor anything, so 0: no memory, where all is replaced before it is read."""
     return constant(call, 0)
 
 

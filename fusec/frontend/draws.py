@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusec.frontend.fx_nodes import call_like, hint_of
+from fusec.frontend.fx_nodes import call_like, cast_like, hint_of
 from fusec.frontend.random_ops import LARGEST_RANGE
 from fusec.torch_interior import FakeTensor
 
@@ -151,8 +152,7 @@ class _Line:
         return self.draw("uniform", torch.float64 if wide else torch.float32)
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        same = node.meta["val"].dtype is dtype
-        return node if same else self.call(aten._to_copy.default, node, dtype=dtype)
+        return cast_like(self.node, node, dtype)
 
 
 def _has_shape(node: fx.Node, shape: torch.Size) -> bool:
@@ -182,14 +182,9 @@ def _dropout(line: _Line, x: fx.Node, p: float, train: bool | None) -> tuple[fx.
     return line.cast(product, dtype), kept
 
 
-def _rand(line: _Line, *_: Any) -> fx.Node | None:
+def _drawn(kind: str, line: _Line, *_: Any) -> fx.Node | None:
     dtype = line.result.dtype
-    return line.draw("uniform", dtype) if dtype in _FLOATS else None
-
-
-def _randn(line: _Line, *_: Any) -> fx.Node | None:
-    dtype = line.result.dtype
-    return line.draw("normal", dtype) if dtype in _FLOATS else None
+    return line.draw(kind, dtype) if dtype in _FLOATS else None
 
 
 def _randint(line: _Line, low: Any, high: Any) -> fx.Node | None:
@@ -247,10 +242,10 @@ def _exponential(line: _Line, x: fx.Node, lambd: float = 1.0) -> fx.Node | None:
 
 _RULES: dict[Any, Rule] = {
     aten.native_dropout.default: _dropout,
-    aten.rand.default: _rand,
-    aten.rand_like.default: _rand,
-    aten.randn.default: _randn,
-    aten.randn_like.default: _randn,
+    aten.rand.default: partial(_drawn, "uniform"),
+    aten.rand_like.default: partial(_drawn, "uniform"),
+    aten.randn.default: partial(_drawn, "normal"),
+    aten.randn_like.default: partial(_drawn, "normal"),
     aten.randint.default: lambda line, high, size: _randint(line, 0, high),
     aten.randint.low: lambda line, low, high, size: _randint(line, low, high),
     aten.randint_like.default: lambda line, x, high: _randint(line, 0, high),

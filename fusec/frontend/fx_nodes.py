@@ -24,6 +24,13 @@ def call_like(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return made
 
 
+def cast_like(like: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Return a node, or a conversion of it with the source lines and tags of another one."""
+    if node.meta["val"].dtype is dtype:
+        return node
+    return call_like(like, torch.ops.aten._to_copy.default, node, dtype=dtype)
+
+
 def value_of_call(node: fx.Node, like: fx.Node | None = None) -> Any:
     """Return what a call makes of its arguments' values, as a tensor without memory.
 

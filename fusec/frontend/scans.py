@@ -9,6 +9,8 @@ Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted bounda
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from fusec.errors import Unsupported
@@ -31,24 +33,16 @@ _SCAN, _SEARCH = "a scan along an axis", "a search"
 # -- scans ----------------------------------------------------------------------------------------
 
 
-def scan(call: Call, x: Value, dim: int, monoid: Monoid) -> Value:
+def scan(
+    monoid: Monoid, call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None
+) -> Value:
     """Emit a sum or product of all elements up to each, in the result's accumulation type."""
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
     before = prefixes(x, dim, _SCAN)
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 
 
-@lowers(aten.cumsum.default)
-def cumsum(call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-    return scan(call, x, dim, SUM)
-
-
-@lowers(aten.cumprod.default)
-def cumprod(call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-    return scan(call, x, dim, PROD)
-
-
-def extreme_scan(call: Call, x: Value, dim: int, monoid: Monoid) -> tuple[Value, Value]:
+def extreme_scan(monoid: Monoid, call: Call, x: Value, dim: int) -> tuple[Value, Value]:
     """Emit the extreme up to each element, and the last place of an equal one, or of a NaN."""
     before = prefixes(x, dim, _SCAN)
     if x.dtype is BOOL:
@@ -57,14 +51,10 @@ def extreme_scan(call: Call, x: Value, dim: int, monoid: Monoid) -> tuple[Value,
     return Extreme(x, before, monoid, count, Pick.LAST).define(call)
 
 
-@lowers(aten.cummax.default)
-def cummax(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
-    return extreme_scan(call, x, dim, MAX)
-
-
-@lowers(aten.cummin.default)
-def cummin(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
-    return extreme_scan(call, x, dim, MIN)
+lowers(aten.cumsum.default)(partial(scan, SUM))
+lowers(aten.cumprod.default)(partial(scan, PROD))
+lowers(aten.cummax.default)(partial(extreme_scan, MAX))
+lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 
 
 @lowers(aten.logcumsumexp.default)

@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusec.frontend.fx_nodes import call_like, count_bytes, extent_of, hint_of, is_view
+from fusec.frontend.fx_nodes import call_like, cast_like, count_bytes, extent_of, hint_of, is_view
 
 aten = torch.ops.aten
 
@@ -118,20 +118,14 @@ def _sum_of(gradient: fx.Node, output: fx.Node, total: fx.Node) -> fx.Node:
     """Insert the sum over the columns of two tensors [b, m, d], in the place of a row sum."""
     value = total.meta["val"]
     wide = torch.promote_types(value.dtype, torch.float32)
-    a, b = (_cast(total, node, wide) for node in (gradient, output))
+    a, b = (cast_like(total, node, wide) for node in (gradient, output))
     product = call_like(total, aten.mul.Tensor, a, b)
     rows = call_like(total, aten.sum.dim_IntList, product, [-1])
     like = _source(total)
     shape = [extent_of(like, d) for d in range(like.meta["val"].dim() - 1)]
     kept = [1] * (value.dim() - len(shape))
     shaped = call_like(total, aten.view.default, rows, [*shape, *kept])
-    return _cast(total, shaped, value.dtype)
-
-
-def _cast(like: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    if node.meta["val"].dtype is dtype:
-        return node
-    return call_like(like, aten._to_copy.default, node, dtype=dtype)
+    return cast_like(total, shaped, value.dtype)
 
 
 def _trace(node: fx.Node) -> _Scaled:
