@@ -162,7 +162,9 @@ def _run(
     torch.manual_seed(_SEED)
     with torch.set_grad_enabled(train):
         output = (fn if call is None else call)(*args)
-    found = {f"output{_key(path)}": leaf for path, leaf in pytree.tree_leaves_with_path(output)}
+    found = {
+        f"output{pytree.keystr(path)}": leaf for path, leaf in pytree.tree_leaves_with_path(output)
+    }
     tensors = {f"input {n}": arg for n, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
     state: dict[str, torch.Tensor] = {}
     if isinstance(fn, nn.Module):
@@ -171,10 +173,6 @@ def _run(
     gradients = _gradients(found, tensors) if train else {}
     changed = {name: value for name, value in tensors.items() if name.startswith("input")}
     return {**found, **{f"{n} after": v for n, v in (changed | state).items()}, **gradients}
-
-
-def _key(path: Any) -> str:
-    return str(pytree.keystr(path))
 
 
 def _input(value: Any, train: bool, dtype: torch.dtype | None) -> Any:

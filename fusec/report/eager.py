@@ -38,7 +38,7 @@ _FREE = {
     "new_empty_strided",
     "_local_scalar_dense",
 }
-_GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
+GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
 """Operations that read from their first argument no more elements than they return."""
 _OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_"}
 """Operations that write their first argument without reading it."""
@@ -121,7 +121,7 @@ def _traffic(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result
     if name in _OVERWRITES:
         inputs = inputs[1:]
     sizes = [tensor_bytes(t) for t in inputs]
-    if name in _GATHERS and sizes:
+    if name in GATHERS and sizes:
         sizes[0] = min(sizes[0], written)
     return written + sum(sizes) if written else 0
 

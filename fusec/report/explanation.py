@@ -28,10 +28,9 @@ from typing import Any
 
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, all_kernels, all_launches
-from fusec.passes.cost import numel
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
-from fusec.report.traffic import bytes_floor, bytes_moved, row_loop_bytes, step_bytes
+from fusec.report.traffic import buffer_bytes, bytes_floor, bytes_moved, row_loop_bytes, step_bytes
 
 SCHEMA = 1
 _LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
@@ -147,7 +146,7 @@ def report_graph(staged: Staged) -> GraphReport:
         launches + sum(loop.launches for loop in loops),
         _standing(staged.compiled.decisions, schedule),
         loops,
-        sum(numel(c.buffer) * c.buffer.dtype.itemsize for c in schedule.constants),
+        sum(buffer_bytes(c.buffer) for c in schedule.constants),
     )
 
 
@@ -174,7 +173,7 @@ def _report_loop(loop: RowLoop) -> LoopReport:
         row_loop_bytes(loop),
         tuple(k.name for k in all_kernels(loop.schedule)),
         tuple(e.title for e in _externs(loop.schedule)),
-        max((numel(b) * b.dtype.itemsize for b in made), default=0),
+        max(map(buffer_bytes, made), default=0),
     )
 
 

@@ -155,7 +155,7 @@ def observe(
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
     context = Context(target, chosen, Trace("joint", texts=texts), judge_format=known)
     observer = _Observer(mode, context)
-    with mode, _grad(train), _many_compiles():
+    with mode, torch.set_grad_enabled(train), _many_compiles():
         fake = _without_memory(fn, mode)
         args = [_fake_input(value, mode, train) for value in inputs]
         compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
@@ -192,10 +192,6 @@ def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return what ``torch.compile`` was called with, if ``fn`` is its result."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     return fn if original is None else original
-
-
-def _grad(train: bool) -> AbstractContextManager[Any]:
-    return torch.enable_grad() if train else torch.no_grad()
 
 
 def _many_compiles() -> AbstractContextManager[Any]:

@@ -18,11 +18,11 @@ from __future__ import annotations
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Write
 from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, View
-from fusec.ir.index import Index
+from fusec.ir.index import index
 from fusec.passes.cost import kernel_traffic, numel
+from fusec.report.eager import GATHERS
 
-_GATHERS = ("embedding.", "index.", "index_select.", "gather.", "take.")
-"""Externs that read no more elements of their first tensor than they return."""
+ZERO = index(0)
 
 
 def kernel_bytes(kernel: Kernel) -> int:
@@ -34,14 +34,14 @@ def extern_bytes(extern: Extern) -> int:
     """Return the bytes that an eager kernel reads and writes: nothing for a view."""
     if not extern.is_launch:
         return 0
-    written = sum(map(_buffer_bytes, extern.writes))
+    written = sum(map(buffer_bytes, extern.writes))
     views = list(dict.fromkeys(extern.views))
     match extern.effect:
         case Write() as part:
             changed, *views = views
             written += part.moved.hint() * changed.buffer.dtype.itemsize
     reads = [_view_bytes(view) for view in views]
-    if extern.title.startswith(_GATHERS) and reads:
+    if extern.title.partition(".")[0] in GATHERS and reads:
         reads[0] = min(reads[0], written)
     return written + sum(reads)
 
@@ -49,13 +49,9 @@ def extern_bytes(extern: Extern) -> int:
 def _view_bytes(view: View) -> int:
     total = view.buffer.dtype.itemsize
     for extent, stride in zip(view.shape, view.strides, strict=True):
-        if not _is_zero(stride):
+        if stride is not ZERO:
             total *= extent.hint()
     return total
-
-
-def _is_zero(stride: Index) -> bool:
-    return stride.is_constant and stride.const == 0
 
 
 def bytes_moved(schedule: Schedule) -> int:
@@ -81,17 +77,18 @@ def row_loop_bytes(loop: RowLoop) -> int:
 
     Results are copied into their rows, sums added up: each is read and written beside the body.
     """
-    copied = sum(_buffer_bytes(b) for b in loop.results)
-    added = sum(_buffer_bytes(b) for b in loop.sums)
-    zeroed = sum(_buffer_bytes(b) for b in (*loop.sums, *loop.added))
+    copied = sum(buffer_bytes(b) for b in loop.results)
+    added = sum(buffer_bytes(b) for b in loop.sums)
+    zeroed = sum(buffer_bytes(b) for b in (*loop.sums, *loop.added))
     return loop.rounds * (bytes_moved(loop.schedule) + 3 * added) + 2 * copied + zeroed
 
 
 def _chunked_floor(loop: RowLoop) -> int:
-    return sum(map(_view_bytes, loop.views)) + sum(map(_buffer_bytes, loop.writes))
+    return sum(map(_view_bytes, loop.views)) + sum(map(buffer_bytes, loop.writes))
 
 
-def _buffer_bytes(buffer: Buffer) -> int:
+def buffer_bytes(buffer: Buffer) -> int:
+    """Return the bytes of a buffer's elements, at the hints of sizes."""
     return numel(buffer) * buffer.dtype.itemsize
 
 
