@@ -35,7 +35,6 @@ from fusec.ir.text import print_schedule
 from fusec.options import Options
 from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
-    Call,
     Compiled,
     compile_to_source,
     cpp_unit,
@@ -46,6 +45,7 @@ from fusec.pipeline import (
 from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
+from fusec.runtime.executable import BoxedCall
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
@@ -68,7 +68,7 @@ _libraries: dict[tuple[str, torch.device], Mapping[str, Callable[..., None]]] = 
 
 def compile_graph(
     gm: fx.GraphModule, name: str, options: Options, trace: Trace | None = None
-) -> Call:
+) -> BoxedCall:
     """Return a boxed callable that computes what ``gm`` computes.
 
     Raises:
@@ -108,7 +108,7 @@ def explain_fallback(graph: str, error: Exception) -> None:
     )
 
 
-def run_eagerly(gm: fx.GraphModule) -> Call:
+def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
     """Return the graph itself as a boxed callable.
 
     AOTAutograd counts the writes to inputs, so the versions that eager kernels count are put back.
@@ -126,7 +126,7 @@ def run_eagerly(gm: fx.GraphModule) -> Call:
     return call
 
 
-def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Call:
+def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
     device = main_device(gm)
     target = target_for(device, options)
     trace.target = target.name

@@ -8,7 +8,7 @@ so a warm start does nothing of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -196,6 +196,3 @@ def manifest(compiled: Compiled) -> bytes:
     """Return the cache entry's description of its kernels, as JSON."""
     described = {"kernels": kernel_rows(compiled), "summary": facts(compiled.schedule)}
     return json.dumps(described, sort_keys=True).encode()
-
-
-Call = Callable[[list[Any]], Any]

@@ -34,11 +34,11 @@ from fusec.errors import WrongKernel
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.agreement import disagreement
+from fusec.runtime.executable import BoxedCall
 from fusec.torch_interior import pytree
 
 logger = logging.getLogger("fusec.verify")
 
-Call: TypeAlias = Callable[[list[Any]], Any]
 Held: TypeAlias = tuple[str, int | None]
 """The name of an FX node, and which of its results."""
 
@@ -78,7 +78,7 @@ class Verification:
         self.told: set[tuple[str, Held]] = set()
         self.local = threading.local()
 
-    def around(self, call: Call) -> Call:
+    def around(self, call: BoxedCall) -> BoxedCall:
         """Return a boxed callable that remembers the arguments of each call of a wrapper."""
 
         def boxed(args: list[Any]) -> Any:

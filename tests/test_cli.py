@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fusec.cli import COMMANDS, main
-from fusec.cli.inputs import TensorSpec, parse_spec
+from fusec.cli.inputs import TensorInput, parse_spec
 from fusec.errors import UsageError
 from fusec.options import environment_variables
 from fusec.stages import PASSES
@@ -480,11 +480,11 @@ def test_a_failing_pass_shows_the_stages_before_it(capsys, models, monkeypatch) 
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("bf16[8,128,768]", TensorSpec("bf16", (8, 128, 768))),
-        ("i64[8, 128] < 50257", TensorSpec("i64", (8, 128), 50257)),
-        ("f32[]", TensorSpec("f32", ())),
-        ("f32[2,3|4|5]", TensorSpec("f32", (2, 3), later=((2, 4), (2, 5)))),
-        ("bool[0,3]", TensorSpec("bool", (0, 3))),
+        ("bf16[8,128,768]", TensorInput("bf16", (8, 128, 768))),
+        ("i64[8, 128] < 50257", TensorInput("i64", (8, 128), 50257)),
+        ("f32[]", TensorInput("f32", ())),
+        ("f32[2,3|4|5]", TensorInput("f32", (2, 3), later=((2, 4), (2, 5)))),
+        ("bool[0,3]", TensorInput("bool", (0, 3))),
         ("3", 3),
         ("-0.5", -0.5),
         ("true", True),

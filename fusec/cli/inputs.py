@@ -47,7 +47,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorInput:
     """A tensor argument: ``dtype`` as fusec spells it; indices less than ``bound``, if given.
 
     Attributes:
@@ -80,7 +80,7 @@ class TensorSpec:
         return torch.randint(0, 2 if self.dtype == "bool" else high, self.shape).to(dtype)
 
 
-Spec: TypeAlias = "TensorSpec | int | float | bool | None"
+Spec: TypeAlias = "TensorInput | int | float | bool | None"
 
 
 def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
@@ -89,7 +89,7 @@ def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
     Raises:
         UsageError: if two specs give several sizes, and not as many.
     """
-    tensors = [spec for spec in specs if isinstance(spec, TensorSpec)]
+    tensors = [spec for spec in specs if isinstance(spec, TensorInput)]
     counts = {1 + len(spec.later) for spec in tensors if spec.later} or {1}
     if len(counts) > 1:
         raise UsageError(
@@ -99,7 +99,7 @@ def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
 
 
 def _of_call(spec: Spec, number: int) -> Spec:
-    if not isinstance(spec, TensorSpec) or not spec.later:
+    if not isinstance(spec, TensorInput) or not spec.later:
         return spec
     return replace(spec, shape=(spec.shape, *spec.later)[number], later=())
 
@@ -124,7 +124,7 @@ def parse_spec(text: str) -> Spec:
     raise UsageError(f"input {text!r} is no SPEC. Write it as {EXAMPLES}.")
 
 
-def _tensor(text: str, match: re.Match[str]) -> TensorSpec:
+def _tensor(text: str, match: re.Match[str]) -> TensorInput:
     dtype, bound = match["dtype"], match["bound"]
     if dtype not in DTYPES:
         near = next((ours for ours, torchs in DTYPES.items() if torchs == dtype), None)
@@ -150,7 +150,7 @@ def _tensor(text: str, match: re.Match[str]) -> TensorSpec:
     )
     if any(math.prod(filter(None, shape)) > MOST_ELEMENTS for shape in (first, *later)):
         raise UsageError(f"input {text!r}: no tensor has more than {MOST_ELEMENTS} elements.")
-    return TensorSpec(dtype, first, None if bound is None else int(bound), tuple(later))
+    return TensorInput(dtype, first, None if bound is None else int(bound), tuple(later))
 
 
 def _is_bound(text: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fusec.cli.inputs import Spec, TensorSpec, each_call
+from fusec.cli.inputs import Spec, TensorInput, each_call
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.report.observe import Observed, observe
@@ -51,7 +51,7 @@ def observe_call(
     """
     _check_arguments(fn, specs)
     with mode:
-        inputs = [s.make() if isinstance(s, TensorSpec) else s for s in specs]
+        inputs = [s.make() if isinstance(s, TensorInput) else s for s in specs]
     fn = fn.train(train) if isinstance(fn, nn.Module) else fn
     attempt = partial(observe, fn, inputs, train=train, mode=mode, **how)
     try:
@@ -114,7 +114,7 @@ def load_with_inputs(
     fn = load_callable(target, len(specs), nullcontext())
     _check_arguments(fn, specs)
     calls = [
-        [s.random().to(device) if isinstance(s, TensorSpec) else s for s in call]
+        [s.random().to(device) if isinstance(s, TensorInput) else s for s in call]
         for call in each_call(specs)
     ]
     if not isinstance(fn, nn.Module):

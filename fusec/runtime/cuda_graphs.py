@@ -24,18 +24,17 @@ import logging
 import operator
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
+from fusec.runtime.executable import BoxedCall
 from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext, pytree
 
 logger = logging.getLogger("fusec.compile")
-
-Call = Callable[[list[Any]], Any]
 
 REQUIRED = {"device_index", "is_backward", "is_inference"}
 """What the trees must take by name; what else they are told, older or newer ones may not take."""
@@ -55,7 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self._forward_device: int | None = None
 
-    def record(self, call: Call, gm: fx.GraphModule, name: str) -> Call:
+    def record(self, call: BoxedCall, gm: fx.GraphModule, name: str) -> BoxedCall:
         """Return a call that records at its first calls and replays from then on, or ``call``.
 
         Args:
@@ -224,13 +223,13 @@ def facts(gm: fx.GraphModule, name: str, device_index: int) -> dict[str, Any]:
     }
 
 
-def _recorded(call: Call, static: Sequence[int], told: dict[str, Any]) -> Call:
+def _recorded(call: BoxedCall, static: Sequence[int], told: dict[str, Any]) -> BoxedCall:
     """Return the call that the trees make of ``call``.
 
     They are asked at the first call, because they look for integers among the inputs, which are
     symbols while a graph is compiled.
     """
-    run: Call | None = None
+    run: BoxedCall | None = None
 
     def recorded(args: list[Any]) -> Any:
         nonlocal run
@@ -243,7 +242,7 @@ def _recorded(call: Call, static: Sequence[int], told: dict[str, Any]) -> Call:
     return recorded
 
 
-def _between_recordings(call: Call, device_index: int | None) -> Call:
+def _between_recordings(call: BoxedCall, device_index: int | None) -> BoxedCall:
     """Return ``call``, which is a backward that is not recorded behind a forward that is.
 
     The trees have to know that the forward's backward has come, or they wait for it.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from fusec.torch_interior import OpOverload, empty_on_cpu, reinterpret
+
+BoxedCall: TypeAlias = Callable[[list[Any]], Any]
+"""Takes the arguments in one list, which it empties, so that memory is free as soon as may be."""
 
 DTYPES = {
     "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,

@@ -8,21 +8,19 @@ us (measured 2026-11).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from fusec.runtime.executable import BoxedCall
 from fusec.torch_interior import FakeTensor, fake_mode
 
-Call = Callable[[list[Any]], Any]
 
-
-def with_memory_only(call: Call, instead: Call) -> Call:
+def with_memory_only(call: BoxedCall, instead: BoxedCall) -> BoxedCall:
     """Return a boxed callable: ``call``, or ``instead`` where tensors have no memory.
 
     Args:
         instead: computes the same, with operations that fake tensors know.
     """
-    chosen: Call | None = None
+    chosen: BoxedCall | None = None
 
     def boxed(args: list[Any]) -> Any:
         nonlocal chosen

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fusec.errors import UsageError
+from fusec.runtime.executable import BoxedCall
 
-Call = Callable[[list[Any]], Any]
 _frozen: weakref.WeakSet[Frozen] = weakref.WeakSet()
 
 
@@ -37,7 +37,7 @@ class Frozen:
 
     def __init__(
         self,
-        call: Call,
+        call: BoxedCall,
         compute: Callable[..., Sequence[Tensor]],
         positions: Sequence[int],
         constants: Sequence[Tensor],

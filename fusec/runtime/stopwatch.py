@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.errors import InternalError
+from fusec.runtime.executable import BoxedCall
 
-Call: TypeAlias = Callable[[list[Any]], Any]
-Stopwatch: TypeAlias = Callable[[Call, Sequence[list[Any]]], float]
+Stopwatch: TypeAlias = Callable[[BoxedCall, Sequence[list[Any]]], float]
 """From a way and sets of inputs to the microseconds of one call."""
 
 MAX_SETS = 8
@@ -63,14 +63,14 @@ def sets_of_inputs(device: torch.device, nbytes: int) -> int:
 def _cpu_stopwatch() -> Stopwatch:
     flush = torch.empty(min(int(FLUSH_FACTOR * cpu_cache()), MAX_CPU_FLUSH), dtype=torch.uint8)
 
-    def sample(call: Call, sets: Sequence[list[Any]]) -> float:
+    def sample(call: BoxedCall, sets: Sequence[list[Any]]) -> float:
         flush.zero_()
         return warm_stopwatch(call, sets)
 
     return sample
 
 
-def warm_stopwatch(call: Call, sets: Sequence[list[Any]]) -> float:
+def warm_stopwatch(call: BoxedCall, sets: Sequence[list[Any]]) -> float:
     """Time a call on a CPU whose caches hold what they like: a product computes, it hardly waits.
 
     A sample costs no more than its calls; to overwrite a cache of 100 MB takes 20 ms.
@@ -100,9 +100,9 @@ def _cuda_stopwatch(device: torch.device) -> Stopwatch:
         flush = torch.empty(int(FLUSH_FACTOR * cache), dtype=torch.uint8, device=device)
         flush.zero_()
         flush_us = max(_device_us(flush.zero_, 4) / 4, 1.0)
-    host_us: dict[Call, float] = {}
+    host_us: dict[BoxedCall, float] = {}
 
-    def sample(call: Call, sets: Sequence[list[Any]]) -> float:
+    def sample(call: BoxedCall, sets: Sequence[list[Any]]) -> float:
         boxes = [list(inputs) for inputs in sets]
         flushes = min(MAX_FLUSHES, 2 + math.ceil(host_us.get(call, 0.0) / flush_us))
         with torch.cuda.device(device):
