@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "explain", "kernels", "refreeze"]
+__all__ = ["__version__", "explain", "kernels", "refreeze", "watch"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from fusec import report
 
         return getattr(report, name)
+    if name == "watch":
+        from fusec.report import watching  # local, as above
+
+        return watching.watch
     if name == "refreeze":
         from fusec import backend  # local, as above
 

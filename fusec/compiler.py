@@ -45,12 +45,13 @@ from fusec.pipeline import (
 from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
+from fusec.runtime.clock import current_clock
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
-from fusec.summary import announce, announce_code, prints_code
+from fusec.summary import announce, announce_code, graph_id, prints_code
 from fusec.torch_interior import compile_phase, keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
@@ -151,7 +152,9 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         kernels = _load(key, blobs, target, device)
         source, parts = blobs["wrapper.py"].decode(), _compile_parts(gm, name, options)
         if not options.verify:
-            return executable.bind(source, kernels, gm, device, parts)
+            clock = None if options.cudagraphs else current_clock()
+            timed = clock.of_graph(graph_id(name), device) if clock is not None else None
+            return executable.bind(source, kernels, gm, device, parts, clock=timed)
         verification = Verification(gm, name, strict=options.strict)
         return verification.around(
             executable.bind(source, kernels, gm, device, parts, verification.watch)

@@ -194,5 +194,8 @@ def print_code(compiled: Compiled) -> str:
 
 def manifest(compiled: Compiled) -> bytes:
     """Return the cache entry's description of its kernels, as JSON."""
-    described = {"kernels": kernel_rows(compiled), "summary": facts(compiled.schedule)}
+    described = {
+        "kernels": kernel_rows(compiled),
+        "summary": facts(compiled.schedule, compiled.code),
+    }
     return json.dumps(described, sort_keys=True).encode()

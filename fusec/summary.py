@@ -36,9 +36,14 @@ _SHOWN_EXTERNS = 3
 
 @dataclass(frozen=True, slots=True)
 class KernelSummary:
-    """A kernel: the ATen operations in it, the module and the user's lines that it computes."""
+    """A kernel: the ATen operations in it, the module and the user's lines that it computes.
+
+    Attributes:
+        code: the name of the first kernel of the same code, which is what is launched.
+    """
 
     name: str
+    code: str
     ops: tuple[str, ...]
     module: str
     source: tuple[str, ...]
@@ -74,6 +79,11 @@ class GraphSummary:
     kernels: tuple[KernelSummary, ...]
     externs: tuple[ExternSummary, ...]
     seconds: Mapping[str, float]
+
+    @property
+    def id(self) -> str:
+        """What tells it from the process's other graphs."""
+        return f"{self.name} {self.compile}".rstrip()
 
     @property
     def total_seconds(self) -> float:
@@ -113,12 +123,22 @@ def _tupled(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
 
-def facts(schedule: Schedule) -> dict[str, Any]:
-    """Return what holds for every graph of the same code, as JSON: part of a cache entry."""
+def graph_id(name: str) -> str:
+    """Return the ``GraphSummary.id`` of a graph that is compiled now."""
+    return f"{name} {compile_id()}".rstrip()
+
+
+def facts(schedule: Schedule, code: Mapping[str, str]) -> dict[str, Any]:
+    """Return what holds for every graph of the same code, as JSON: part of a cache entry.
+
+    Args:
+        code: kernel name -> the name of the first one of the same code.
+    """
     return {
         "kernels": [
             {
                 "name": launch.name,
+                "code": code.get(launch.name, launch.name),
                 "ops": list(launch.origin.ops),
                 "nodes": list(dict.fromkeys(b.name for b in launch.writes)),
             }
@@ -170,7 +190,7 @@ def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
     found = json.loads(trace.manifest or "{}").get("summary", {"kernels": [], "externs": []})
     nodes = {node.name: node for node in gm.graph.nodes}
     kernels = tuple(
-        KernelSummary(row["name"], tuple(row["ops"]), *_place(nodes, row["nodes"]))
+        KernelSummary(row["name"], row["code"], tuple(row["ops"]), *_place(nodes, row["nodes"]))
         for row in found["kernels"]
     )
     externs = tuple(

@@ -49,6 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "report": WHOLE | {"compiler", "backend", "emulator", "verification"},
     "cli": WHOLE | {"compiler", "report", "emulator", ""},
     "": {"backend", "report"},
+    "__main__": {"cli"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`."""
 

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "cli/inputs": "test_cli",
     "cli/model": "test_cli",
     "cli/output": "test_cli",
+    "cli/run": "test_cli_run",
     # Parts of lowering, of the printers and of the form that is printed.
     "codegen/cpp_form": "codegen/test_vector_tiles",
     "codegen/lane_order": "codegen/test_vector_tiles",
@@ -112,6 +113,9 @@ ELSEWHERE = {
     "report/explanation": "test_report",
     "report/comparison": "test_cli_check",
     "report/observe": "test_report",
+    "report/page": "report/test_watching",
+    "report/script": "test_cli_run",
+    "report/seen": "report/test_watching",
     "report/stages": "test_cli",
     "report/lint_report": "test_cli_check",
     "report/traffic": "test_report",

@@ -20,6 +20,7 @@ OF_OTHERS = {
     "fusec/emulator/parse.py": "the PTX that Triton prints",
     "fusec/frontend/origin.py": "the stack traces of FX nodes",
     "fusec/ir/names.py": "which characters of a wanted name an identifier has",
+    "fusec/report/breaks.py": "what Dynamo says of graph breaks and guards",
     "fusec/runtime/cache.py": "names of files, and /proc/cpuinfo",
     "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
     "fusec/runtime/triton_interior.py": "names of targets",

@@ -1,4 +1,4 @@
-"""The command line: ``fusec dump | explain | check | cache | doctor``.
+"""The command line: ``fusec run | explain | check | dump | cache | doctor``.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong
 usage, 3 the model or its compile failed, 4 the machine lacks something. An error ends with the
@@ -18,12 +18,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fusec import __version__
-from fusec.cli import cache, check, doctor, dump, explain
+from fusec.cli import cache, check, doctor, dump, explain, run
 from fusec.cli.output import write_nowhere
 from fusec.errors import EnvironmentProblem, FusecError, ModelError, Unsupported, UsageError
 from fusec.options import environment_variables
 
-COMMANDS = {"dump": dump, "explain": explain, "check": check, "cache": cache, "doctor": doctor}
+COMMANDS = {
+    "run": run,
+    "explain": explain,
+    "check": check,
+    "dump": dump,
+    "cache": cache,
+    "doctor": doctor,
+}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
+from fusec.runtime.clock import GraphClock
 from fusec.torch_interior import OpOverload, empty_on_cpu, reinterpret
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Any]
@@ -52,15 +53,17 @@ class _Operators:
     biased one 3.0 and 4.1 (2026-11).
     """
 
-    def __init__(self, operators: Any) -> None:
-        self._operators = operators
+    def __init__(self, operators: Any, clock: GraphClock | None = None) -> None:
+        self._operators, self._clock = operators, clock
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._operators, name)
         if isinstance(found, OpOverload):
             made: Any = _PYTHON.get(found, found._op)
+            if self._clock is not None:
+                made = self._clock.operator(str(found).removeprefix("aten."), made)
         else:
-            made = _Operators(found)
+            made = _Operators(found, self._clock)
         setattr(self, name, made)
         return made
 
@@ -79,6 +82,7 @@ def bind(
     device: torch.device,
     parts: Mapping[str, Callable[..., Any]] | None = None,
     watch: Callable[..., None] | None = None,
+    clock: GraphClock | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return the ``call`` of a printed wrapper.
 
@@ -88,6 +92,7 @@ def bind(
         gm: the FX graph, which holds eager callables and constants by node name.
         parts: what is called in the place of the graph's attributes of these names.
         watch: what a verified wrapper calls after each launch.
+        clock: times the call and what it calls, if somebody watches.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
 
@@ -119,17 +124,23 @@ def bind(
         "restride": restride,
         "constant": constant,
         "watch": watch or (lambda *_: None),
-        "aten": _Operators(torch.ops.aten),
-        "mkldnn": _Operators(torch.ops.mkldnn),
+        "aten": _Operators(torch.ops.aten, clock),
+        "mkldnn": _Operators(torch.ops.mkldnn, clock),
         **DTYPES,
         **kernels,
     }
-    for node in nodes.values():
-        if node.op == "call_function":
-            namespace[f"extern_{node.name}"] = _callee(node)
-    exec(compile(source, "<fusec wrapper>", "exec"), namespace)
-    call: Callable[[list[Any]], Any] = namespace["call"]
-    return call
+    calls = [node for node in nodes.values() if node.op == "call_function"]
+    namespace.update((f"extern_{node.name}", _callee(node)) for node in calls)
+    return _define(source, namespace, kernels, clock)
+
+
+def _define(
+    source: str, namespace: dict[str, Any], kernels: Iterable[str], clock: GraphClock | None
+) -> Callable[[list[Any]], Any]:
+    timed = namespace if clock is None else clock.wrap(namespace, kernels)
+    exec(compile(source, "<fusec wrapper>", "exec"), timed)
+    call: Callable[[list[Any]], Any] = timed["call"]
+    return call if clock is None else clock.graph(call)
 
 
 def _callee(node: fx.Node) -> Any:

@@ -1,0 +1,243 @@
+"""Where Dynamo takes a program apart, and where it compiles again: line, reason and remedy.
+
+Both are read from torch's own trace, the one that ``tlparse`` reads: the text of a graph break, and
+the metrics of a compile. A remedy is what to change; where one line of settings does it, that line
+is the setting. ``tests/report/test_breaks.py`` applies each of them and sees the break gone.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusec.frontend.origin import printable
+
+_FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
+_PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+_LIBRARY = re.compile(r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<")
+_SKIPPED = re.compile(r"Skipping the function|graph break in loop|results in a skip|skip tracing")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+_ADDRESS = re.compile(r"<\w+ (\S+) at 0x[0-9a-f]+>")
+_USELESS = re.compile("report an issue|is fundamental|caused by an earlier")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's: where it stands and what it says."""
+
+    path: str
+    line: int
+    function: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        text = f"{os.path.basename(self.path)}:{self.line} in {self.function}"
+        return printable(f"{text}: {self.code}" if self.code else text)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to change; ``setting`` is the one line that does it without, or ""."""
+
+    change: str
+    setting: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.change}; or {self.setting}" if self.setting else self.change
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One line at which Dynamo ends a graph.
+
+    Attributes:
+        reason: what Dynamo says of it.
+        skipped: the whole function runs eagerly, because Dynamo cannot go on behind the line.
+        count: how often it was compiled.
+    """
+
+    place: Place
+    reason: str
+    remedy: Remedy
+    skipped: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recompile:
+    """One function that was compiled again: the guard that failed, and the seconds it took."""
+
+    place: Place
+    reason: str
+    remedy: Remedy
+    seconds: float = 0.0
+    count: int = 1
+
+
+# -- breaks --------------------------------------------------------------------------------------
+
+
+def read_break(text: str) -> Break:
+    """Return what the text of a graph break says, as Dynamo writes it to torch's trace."""
+    title, explanation, hints = _message(text)
+    asked = f"{title}\n{explanation}"
+    reason = printable(_ADDRESS.sub(r"\1", explanation or title)).rstrip(".")
+    found = next((r(m) for p, r in _REMEDIES if (m := re.search(p, asked)) is not None), None)
+    useful = [hint for hint in hints if not _USELESS.search(hint)]
+    remedy = found or Remedy(printable(useful[0]).rstrip(".") if useful else "none is known")
+    return Break(_place(text), reason, remedy, bool(_SKIPPED.search(text)))
+
+
+def merge_breaks(breaks: Iterable[Break]) -> tuple[Break, ...]:
+    """Return breaks of one line and reason as one, with their count; skipped functions first."""
+    found: dict[object, Break] = {}
+    for one in breaks:
+        key = (one.place, one.reason)
+        known = found.get(key)
+        found[key] = replace(
+            one,
+            count=one.count + (known.count if known else 0),
+            skipped=one.skipped or (known is not None and known.skipped),
+        )
+    return tuple(sorted(found.values(), key=lambda b: not b.skipped))
+
+
+def _message(text: str) -> tuple[str, str, list[str]]:
+    """Return title, explanation and hints of the first break that a text names."""
+    match = re.search(
+        r"(?:^|\n)(?P<title>[^\n]+)\n  Explanation: (?P<why>.*?)(?P<hints>(?:\n  Hint: .*?)*)"
+        r"\n\s*\n?  Developer debug context",
+        text,
+        re.DOTALL,
+    )
+    if match is None:
+        lines = [line for line in text.strip().splitlines() if line.strip()]
+        return (lines[-1].strip() if lines else "unknown"), "", []
+    title = re.sub(r"^(Graph Break Reason|[\w.]+Unsupported): ", "", match["title"].strip())
+    hints = [" ".join(hint.split()) for hint in match["hints"].split("\n  Hint: ") if hint.strip()]
+    why = match["why"].split("\n\n")[0]
+    return title, " ".join(why.split()), hints
+
+
+def _place(text: str) -> Place:
+    """Return the last line of the user's in a break's stack."""
+    stack = text.partition("Traceback (most recent call last)")[0]
+    frames = [Place(p, int(n), where.strip()) for p, n, where in _FRAME.findall(stack)]
+    named = _PLACE.search(text)
+    if not frames and named:
+        frames = [Place(named[1], int(named[2]), "")]
+    own = [frame for frame in frames if not _LIBRARY.search(frame.path)] or frames
+    return with_code(own[-1]) if own else Place("", 0, "")
+
+
+def with_code(place: Place) -> Place:
+    """Return a place with the text of its line, and a function's own name."""
+    resumed = _RESUMED.match(place.function)
+    function = resumed[1] if resumed else place.function
+    return replace(place, function=function, code=linecache.getline(place.path, place.line).strip())
+
+
+_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+    (
+        r"builtin (?:operator )?`?print|logging\.Logger method|reorderable_logging",
+        lambda m: Remedy(
+            "print outside of what is compiled",
+            "torch._dynamo.config.reorderable_logging_functions.add(print)",
+        ),
+    ),
+    (
+        r"Tensor\.item\(\)|_local_scalar_dense",
+        lambda m: Remedy(
+            "keep the number a tensor, without .item()",
+            "torch._dynamo.config.capture_scalar_outputs = True",
+        ),
+    ),
+    (
+        r"Data-dependent branching|data-dependent control flow",
+        lambda m: Remedy(
+            "compute both and choose: torch.where(condition, a, b); torch.cond where both are too "
+            "much"
+        ),
+    ),
+    (
+        r"Dynamic (?:shape|slicing) operator|output shape depends on input Tensor data",
+        lambda m: Remedy(
+            "keep the shape: torch.where(mask, x, 0) in place of x[mask]",
+            "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+        ),
+    ),
+    (
+        r"function `<function (\S+) at .*torch\.compiler\.disable`",
+        lambda m: Remedy(f"remove torch.compiler.disable from {m[1]}, or call {m[1]} outside"),
+    ),
+    (
+        r"torch\.compiler\.disable`",
+        lambda m: Remedy("remove torch.compiler.disable, or call what it wraps outside"),
+    ),
+)
+"""Patterns of a break's title and reason -> its remedy."""
+
+# -- recompiles ----------------------------------------------------------------------------------
+
+
+def read_recompile(metrics: Mapping[str, Any]) -> Recompile | None:
+    """Return what the metrics of a compile say of why there was one again; None for a first one."""
+    reason = metrics.get("recompile_reason")
+    if not reason:
+        return None
+    said = printable(re.sub(r"^\d+/\d+: ", "", str(reason).strip().splitlines()[0]))
+    remedies = (r(m) for p, r in _RECOMPILE_REMEDIES if (m := re.search(p, said)) is not None)
+    remedy = next(remedies, Remedy("keep the same what the guard names"))
+    seconds = float(metrics.get("entire_frame_compile_time_s") or 0.0)
+    return Recompile(place_of_compile(metrics), said, remedy, seconds)
+
+
+def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
+    """Return recompiles of one function as one for each kind of reason, the longest first.
+
+    What is behind a graph break is a function of its own, compiled again for what its front was.
+    """
+    found: dict[object, Recompile] = {}
+    for one in recompiles:
+        kind = re.sub(r"'[^']*'|\d+", "#", one.reason)
+        key = (one.place.path, one.place.function, kind)
+        known = found.get(key, replace(one, seconds=0.0, count=0))
+        found[key] = replace(
+            known, seconds=known.seconds + one.seconds, count=known.count + one.count
+        )
+    return tuple(sorted(found.values(), key=lambda r: -r.seconds))
+
+
+def place_of_compile(metrics: Mapping[str, Any]) -> Place:
+    """Return the function that a compile was of."""
+    name = str(metrics.get("co_name") or "")
+    path, first = str(metrics.get("co_filename") or ""), int(metrics.get("co_firstlineno") or 0)
+    resumed = _RESUMED.match(name)
+    if resumed:
+        return Place(path, int(resumed[2]), resumed[1])
+    return Place(path, first, name)
+
+
+_RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+    (
+        r"tensor '([^']*)' size mismatch at index (\d+)",
+        lambda m: Remedy(
+            f"torch._dynamo.mark_dynamic({m[1]}, {m[2]}), or torch.compile(..., dynamic=True)"
+        ),
+    ),
+    (
+        r"tensor '([^']*)' (stride|rank|dtype|requires_grad) mismatch",
+        lambda m: Remedy(f"call it with the same {m[2]} of {m[1]} each time"),
+    ),
+    (r"training", lambda m: Remedy("none: training and evaluation are two graphs")),
+    (r"grad_mode", lambda m: Remedy("none: with and without gradients are two graphs")),
+    (
+        r"^(.+?) == [-\d.]",
+        lambda m: Remedy(f"pass {m[1]} as a tensor where it changes with each call"),
+    ),
+)
+"""Patterns of a guard that failed -> the remedy."""

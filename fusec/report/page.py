@@ -1,0 +1,159 @@
+"""The page that ``fusec run`` ends with: what to do first, and then what it follows from."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from fusec.report.breaks import Break
+from fusec.report.explanation import format_bytes, format_table
+from fusec.report.seen import Launch, Seen, SeenGraph
+
+WIDTH = 100
+_ROWS = 12
+"""Rows of a table; the JSON form has all."""
+
+
+def page(seen: Seen) -> str:
+    """Return what was seen, as text."""
+    sections = [
+        _advice(seen),
+        _graphs(seen.graphs),
+        _modules(seen),
+        _launches("kernels, by time", seen.slowest(eager=False)),
+        _launches("eager kernels, by time", seen.slowest(eager=True)),
+        _compiles(seen),
+    ]
+    lines = [_head(seen)]
+    for section in sections:
+        lines += ["", *section] if section else []
+    return "\n".join(lines)
+
+
+def _head(seen: Seen) -> str:
+    compiling = sum(seen.compile_seconds.values())
+    rest = max(seen.seconds - compiling - seen.run_seconds, 0.0)
+    if not seen.graphs and not seen.breaks:
+        return f"{seen.what}: {_time(seen.seconds)}; nothing was compiled"
+    return (
+        f"{seen.what}: {_time(seen.seconds)}: {_time(compiling)} compiling, "
+        f"{_time(seen.run_seconds)} in compiled graphs, {_time(rest)} elsewhere; "
+        f"peak memory {format_bytes(seen.peak_bytes)}"
+    )
+
+
+def _advice(seen: Seen) -> list[str]:
+    """Return what to do, costliest first: every break, recompile and fallback is in it."""
+    advice = seen.advice()
+    lines = [f"do this first: {_counted(seen)}"] if advice else []
+    for number, text in enumerate(advice[: 2 * _ROWS], 1):
+        first, *rest = text.splitlines()
+        lines += _wrapped(f"{number}.", first)
+        for line in rest:
+            lines += _wrapped("", line)
+    return [*lines, *_more(len(advice), 2 * _ROWS)]
+
+
+def _counted(seen: Seen) -> str:
+    counts = {
+        "graph break": len(seen.breaks),
+        "recompile": sum(one.count for one in seen.recompiles),
+        "fallback": sum(bool(graph.summary.problem) for graph in seen.graphs),
+    }
+    said = [f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items() if n]
+    return ", ".join(said) or "eager kernels that take long"
+
+
+def _wrapped(mark: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {mark:<3} ",
+        subsequent_indent=" " * (9 if text.startswith("-> ") else 6),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def break_lines(breaks: Sequence[Break]) -> list[str]:
+    """Return each break with its line, reason and remedy; nothing if there are none."""
+    lines = [f"graph breaks: {len(breaks)}"] if breaks else []
+    for one in breaks:
+        times = f" ({one.count} times)" if one.count > 1 else ""
+        whole = f"all of {one.place.function} runs eagerly, for " if one.skipped else ""
+        lines += _wrapped("", f"{one.place}{times}")
+        lines += _wrapped("", f"{whole}{one.reason}")
+        lines += _wrapped("", f"-> {one.remedy}")
+    return lines
+
+
+def _graphs(graphs: Sequence[SeenGraph]) -> list[str]:
+    if not graphs:
+        return []
+    rows = [("", "function", "graph", "kernels", "eager", "calls", "time", "compile", "cache")]
+    for graph in graphs[: 2 * _ROWS]:
+        made, place = graph.summary, str(graph.place) if graph.place.path else ""
+        counts = ("-", "all") if made.problem else (str(len(made.kernels)), str(len(made.externs)))
+        rows.append(
+            (
+                made.compile,
+                place,
+                made.name,
+                *counts,
+                *((str(graph.calls), _time(graph.run_seconds)) if graph.calls else ("-", "-")),
+                _time(made.total_seconds),
+                "hit" if made.cached else "",
+            )
+        )
+    hits = sum(graph.summary.cached for graph in graphs)
+    table = format_table(rows, right=(3, 4, 5, 6, 7))
+    title = f"graphs: {len(graphs)}, {hits} from the cache"
+    return [title, *_indented(table), *_more(len(graphs), 2 * _ROWS)]
+
+
+def _modules(seen: Seen) -> list[str]:
+    rows = [row for row in seen.by_module() if row[1] > 0]
+    if not any(module for module, _, _ in rows):
+        return []
+    total = sum(seconds for _, seconds, _ in rows)
+    table = format_table(
+        [
+            (module or "(the model itself)", _time(seconds), f"{seconds / total:.0%}", str(calls))
+            for module, seconds, calls in rows[:_ROWS]
+        ],
+        right=(1, 2, 3),
+    )
+    return ["modules: time, share, launches", *_indented(table), *_more(len(rows), _ROWS)]
+
+
+def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
+    rows = [launch for launch in launches if launch.calls]
+    if not rows:
+        return []
+    table = format_table(
+        [
+            (_time(row.seconds), f"{row.calls} x", row.name, row.module, row.reason)
+            for row in rows[:_ROWS]
+        ],
+        right=(0, 1),
+    )
+    return [title, *_indented(table), *_more(len(rows), _ROWS)]
+
+
+def _compiles(seen: Seen) -> list[str]:
+    spent = [(name, _time(seconds)) for name, seconds in seen.compile_seconds.items()]
+    return ["compile, by phase", *_indented(format_table(spent, right=(1,)))] if spent else []
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _more(count: int, shown: int) -> list[str]:
+    return [f"  and {count - shown} more, which --json lists"] if count > shown else []
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,120 @@
+"""A user's script, run as ``python script.py`` would, with what it compiles compiled by fusec.
+
+``torch.compile`` without a backend means Inductor; here it means fusec. Options and modes that
+fusec does not have are left out. With ``every``, a model that the script calls without compiling it
+is compiled at its first call: the outermost module of a call, for its parts are in its graph.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from fusec.options import Options
+
+FAILED = 3
+"""The exit code of a script that raised."""
+_DEFAULT = "inductor"
+
+
+def run_script(path: Path, arguments: Sequence[str], *, every: bool) -> tuple[int, int]:
+    """Run a script; return its exit code and how many compiles fusec took from another backend.
+
+    An exception of the script's is printed as Python prints it.
+
+    Args:
+        every: compile the models that it does not, too.
+    """
+    taken = _Taken()
+    argv = [str(path), *arguments]
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path[1:]]),
+        mock.patch.object(torch, "compile", taken.compile),
+        _compiling_all() if every else _nothing(),
+    ):
+        return _run(path), taken.count
+
+
+def _run(path: Path) -> int:
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception as error:
+        _print_as_python(error, path)
+        return FAILED
+    return 0
+
+
+def _print_as_python(error: Exception, path: Path) -> None:
+    """Print a traceback that begins in the script."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != str(path):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames or error.__traceback__)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+class _Taken:
+    """``torch.compile`` whose default backend is fusec; counts what it took from Inductor."""
+
+    def __init__(self) -> None:
+        self.original = torch.compile
+        self.count = 0
+
+    def compile(self, model: Any = None, **settings: Any) -> Any:
+        """Compile by fusec what names no backend; ``settings`` as of ``torch.compile``."""
+        if settings.get("backend", _DEFAULT) == _DEFAULT:
+            self.count += 1
+            settings["backend"] = "fusec"
+            settings["options"] = _known(settings.get("options"))
+        return self.original(model, **settings)
+
+
+def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the options that fusec has, too; None if none is left."""
+    names = Options.__dataclass_fields__
+    return {name: value for name, value in (options or {}).items() if name in names} or None
+
+
+@contextmanager
+def _compiling_all() -> Iterator[None]:
+    """Compile each module that is called from outside of any other, at its first call."""
+    local = threading.local()
+    original: Callable[..., Any] = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(local, "inside", False):
+            return original(self, *args, **kwargs)
+        if self._compiled_call_impl is None and not _is_compiled(self):
+            self.compile(backend="fusec")
+        local.inside = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            local.inside = False
+
+    with mock.patch.object(nn.Module, "__call__", call):
+        yield
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return True for what ``torch.compile`` returned, and for what has no parameters (a loss)."""
+    return hasattr(module, "_orig_mod") or next(module.parameters(), None) is None

@@ -1,0 +1,202 @@
+"""``with fusec.watch() as seen:``: what torch and fusec compile and run in a block, as a ``Seen``.
+
+Torch tells what it compiles to a logger, ``torch.__trace``, for ``tlparse``; each graph of fusec is
+told there, too (``fusec/summary.py``). The watcher is one more handler of that logger, so that it
+sees what any tool would, and nothing is there when nobody watches. Times at run time are those of
+``runtime/clock.py``.
+
+Worked example::
+
+    with fusec.watch() as seen:
+        train(model)
+    print(seen)
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusec.report.breaks import (
+    Break,
+    Place,
+    merge_breaks,
+    merge_recompiles,
+    place_of_compile,
+    read_break,
+    read_recompile,
+)
+from fusec.report.seen import Launch, Seen, SeenGraph, folded
+from fusec.runtime.clock import Clock, clock_running
+from fusec.summary import ARTIFACT, ExternSummary, GraphSummary
+from fusec.torch_interior import trace_log
+
+_STAGES = ("key", "cache", "capture", "passes", "codegen", "build", "bind")
+_BREAK = "dynamo_graph_break_reason"
+
+
+@dataclass(slots=True)
+class _Told:
+    """What torch's trace has said so far."""
+
+    graphs: list[GraphSummary] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+    metrics: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+class _Listener(logging.Handler):
+    """Keeps what torch's trace says of breaks, graphs and compiles; never fails the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = _Told()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._take(getattr(record, "metadata", {}), getattr(record, "payload", None))
+        except Exception:
+            logging.getLogger("fusec.watch").debug("not understood", exc_info=True)
+
+    def _take(self, metadata: Mapping[str, Any], payload: str | None) -> None:
+        name = metadata.get("artifact", {}).get("name")
+        if name == _BREAK and payload:
+            self.told.breaks.append(read_break(payload))
+        elif name == ARTIFACT and payload:
+            self.told.graphs.append(GraphSummary.from_json(payload))
+        for kind in ("compilation_metrics", "bwd_compilation_metrics"):
+            if kind in metadata:
+                self.told.metrics.append(metadata[kind])
+
+
+class Watch:
+    """What a block has seen so far: ``seen`` is the record of it, up to date; prints as it."""
+
+    def __init__(self, what: str, listener: _Listener, clock: Clock) -> None:
+        self._what, self._told, self._clock = what, listener.told, clock
+        self._start, self._end = time.perf_counter(), 0.0
+
+    @property
+    def seen(self) -> Seen:
+        """The record of what was seen up to now, or in the whole block once it is left."""
+        metrics, graphs = self._told.metrics, self._told.graphs
+        compiles = [row for row in metrics if row.get("co_name")]
+        places = {str(row["compile_id"]): place_of_compile(row) for row in compiles}
+        totals = {graph.id: self._clock.totals(graph.id) for graph in graphs}
+        nowhere = Place("", 0, "")
+        return Seen(
+            self._what,
+            (self._end or time.perf_counter()) - self._start,
+            tuple(
+                SeenGraph(g, places.get(g.compile, nowhere), *totals[g.id].get("", (0, 0.0)))
+                for g in graphs
+            ),
+            merge_breaks(self._told.breaks),
+            merge_recompiles(r for row in metrics if (r := read_recompile(row)) is not None),
+            tuple(launch for g in graphs for launch in _launches(g, totals[g.id])),
+            _phases(metrics, graphs),
+            _peak(),
+        )
+
+    def _leave(self) -> None:
+        self._end = time.perf_counter()
+
+    def to_json(self) -> str:
+        """Return the JSON form, as of ``Seen``."""
+        return self.seen.to_json()
+
+    def __str__(self) -> str:
+        return str(self.seen)
+
+
+@contextmanager
+def watch(what: str = "the block") -> Iterator[Watch]:
+    """Watch what is compiled and run in a block.
+
+    Graphs that were compiled before are not seen, and what is compiled in the block is timed as
+    long as it lives: a microsecond for each launch.
+    """
+    listener = _Listener()
+    trace_log.addHandler(listener)
+    try:
+        with clock_running() as clock:
+            watched = Watch(what, listener, clock)
+            try:
+                yield watched
+            finally:
+                watched._leave()
+    finally:
+        trace_log.removeHandler(listener)
+
+
+def _launches(graph: GraphSummary, totals: Mapping[str, tuple[int, float]]) -> Iterator[Launch]:
+    """Yield what a graph launched; launches of one code share its time."""
+    shared = Counter([k.code for k in graph.kernels])
+    for kernel in graph.kernels:
+        calls, seconds = totals.get(kernel.code, (0, 0.0))
+        part = shared[kernel.code]
+        name, module = f"{kernel.code}: {_operations(kernel.ops)}", folded(kernel.module)
+        yield Launch(graph.id, name, module, False, "", calls // part, seconds / part)
+    for extern, (calls, seconds) in _extern_totals(graph.externs, totals):
+        module = folded(extern.module)
+        yield Launch(graph.id, extern.op, module, True, extern.reason, calls, seconds)
+
+
+def _extern_totals(
+    externs: Sequence[ExternSummary], totals: Mapping[str, tuple[int, float]]
+) -> Iterator[tuple[ExternSummary, tuple[int, float]]]:
+    """Yield eager kernels with (calls, seconds): the n-th of an operator has its n-th call's.
+
+    In a loop over rows there are more calls than operators in the graph: these share the time.
+    """
+    alike: dict[str, list[ExternSummary]] = {}
+    for extern in externs:
+        alike.setdefault(extern.op, []).append(extern)
+    for op, calls in alike.items():
+        rows = [spent for name, spent in totals.items() if name.startswith(f"{op} #")]
+        if len(rows) != len(calls):
+            count, seconds = sum(n for n, _ in rows), sum(s for _, s in rows)
+            rows = [(count // len(calls), seconds / len(calls))] * len(calls)
+        for extern, row in zip(calls, rows, strict=True):
+            yield extern, totals.get(extern.name, row)
+
+
+def _operations(ops: Iterable[str], most: int = 4) -> str:
+    """Return what a kernel computes: "add + mul + rsqrt + ..."."""
+    names = list(dict.fromkeys(op.partition(".")[0].lstrip("_") for op in ops))
+    return " + ".join(names[:most] + ["..."] * (len(names) > most))
+
+
+def _phases(
+    metrics: Iterable[Mapping[str, Any]], graphs: Iterable[GraphSummary]
+) -> dict[str, float]:
+    """Return the seconds of all compiles by phase."""
+    rows = list(metrics)
+    backwards = [row for row in rows if row.get("is_forward") is False]
+    stages = {s: sum(g.seconds.get(s, 0.0) for g in graphs) for s in _STAGES}
+    behind = _sum(rows, "backend_compile_time_s")
+    told = _sum(rows, "structured_logging_overhead_s")
+    before = max(_sum(rows, "entire_frame_compile_time_s") - behind - told, 0.0)
+    behind += _sum(backwards, "duration_us") / 1e6
+    own = sum(stages.values())
+    return {"Dynamo": before, "AOTAutograd": max(behind - own, 0.0)} | {
+        f"fusec: {stage}": seconds for stage, seconds in stages.items() if seconds >= 0.0005
+    }
+
+
+def _sum(rows: Iterable[Mapping[str, Any]], column: str) -> float:
+    return sum(float(row.get(column) or 0.0) for row in rows)
+
+
+def _peak() -> int:
+    """Return the most bytes that tensors took on a GPU, or else the process in memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

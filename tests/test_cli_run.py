@@ -1,0 +1,114 @@
+"""``fusec run``: a script of the user's, unchanged, and the page behind its output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusec.cli import main
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+import beside
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+
+    def forward(self, x):
+        y = self.a(x)
+        print("inside")
+        return torch.tanh(y)
+
+if __name__ == "__main__":
+    net = Net()
+    model = net if "plain" in sys.argv else torch.compile(net{settings})
+    with torch.no_grad():
+        print("result", tuple(model(torch.randn(8, 32)).shape), sys.argv[1:])
+    if "fail" in sys.argv:
+        raise ValueError("mine")
+    if "exit" in sys.argv:
+        sys.exit(7)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    torch._dynamo.reset()
+    (tmp_path / "beside.py").write_text("")
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("{settings}", ""))
+    return path
+
+
+def test_a_script_runs_as_it_is_and_a_page_follows(capsys, script: Path) -> None:
+    assert main(["run", str(script), "--epochs", "3"]) == 0
+    printed, said = capsys.readouterr()
+    assert "inside\nresult (8, 32) ['--epochs', '3']\n\ntrain.py: " in printed
+    assert "do this first: 1 graph break\n" in printed
+    assert 'train.py:14 in forward: print("inside")' in printed
+    assert "reorderable_logging_functions.add(print)" in printed
+    assert "graphs: 2, " in printed
+    assert "1 x torch.compile without backend='fusec'" in said
+
+
+def test_the_record_is_written_as_json(capsys, script: Path) -> None:
+    file = script.parent / "seen.json"
+    assert main(["run", "--json", str(file), str(script)]) == 0
+    document = json.loads(file.read_text())
+    assert [b["place"]["line"] for b in document["breaks"]] == [14]
+    assert len(document["graphs"]) == 2
+
+
+def test_what_the_script_does_not_compile_stays_so(capsys, script: Path) -> None:
+    assert main(["run", str(script), "plain"]) == 0
+    printed, said = capsys.readouterr()
+    assert "nothing was compiled" in printed
+    assert "--all compiles every model" in said
+
+
+def test_all_compiles_what_the_script_does_not(capsys, script: Path) -> None:
+    assert main(["run", "--all", str(script), "plain"]) == 0
+    assert "graphs: 2, " in capsys.readouterr().out
+    assert torch.nn.Linear(2, 2)(torch.ones(2)).shape == (2,)
+    assert torch.nn.Module.__call__.__module__ == "torch.nn.modules.module"
+
+
+def test_another_backend_s_mode_and_options_do_no_harm(capsys, script: Path) -> None:
+    script.write_text(SCRIPT.replace("{settings}", ', options={"max_autotune": True}'))
+    assert main(["run", str(script)]) == 0
+    assert "graphs: 2, " in capsys.readouterr().out
+
+
+def test_the_exit_code_is_the_script_s(capsys, script: Path) -> None:
+    assert main(["run", str(script), "exit"]) == 7
+    assert "graphs: 2, " in capsys.readouterr().out
+
+
+def test_an_exception_of_the_script_is_shown_as_python_shows_it(capsys, script: Path) -> None:
+    assert main(["run", str(script), "fail"]) == 3
+    printed, said = capsys.readouterr()
+    assert said.startswith(f'Traceback (most recent call last):\n  File "{script}", line 23')
+    assert "ValueError: mine" in said
+    assert "graphs: 2, " in printed
+
+
+def test_a_script_that_is_not_there_is_refused(capsys, script: Path) -> None:
+    assert main(["run", str(script.parent / "trian.py")]) == 2
+    assert "Did you mean" in capsys.readouterr().err
+    assert main(["run", "--json", "/nowhere/x.json", str(script)]) == 2
+
+
+def test_the_package_is_a_command(script: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fusec", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("fusec ")
