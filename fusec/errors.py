@@ -84,19 +84,25 @@ class ModelError(FusecError):
     def raised(cls, error: BaseException) -> ModelError:
         """Return the error for what the user's code raised, with the last line of that code."""
         described = f"{type(error).__name__}: {error}"
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [
-            frame
-            for frame in frames
-            if not (_LIBRARIES.search(frame.filename) or frame.filename.startswith(_HERE))
-        ]
-        if own:
-            described += f"\n  at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}"
-            described += f": {own[-1].line}" if own[-1].line else ""
-        return cls(described)
+        where = describe_frame(error)
+        return cls(f"{described}\n  at {where}" if where else described)
 
     def __str__(self) -> str:
         return f"the model itself fails, without fusec:\n{self.args[0]}"
+
+
+def describe_frame(error: BaseException) -> str:
+    """Return the last line of the user's code that an exception passed, or ""."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not (_LIBRARIES.search(frame.filename) or frame.filename.startswith(_HERE))
+    ]
+    if not own:
+        return ""
+    line = f": {own[-1].line}" if own[-1].line else ""
+    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}{line}"
 
 
 class IndexOutOfRange(IndexError, RuntimeError):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import convert_frame
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
@@ -26,6 +27,7 @@ from torch._logging import getArtifactLogger as artifact_logger
 from torch._logging import trace_structured
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
     DynamicOutputShapeException,
     FakeCopyMode,
     FakeTensor,
@@ -33,6 +35,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
@@ -46,12 +49,14 @@ empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-d
 """``torch.empty_strided`` of sizes, strides and a type, in a third of its time."""
 
 __all__ = [
+    "DataDependentOutputException",
     "DisableTorchFunctionSubclass",
     "DynamicOutputShapeException",
     "FakeCopyMode",
     "FakeTensor",
     "FakeTensorMode",
     "FloorDiv",
+    "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "OpOverload",
     "SingletonInt",
@@ -70,6 +75,7 @@ __all__ = [
     "dynamo_config",
     "empty_on_cpu",
     "fake_mode",
+    "forgetting_code",
     "functorch_config",
     "get_decompositions",
     "is_weight",
@@ -102,6 +108,24 @@ def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
     """
     found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", otherwise)
     return found
+
+
+@contextmanager
+def forgetting_code() -> Iterator[None]:
+    """Let Dynamo forget the functions that it first meets in this block.
+
+    It compiles them anew later, and tries again to compile those that it has given up.
+    """
+    known, met = convert_frame.input_codes, convert_frame.Tracker()
+    convert_frame.input_codes = met
+    try:
+        yield
+    finally:
+        convert_frame.input_codes = known
+        codes = [reference() for reference in met.seen]
+        for code in codes:
+            if code is not None and code not in known:
+                torch._C._dynamo.eval_frame.reset_code(code)
 
 
 # -- what a compile tells ------------------------------------------------------------------------

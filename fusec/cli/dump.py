@@ -59,6 +59,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "race prefers it",
     )
     parser.add_argument("--train", action="store_true", help="the forward and the backward")
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="run the model on random inputs, where it asks for the values of tensors",
+    )
     parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
 
 
@@ -143,28 +148,28 @@ def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[S
         texts: keep what the stages before capture made.
     """
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.cli.model import load_callable, observe_call
+    import torch
+
+    from fusec.cli.model import load_callable, load_with_inputs, observe_call
     from fusec.options import Options
-    from fusec.report.observe import new_fake_mode
+    from fusec.report.observe import new_fake_mode, observe_run
     from fusec.report.stages import choose_target, take_through
 
     specs = [parse_spec(text) for text in arguments.input]
     choose_target(arguments.target)  # a wrong one is said before the model is loaded
     options = Options.from_compile(None, forced_options(arguments))
     progress(f"tracing {arguments.model}")
-    mode = new_fake_mode()
-    fn = load_callable(arguments.model, len(specs), mode)
-    target = choose_target(arguments.target)  # after what the model's file sets in torch
-    seen = observe_call(
-        fn,
-        specs,
-        mode,
-        arguments.train,
-        dynamic=arguments.dynamic,
-        options=options,
-        target=target,
-        texts=texts,
-    )
+    how = {"dynamic": arguments.dynamic, "options": options, "texts": texts}
+    if arguments.run:
+        cpu = torch.device("cpu")
+        fn, calls = load_with_inputs(arguments.model, specs, arguments.train, cpu)
+        target = choose_target(arguments.target)  # after what the model's file sets in torch
+        seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
+    else:
+        mode = new_fake_mode()
+        fn = load_callable(arguments.model, len(specs), mode)
+        target = choose_target(arguments.target)  # as above
+        seen = observe_call(fn, specs, mode, arguments.train, target=target, **how)
     staged = []
     for one in seen:
         progress(f"compiling graph {one.name} for {target.name}")

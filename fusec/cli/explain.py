@@ -24,10 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation of every graph."""
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.report.explanation import Explanation, report_graph
+    from fusec.report import explanation
     from fusec.report.stages import choose_target
+    from fusec.report.watching import watch
 
     target = choose_target(arguments.target)
-    graphs = tuple(map(report_graph, stage_model(arguments)))
-    show_report(Explanation(target.name, graphs), json=arguments.json)
+    with watch() as watched:
+        staged = stage_model(arguments)
+    show_report(explanation(target.name, staged, watched.seen), json=arguments.json)
     return 0

@@ -8,7 +8,7 @@ Worked example::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from fusec.ir.graph import all_launches
 from fusec.options import Options
 from fusec.report.explanation import Explanation, report_graph
 from fusec.report.observe import observe
+from fusec.report.seen import Seen
 from fusec.report.stages import (
     Staged,
     assemble,
@@ -25,6 +26,7 @@ from fusec.report.stages import (
     choose_target,
     take_through,
 )
+from fusec.report.watching import watch
 
 __all__ = ["Explanation", "KernelText", "explain", "kernels"]
 
@@ -83,8 +85,14 @@ def explain(
     Raises:
         ModelError: if the model itself fails with these inputs.
     """
-    staged = _stage(fn, inputs, train, target, dynamic, race)
-    return Explanation(choose_target(target).name, tuple(map(report_graph, staged)))
+    with watch() as watched:
+        staged = _stage(fn, inputs, train, target, dynamic, race)
+    return explanation(choose_target(target).name, staged, watched.seen)
+
+
+def explanation(target: str, staged: Iterable[Staged], seen: Seen) -> Explanation:
+    """Return what is shown of graphs, and of what was seen while they were traced."""
+    return Explanation(target, tuple(map(report_graph, staged)), seen.breaks, seen.unseen)
 
 
 def kernels(

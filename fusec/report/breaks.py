@@ -10,12 +10,15 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.frontend.origin import printable
 
+WIDTH = 100
+"""Columns of what is printed."""
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _LIBRARY = re.compile(r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<")
@@ -241,3 +244,29 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
     ),
 )
 """Patterns of a guard that failed -> the remedy."""
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def wrapped(mark: str, text: str) -> list[str]:
+    """Return a text as indented lines of bounded width, behind a mark; remedies hang further."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {mark:<3} ",
+        subsequent_indent=" " * (9 if text.startswith("-> ") else 6),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def break_lines(breaks: Sequence[Break]) -> list[str]:
+    """Return each break with its line, reason and remedy; nothing if there are none."""
+    lines = [f"graph breaks: {len(breaks)}"] if breaks else []
+    for one in breaks:
+        times = f" ({one.count} times)" if one.count > 1 else ""
+        whole = f"all of {one.place.function} runs eagerly, for " if one.skipped else ""
+        lines += wrapped("", f"{one.place}{times}")
+        lines += wrapped("", f"{whole}{one.reason}")
+        lines += wrapped("", f"-> {one.remedy}")
+    return lines

@@ -2,7 +2,8 @@
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
-    {"schema": 1, "graphs": [{
+    {"schema": 1, "breaks": [as of ``seen.py``], "unseen": where fake tensors ended, or "",
+     "graphs": [{
         "name": "forward",
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members"}],
         "externs": [{"op", "reason"}],
@@ -28,6 +29,7 @@ from typing import Any
 
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, all_kernels, all_launches
+from fusec.report.breaks import Break, break_lines
 from fusec.report.eager import node_costs
 from fusec.report.stages import Staged
 from fusec.report.traffic import buffer_bytes, bytes_floor, bytes_moved, row_loop_bytes, step_bytes
@@ -101,23 +103,44 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What ``fusec explain`` shows: one entry for each compiled graph."""
+    """What ``fusec explain`` shows: one entry for each compiled graph.
+
+    Attributes:
+        breaks: where Dynamo ended graphs.
+        unseen: the line that asks for the value of a tensor that has none; what follows on it was
+            not followed.
+    """
 
     target: str
     graphs: tuple[GraphReport, ...]
+    breaks: tuple[Break, ...] = ()
+    unseen: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form as dictionaries and lists."""
-        return {"schema": SCHEMA, "graphs": [asdict(graph) for graph in self.graphs]}
+        return {
+            "schema": SCHEMA,
+            "graphs": [asdict(graph) for graph in self.graphs],
+            "breaks": [asdict(one) for one in self.breaks],
+            "unseen": self.unseen,
+        }
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the JSON form; the module's docstring has its schema."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
-        if not self.graphs:
+        if not (self.graphs or self.breaks or self.unseen):
             return "nothing was compiled: the call has no tensor operations"
-        return f"target {self.target}\n\n" + "\n\n".join(map(str, self.graphs))
+        parts = [f"target {self.target}", "\n".join(break_lines(self.breaks)), *self.graphs]
+        if self.unseen:
+            parts.append(
+                f"from here on not seen: {self.unseen}\n"
+                "  asks for the value of a tensor, which has none here; --run runs the model"
+            )
+        elif not self.graphs:
+            parts.append("nothing is compiled: all of the call runs eagerly")
+        return "\n\n".join(filter(None, map(str, parts)))
 
 
 def report_graph(staged: Staged) -> GraphReport:

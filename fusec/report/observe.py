@@ -4,8 +4,9 @@ The callable runs on fake tensors under ``torch.compile`` with a backend that ke
 AOTAutograd hands over. A module is copied without its weights' memory, so that its size does not
 matter, and neither its state nor its gradients change.
 
-Assumes: the model does not ask for the values of its tensors (after a graph break, say); that fails
-with the model's own error.
+Where the model asks for the values of its tensors (behind a graph break, say), fake tensors end:
+what follows is not seen, and torch's trace is told where (``UNSEEN``). ``observe_run`` sees all of
+it, on real tensors. Graph breaks and their reasons are in torch's trace, too: ``report.watching``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,24 +24,44 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusec.backend import compile_with
 from fusec.codegen.targets import Target, find_target
-from fusec.compiler import explain_fallback, format_judge
-from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
+from fusec.compiler import explain_fallback, format_judge, run_eagerly
+from fusec.errors import (
+    FusecError,
+    ModelError,
+    Unsupported,
+    UsageError,
+    describe_failure,
+    describe_frame,
+)
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
 from fusec.report.subclasses import plain
 from fusec.stages import Context
 from fusec.torch_interior import (
+    DataDependentOutputException,
     DynamicOutputShapeException,
     FakeCopyMode,
     FakeTensor,
     FakeTensorMode,
+    GuardOnDataDependentSymNode,
     dynamo_config,
+    forgetting_code,
     pytree,
+    trace_artifact,
     tracing,
     unset_fake_temporarily,
 )
 from fusec.trace import Trace
+
+NEEDS_VALUES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+"""What a fake tensor raises where a program asks for its value."""
+UNSEEN = "fusec_unseen"
+"""The artifact of torch's trace that says where an observation on fake tensors ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +138,21 @@ class _Observer:
         return call
 
 
+class _RunObserver(_Observer):
+    """An observer whose graphs run on the program's real tensors."""
+
+    def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        call = run_eagerly(graph)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+
 def new_fake_mode() -> FakeTensorMode:
     """Return a mode under which tensors have no memory, and real ones may be used beside them."""
     # Loops on tensors ask for an environment of symbols, though sizes are static here.
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    # They are not for values that the program asks for: that ends what fake tensors can show.
+    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
 
 
 def observe(
@@ -155,7 +188,7 @@ def observe(
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
     context = Context(target, chosen, Trace("joint", texts=texts), judge_format=known)
     observer = _Observer(mode, context)
-    with mode, torch.set_grad_enabled(train), _many_compiles():
+    with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
         args = [_fake_input(value, mode, train) for value in inputs]
         compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
@@ -165,13 +198,50 @@ def observe(
             inner = getattr(error, "inner_exception", None)
             if isinstance(inner, FusecError):
                 raise inner from error
-            _blame_model(fake, args, train)
-            raise
+            if isinstance(error, NEEDS_VALUES):
+                trace_artifact(UNSEEN, partial(describe_frame, error))
+            else:
+                _blame_model(fake, args, train)
+                raise
     for untraced in observer.untraced:
         if not observer.observed:
             raise Unsupported(f"nothing is compiled: {describe_failure(untraced)}")
         explain_fallback("a graph, forward and backward,", untraced)
     return tuple(observer.observed)
+
+
+def observe_run(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    train: bool = False,
+    dynamic: bool = False,
+    options: Options,
+    target: Target,
+    texts: bool = False,
+) -> tuple[Observed, ...]:
+    """Return what ``observe`` does, from a call on real tensors, whose values a model may ask for.
+
+    Raises:
+        ModelError: what the model itself raised.
+    """
+    known = format_judge(target, replace(options, race_budget_s=0.0))
+    context = Context(target, options, Trace("joint", texts=texts), judge_format=known)
+    observer = _RunObserver(new_fake_mode(), context)
+    args = [_real_input(value, train) for value in inputs]
+    with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
+        try:
+            _call(torch.compile(_uncompiled(fn), backend=observer, dynamic=dynamic), args, train)
+        except Exception:
+            _blame_model(fn, args, train)
+            raise
+    return tuple(observer.observed)
+
+
+def _real_input(value: Any, train: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(train and value.is_floating_point())
 
 
 def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:

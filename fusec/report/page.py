@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
-from fusec.report.breaks import Break
+from fusec.report.breaks import wrapped
 from fusec.report.explanation import format_bytes, format_table
 from fusec.report.seen import Launch, Seen, SeenGraph
 
-WIDTH = 100
 _ROWS = 12
 """Rows of a table; the JSON form has all."""
 
@@ -48,9 +46,9 @@ def _advice(seen: Seen) -> list[str]:
     lines = [f"do this first: {_counted(seen)}"] if advice else []
     for number, text in enumerate(advice[: 2 * _ROWS], 1):
         first, *rest = text.splitlines()
-        lines += _wrapped(f"{number}.", first)
+        lines += wrapped(f"{number}.", first)
         for line in rest:
-            lines += _wrapped("", line)
+            lines += wrapped("", line)
     return [*lines, *_more(len(advice), 2 * _ROWS)]
 
 
@@ -62,29 +60,6 @@ def _counted(seen: Seen) -> str:
     }
     said = [f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items() if n]
     return ", ".join(said) or "eager kernels that take long"
-
-
-def _wrapped(mark: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"  {mark:<3} ",
-        subsequent_indent=" " * (9 if text.startswith("-> ") else 6),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def break_lines(breaks: Sequence[Break]) -> list[str]:
-    """Return each break with its line, reason and remedy; nothing if there are none."""
-    lines = [f"graph breaks: {len(breaks)}"] if breaks else []
-    for one in breaks:
-        times = f" ({one.count} times)" if one.count > 1 else ""
-        whole = f"all of {one.place.function} runs eagerly, for " if one.skipped else ""
-        lines += _wrapped("", f"{one.place}{times}")
-        lines += _wrapped("", f"{whole}{one.reason}")
-        lines += _wrapped("", f"-> {one.remedy}")
-    return lines
 
 
 def _graphs(graphs: Sequence[SeenGraph]) -> list[str]:

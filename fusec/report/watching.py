@@ -34,6 +34,7 @@ from fusec.report.breaks import (
     read_break,
     read_recompile,
 )
+from fusec.report.observe import UNSEEN
 from fusec.report.seen import Launch, Seen, SeenGraph, folded
 from fusec.runtime.clock import Clock, clock_running
 from fusec.summary import ARTIFACT, ExternSummary, GraphSummary
@@ -50,6 +51,7 @@ class _Told:
     graphs: list[GraphSummary] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     metrics: list[Mapping[str, Any]] = field(default_factory=list)
+    unseen: str = ""
 
 
 class _Listener(logging.Handler):
@@ -69,6 +71,8 @@ class _Listener(logging.Handler):
         name = metadata.get("artifact", {}).get("name")
         if name == _BREAK and payload:
             self.told.breaks.append(read_break(payload))
+        elif name == UNSEEN and payload:
+            self.told.unseen = payload
         elif name == ARTIFACT and payload:
             self.told.graphs.append(GraphSummary.from_json(payload))
         for kind in ("compilation_metrics", "bwd_compilation_metrics"):
@@ -103,6 +107,7 @@ class Watch:
             tuple(launch for g in graphs for launch in _launches(g, totals[g.id])),
             _phases(metrics, graphs),
             _peak(),
+            self._told.unseen,
         )
 
     def _leave(self) -> None:

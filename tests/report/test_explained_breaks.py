@@ -1,0 +1,78 @@
+"""``explain`` of models that Dynamo takes apart: every break is named, and what was not seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fusec
+from fusec.cli import main
+from tests.report import unclean
+
+UNCLEAN = {
+    unclean.Printing: "print(",
+    unclean.Item: ".item()",
+    unclean.Branch: "if y.sum()",
+    unclean.Mask: "x[x > 0]",
+    unclean.Disabled: "noted(",
+}
+ASK = (unclean.Item, unclean.Branch, unclean.Mask)
+"""Those that ask for the values of tensors."""
+
+
+@pytest.mark.parametrize("model", UNCLEAN, ids=lambda model: model.__name__)
+def test_explain_names_the_break_its_line_and_a_remedy(model: type[nn.Module]) -> None:
+    explained = fusec.explain(model(), torch.randn(8, 32))
+    (found,) = explained.breaks
+    assert UNCLEAN[model] in found.place.code
+    text = str(explained)
+    assert "graph breaks: 1\n" in text
+    assert f"unclean.py:{found.place.line} in forward: " in text
+    assert "-> " in text
+
+
+@pytest.mark.parametrize("model", UNCLEAN, ids=lambda model: model.__name__)
+def test_what_needs_values_is_said_to_be_unseen(model: type[nn.Module]) -> None:
+    explained = fusec.explain(model(), torch.randn(8, 32))
+    assert bool(explained.unseen) == (model in ASK)
+    assert ("from here on not seen: " in str(explained)) == (model in ASK)
+    if model in ASK:
+        assert UNCLEAN[model] in explained.unseen
+
+
+def test_a_function_that_runs_eagerly_as_a_whole_is_not_called_empty() -> None:
+    text = str(fusec.explain(unclean.Printing(), torch.randn(8, 32)))
+    assert "nothing is compiled: all of the call runs eagerly" in text
+    assert "no tensor operations" not in text
+
+
+@pytest.mark.parametrize("model", ASK, ids=lambda model: model.__name__)
+def test_with_values_all_graphs_are_seen(capsys, model: type[nn.Module]) -> None:
+    target = f"{Path(unclean.__file__)}:{model.__name__}"
+    assert main(["explain", target, "--input", "f32[8,32]", "--run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["graphs"]) == 2
+    assert document["unseen"] == ""
+    assert len(document["breaks"]) == 1
+
+
+def test_a_training_step_on_values_has_its_backward(capsys) -> None:
+    target = f"{Path(unclean.__file__)}:Item"
+    assert main(["explain", target, "--input", "f32[8,32]", "--run", "--train", "--json"]) == 0
+    names = [graph["name"] for graph in json.loads(capsys.readouterr().out)["graphs"]]
+    assert sorted(names) == ["backward", "backward_1", "forward", "forward_1"]
+
+
+def test_explaining_again_sees_the_same_breaks() -> None:
+    model, x = unclean.Printing(), torch.randn(8, 32)
+    assert fusec.explain(model, x).breaks == fusec.explain(model, x).breaks != ()
+
+
+def test_a_clean_model_has_no_breaks() -> None:
+    explained = fusec.explain(unclean.Chosen(), torch.randn(8, 32))
+    assert (explained.breaks, explained.unseen) == ((), "")
+    assert "break" not in str(explained)
