@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from fusec.cli import main
 from fusec.emulator import launch
@@ -200,7 +202,7 @@ def compared(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, di
     code, out, err = run(capsys, *args, "--json")
     assert out, err
     document = json.loads(out)
-    assert set(document) == {"schema", "device", "compiled", "results", "faults"}
+    assert set(document) == {*("schema", "device", "compiled", "eager_random", "results", "faults")}
     assert document["schema"] == 1
     fields = {"name", "dtype", "shape", "eager_error", "fusec_error", "problem", "call"}
     assert all(set(result) == fields for result in document["results"])
@@ -282,6 +284,59 @@ def test_a_model_that_fails_by_itself_shows_its_own_error(capsys, models) -> Non
     code, _, err = run(capsys, f"{models}:NormGelu", "--input", "f32[8,64]", "f32[8,64]")
     assert code == 3
     assert "normalized_shape" in err and "check_models.py" in err and "Traceback" not in err
+
+
+class Cache:
+    """An object of a model's own, of which pytree knows nothing."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys, self.name = [keys], "k"
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        y = self.a(x)
+        return {"logits": y.exp(), "cache": Cache(y * 2), "nothing": object()}
+
+
+def test_an_object_is_compared_by_the_tensors_in_it() -> None:
+    result = comparison.compare(Caching(), [torch.randn(4, 8)])
+    assert result.faults == ()
+    named = {r.name: r for r in result.results}
+    assert named["output['cache'].keys[0]"].shape == (4, 8)
+    assert named["output['nothing']"].dtype == "object"
+
+
+def test_a_wrong_tensor_in_an_object_is_a_fault() -> None:
+    def wrong(gm, inputs, **_):
+        return lambda *args: tuple(out + 0.01 for out in gm.forward(*args))
+
+    result = comparison.compare(Caching(), [torch.randn(4, 8)], backend=wrong)
+    assert "output['cache'].keys[0]" in [fault.name for fault in result.faults]
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.ReLU())
+
+
+def test_a_model_with_dropout_draws_eager_s_numbers_and_says_so() -> None:
+    result = comparison.compare(dropping(), [torch.randn(16, 64)], train=True)
+    assert result.draws and result.faults == ()
+    assert "random numbers: eager's" in str(result)
+    quiet = comparison.compare(dropping().eval(), [torch.randn(16, 64)])
+    assert not quiet.draws and "random" not in str(quiet)
+
+
+def test_a_dropout_that_draws_others_is_a_fault_by_the_names_of_its_gradients() -> None:
+    own = {"fallback_random": False}
+    result = comparison.compare(dropping(), [torch.randn(16, 64)], train=True, options=own)
+    problems = {fault.name: fault.problem for fault in result.faults}
+    assert "gradient of parameter 1.weight" in problems
+    assert not [problem for problem in problems.values() if "output 0" in problem]
 
 
 # errors

@@ -8,8 +8,13 @@ docs/numerics.md (``runtime/agreement.py``).
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "device": "cpu", "compiled": 1,
+     "eager_random": true if the model draws random numbers,
      "results": [{"name", "dtype", "shape", "eager_error", "fusec_error", "problem", "call"}],
      "faults": [the name of each result with a problem]}
+
+Where the model draws random numbers (dropout), the compiled one draws eager's, for fusec's own are
+others. Objects that are no tensors, such as a cache of keys and values, are compared by the tensors
+in them.
 
 Errors are the largest distance of an element from fp64's; null for results that are not floats.
 ``call`` counts from 0, ``compiled`` the graphs that Dynamo made for all calls together.
@@ -22,7 +27,7 @@ Worked example::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -37,7 +42,18 @@ from fusec.runtime.agreement import disagreement
 from fusec.torch_interior import counters, pytree
 
 SCHEMA = 1
+_PLAIN = (torch.Tensor, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
+"""What is compared as it is; of other objects, the tensors in them are."""
 _SEED = 7
+_FIRST = "output 0: "
+"""How ``disagreement`` calls the only tensor that it is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An output of some type that has no tensors in it."""
+
+    type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +75,13 @@ class Comparison:
 
     Attributes:
         compiled: how many graphs Dynamo made for all calls together.
+        draws: the model draws random numbers; the compiled one drew eager's.
     """
 
     device: str
     results: tuple[Result, ...]
     compiled: int = 1
+    draws: bool = False
 
     @property
     def faults(self) -> tuple[Result, ...]:
@@ -75,6 +93,7 @@ class Comparison:
             "schema": SCHEMA,
             "device": self.device,
             "compiled": self.compiled,
+            "eager_random": self.draws,
             "results": [asdict(result) for result in self.results],
             "faults": [result.name for result in self.faults],
         }
@@ -110,7 +129,8 @@ def compare(
         FusecError: what went wrong inside fusec.
     """
     theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
-    made = {"strict": True, **(options or {})}
+    draws = backend is None and _draws(fn, calls, train)
+    made = {"strict": True, **({"fallback_random": True} if draws else {}), **(options or {})}
     if backend is None:
         compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
     else:
@@ -131,10 +151,30 @@ def compare(
             found = _result(name, eager.get(name), ours.get(name), exact.get(name))
             results.append(replace(found, call=number))
     graphs = counters["stats"]["unique_graphs"] - graphs
-    return Comparison(str(this_device()), tuple(results), graphs)
+    return Comparison(str(this_device()), tuple(results), graphs, draws)
 
 
 # -- runs ----------------------------------------------------------------------------------------
+
+
+def _draws(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool) -> bool:
+    """Return True if a call of the model draws random numbers.
+
+    Raises:
+        ModelError: if the model itself fails.
+    """
+    args = [_input(value, train, None) for value in calls[0]] if calls else []
+    before = _random_state()
+    try:
+        with torch.set_grad_enabled(train):
+            _copy(fn)(*args)
+    except Exception as error:
+        raise ModelError.raised(error) from error
+    return not all(map(torch.equal, before, _random_state()))
+
+
+def _random_state() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
 
 
 def _copy(fn: Callable[..., Any], dtype: torch.dtype | None = None) -> Callable[..., Any]:
@@ -162,8 +202,11 @@ def _run(
     torch.manual_seed(_SEED)
     with torch.set_grad_enabled(train):
         output = (fn if call is None else call)(*args)
+    leaves = pytree.tree_leaves_with_path(output)
     found = {
-        f"output{pytree.keystr(path)}": leaf for path, leaf in pytree.tree_leaves_with_path(output)
+        name: value
+        for path, leaf in leaves
+        for name, value in _parts(f"output{pytree.keystr(path)}", leaf)
     }
     tensors = {f"input {n}": arg for n, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
     state: dict[str, torch.Tensor] = {}
@@ -173,6 +216,25 @@ def _run(
     gradients = _gradients(found, tensors) if train else {}
     changed = {name: value for name, value in tensors.items() if name.startswith("input")}
     return {**found, **{f"{n} after": v for n, v in (changed | state).items()}, **gradients}
+
+
+def _parts(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Yield what an output is compared by: itself, or the tensors in an object, by their path."""
+    if isinstance(value, _PLAIN) or not depth:
+        yield name, value
+        return
+    match value:
+        case dict():
+            inside = [(f"{name}[{key!r}]", item) for key, item in value.items()]
+        case list() | tuple():
+            inside = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
+        case _ if hasattr(value, "__dict__"):
+            inside = [(f"{name}.{key}", item) for key, item in vars(value).items()]
+        case _:
+            inside = []
+    parts = [part for label, item in inside for part in _parts(label, item, depth - 1)]
+    tensors = [part for part in parts if isinstance(part[1], torch.Tensor)]
+    yield from tensors or [(name, Opaque(type(value).__name__))]
 
 
 def _input(value: Any, train: bool, dtype: torch.dtype | None) -> Any:
@@ -204,6 +266,8 @@ def _gradients(outputs: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dic
 
 
 def _result(name: str, eager: Any, ours: Any, exact: Any) -> Result:
+    if isinstance(eager, Opaque) and eager == ours:
+        return Result(name, eager.type, (), None, None, "")
     if not (isinstance(eager, torch.Tensor) and isinstance(ours, torch.Tensor)):
         same = type(eager) is type(ours) and bool(eager == ours)
         said = "" if same else f"{ours!r}, not {eager!r}"
@@ -213,7 +277,9 @@ def _result(name: str, eager: Any, ours: Any, exact: Any) -> Result:
     problem = disagreement([ours], [eager], (lambda: [exact.detach()]) if known else None)
     errors = [_distance(t, exact) if known else None for t in (eager, ours)]
     dtype = str(eager.dtype).removeprefix("torch.")
-    return Result(name, dtype, tuple(eager.shape), errors[0], errors[1], problem or "")
+    return Result(
+        name, dtype, tuple(eager.shape), errors[0], errors[1], (problem or "").removeprefix(_FIRST)
+    )
 
 
 def _distance(tensor: torch.Tensor, exact: torch.Tensor) -> float | None:
@@ -247,8 +313,12 @@ def _lines(comparison: Comparison) -> list[str]:
         *(f"  {line}" for line in format_table(rows, right=(3, 4))),
         "",
         *([f"calls: {last + 1}, through {graphs} of Dynamo", ""] if last else []),
+        *([_RANDOM, ""] if comparison.draws else []),
         f"faults: {faults or 'none'}",
     ]
+
+
+_RANDOM = "random numbers: eager's, for the model draws some (dropout, say), and fusec's are others"
 
 
 def _number(error: float | None) -> str:
