@@ -118,6 +118,14 @@ class EnvironmentProblem(FusecError):
     exit_code: ClassVar[int] = 4
 
 
+class OutOfMemory(EnvironmentProblem):
+    """A device's memory is full."""
+
+
+class NotWritable(EnvironmentProblem):
+    """A file or directory that the caller named cannot be written."""
+
+
 class BuildError(FusecError):
     """A compiler (C++, Triton, ptxas) rejected what fusec emitted, or died.
 

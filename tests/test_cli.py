@@ -389,7 +389,7 @@ WRONG = {
     "class": (["explain", "{m}:Needs"], "needs arguments (width, depth)"),
     "too few": (["explain", "{m}:AddNorm", "--input", "f32[8,64]"], "(x, r)"),
     "none": (["explain", "{m}:relu"], "(x)"),
-    "dtype": (["explain", "{m}:relu", "--input", "float32[8]"], "Did you mean 'f32'?"),
+    "dtype": (["explain", "{m}:relu", "--input", "f23[8]"], "Did you mean 'f32'?"),
     "shape": (["explain", "{m}:relu", "--input", "f32[8,x]"], "bf16[8,128,768]"),
     "bound": (["explain", "{m}:relu", "--input", "f32[8]<10"], "i64[8,128]<50257"),
     "size": (["explain", "{m}:relu", "--input", f"f32[{10**20},8]"], "elements"),

@@ -20,7 +20,8 @@ ELSEWHERE = {
     "cli/check": "test_cli_check",
     "cli/doctor": "test_cli",
     "cli/dump": "test_cli",
-    "cli/inputs": "test_cli",
+    "cli/inputs": "test_cli_line",
+    "cli/line": "test_cli_line",
     "cli/model": "test_cli",
     "cli/output": "test_cli",
     "cli/run": "test_cli_run",
@@ -108,6 +109,7 @@ ELSEWHERE = {
     "passes/stage": "test_stages",
     "passes/weighted_sums": "passes/test_split_loop",
     # A report is read as a whole.
+    "report/arguments": "test_cli_line",
     "report/eager": "test_report",
     "report/emulation": "test_cli_check",
     "report/explanation": "test_report",

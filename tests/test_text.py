@@ -16,6 +16,7 @@ READERS = {"re", "ast", "tokenize", "parse", "shlex", "html"}
 OF_OTHERS = {
     "fusec/cli/__init__.py": "quotes what the user typed",
     "fusec/cli/inputs.py": "what the user typed",
+    "fusec/cli/line.py": "what the user typed",
     "fusec/errors.py": "file names in a traceback",
     "fusec/emulator/parse.py": "the PTX that Triton prints",
     "fusec/frontend/origin.py": "the stack traces of FX nodes",

@@ -11,6 +11,7 @@ Parsing imports no torch: ``fusec --help`` is instant, and each ``run`` imports 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import traceback
@@ -19,8 +20,17 @@ from typing import NoReturn
 
 from fusec import __version__
 from fusec.cli import cache, check, doctor, dump, explain, run
-from fusec.cli.output import write_nowhere
-from fusec.errors import EnvironmentProblem, FusecError, ModelError, Unsupported, UsageError
+from fusec.cli.output import show, write_nowhere
+from fusec.errors import (
+    EnvironmentProblem,
+    FusecError,
+    ModelError,
+    NotWritable,
+    OutOfMemory,
+    Unsupported,
+    UsageError,
+    nearest,
+)
 from fusec.options import environment_variables
 
 COMMANDS = {
@@ -37,7 +47,24 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are fusec's own."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[0].upper()}{message[1:]}.")
+        raise UsageError(f"{message[0].upper()}{message[1:]}.{self._hint(message)}")
+
+    def _hint(self, message: str) -> str:
+        """Return which option a misspelt one of this command, or of any, most likely meant."""
+        wrong = [word for word in message.split() if word.startswith("--")]
+        near = nearest(wrong[0].partition("=")[0], _options(self)) if wrong else None
+        return f" Did you mean {near!r}?" if near and near not in message.split() else ""
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options of a parser and of its commands."""
+    found: list[str] = []
+    for action in parser._actions:
+        found += [option for option in action.option_strings if option.startswith("--")]
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found += _options(command)
+    return list(dict.fromkeys(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,16 +126,41 @@ def _variables() -> str:
         + (f" [{row.default}]" if row.default and "default" not in row.help else "")
         for row in rows
     ]
-    return "environment variables:\n" + "\n".join(lines)
+    return f"{_EXIT_CODES}\n\nenvironment variables:\n" + "\n".join(lines)
+
+
+_EXIT_CODES = """exit codes:
+  0  done
+  1  a check failed: a result is wrong, or a kernel has a fault
+  2  wrong usage
+  3  the model, the script or the compile failed
+  4  the machine lacks something, or memory is full
+  (fusec run: the script's own, where it ends with one)"""
 
 
 def _fail(error: Exception, args: list[str]) -> int:
     """Print an error and what to do next, and return its exit code."""
     if "--traceback" in args:
         traceback.print_exception(error)
-    seen = str(error) if isinstance(error, FusecError) else _unexpected(error)
-    print(f"fusec: error: {seen}\nnext: {_next(error, args)}", file=sys.stderr)
-    return error.exit_code if isinstance(error, FusecError) else FusecError.exit_code
+    inner = getattr(error, "inner_exception", None)  # what torch.compile wraps
+    known = _out_of_memory(error) or (inner if isinstance(inner, FusecError) else error)
+    seen = str(known) if isinstance(known, FusecError) else _unexpected(error)
+    code = known.exit_code if isinstance(known, FusecError) else FusecError.exit_code
+    print(f"fusec: error: {seen}\nnext: {_next(known, args)}", file=sys.stderr)
+    if "--json" in args and args[0] != "run":
+        show(json.dumps({"schema": 1, "error": seen, "exit_code": code}))
+    return code
+
+
+def _out_of_memory(error: Exception) -> EnvironmentProblem | None:
+    """Return the error for memory that is full, on whichever device; None for another one."""
+    text = str(getattr(error, "inner_exception", None) or error)
+    if isinstance(error, MemoryError) or any(sign in text for sign in _FULL):
+        return OutOfMemory(f"memory is full: {text.splitlines()[0] if text else 'MemoryError'}")
+    return None
+
+
+_FULL = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memory", "HIP out of memory")
 
 
 def _unexpected(error: Exception) -> str:
@@ -119,6 +171,10 @@ def _unexpected(error: Exception) -> str:
 def _next(error: Exception, args: list[str]) -> str:
     """Return the command to run next, or what to do where none helps."""
     command = args[0] if args and args[0] in COMMANDS else ""
+    if isinstance(error, OutOfMemory):
+        return "smaller sizes; or fusec explain, which needs no memory"
+    if isinstance(error, NotWritable):
+        return "another directory, one that can be written"
     if isinstance(error, EnvironmentProblem):
         return "fusec doctor"
     if isinstance(error, ModelError):

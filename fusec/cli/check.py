@@ -23,8 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.dump import add_model_arguments, forced_options, stage_model
-from fusec.cli.inputs import parse_spec
-from fusec.cli.output import progress, show_report
+from fusec.cli.inputs import parse_inputs
+from fusec.cli.line import check_model_line
+from fusec.cli.output import progress, show_report, user_code
 from fusec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault."""
+    check_model_line(arguments)
     if arguments.static and arguments.emulate:
         raise UsageError("--static runs nothing, --emulate runs kernels: leave out one of them.")
     verdict: Any
@@ -98,8 +100,9 @@ def _call(
     """Return what ``judge`` says of calls of the model with random inputs on a device."""
     from fusec.cli.model import load_with_inputs  # local, as above
 
-    specs = [parse_spec(text) for text in arguments.input]
+    given = parse_inputs(arguments.input)
     progress(said)
-    fn, calls = load_with_inputs(arguments.model, specs, arguments.train, device)
     how = {"train": arguments.train, "dynamic": arguments.dynamic}
-    return judge(fn, *calls, options=forced_options(arguments), **how)
+    with user_code(arguments):
+        fn, calls = load_with_inputs(arguments.model, given, arguments.train, device)
+        return judge(fn, *calls, options=forced_options(arguments), **how)

@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusec.cli.inputs import EXAMPLES, parse_spec
-from fusec.cli.output import progress, show
-from fusec.codegen.targets import TARGETS
-from fusec.errors import EnvironmentProblem, UsageError
+from fusec.cli.inputs import EXAMPLES, parse_inputs
+from fusec.cli.line import TARGET_NAMES, check_directory, check_model_line
+from fusec.cli.output import progress, show, user_code
+from fusec.errors import NotWritable, UsageError
 
 if TYPE_CHECKING:
     from fusec.report.stages import Staged
@@ -29,8 +29,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="TARGET",
+        nargs="?",
         help="path.py:name or module:name: a module, its class, a function, or a function without "
-        "arguments that returns a module",
+        "arguments that returns a module; either with arguments: 'model.py:Block(64)'",
     )
     parser.add_argument(
         "--input",
@@ -38,9 +39,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help=f"an argument of the call: {EXAMPLES}; one for each, in order",
+        help=f"an argument of the call: {EXAMPLES}; one for each, in order, or NAME=SPEC; or "
+        "@FILE, as torch.save wrote it",
     )
-    parser.add_argument("--target", help=f"one of {', '.join(TARGETS)}; default: this machine's")
+    parser.add_argument(
+        "--target", help=f"one of {', '.join(TARGET_NAMES)}; default: this machine's"
+    )
     parser.add_argument(
         "--race",
         metavar="auto|fused|library",
@@ -92,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the wanted stages of every graph."""
+    check_model_line(arguments)
+    check_directory(arguments.directory)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report.stages import BEFORE_CAPTURE, check_stage, choose_target
 
@@ -147,6 +153,11 @@ def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[S
     Args:
         texts: keep what the stages before capture made.
     """
+    with user_code(arguments):
+        return _stage_model(arguments, texts)
+
+
+def _stage_model(arguments: argparse.Namespace, texts: bool) -> list[Staged]:
     # Local: these import torch, which `fusec --help` shall not wait for.
     import torch
 
@@ -155,21 +166,21 @@ def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[S
     from fusec.report.observe import new_fake_mode, observe_run
     from fusec.report.stages import choose_target, take_through
 
-    specs = [parse_spec(text) for text in arguments.input]
+    given = parse_inputs(arguments.input)
     choose_target(arguments.target)  # a wrong one is said before the model is loaded
     options = Options.from_compile(None, forced_options(arguments))
     progress(f"tracing {arguments.model}")
     how = {"dynamic": arguments.dynamic, "options": options, "texts": texts}
     if arguments.run:
         cpu = torch.device("cpu")
-        fn, calls = load_with_inputs(arguments.model, specs, arguments.train, cpu)
+        fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
         target = choose_target(arguments.target)  # after what the model's file sets in torch
         seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
     else:
         mode = new_fake_mode()
-        fn = load_callable(arguments.model, len(specs), mode)
+        fn = load_callable(arguments.model, len(given), mode)
         target = choose_target(arguments.target)  # as above
-        seen = observe_call(fn, specs, mode, arguments.train, target=target, **how)
+        seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
     staged = []
     for one in seen:
         progress(f"compiling graph {one.name} for {target.name}")
@@ -235,5 +246,5 @@ def _write_stage(staged: Staged, stage: str, directory: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
         except OSError as error:
-            raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+            raise NotWritable(f"cannot write {path}: {error.strerror}") from error
         show(str(path))

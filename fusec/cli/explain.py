@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 from fusec.cli.dump import add_model_arguments, stage_model
+from fusec.cli.line import check_model_line
 from fusec.cli.output import show_report
 
 HELP = "show kernels, eager kernels, launches, bytes and fusion decisions"
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation of every graph."""
+    check_model_line(arguments)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report import explanation
     from fusec.report.stages import choose_target

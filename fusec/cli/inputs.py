@@ -2,6 +2,7 @@
 
 Grammar::
 
+    INPUT  ::= [name '='] SPEC | '@' file                           input_ids=i64[2,16]<1000
     SPEC   ::= dtype '[' [sizes (',' sizes)*] ']' ['<' bound]       a tensor: bf16[8,128,768]
              | integer | float | 'true' | 'false' | 'none'          a number, or nothing
     sizes  ::= extent ('|' extent)*                                 one for each call: f32[8,16|24]
@@ -9,16 +10,18 @@ Grammar::
 
 A bound says what indices are less than: ``i64[8,128]<50257``. Tracing needs no values, so that it
 is checked and kept, no more. Several extents are for several calls of one model, in turn: the model
-is traced with the first.
+is traced with the first. A file is one of ``torch.save``, read without code in it: a tensor, a
+sequence of arguments, or a dictionary of those that have names.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusec.errors import UsageError
 
@@ -37,12 +40,14 @@ DTYPES = {
     "u8": "uint8",
     "bool": "bool",
 }
+_TORCH_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 """Names of element types here -> in torch."""
 
-EXAMPLES = "bf16[8,128,768], i64[8,128]<50257, f32[], or a number such as 3, 0.5, true"
+EXAMPLES = "bf16[8,128,768], i64[8,128]<50257, f32[], or a number such as 3, 0.5, true, none"
 MOST_ELEMENTS = (1 << 60) - 1
 """Whose bytes, 8 an element, a signed integer of 64 bits counts; axes of extent 0 left aside."""
-_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:<(?P<bound>.*))?")
+_NAMED = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)(.*)", re.DOTALL)
+_TENSOR = re.compile(r"(?:torch\.)?(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:<(?P<bound>.*))?")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -81,6 +86,67 @@ class TensorInput:
 
 
 Spec: TypeAlias = "TensorInput | int | float | bool | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The arguments of a call: in order, by name, and files with more of both."""
+
+    specs: tuple[Spec, ...] = ()
+    named: Mapping[str, Spec] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.specs) + len(self.named) + len(self.files)
+
+    def read(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return arguments in order and by name, with what the files hold.
+
+        Raises:
+            UsageError: if a file holds something else.
+        """
+        specs: list[Any] = list(self.specs)
+        named: dict[str, Any] = dict(self.named)
+        for path in self.files:
+            saved = _load(path)
+            if isinstance(saved, dict):
+                named.update(saved)
+            else:
+                specs.extend(saved if isinstance(saved, list | tuple) else [saved])
+        return specs, named
+
+
+def _load(path: Path) -> Any:
+    import torch  # as above
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(f"input '@{path}' is no file of torch.save: {error}") from error
+
+
+def parse_inputs(texts: Sequence[str]) -> Inputs:
+    """Return what all ``--input`` say.
+
+    Raises:
+        UsageError: as of ``parse_spec``; for a file that is not there, and a name that comes twice.
+    """
+    specs: list[Spec] = []
+    named: dict[str, Spec] = {}
+    files: list[Path] = []
+    for text in texts:
+        match = _NAMED.fullmatch(text.strip())
+        if text.startswith("@"):
+            files.append(Path(text[1:]))
+            if not files[-1].is_file():
+                raise UsageError(f"input {text!r}: there is no file {text[1:]!r}.")
+        elif match is None:
+            specs.append(parse_spec(text))
+        elif match[1] in named:
+            raise UsageError(f"input {match[1]!r} is given twice.")
+        else:
+            named[match[1]] = parse_spec(match[2])
+    return Inputs(tuple(specs), named, tuple(files))
 
 
 def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
@@ -125,11 +191,8 @@ def parse_spec(text: str) -> Spec:
 
 
 def _tensor(text: str, match: re.Match[str]) -> TensorInput:
-    dtype, bound = match["dtype"], match["bound"]
+    dtype, bound = _TORCH_NAMES.get(match["dtype"], match["dtype"]), match["bound"]
     if dtype not in DTYPES:
-        near = next((ours for ours, torchs in DTYPES.items() if torchs == dtype), None)
-        if near is not None:
-            raise UsageError(f"input {text!r}: unknown dtype {dtype!r}. Did you mean {near!r}?")
         raise UsageError.unknown("dtype", dtype, DTYPES)
     axes = [axis.split("|") for axis in match["shape"].split(",")] if match["shape"] else []
     if not all(extent.isascii() and extent.isdigit() for axis in axes for extent in axis):

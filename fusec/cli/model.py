@@ -1,9 +1,9 @@
 """TARGET on the command line: what ``path.py:name`` or ``module:name`` stands for.
 
-The name is a module instance, a module class or a function without arguments that makes one, or a
-function to compile. The user's code runs under a fake mode, so that a model needs no memory for its
-weights; where it reads the values of tensors, it runs again with real ones. What it compiled itself
-runs eagerly meanwhile.
+The name is a module instance, a module class or a function without arguments that makes one, either
+with arguments (``Block(64, bias=False)``), or a function to compile. The user's code runs under a
+fake mode, so that a model needs no memory for its weights; where it reads the values of tensors, it
+runs again with real ones. What it compiled itself runs eagerly meanwhile.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fusec.cli.inputs import Spec, TensorInput, each_call
+from fusec.cli.inputs import Inputs, TensorInput, each_call
+from fusec.cli.line import constructed
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
+from fusec.report.arguments import positional, signature_of
 from fusec.report.observe import Observed, observe
-from fusec.torch_interior import FakeTensorMode
+from fusec.torch_interior import FakeTensorMode, pytree
 
 _FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 _Made = TypeVar("_Made")
 
 
 def observe_call(
-    fn: Callable[..., Any], specs: Sequence[Spec], mode: FakeTensorMode, train: bool, **how: Any
+    fn: Callable[..., Any], given: Inputs, mode: FakeTensorMode, train: bool, **how: Any
 ) -> tuple[Observed, ...]:
     """Return the graphs that a call with inputs of these types compiles to.
 
@@ -49,7 +51,7 @@ def observe_call(
         UsageError: if the inputs do not fit the signature.
         ModelError: if the model fails by itself.
     """
-    _check_arguments(fn, specs)
+    specs = _in_order(fn, given)
     with mode:
         inputs = [s.make() if isinstance(s, TensorInput) else s for s in specs]
     fn = fn.train(train) if isinstance(fn, nn.Module) else fn
@@ -81,10 +83,19 @@ def load_callable(
         UsageError: if there is no such thing, or it cannot be called with tensors.
         ModelError: if the user's code fails.
     """
-    place, colon, name = target.rpartition(":")
+    head, bracket, arguments = target.partition("(")
+    place, colon, name = head.rpartition(":")
+    name += bracket + arguments
     if not colon or not place or not name:
         raise UsageError(f"target {target!r} names nothing in a file or module. {_FORM}.")
     module = _run_in(mode, lambda: _import(place))
+    called = constructed(name)
+    if called is not None:
+        name, args, kwargs = called
+        make: Callable[[], Callable[..., Any]]
+        make = partial(_find(module, name, place), *args, **kwargs)
+        built: Callable[..., Any] = _run_in(mode, make)
+        return built
     found = _find(module, name, place)
     if isinstance(found, nn.Module):
         return found
@@ -103,7 +114,7 @@ def load_callable(
 
 
 def load_with_inputs(
-    target: str, specs: Sequence[Spec], train: bool, device: torch.device
+    target: str, given: Inputs, train: bool, device: torch.device
 ) -> tuple[Callable[..., Any], list[list[Any]]]:
     """Return what a TARGET names, with memory, and random inputs of each call, on a device.
 
@@ -111,12 +122,14 @@ def load_with_inputs(
     run with them, is converted; progress says so.
     """
     torch.manual_seed(0)
-    fn = load_callable(target, len(specs), nullcontext())
-    _check_arguments(fn, specs)
-    calls = [
-        [s.random().to(device) if isinstance(s, TensorInput) else s for s in call]
-        for call in each_call(specs)
-    ]
+    fn = load_callable(target, len(given), nullcontext())
+
+    def make(spec: Any) -> Any:
+        if isinstance(spec, TensorInput):
+            return spec.random().to(device)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), spec)
+
+    calls = [[make(spec) for spec in call] for call in each_call(_in_order(fn, given))]
     if not isinstance(fn, nn.Module):
         return fn, calls
     fn = fn.train(train).to(device)
@@ -210,8 +223,8 @@ def _refuse_class(found: type, name: str) -> None:
     needed = _required(found)
     if needed:
         raise UsageError(
-            f"class {name!r} needs arguments ({', '.join(needed)}). Write a function without "
-            f"arguments that returns {name}(...), and name that."
+            f"class {name!r} needs arguments ({', '.join(needed)}). Give them, as in "
+            f"'{name}(64)', or name a function without arguments that returns {name}(...)."
         )
 
 
@@ -243,19 +256,20 @@ def _call_factory(found: Callable[..., Any], mode: AbstractContextManager[Any], 
 # -- its arguments ---------------------------------------------------------------------------------
 
 
-def _check_arguments(fn: Callable[..., Any], specs: Sequence[Spec]) -> None:
-    called = fn.forward if isinstance(fn, nn.Module) else fn
+def _in_order(fn: Callable[..., Any], given: Inputs) -> list[Any]:
+    """Return the arguments of a call in their order, with defaults between those that have names.
+
+    Raises:
+        UsageError: if the inputs do not fit the signature.
+    """
+    specs, named = given.read()
     try:
-        signature = inspect.signature(called)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*specs)
+        return positional(fn, specs, named)
     except TypeError as error:
-        names = ", ".join(signature.parameters)
         raise UsageError(
-            f"{len(specs)} inputs do not fit the model, which takes ({names}): {error}. "
-            "Give one --input for each, in order."
+            f"{len(specs) + len(named)} inputs do not fit the model, which takes "
+            f"({', '.join(signature_of(fn))}): {error}. "
+            "Give one --input for each, in order or as NAME=SPEC."
         ) from error
 
 

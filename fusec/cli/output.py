@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from fusec.errors import EnvironmentProblem
@@ -39,6 +43,28 @@ def show(text: str, language: str = "text") -> None:
 def show_report(report: Any, *, json: bool) -> None:
     """Print a report, as text or in its JSON form."""
     show(report.to_json() if json else str(report))
+
+
+@contextmanager
+def user_code(arguments: argparse.Namespace) -> Iterator[None]:
+    """Run a model: what it prints goes to stderr, and torch logs nothing that nobody asked for.
+
+    An error of the model's is in Dynamo's log twice, 200 lines before fusec's own message.
+    """
+    quiet = not (arguments.traceback or os.environ.get("TORCH_LOGS"))
+    loggers = [logging.getLogger(name) for name in _LOUD] if quiet else []
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+_LOUD = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 def write_nowhere() -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fusec.cli.line import check_file
 from fusec.cli.output import progress, show
-from fusec.errors import EnvironmentProblem, UsageError, nearest
+from fusec.errors import NotWritable, UsageError
 
 HELP = "run a script and show breaks, recompiles, time by module and kernel"
 FAILED = 3
@@ -57,12 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    script: Path = arguments.script
-    if not script.is_file():
-        folder = script.parent if script.parent.is_dir() else Path()
-        near = nearest(script.name, [file.name for file in folder.glob("*.py")])
-        hint = f" Did you mean {str(folder / near)!r}?" if near else ""
-        raise UsageError(f"there is no script {str(script)!r}.{hint}")
+    check_file(arguments.script, "SCRIPT is a Python file")
     if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
         raise UsageError(f"there is no directory for --json {str(arguments.json)!r}.")
 
@@ -71,4 +67,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+        raise NotWritable(f"cannot write {path}: {error.strerror}") from error

@@ -8,13 +8,14 @@ Worked example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.ir import text
 from fusec.ir.graph import all_launches
 from fusec.options import Options
+from fusec.report.arguments import positional
 from fusec.report.explanation import Explanation, report_graph
 from fusec.report.observe import observe
 from fusec.report.seen import Seen
@@ -70,8 +71,9 @@ def explain(
     target: str | None = None,
     dynamic: bool = False,
     race: str | None = None,
+    **named: Any,
 ) -> Explanation:
-    """Return what fusec makes of ``fn(*inputs)``: printable, and ``to_json()``.
+    """Return what fusec makes of ``fn(*inputs, **named)``: printable, and ``to_json()``.
 
     Nothing is computed: a module's weights, state and gradients stay as they are.
 
@@ -86,7 +88,9 @@ def explain(
         ModelError: if the model itself fails with these inputs.
     """
     with watch() as watched:
-        staged = _stage(fn, inputs, train, target, dynamic, race)
+        staged = _stage(
+            fn, positional(fn, inputs, named) if named else inputs, train, target, dynamic, race
+        )
     return explanation(choose_target(target).name, staged, watched.seen)
 
 
@@ -102,8 +106,9 @@ def kernels(
     target: str | None = None,
     dynamic: bool = False,
     race: str | None = None,
+    **named: Any,
 ) -> list[KernelText]:
-    """Return the kernels that fusec generates for ``fn(*inputs)``; arguments as of ``explain``."""
+    """Return the kernels that fusec generates for ``fn(*inputs, **named)``, as of ``explain``."""
     return [
         KernelText(
             step.name,
@@ -113,7 +118,9 @@ def kernels(
             staged.target.language,
             staged,
         )
-        for staged in _stage(fn, inputs, train, target, dynamic, race)
+        for staged in _stage(
+            fn, positional(fn, inputs, named) if named else inputs, train, target, dynamic, race
+        )
         if staged.compiled is not None
         for step in all_launches(staged.compiled.schedule)
     ]
@@ -121,7 +128,7 @@ def kernels(
 
 def _stage(
     fn: Callable[..., Any],
-    inputs: tuple[Any, ...],
+    inputs: Sequence[Any],
     train: bool,
     target: str | None,
     dynamic: bool,

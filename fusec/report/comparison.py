@@ -29,6 +29,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ def _draws(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool) 
     Raises:
         ModelError: if the model itself fails.
     """
-    args = [_input(value, train, None) for value in calls[0]] if calls else []
+    args = pytree.tree_map(partial(_input, train=train, dtype=None), list(calls[0]))
     before = _random_state()
     try:
         with torch.set_grad_enabled(train):
@@ -198,7 +199,7 @@ def _run(
         call: what to call, if not ``fn``: its compiled form.
         dtype: what floating inputs become.
     """
-    args = [_input(value, train, dtype) for value in inputs]
+    args = pytree.tree_map(partial(_input, train=train, dtype=dtype), list(inputs))
     torch.manual_seed(_SEED)
     with torch.set_grad_enabled(train):
         output = (fn if call is None else call)(*args)

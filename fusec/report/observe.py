@@ -190,7 +190,7 @@ def observe(
     observer = _Observer(mode, context)
     with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
-        args = [_fake_input(value, mode, train) for value in inputs]
+        args = pytree.tree_map(partial(_fake_input, mode=mode, train=train), list(inputs))
         compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
         try:
             _call(compiled, args, train)
@@ -228,7 +228,7 @@ def observe_run(
     known = format_judge(target, replace(options, race_budget_s=0.0))
     context = Context(target, options, Trace("joint", texts=texts), judge_format=known)
     observer = _RunObserver(new_fake_mode(), context)
-    args = [_real_input(value, train) for value in inputs]
+    args = pytree.tree_map(partial(_real_input, train=train), list(inputs))
     with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         try:
             _call(torch.compile(_uncompiled(fn), backend=observer, dynamic=dynamic), args, train)

@@ -1,0 +1,114 @@
+"""What is wrong with a command line, said before torch is imported.
+
+Importing torch and Dynamo takes seconds; a misspelt type or target shall not wait for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from pathlib import Path
+from typing import Any
+
+from fusec.cli.inputs import parse_inputs
+from fusec.errors import NotWritable, UsageError, nearest
+
+FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
+DEVICES = {
+    "sm_80": ("a100", "a30", "ampere"),
+    "sm_90": ("h100", "h200", "gh200", "hopper"),
+    "sm_100": ("b200", "gb200", "b100", "blackwell"),
+    "sm_120": ("rtx5090", "5090", "rtx5080", "5080", "rtx6000"),
+    "gfx942": ("mi300", "mi300x", "mi300a", "mi325x"),
+}
+"""Target -> what people call the devices that it is for."""
+TARGET_NAMES = ("cpu", *DEVICES)
+"""The names in ``codegen.targets``, whose import takes as long as all else of a refusal."""
+_HERE = ("cuda", "gpu", "native", "host")
+
+
+def complete(arguments: argparse.Namespace) -> None:
+    """Take the TARGET from behind the SPECs, where ``--input SPEC TARGET`` swallowed it.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    given = arguments.input
+    if arguments.model is None and len(given) > 1 and is_target(given[-1]):
+        arguments.model = given.pop()
+    if arguments.model is None:
+        raise UsageError(f"The following arguments are required: TARGET. {FORM}.")
+
+
+def is_target(text: str) -> bool:
+    """Return True for what reads as ``place:name``."""
+    place, colon, name = text.partition("(")[0].rpartition(":")
+    return bool(colon and place and name.replace(".", "").isidentifier())
+
+
+def check_model_line(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for what is wrong with a model's TARGET, inputs and target, as text."""
+    complete(arguments)
+    parse_inputs(arguments.input)
+    check_target_name(arguments.target)
+    place = arguments.model.partition("(")[0].rpartition(":")[0]
+    if not is_target(arguments.model):
+        raise UsageError(f"target {arguments.model!r} names nothing in a file or module. {FORM}.")
+    if place.endswith(".py"):
+        check_file(Path(place), FORM)
+    constructed(arguments.model.partition(":")[2])
+
+
+def check_file(path: Path, form: str) -> None:
+    """Raise UsageError if a Python file is not there, with the nearest that is."""
+    if path.is_file():
+        return
+    folder = path.parent if path.parent.is_dir() else Path()
+    near = nearest(path.name, [file.name for file in folder.glob("*.py")])
+    hint = f" Did you mean {str(folder / near)!r}?" if near else ""
+    raise UsageError(f"there is no file {str(path)!r}.{hint} {form}.")
+
+
+def check_target_name(name: str | None) -> None:
+    """Raise UsageError for an unknown target; a device's name says which target is its own."""
+    if name is None or name in TARGET_NAMES:
+        return
+    plain = name.lower().replace(" ", "").replace("-", "").replace("_", "")
+    own = next((target for target, names in DEVICES.items() if plain in names), None)
+    if own is not None:
+        raise UsageError(f"unknown target {name!r}: for that device it is {own!r}.")
+    if plain in _HERE:
+        raise UsageError(f"unknown target {name!r}: leave --target out for this machine's own.")
+    raise UsageError.unknown("target", name, TARGET_NAMES)
+
+
+def check_directory(path: Path | None) -> None:
+    """Raise NotWritable if nothing can be written to a directory; make it."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritable(f"cannot write to {path}: {error.strerror}") from error
+
+
+def constructed(name: str) -> tuple[str, list[Any], dict[str, Any]] | None:
+    """Return (name, arguments, named arguments) of ``Block(64, bias=False)``; None for a name.
+
+    Raises:
+        UsageError: if an argument is no literal.
+    """
+    if "(" not in name:
+        return None
+    try:
+        call = ast.parse(name, mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError("no call")
+        args = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"{name!r} is no call with numbers, strings, tuples, lists or dictionaries, such as "
+            "'Block(64, bias=False)'."
+        ) from error
+    return ast.unparse(call.func), args, named

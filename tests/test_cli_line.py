@@ -1,0 +1,211 @@
+"""Command lines: what is wrong with one is said at once, in one message, before torch is imported;
+inputs by name, from files and with arguments of the model's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusec.cli import main
+from fusec.cli.inputs import TensorInput, parse_inputs
+from fusec.cli.line import TARGET_NAMES, constructed, is_target
+from fusec.codegen.targets import TARGETS
+from fusec.errors import UsageError
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=32, *, bias=True):
+        super().__init__()
+        self.a = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x, scale=2.0, *, shift=None, pair=(0.0, None)):
+        print("inside")
+        return torch.tanh(self.a(x) * scale)
+
+def several(x, mask=None, other=None):
+    return x * 2 if other is None else x * 2 + other
+
+def nested(tensors, options):
+    return tensors[0] + options["by"] * tensors[1]
+"""
+
+WRONG = {
+    "no command of this name": (["exlpain"], 2, "Did you mean 'explain'?"),
+    "no such option": (["--verison"], 2, "Did you mean '--version'?"),
+    "option": (["explain", "{m}:Net", "--inputs", "f32[8]"], 2, "Did you mean '--input'?"),
+    "option of dump": (["dump", "{m}:Net", "--stag", "fx", "--chnged"], 2, "'--changed'?"),
+    "option of check": (["check", "{m}:Net", "--statik"], 2, "Did you mean '--static'?"),
+    "no target": (["explain"], 2, "TARGET"),
+    "no target behind inputs": (["explain", "--input", "f32[8]"], 2, "TARGET"),
+    "no name": (["explain", "{m}"], 2, "path.py:name"),
+    "a name that is none": (["explain", "{m}:a-b"], 2, "path.py:name"),
+    "no file": (["explain", "{d}/modle.py:Net"], 2, "model.py'?"),
+    "no file for check": (["check", "{d}/modle.py:Net"], 2, "model.py'?"),
+    "arguments that are no literals": (["explain", "{m}:Net(open)"], 2, "Block(64, bias=False)"),
+    "half a call": (["explain", "{m}:Net(64"], 2, "Block(64, bias=False)"),
+    "dtype": (["explain", "{m}:Net", "--input", "f23[8]"], 2, "Did you mean 'f32'?"),
+    "dtype of torch": (["explain", "{m}:Net", "--input", "torch.flaot32[8]"], 2, "unknown dtype"),
+    "dtype by name": (["explain", "{m}:Net", "--input", "x=f23[8]"], 2, "Did you mean 'f32'?"),
+    "extent": (["check", "{m}:Net", "--input", "f32[8,x]"], 2, "extents are integers"),
+    "bound": (["dump", "{m}:Net", "--input", "f32[8]<4"], 2, "a bound is"),
+    "no spec": (["explain", "{m}:Net", "--input", "eight"], 2, "is no SPEC"),
+    "size": (["explain", "{m}:Net", "--input", f"f32[{10**20},8]"], 2, "elements"),
+    "twice": (["explain", "{m}:Net", "--input", "x=f32[8]", "x=f32[8]"], 2, "given twice"),
+    "no file of inputs": (["explain", "{m}:Net", "--input", "@in.pt"], 2, "no file 'in.pt'"),
+    "target": (["explain", "{m}:Net", "--target", "sm90"], 2, "Did you mean 'sm_90'?"),
+    "a device": (["explain", "{m}:Net", "--target", "H100"], 2, "it is 'sm_90'"),
+    "another device": (["dump", "{m}:Net", "--target", "B200"], 2, "it is 'sm_100'"),
+    "a third device": (["dump", "{m}:Net", "--target", "mi300x"], 2, "it is 'gfx942'"),
+    "this device": (["check", "--static", "{m}:Net", "--target", "cuda"], 2, "leave --target out"),
+    "both checks": (["check", "--static", "--emulate", "{m}:Net"], 2, "leave out one"),
+    "action": (["cache", "clean"], 2, "Did you mean 'clear'?"),
+    "no script": (["run"], 2, "SCRIPT"),
+    "no such script": (["run", "{d}/modle.py"], 2, "model.py'?"),
+    "no directory for json": (["run", "--json", "/nowhere/x.json", "{m}"], 2, "no directory"),
+    "no directory for dumps": (["dump", "{m}:Net", "-o", "/proc/nope"], 4, "cannot write"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("line") / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def filled(args: list[str], model: Path) -> list[str]:
+    return [arg.format(m=model, d=model.parent) for arg in args]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_line_has_its_exit_code_and_one_message(capsys, model: Path, case: str) -> None:
+    args, code, expected = WRONG[case]
+    assert main(filled(args, model)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert expected in err
+    message, following = err.splitlines()
+    assert message.startswith("fusec: error: ")
+    assert following.startswith("next: ")
+
+
+def test_all_of_that_is_said_before_torch_is_imported(model: Path) -> None:
+    lines = {case: filled(args, model) for case, (args, _, _) in WRONG.items()}
+    script = (
+        "import json, sys; from fusec.cli import main\n"
+        "for case, args in json.loads(sys.argv[1]).items():\n"
+        "    main(args)\n"
+        "    if 'torch' in sys.modules: sys.exit(case)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(lines)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.splitlines()[-1]
+
+
+def test_the_names_of_targets_are_those_that_there_are() -> None:
+    assert set(TARGET_NAMES) == set(TARGETS)
+
+
+def test_help_has_the_exit_codes(capsys) -> None:
+    assert main([]) == 0
+    assert "exit codes:\n  0  done\n" in capsys.readouterr().out
+
+
+# -- inputs --------------------------------------------------------------------------------------
+
+
+def test_inputs_have_names_and_files(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(2)}, tmp_path / "named.pt")
+    torch.save([torch.ones(3), 4], tmp_path / "more.pt")
+    given = parse_inputs(["f32[8]", "k = 3", f"@{tmp_path}/named.pt", f"@{tmp_path}/more.pt"])
+    assert len(given) == 4
+    specs, named = given.read()
+    assert specs[0] == TensorInput("f32", (8,)) and specs[2] == 4
+    assert named["k"] == 3 and named["x"].shape == (2,)
+
+
+def test_a_file_that_is_none_of_torch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_text("no tensors")
+    with pytest.raises(UsageError, match=r"no file of torch\.save"):
+        parse_inputs([f"@{tmp_path}/x.pt"]).read()
+
+
+def test_torch_s_names_of_types_are_types() -> None:
+    given = parse_inputs(["float32[8]", "torch.bfloat16[8]", "int64[2]<9"])
+    assert [spec.dtype for spec in given.specs] == ["f32", "bf16", "i64"]
+
+
+def test_a_call_of_a_constructor_is_read() -> None:
+    assert constructed("Net") is None
+    assert constructed("m.Net(64, [1, 2], bias=False)") == ("m.Net", [64, [1, 2]], {"bias": False})
+    assert is_target("a.py:Net(x={1: 2})") and not is_target("f32[8]")
+
+
+def explained(capsys, *args: str) -> dict:
+    assert main(["explain", *args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_a_model_prints_is_not_in_the_json(capsys, model: Path) -> None:
+    document = explained(capsys, f"{model}:Net", "--input", "f32[8,32]")
+    assert len(document["breaks"]) == 1
+
+
+def test_a_target_may_stand_behind_its_inputs(capsys, model: Path) -> None:
+    assert main(["explain", "--input", "f32[8]", f"{model}:several"]) == 0
+    assert "graph inference" in capsys.readouterr().out
+
+
+def test_inputs_by_name_skip_those_with_defaults(capsys, model: Path) -> None:
+    args = (f"{model}:several", "--input", "f32[8]", "other=f32[8]")
+    (graph,) = explained(capsys, *args)["graphs"]
+    assert graph["bytes_moved"] == 3 * 32
+
+
+def test_a_name_that_the_model_does_not_have_is_refused(capsys, model: Path) -> None:
+    assert main(["explain", f"{model}:several", "--input", "f32[8]", "y=f32[8]"]) == 2
+    assert "(x, mask, other)" in capsys.readouterr().err
+
+
+def test_a_model_is_built_with_arguments(capsys, model: Path) -> None:
+    target = f"{model}:Net(64, bias=False)"
+    assert main(["check", target, "--input", "f32[8,64]"]) == 0
+    assert "8x64" in capsys.readouterr().out
+
+
+def test_saved_and_nested_inputs_are_what_the_model_gets(capsys, model: Path) -> None:
+    file = model.parent / "nested.pt"
+    torch.save([[torch.ones(8), torch.ones(8)], {"by": torch.ones(8)}], file)
+    target = f"{model}:nested"
+    (graph,) = explained(capsys, target, "--input", f"@{file}")["graphs"]
+    assert graph["bytes_moved"] == 4 * 32
+    assert main(["check", target, "--input", f"@{file}"]) == 0
+
+
+def test_full_memory_is_the_machine_s_fault(capsys, model: Path) -> None:
+    args = ["check", f"{model}:several", "--input", "f32[9000000000000]"]
+    assert main(args) == 4
+    err = capsys.readouterr().err
+    assert "memory is full" in err and "next: smaller sizes" in err
+    assert main([*args, "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 4
+
+
+def test_an_error_of_the_model_is_all_that_is_said(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fusec", "explain", f"{model}:Net", "--input", "f32[8,33]"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "the model itself fails" in done.stderr
+    assert len(done.stderr.splitlines()) < 10
