@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fusec.ir.combine import rfactor
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, reductions
@@ -25,6 +26,8 @@ from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.rewrite import Rewriter
 from fusec.passes.squares import Moments, count_rows, find_squares, joined
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,12 @@ class Splitter:
     Args:
         cuts: of each line that is split, which has one reduction.
         moments: how a part finds the squares about its mean.
+        fastest: the parts of one sum lie beside each other in memory; else those of all sums do,
+            part after part.
     """
 
-    def __init__(self, cuts: Mapping[Def, Cut], moments: Moments) -> None:
-        self.cuts, self.moments = cuts, moments
+    def __init__(self, cuts: Mapping[Def, Cut], moments: Moments, *, fastest: bool) -> None:
+        self.cuts, self.moments, self.fastest = cuts, moments, fastest
         self.reductions = {line: one_reduction(line) for line in cuts}
         self.squares = {
             line: one
@@ -84,8 +89,9 @@ class Splitter:
         partial: list[Def] = []
         for found in self._found(line, {**renamed, **cut.value}):
             name = f"{line.buffer.name}_part{len(partial) or ''}"
-            part = Buffer.row_major(name, (cut.part.extent, *line.buffer.shape), found.dtype)
-            partial.append(Def(part, (cut.part, *own), found, line.origin))
+            axes = self._order(cut.part, own)
+            part = Buffer.row_major(name, tuple(a.extent for a in axes), found.dtype)
+            partial.append(Def(part, axes, found, line.origin))
         self.partial[line] = tuple(part.buffer for part in partial)
         last = Axis(cut.part.name, cut.part.extent)
         final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
@@ -105,7 +111,7 @@ class Splitter:
 
     def _terms(self, line: Def, part: Axis) -> tuple[Expr, ...]:
         """Return what a part adds to the whole, over the line's axes and that of parts."""
-        where = tuple(index(a) for a in (part, *line.axes))
+        where = tuple(map(index, self._order(part, line.axes)))
         loaded = tuple(Load(found, where) for found in self.partial[line])
         one = self.squares.get(line)
         if one is None:
@@ -118,7 +124,11 @@ class Splitter:
         """Return the sum, in a part, of the values whose squares a line sums."""
         one = self.squares[line]
         (sums,) = self.partial[one.total]
-        return Load(sums, (index(part), *one.place))
+        return Load(sums, self._order(index(part), one.place))
+
+    def _order(self, part: _T, others: tuple[_T, ...]) -> tuple[_T, ...]:
+        """Return the axis of parts and others as they lie in memory, slowest first."""
+        return (*others, part) if self.fastest else (part, *others)
 
 
 def one_reduction(line: Def) -> Reduce:

@@ -7,9 +7,9 @@ the part's own mean, and combined about the row's.
 
 Worked example, with n = p*128 + i::
 
-    s[m] = sum(n: h[m, n])/N            part[p, m] = sum(i: h[m, n]);  s[m] = sum(p: part[p, m])/N
-    q[m] = sum(n: (h[m, n] - s[m])**2)  rest[p, m] = sum(i: (h[m, n] - part[p, m]/128)**2)
-                                        q[m] = sum(p: rest[p, m] + 128*(part[p, m]/128 - s[m])**2)
+    s[m] = sum(n: h[m, n])/N            part[m, p] = sum(i: h[m, n]);  s[m] = sum(p: part[m, p])/N
+    q[m] = sum(n: (h[m, n] - s[m])**2)  rest[m, p] = sum(i: (h[m, n] - part[m, p]/128)**2)
+                                        q[m] = sum(p: rest[m, p] + 128*(part[m, p]/128 - s[m])**2)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sum_rows_by_parts(graph: Graph) -> Graph:
     rows = _rows_of_products(graph)
     if not rows or _reads_rows_again(graph, rows):
         return graph
-    return graph.map_defs(Splitter(_cuts(graph, rows), HELD).split)
+    return graph.map_defs(Splitter(_cuts(graph, rows), HELD, fastest=True).split)
 
 
 def _rows_of_products(graph: Graph) -> set[Buffer]:

@@ -54,7 +54,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         for line, reduction in found.items()
         if (cut := _cut(reduction, parts[line], count(line.axes) >= LONG_ROW)) is not None
     }
-    return graph.map_defs(Splitter(cuts, SWEPT).split)
+    return graph.map_defs(Splitter(cuts, SWEPT, fastest=False).split)
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:
