@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Op
 from fusec.ir.graph import Def, Graph
@@ -12,6 +13,7 @@ from fusec.ir.interp import run_graph
 from fusec.ir.monoid import SUM
 from fusec.ir.verify import verify_graph
 from fusec.passes.row_parts import WIDTH, sum_rows_by_parts
+from fusec.passes.split_reduction import split_reduction
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import check_same, names, numbers
 
@@ -56,6 +58,19 @@ def test_squares_about_a_row_s_mean_are_those_about_the_means_of_its_parts() -> 
     inputs = (numbers(4, 2), numbers(2, COLUMNS))
     for one, other in zip(run_graph(before, inputs), run_graph(after, inputs), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+def test_the_sum_of_a_row_s_parts_is_read_at_once_and_split_no_more() -> None:
+    """Its parts lie beside each other: a column sum of so many rows would be split."""
+    rows, columns = 4096, 16 * WIDTH
+    x, w = buffer("x", rows, 2), buffer("w", 2, columns)
+    h, s = buffer("h", rows, columns), buffer("s", rows)
+    m, n, k, i, j = axes("m n k i j", rows, columns, 2, rows, columns)
+    product = Def(h, (m, n), total(SUM, k, Op("mul", (load(x, m, k), load(w, k, n)))))
+    before = graph((x, w), (product, Def(s, (i,), total(SUM, j, load(h, i, j)))), s)
+    after = sum_rows_by_parts(before)
+    assert names(after) == ["h", "s_part", "s"]
+    assert split_reduction(after, H200_MACHINE) is after
 
 
 @pytest.mark.parametrize("columns", [8, 2 * WIDTH, WIDTH + 72])
