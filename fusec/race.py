@@ -65,7 +65,7 @@ VARIES = 0.1
 """How much the reference's times may vary, beside their median, for a verdict to be kept."""
 FORMATS_S = 0.1
 """Seconds that one convolution may be timed: a network has tens of them."""
-FEW = 3
+FEW = 4
 """Configurations of a kernel that a short race tries; a long one (``WIDE_S``) tries all."""
 WIDE_S = 120.0
 

@@ -39,16 +39,17 @@ from fusec.codegen.orient import ROWS
 from fusec.codegen.roles import Split, touched
 from fusec.codegen.triton import TYPES, Printer, lane_extent
 from fusec.codegen.triton_form import Form
-from fusec.codegen.triton_ops import STAGE
-from fusec.errors import InternalError
+from fusec.codegen.triton_index import IndexText
 from fusec.ir.dtype import DType
-from fusec.ir.expr import Const, Dot, Var
+from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
 from fusec.ir.index import Axis
+from fusec.ir.names import Named
 from fusec.ir.program import (
     Await,
+    Carry,
     Fill,
-    For,
     Free,
+    Let,
     Put,
     Ring,
     Statement,
@@ -89,6 +90,7 @@ class _Places:
 
     ready: str
     free: str
+    step: str
     tiles: tuple[tuple[str, Descriptor], ...]
 
     @property
@@ -106,7 +108,11 @@ class _Printer(Printer):
     def __init__(self, form: Form, roles: Split) -> None:
         super().__init__(form, True)
         self.roles = roles
+        self.copies = {**form.copies, **roles.copies}
         self.groups = GROUPS[form.program.roles]
+        self.sums = _sums(roles.multiply)
+        self.wanted = ""
+        self.index = IndexText(self._in_index, frozenset(self.program.lanes))
         self.rings = {fill.ring: self._places(fill) for fill in roles.fills}
         self.staged = self._staged()
         self.loading = False
@@ -122,8 +128,9 @@ class _Printer(Printer):
     def _places(self, fill: Fill) -> _Places:
         boxes = [self.copies[load.var].descriptor for load in fill.loads]
         tiles = tuple((self.names.new(f"{box.buffer.name}_slots"), box) for box in boxes)
-        ready, free = (self.names.new(f"{fill.ring.name}_{what}") for what in ("ready", "free"))
-        return _Places(ready, free, tiles)
+        name = fill.ring.name
+        ready, free, step = (self.names.new(f"{name}_{what}") for what in ("ready", "free", "step"))
+        return _Places(ready, free, step, tiles)
 
     def _staged(self) -> dict[Descriptor, str]:
         """Return the memory by way of which tiles are stored: one for those of each type."""
@@ -169,32 +176,54 @@ class _Printer(Printer):
 
     def _loader(self) -> list[str]:
         self.loading = True
-        lines = _indented(["step = 0"])
+        steps = [places.step for places in self.rings.values()]
+        lines = [f"{step} = 0" for step in steps]
         if self.groups == 1:
-            return [*lines, *self._walk(self.roles.load)]
-        lines += _indented(["other = 0", "who = 0"])
-        turn = ["        who = 1 - who", "        step, other = other, step"]
-        return [*lines, *self._walk(self.roles.load), *turn]
+            return [*_indented(lines), *self._walk(self.roles.load)]
+        lines += [f"other_{step} = 0" for step in steps] + ["who = 0"]
+        turns = [f"{step}, other_{step} = other_{step}, {step}" for step in steps]
+        turns = _indented(_indented([*turns, "who = 1 - who"]))
+        return [*_indented(lines), *self._walk(self.roles.load), *turns]
 
     def _group(self) -> list[str]:
         self.loading = False
-        start, end = ["step = 0", self._layout()], ["tma.store_wait(0)"]
+        start = [f"{places.step} = 0" for places in self.rings.values()]
+        start, end = [*start, *self._layouts()], ["tma.store_wait(0)"]
         return [*_indented(start), *self._walk(self.roles.multiply), *_indented(end)]
 
-    def _layout(self) -> str:
-        """Say how the warps of a group hold an accumulator: some rows each, of all columns."""
-        (columns,) = {
-            lane_extent(axis)
-            for s in statements(self.roles.multiply)
-            if isinstance(s, Update) and isinstance(s.value, Dot)
-            for axis in s.var.axes
-            if self.dimension[axis] != ROWS
-        }
+    # layouts
+
+    def _layouts(self) -> list[str]:
+        """Say how the warps of a group hold a sum: each some rows, of all columns."""
         rows, most, terms = INSTRUCTION
-        shape = f"[{rows}, {min(columns, most)}, {terms}]"
-        warps = f"warps_per_cta=[{self.program.warps}, 1]"
-        made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
-        return f"layout: gl.constexpr = {made}"
+        lines = []
+        for columns in dict.fromkeys(map(self._columns, self.sums)):
+            shape = f"[{rows}, {min(columns, most)}, {terms}]"
+            warps = f"warps_per_cta=[{self.program.warps}, 1]"
+            made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
+            lines.append(f"columns_{columns}: gl.constexpr = {made}")
+        if self.roles.weights is not None:
+            made = f"gl.DotOperandLayout(0, {self._layout(self.sums[-1].axes)}, 2)"
+            lines.append(f"left: gl.constexpr = {made}")
+        return lines
+
+    def _columns(self, value: Expr) -> int:
+        """Return the columns of a tile; of one without, those of the first sum."""
+        found = [lane_extent(a) for a in self._lanes_of(value.axes) if self.dimension[a] != ROWS]
+        return found[0] if found else self._columns(self.sums[0])
+
+    def _lanes_of(self, axes: Iterable[Axis]) -> list[Axis]:
+        return [a for a in self.program.lanes if a in axes]
+
+    def _layout(self, axes: Iterable[Axis]) -> str:
+        """Return the name of the layout of tiles with these lanes."""
+        found = [lane_extent(a) for a in self._lanes_of(axes) if self.dimension[a] != ROWS]
+        return f"columns_{found[0] if found else self._columns(self.sums[0])}"
+
+    def _converted(self, text: str, axes: Iterable[Axis], wanted: str) -> str:
+        """Return a value in the layout of another: rows are distributed alike in all of them."""
+        same = not wanted or not self._lanes_of(axes) or self._layout(axes) == wanted
+        return text if same else f"gl.convert_layout({text}, {wanted})"
 
     def _entry(self, starts: list[str]) -> list[str]:
         """Return the lines of the kernel: it makes rings and starts the roles."""
@@ -227,25 +256,55 @@ class _Printer(Printer):
         first, step = "who * tl.num_programs(0)", f"{self.groups} * tl.num_programs(0)"
         return f"for pid in range(tl.program_id(0) + {first}, {self._count()}, {step}):"
 
-    def _would_unroll(self, loop: For) -> bool:
-        return False  # a loop in which a warp waits is printed once
-
     # values
 
     def _arange(self, axis: Axis) -> str:
-        kept = f"gl.SliceLayout({1 - self.dimension[axis]}, layout)"
+        kept = f"gl.SliceLayout({1 - self.dimension[axis]}, {self._layout((axis,))})"
         return f"gl.arange(0, {lane_extent(axis)}, {kept})"
+
+    def _assigned(self, statement: Let | Update) -> str:
+        if statement.var is self.roles.weights:
+            return f"gl.convert_layout({self._name(statement.value)}, left)"
+        self.wanted = self._layout(statement.var.axes)
+        return super()._assigned(statement)
+
+    def _operand(self, value: Expr, typed: bool = False) -> str:
+        return self._converted(super()._operand(value, typed), value.axes, self.wanted)
+
+    def _of_one(self, chain: Chain) -> list[str]:
+        self.wanted = ""
+        lines = super()._of_one(chain)
+        self.wanted = self._layout(chain.outputs[0].axes)
+        return lines
+
+    def _put(self, put: Put) -> str:
+        self.wanted = self._layout(put.offset.axes | put.value.axes)
+        return super()._put(put)
+
+    def _given(self, value: Expr) -> str:
+        return self._converted(self._name(value), value.axes, self.wanted)
+
+    def _in_index(self, thing: Named) -> str:
+        """Return the name of what an index mentions, in the layout of what is indexed."""
+        name = self.names(thing)
+        return self._converted(name, (thing,), self.wanted) if isinstance(thing, Axis) else name
+
+    def _reduce(self, reduce: Reduce) -> str:
+        text = super()._reduce(reduce)
+        same = self._layout(reduce.body.axes) == self._layout(reduce.axes)
+        return text if same else f"gl.convert_layout({text}, {self._layout(reduce.axes)})"
 
     def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
         lanes = tuple(lanes)
         filled = f"{self._shape(lanes)}, {self._literal(value)}, {_type(value.dtype)}"
-        return f"gl.full({filled}, layout)" if lanes else f"gl.full({filled})"
+        return f"gl.full({filled}, {self._layout(lanes)})" if lanes else f"gl.full({filled})"
 
     def _dot(self, dot: Dot) -> str:
-        if dot.into is None:
-            raise InternalError("a product with roles adds to something", stage=STAGE)
-        operands = ", ".join(map(self._name, (dot.left, dot.right, dot.into)))
-        return f"warpgroup_mma({operands}, is_async=True)"
+        operands = [self._name(side) for side in (dot.left, dot.right)]
+        if dot.into is not None:
+            return f"warpgroup_mma({', '.join(operands)}, {self._name(dot.into)}, is_async=True)"
+        nothing = self._full(Const(0.0, dot.dtype), dot.axes)
+        return f"warpgroup_mma({', '.join(operands)}, {nothing}, use_acc=False, is_async=True)"
 
     # what roles say to each other
 
@@ -260,6 +319,9 @@ class _Printer(Printer):
                 return [f"{names} = warpgroup_mma_wait({pending}, deps=[{names}])"]
             case Free():
                 return [self._free(statement)]
+            case Carry(var=var, initial=initial) if var is self.roles.weights:
+                filled = f"{self._shape(var.axes)}, {self._literal(initial)}, {_type(var.dtype)}"
+                return [f"{self.names(var)} = gl.full({filled}, left)"]
             case Put(value=Var() as value) if (copy := self.copies.get(statement)) is not None:
                 return self._stage(copy, self._name(value))
             case _:
@@ -273,20 +335,20 @@ class _Printer(Printer):
         ring, places = fill.ring, self.rings[fill.ring]
         ready = f"{places.ready}.index(slot)"
         lines = [
-            f"slot = {self._slot(ring, 'step')}",
-            f"mbarrier.wait({places.free}.index(slot), step // {ring.slots} & 1 ^ 1)",
+            f"slot = {self._slot(ring, places.step)}",
+            f"mbarrier.wait({places.free}.index(slot), {places.step} // {ring.slots} & 1 ^ 1)",
             f"mbarrier.expect({ready}, {places.bytes})",
         ]
         for load, (name, box) in zip(fill.loads, places.tiles, strict=True):
             start = self._start(self.copies[load.var])
             lines.append(f"load_tile({self.names(box)}, [{start}], {ready}, {name}.index(slot))")
-        return [*lines, "step += 1"]
+        return [*lines, f"{places.step} += 1"]
 
     def _take(self, take: Take) -> list[str]:
         ring, places = take.ring, self.rings[take.ring]
         lines = [
-            f"slot = {self._slot(ring, 'step')}",
-            f"mbarrier.wait({places.ready}.index(slot), step // {ring.slots} & 1)",
+            f"slot = {self._slot(ring, places.step)}",
+            f"mbarrier.wait({places.ready}.index(slot), {places.step} // {ring.slots} & 1)",
         ]
         for value, (name, box) in zip(take.values, places.tiles, strict=True):
             *outer, rows, columns = box.tile
@@ -294,12 +356,13 @@ class _Printer(Printer):
             text += f".reshape(({rows}, {columns}))" if outer else ""
             text += ".permute((1, 0))" if self.copies[value].transposed else ""
             lines.append(f"{self._name(value)} = {text}")
-        return [*lines, "step += 1"]
+        return [*lines, f"{places.step} += 1"]
 
     def _free(self, free: Free) -> str:
         ring = free.ring
         ahead = ring.slots - 1 - free.before  # of the last slot but so many, where slots go round
-        slot = self._slot(ring, f"(step + {ahead})" if ahead else "step")
+        step = self.rings[ring].step
+        slot = self._slot(ring, f"({step} + {ahead})" if ahead else step)
         pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
         return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
 
@@ -315,6 +378,12 @@ class _Printer(Printer):
             "fence_async_shared()",
             f"store_tile({self.names(box)}, [{self._start(copy)}], {memory})",
         ]
+
+
+def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
+    """Return the values that products make, in the order in which they stand."""
+    found = (s for s in statements(body) if isinstance(s, Let | Update))
+    return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
 
 
 def _type(dtype: DType) -> str:

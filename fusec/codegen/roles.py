@@ -25,8 +25,9 @@ Worked example::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from fusec.codegen.descriptors import Copy
 from fusec.ir.expr import Buffer, Dot, Load, Var
 from fusec.ir.index import index, is_nonnegative
 from fusec.ir.program import (
@@ -56,10 +57,14 @@ class Split:
     Attributes:
         load: those of the warp that copies.
         multiply: those of the warps that multiply.
+        copies: those that the program itself does not have.
+        weights: what a product reads from registers, where there is one (``nested_roles.py``).
     """
 
     load: tuple[Statement, ...]
     multiply: tuple[Statement, ...]
+    copies: Mapping[Var | Put, Copy] = field(default_factory=dict)
+    weights: Var | None = None
 
     @property
     def fills(self) -> tuple[Fill, ...]:

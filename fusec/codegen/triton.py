@@ -322,10 +322,18 @@ class Printer:
         """Print a chain of operations as a function of one element, and return its call."""
         function = f"_{self.program.name}_tile{len(self.chains) or ''}"
         inputs, outputs = (", ".join(map(self._name, v)) for v in (chain.inputs, chain.outputs))
-        lines = [f"{self._name(n.var)} = {self._value(n.var, n.value)}" for n in chain.lets]
-        body = "\n    ".join((*lines, f"return {outputs}"))
+        body = "\n    ".join((*self._of_one(chain), f"return {outputs}"))
         self.chains.append(f"@triton.jit\ndef {function}({inputs}):\n    {body}")
-        return f"{outputs} = tl.map_elementwise({function}, {inputs})"
+        given = ", ".join(map(self._given, chain.inputs))
+        return f"{outputs} = tl.map_elementwise({function}, {given})"
+
+    def _of_one(self, chain: Chain) -> list[str]:
+        """Return the lines that compute one element."""
+        return [f"{self._name(n.var)} = {self._value(n.var, n.value)}" for n in chain.lets]
+
+    def _given(self, value: Expr) -> str:
+        """Return a value that something takes together with others of more lanes."""
+        return self._name(value)
 
     def _loop(self, loop: For, depth: int) -> None:
         start = self.index.text(loop.start)
@@ -371,7 +379,7 @@ class Printer:
         guard_lanes = frozenset() if put.guard is None else put.guard.axes
         pointer = self._pointer(put.buffer, put.offset, lanes | put.value.axes | guard_lanes)
         value = self._literal(put.value) if isinstance(put.value, Const) else self._name(put.value)
-        mask = "" if put.guard is None else f", mask={self._name(put.guard)}"
+        mask = "" if put.guard is None else f", mask={self._given(put.guard)}"
         return f"tl.store({pointer}, {value}{mask})"
 
     def _pointer(self, buffer: Buffer, offset: Index, lanes: frozenset[Axis]) -> str:
@@ -433,7 +441,7 @@ class Printer:
         if load.guard is None:
             return f"tl.load({pointer})"
         other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)
-        return f"tl.load({pointer}, mask={self._name(load.guard)}, other={other})"
+        return f"tl.load({pointer}, mask={self._given(load.guard)}, other={other})"
 
     def _load_tile(self, copy: Copy) -> str:
         text = f"{self.names(copy.descriptor)}.load([{self._start(copy)}])"

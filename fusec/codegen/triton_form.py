@@ -15,6 +15,7 @@ from typing import Any
 
 from fusec.codegen.base_two import base_two
 from fusec.codegen.descriptors import Copies, Descriptor, find_copies
+from fusec.codegen.nested_roles import split_nested
 from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.roles import Split, print_split, split
@@ -72,7 +73,9 @@ def _approximate(form: Form, context: Any) -> Form:
 
 
 def _split_roles(form: Form, context: Any) -> Form:
-    roles = split(form.program, form.copies) if form.program.roles else None
+    if not form.program.roles:
+        return form
+    roles = split(form.program, form.copies) or split_nested(form.program, form.copies)
     return form if roles is None else replace(form, roles=roles)
 
 

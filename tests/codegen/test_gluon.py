@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 import torch
@@ -58,6 +58,31 @@ def of_columns(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(x.t() @ w)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True)
+
+
+def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    """Rows in the layout of scores meet a tile in that of the result."""
+    return causal(q, k, v) * torch.sigmoid(gate)
+
+
+def heads(*shape: int, count: int = 3, dtype: torch.dtype = BF16) -> list[Tensor]:
+    return [tensor(n, *shape, dtype=dtype) for n in range(count)]
+
+
 def rows(m: int, k: int, n: int, dtype: torch.dtype = BF16) -> list[Tensor]:
     return [tensor(0, m, k, dtype=dtype), tensor(1, n, k, scale=k**-0.5, dtype=dtype)]
 
@@ -74,13 +99,25 @@ CASES: dict[str, Case] = {
     "batches": (of_batches, [tensor(0, 3, 136, 72), tensor(1, 3, 72, 264, scale=0.1)]),
     "both operands by columns": (of_columns, [tensor(0, 72, 200), tensor(1, 72, 264, scale=0.1)]),
 }  # fmt: skip
+ATTENTIONS: dict[str, Case] = {
+    "attention": (attention, heads(1, 3, 300, 64)),
+    "causal attention": (causal, heads(2, 3, 333, 64)),
+    "causal attention of wide heads": (causal, heads(1, 2, 300, 128)),
+    "attention of wide heads": (attention, heads(1, 2, 300, 128)),
+    "attention in f16": (causal, heads(1, 2, 200, 64, dtype=F16)),
+    "attention with a bias": (biased, [*heads(1, 2, 200, 64), tensor(3, 1, 1, 200, 200)]),
+    "grouped heads": (grouped, [tensor(0, 1, 4, 200, 128), *heads(1, 2, 200, 128)[1:]]),
+    "heads of 80 features": (causal, heads(1, 2, 200, 80)),
+    "a gate behind an attention": (gated, heads(1, 2, 200, 64, count=4)),
+    "other queries than keys": (attention, [tensor(0, 1, 2, 200, 64), *heads(1, 2, 77, 64)[1:]]),
+}  # fmt: skip
 
 
-def check(name: str, roles: str, seed: int, *, dynamic: bool = False) -> None:
+def check(name: str, roles: str, seed: int, *, dynamic: bool = False, train: bool = False) -> None:
     torch._dynamo.reset()
-    fn, inputs = CASES[name]
+    fn, inputs = (CASES | ATTENTIONS)[name]
     options = {"race": "fused", "roles": roles}
-    found = emulate(fn, inputs, options=options, seed=seed, dynamic=dynamic)
+    found = emulate(fn, inputs, options=options, seed=seed, dynamic=dynamic, train=train)
     assert found.faults == (), str(found)
 
 
@@ -101,6 +138,22 @@ def test_values_are_right_in_several_orders(name: str, roles: str, seed: int) ->
 @ROLES
 def test_values_of_symbolic_sizes_are_right(roles: str) -> None:
     check("linear and GELU of whole tiles", roles, 0, dynamic=True)
+
+
+def test_an_attentions_values_are_right() -> None:
+    check("causal attention", "cooperative", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_an_attentions_values_are_right_in_several_orders(name: str, seed: int) -> None:
+    check(name, "cooperative", seed)
+
+
+@pytest.mark.slow
+def test_an_attention_keeps_what_its_backward_needs() -> None:
+    check("causal attention", "cooperative", 0, train=True)
 
 
 @ROLES
@@ -187,6 +240,34 @@ def test_one_group_multiplies_while_the_other_is_at_its_epilogue(seed: int) -> N
     assert all(products_beside_epilogues(events, group) > 0 for group in (0, 1))
 
 
+@functools.cache
+def attended() -> Launched:
+    """A launch of one block at the tiles of an attention with several iterations each."""
+    (one,) = record(causal, *heads(1, 1, 640, 64), roles="cooperative")
+    return replace(one, grid=(1, 1, 1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_are_started_before_the_weights_of_the_iteration_before_are_multiplied(
+    seed: int,
+) -> None:
+    """Tensor cores have both products to do when a warp waits for the scores, and not for both."""
+    one = attended()
+    events = trace(one.compiled.code, one.grid, one.compiled.arguments(one.args), seed)
+    mine = [e for e in events if e.warp == 0 and e.operation in ("wgmma", "wait_group")]
+    lines = one.compiled.code.ptx.splitlines()
+    waits = [
+        n
+        for n, e in enumerate(mine)
+        if lines[e.line - 1].strip().endswith("wait_group.sync.aligned 1;")
+    ]
+    for at in waits:
+        started = [lines[e.line - 1].split(".f32")[0].split(".")[-1] for e in mine[:at]]
+        kinds = [kind for kind, _ in groupby(reversed(started))][:2]
+        assert kinds == ["m64n64k16", "m64n128k16"], kinds
+    assert len(waits) > 10
+
+
 # -- planted faults --------------------------------------------------------------------------------
 
 RACES = ("race with a write", "race with a read", "uninitialised read", "deadlock")
@@ -222,6 +303,21 @@ def test_a_planted_fault_is_found_in_some_order(name: str, roles: str) -> None:
     found = [launched(roles).fault(edit, seed=seed) for seed in range(4)]
     seen = {fault.kind for fault in found if fault is not None}
     assert seen and seen <= set(kinds), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PLANTED if "one too many" not in name])
+def test_a_fault_planted_in_an_attention_is_found(name: str) -> None:
+    edit, kinds = PLANTED[name]
+    found = [attended().fault(edit, seed=seed) for seed in range(4)]
+    seen = {fault.kind for fault in found if fault is not None}
+    assert seen and seen <= set(kinds), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_an_attention_as_it_is_has_no_fault(seed: int) -> None:
+    assert attended().fault(seed=seed) is None
 
 
 @pytest.mark.slow

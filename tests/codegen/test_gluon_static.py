@@ -12,7 +12,7 @@ from fusec.compiler import triton_source
 from fusec.report.lint_report import judge
 from fusec.runtime.static_checks import inspect_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
-from tests.codegen.test_contraction_static import gelu_of_linear, staged, tensors
+from tests.codegen.test_contraction_static import causal, gelu_of_linear, staged, tensors
 
 ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))
 REGISTERS = {"cooperative": {"240", "40"}, "pingpong": {"232", "40"}}
@@ -20,6 +20,10 @@ REGISTERS = {"cooperative": {"240", "40"}, "pingpong": {"232", "40"}}
 
 def swiglu(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.silu(x @ w.t()) * (x @ v.t())
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def compiled(fn, *shapes: tuple[int, ...], roles: str, dtype=torch.bfloat16) -> CompiledAsm:
@@ -30,12 +34,12 @@ def compiled(fn, *shapes: tuple[int, ...], roles: str, dtype=torch.bfloat16) -> 
     return compile_kernel(triton_source(one.compiled, name), "sm_90")
 
 
-def assert_as_designed(asm: CompiledAsm, roles: str, product: str) -> None:
-    """Two groups of warps multiply by products of such a shape, one warp loads, nothing spills."""
+def assert_as_designed(asm: CompiledAsm, roles: str, *products: str) -> None:
+    """Two groups of warps multiply by products of such shapes, one warp loads, nothing spills."""
     found, ptx = inspect_kernel(asm), asm.text("ptx")
     assert (found.spill_bytes, found.serialised, found.idle_dot_loops) == (0, (), 0)
     assert found.threads == 384 and found.registers == 168 and found.shared_bytes <= 232448
-    assert set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\w+)", ptx)) == {product}
+    assert set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\w+)", ptx)) == set(products)
     assert REGISTERS[roles] <= set(re.findall(r"setmaxnreg\S+\s+(\d+);", ptx))
 
 
@@ -43,6 +47,13 @@ def assert_as_designed(asm: CompiledAsm, roles: str, product: str) -> None:
 def test_a_linear_with_gelu(roles: str) -> None:
     asm = compiled(gelu_of_linear, (8192, 4096), (16384, 4096), (16384,), roles=roles)
     assert_as_designed(asm, roles, "m64n256k16")
+
+
+@pytest.mark.parametrize("depth", (64, 128))
+@pytest.mark.parametrize("fn", (causal, attention), ids=("causal", "whole"))
+def test_attention(fn, depth: int) -> None:
+    asm = compiled(fn, *[(1, 16, 8192, depth)] * 3, roles="cooperative")
+    assert_as_designed(asm, "cooperative", "m64n128k16", f"m64n{depth}k16")
 
 
 @ROLES

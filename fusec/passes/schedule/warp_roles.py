@@ -5,9 +5,9 @@ others are at what follows their products. With two groups (ping-pong), one mult
 other is at that. It needs tensor cores that multiply asynchronously and registers that one warp can
 give to others: ``Resources.group_registers``.
 
-Rules (compiled offline for sm_90, Triton 3.7.1, 2026-11). 128 registers of a thread for f32 tiles
-spill nothing in any epilogue tried: a group has 232 or 240 a thread. Rings have as many slots as
-fit beside one tile of each type that is stored, which goes by way of shared memory.
+Rules (compiled offline for sm_90, Triton 3.7.1, 2026-11). 128 registers of a thread for sums, 160
+with scores and weights, spill nothing in any epilogue tried: a group has 232 or 240. Rings have as
+many slots as fit beside one tile of each type that is stored, which goes by way of shared memory.
 
 Nothing of this was measured on a device yet (2026-11), so no plan by rule has roles: a race tries
 the first of each kind.
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
-from fusec.ir.expr import Load, Reduce
+from fusec.ir.expr import Expr, Load, Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
@@ -48,6 +48,8 @@ TEAMS = (
     Team("cooperative", 1, 8, ((128, 256), (256, 128), (128, 128))),
     Team("pingpong", 2, 4, ((64, 256), (128, 128), (64, 128))),
 )
+NESTED = (Team("cooperative", 1, 8, ((128, 128), (128, 64))),)
+"""Of products of products: rows, and terms of an iteration."""
 FEWEST_SLOTS, MOST_SLOTS = 2, 6
 """Slots of a ring: one is multiplied while others are filled."""
 BARRIER_BYTES = 1024
@@ -64,39 +66,58 @@ def with_roles(
 ) -> tuple[Plan, ...]:
     """Return plans and, behind the first with descriptors, what it becomes with roles of warps."""
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    if chosen is None or not machine.sm.group_registers or not _is_plain(kernel, products, roles):
+    if chosen is None or not machine.sm.group_registers or roles.looped is None or roles.outer:
+        return offered
+    if _is_plain(kernel, products, roles):
+        teams: tuple[Team, ...] = TEAMS
+    elif _is_nested(products, work, roles):
+        teams = NESTED
+    else:
         return offered
     at = offered.index(chosen) + 1
-    return (*offered[:at], *_plans(kernel, chosen, work, roles, machine), *offered[at:])
+    found = (_plans(kernel, team, chosen, work, roles, machine) for team in teams)
+    return (*offered[:at], *(plan for plans in found for plan in plans), *offered[at:])
 
 
 def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], roles: Roles) -> bool:
     """Return True if a kernel adds up products of matrices in memory, in one loop, and no more."""
-    sides = [side for parts in products.values() for side in (parts.left, parts.right)]
-    copied = all(isinstance(s, Load) and s.dtype.itemsize == 2 and is_describable(s) for s in sides)
+    copied = all(map(_is_copied, _sides(products)))
     alone = all(n in products for n in kernel_nodes(kernel) if isinstance(n, Reduce))
-    flat = len(roles.tiled) == 2 and roles.looped is not None and not (roles.outer or roles.whole)
+    flat = len(roles.tiled) == 2 and not roles.whole
     return copied and alone and flat and roles.tiled == kernel.grid[-2:]
 
 
+def _is_nested(products: Mapping[Reduce, Factors], work: Work, roles: Roles) -> bool:
+    """Return True for two products, of which one multiplies the other's values by a matrix."""
+    copied = sum(map(_is_copied, _sides(products)))
+    return len(products) == 2 and len(work.inner) == 1 and copied == 3 and len(roles.tiled) == 1
+
+
+def _sides(products: Mapping[Reduce, Factors]) -> list[Expr]:
+    return [side for parts in products.values() for side in (parts.left, parts.right)]
+
+
+def _is_copied(side: Expr) -> bool:
+    return isinstance(side, Load) and side.dtype.itemsize == 2 and is_describable(side)
+
+
 def _plans(
-    kernel: Kernel, chosen: Plan, work: Work, roles: Roles, machine: Machine
+    kernel: Kernel, team: Team, chosen: Plan, work: Work, roles: Roles, machine: Machine
 ) -> Iterator[Plan]:
-    for team in TEAMS:
-        fitting = [t for t in _tilings(kernel, team, work, roles, machine) if t is not None]
-        enough = [t for t in fitting if programs(kernel, t) >= BUSY * machine.units * team.groups]
-        for tiling in (enough or fitting[-1:])[:1]:
-            bindings = tuple(
+    """Yield a group's plan, if one of its tiles fits."""
+    fitting = [t for t in _tilings(kernel, team, work, roles, machine) if t is not None]
+    enough = [t for t in fitting if programs(kernel, t) >= BUSY * machine.units * team.groups]
+    for tiling in (enough or fitting[-1:])[:1]:
+        yield replace(
+            chosen,
+            bindings=tuple(
                 replace(b, tile=tiling.lanes.get(b.axis, b.tile)) for b in chosen.bindings
-            )
-            yield replace(
-                chosen,
-                bindings=bindings,
-                warps=team.warps,
-                stages=tiling.stages,
-                roles=team.roles,
-                programs=machine.units,
-            )
+            ),
+            warps=team.warps,
+            stages=tiling.stages,
+            roles=team.roles,
+            programs=machine.units,
+        )
 
 
 def _tilings(
@@ -105,10 +126,21 @@ def _tilings(
     """Yield tilings with as many slots as fit, or None for each that does not."""
     for side in team.sides:
         tiling = tiling_of(roles, work, side, 0, team.warps, FEWEST_SLOTS)
-        whole = side == tuple(tiling.lanes[axis] for axis in roles.tiled)
+        whole = side[: len(roles.tiled)] == tuple(tiling.lanes[axis] for axis in roles.tiled)
+        if work.inner and roles.looped is not None:
+            tiling = replace(tiling, lanes={**tiling.lanes, roles.looped: side[1]})
+            # Weights that are 0 in each iteration are constants, which LLVM puts behind a fence.
+            whole = whole and roles.looped.extent.hint() >= side[1]
         slots = _slots(kernel, team, tiling, work, roles.looped, machine)
-        fits = whole and work.registers(tiling) <= machine.sm.group_registers
+        fits = whole and _registers(work, tiling) <= machine.sm.group_registers
         yield replace(tiling, stages=slots) if fits and slots >= FEWEST_SLOTS else None
+
+
+def _registers(work: Work, tiling: Tiling) -> float:
+    """Return the registers of a thread for sums, scores, and weights of half their size."""
+    tiles = sum(area(axes, tiling.lanes) for axes in work.sums)
+    tiles += sum(area(axes, tiling.lanes) * 3 // 2 for axes in work.inner)
+    return tiles / (32 * tiling.warps)
 
 
 def _slots(
@@ -119,8 +151,11 @@ def _slots(
     looped: Axis | None,
     machine: Machine,
 ) -> int:
-    slot = sum(area(axes, tiling.lanes) * size for axes, size in work.loads if looped in axes)
+    """Return how many slots of a ring fit, beside what is loaded once, and what is stored."""
+    tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
+    slot = sum(count for count, loops in tiles if loops)
     stored = {s.buffer.dtype: area(s.expr.axes, tiling.lanes) for s in kernel.stores}
-    staged = sum(count * dtype.itemsize for dtype, count in stored.items())
-    room = machine.sm.shared_bytes - BARRIER_BYTES - team.groups * staged
+    other = sum(count for count, loops in tiles if not loops)
+    other += sum(count * dtype.itemsize for dtype, count in stored.items())
+    room = machine.sm.shared_bytes - BARRIER_BYTES - team.groups * other
     return min(MOST_SLOTS, room // (slot * team.groups))

@@ -11,7 +11,7 @@ from fusec.ir.dtype import F32
 from fusec.passes.machine import Machine
 from fusec.passes.schedule import gpu_plans
 from fusec.passes.schedule.plan import Plan, print_plan
-from tests.passes.schedule.flat import products
+from tests.passes.schedule.flat import attention, products
 
 
 def with_roles(machine: Machine, *shape: int, count: int = 1) -> list[Plan]:
@@ -34,6 +34,15 @@ def test_two_accumulators_have_half_the_columns_each() -> None:
         "m=grid*128 n=grid*128 k=loop*64 warps=8 stages=4 descriptors cooperative programs=132",
         "m=grid*64 n=grid*128 k=loop*64 warps=4 stages=2 descriptors pingpong programs=132",
     ]
+
+
+def test_an_attentions_forward_has_one_group_and_as_many_slots_as_fit() -> None:
+    narrow, wide = (
+        gpu_plans(attention(32, 8192, 8192, depth), H200_MACHINE) for depth in (64, 128)
+    )
+    assert [(p.roles, p.stages) for p in narrow if p.roles] == [("cooperative", 6)]
+    assert [(p.roles, p.stages) for p in wide if p.roles] == [("cooperative", 2)]
+    assert wide[3].roles and narrow[2].roles
 
 
 def test_fewer_tiles_are_smaller_ones() -> None:
