@@ -296,6 +296,8 @@ CASES: dict[str, Callable[[], None]] = {
     "product": once(linear, *TILES, descriptors="never"),
     "product by descriptors": once(linear, *TILES, descriptors="always"),
     "dynamic product": once(linear, *TILES, descriptors="always", how={"dynamic": True}),
+    "product with roles": once(linear, *TILES, roles="cooperative", how={"dynamic": True}),
+    "attention with roles": once(causal, *HEADS, roles="cooperative"),
     "attention": once(causal, *HEADS, descriptors="always", how=TRAIN),
     "autocast": lambda: captured(
         *bound(cast, torch.empty(32, 64), *[torch.empty(64, 64)] * 4, how=TRAIN, race="library")

@@ -19,8 +19,10 @@ import pytest
 HERE = Path(__file__).parent
 GRAPHS = (
     *("pointwise", "rows", "product", "product by descriptors", "dynamic product", "attention"),
-    *("autocast", "optimizer", "unaligned"),
+    *("product with roles", "attention with roles", "autocast", "optimizer", "unaligned"),
 )
+DESCRIBED = ("product by descriptors", "dynamic product", "attention")
+ROLES = ("product with roles", "attention with roles")
 BUNDLES = ("autocast", "optimizer")
 
 
@@ -71,7 +73,7 @@ def test_each_parameter_of_each_launch_arrives(report: dict[str, Any], name: str
 
 
 def test_maps_of_tiles_follow_the_rules(report: dict[str, Any]) -> None:
-    for name in ("product by descriptors", "dynamic product", "attention"):
+    for name in (*DESCRIBED, *ROLES):
         maps = of(report[name], "map")
         assert maps and {one["wrong"] for one in maps} == {""}
     assert not of(report["product"], "map")
