@@ -111,6 +111,7 @@ class _Printer(Printer):
         self.copies = {**form.copies, **roles.copies}
         self.groups = GROUPS[form.program.roles]
         self.sums = _sums(roles.multiply)
+        self.layouts: dict[int, str] = {}
         self.wanted = ""
         self.index = IndexText(self._in_index, frozenset(self.program.lanes))
         self.rings = {fill.ring: self._places(fill) for fill in roles.fills}
@@ -187,9 +188,9 @@ class _Printer(Printer):
 
     def _group(self) -> list[str]:
         self.loading = False
+        body = self._walk(self.roles.multiply)
         start = [f"{places.step} = 0" for places in self.rings.values()]
-        start, end = [*start, *self._layouts()], ["tma.store_wait(0)"]
-        return [*_indented(start), *self._walk(self.roles.multiply), *_indented(end)]
+        return [*_indented([*start, *self._layouts()]), *body, "    tma.store_wait(0)"]
 
     # layouts
 
@@ -197,32 +198,33 @@ class _Printer(Printer):
         """Say how the warps of a group hold a sum: each some rows, of all columns."""
         rows, most, terms = INSTRUCTION
         lines = []
-        for columns in dict.fromkeys(map(self._columns, self.sums)):
+        for columns, name in self.layouts.items():
             shape = f"[{rows}, {min(columns, most)}, {terms}]"
             warps = f"warps_per_cta=[{self.program.warps}, 1]"
             made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
-            lines.append(f"columns_{columns}: gl.constexpr = {made}")
+            lines.append(f"{name}: gl.constexpr = {made}")
         if self.roles.weights is not None:
-            made = f"gl.DotOperandLayout(0, {self._layout(self.sums[-1].axes)}, 2)"
+            made = f"gl.DotOperandLayout(0, {self._layout(self.sums[-1].axes)}, 2)"  # of 16 bits
             lines.append(f"left: gl.constexpr = {made}")
         return lines
 
-    def _columns(self, value: Expr) -> int:
-        """Return the columns of a tile; of one without, those of the first sum."""
-        found = [lane_extent(a) for a in self._lanes_of(value.axes) if self.dimension[a] != ROWS]
-        return found[0] if found else self._columns(self.sums[0])
-
-    def _lanes_of(self, axes: Iterable[Axis]) -> list[Axis]:
-        return [a for a in self.program.lanes if a in axes]
+    def _columns(self, axes: Iterable[Axis]) -> int:
+        """Return the columns of a tile with these lanes; of one without, those of the first sum."""
+        columns = (a for a in axes if self.dimension.get(a, ROWS) != ROWS)
+        found = next(columns, None)
+        return self._columns(self.sums[0].axes) if found is None else lane_extent(found)
 
     def _layout(self, axes: Iterable[Axis]) -> str:
         """Return the name of the layout of tiles with these lanes."""
-        found = [lane_extent(a) for a in self._lanes_of(axes) if self.dimension[a] != ROWS]
-        return f"columns_{found[0] if found else self._columns(self.sums[0])}"
+        columns = self._columns(axes)
+        if columns not in self.layouts:
+            self.layouts[columns] = self.names.new(f"columns_{columns}")
+        return self.layouts[columns]
 
     def _converted(self, text: str, axes: Iterable[Axis], wanted: str) -> str:
         """Return a value in the layout of another: rows are distributed alike in all of them."""
-        same = not wanted or not self._lanes_of(axes) or self._layout(axes) == wanted
+        scalar = not any(axis in self.dimension for axis in axes)
+        same = scalar or not wanted or self._layout(axes) == wanted
         return text if same else f"gl.convert_layout({text}, {wanted})"
 
     def _entry(self, starts: list[str]) -> list[str]:

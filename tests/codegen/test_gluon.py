@@ -95,6 +95,7 @@ CASES: dict[str, Case] = {
     "a sum of one step": (linear, [*rows(300, 40, 264), tensor(2, 264)]),
     "two results and three operands": (
         linear_and_residual, [*rows(200, 264, 328), tensor(2, 328), tensor(3, 200, 328)]),
+    "a result of odd rows, by pointers": (linear, [*rows(200, 72, 257), tensor(2, 257)]),
     "swiglu": (swiglu, [*rows(200, 264, 328), tensor(2, 328, 264, scale=0.06)]),
     "batches": (of_batches, [tensor(0, 3, 136, 72), tensor(1, 3, 72, 264, scale=0.1)]),
     "both operands by columns": (of_columns, [tensor(0, 72, 200), tensor(1, 72, 264, scale=0.1)]),
@@ -149,6 +150,12 @@ def test_an_attentions_values_are_right() -> None:
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_an_attentions_values_are_right_in_several_orders(name: str, seed: int) -> None:
     check(name, "cooperative", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("attention", "causal attention"))
+def test_an_attentions_values_of_symbolic_sizes_are_right(name: str) -> None:
+    check(name, "cooperative", 0, dynamic=True)
 
 
 @pytest.mark.slow
