@@ -198,7 +198,7 @@ def _has(staged: Staged, stage: str) -> bool:
 def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
     """Return (name of the text, its language, the text) for one stage of one graph."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
-    from fusec.report.stages import BEFORE_CAPTURE, TEXT_STAGES, assemble, assembly_text
+    from fusec.report.stages import BEFORE_CAPTURE, TEXT_STAGES, assemble
 
     compiled = staged.compiled
     if stage in TEXT_STAGES and stage != "source":
@@ -213,8 +213,8 @@ def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
     texts = []
     for number, name in enumerate(compiled.sources, 1):
         progress(f"{staged.name}: {name} to {stage} ({number} of {len(compiled.sources)})")
-        asm = assemble(staged, name)
-        texts.append((name, "text", assembly_text(asm, stage, staged.target)))
+        text = assemble(staged, name).text(staged.target.assembly[stage])
+        texts.append((name, "text", text))
     return texts
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -50,6 +50,7 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
+from fusec.torch_interior import pytree
 
 aten = torch.ops.aten
 
@@ -172,9 +173,9 @@ class _Capture:
                 return self._extern(node, value)
             return self.lines.sizes.index(value)
         if isinstance(value, torch.SymFloat):
-            return self._symbolic_float(node, value)
+            return self._symbolic(node, lambda: Number(self.lines.sizes.number(value)))
         if isinstance(value, torch.SymBool):
-            return self._condition(node, value)
+            return self._symbolic(node, lambda: self.lines.sizes.condition(value))
         if node.target is aten._assert_scalar.default and self._holds(node.args[0]):
             return None
         if node.target is operator.getitem:
@@ -211,15 +212,9 @@ class _Capture:
             return condition.left in self.extents and condition.right is index(0)
         return condition is True
 
-    def _condition(self, node: fx.Node, value: torch.SymBool) -> Any:
+    def _symbolic(self, node: fx.Node, written: Callable[[], Any]) -> Any:
         try:
-            return self.lines.sizes.condition(value)
-        except Unsupported:
-            return Opaque(node, symbolic=True)
-
-    def _symbolic_float(self, node: fx.Node, value: torch.SymFloat) -> Any:
-        try:
-            return Number(self.lines.sizes.number(value))
+            return written()
         except Unsupported:
             return Opaque(node, symbolic=True)
 
@@ -435,8 +430,7 @@ def _given(line: Line) -> set[Size]:
 def main_device(gm: fx.GraphModule) -> torch.device:
     """Return the device the graph computes on: the first that is not the CPU, else the CPU."""
     for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        for item in value if isinstance(value, tuple | list) else (value,):
+        for item in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(item, torch.Tensor) and item.device.type not in ("cpu", "meta"):
                 return item.device
     return torch.device("cpu")

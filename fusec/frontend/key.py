@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.size_facts import facts_of
+from fusec.torch_interior import pytree
 
 _PLAIN = (bool, int, float, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -44,14 +45,12 @@ def _facts(gm: fx.GraphModule) -> str:
 
 def _numbers(value: Any) -> Iterator[Any]:
     """Yield the sizes of a traced value."""
-    if isinstance(value, torch.Tensor):
-        yield from value.shape
-        yield from value.stride() if value.layout is torch.strided else ()
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _numbers(item)
-    else:
-        yield value
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield from leaf.shape
+            yield from leaf.stride() if leaf.layout is torch.strided else ()
+        else:
+            yield leaf
 
 
 def _target(node: fx.Node) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.channels_last import IMAGES, flow, images_of, is_image, is_last
-from fusec.frontend.fx_nodes import count_bytes, hint_of
+from fusec.frontend.fx_nodes import count_bytes, fakes_of, hint_of
 from fusec.ir.decision import Decision
 
 aten = torch.ops.aten
@@ -122,8 +122,7 @@ _REORDERS = (*_RESHAPES, aten.permute.default, aten.transpose.int, aten.t.defaul
 def _has_images(node: fx.Node) -> bool:
     if node.target in _REORDERS or _is_weight_gradient(node):
         return False
-    value = node.meta.get("val")
-    return any(is_image(v) for v in (value if isinstance(value, tuple | list) else (value,)))
+    return any(map(is_image, fakes_of(node.meta.get("val"))))
 
 
 def _is_weight_gradient(node: fx.Node) -> bool:
@@ -203,6 +202,4 @@ def _leaves(node: fx.Node) -> Callable[[fx.Node], bool]:
 
 
 def _bytes(node: fx.Node) -> int:
-    values = node.meta["val"]
-    several = values if isinstance(values, tuple | list) else (values,)
-    return sum(map(count_bytes, filter(is_image, several)))
+    return sum(map(count_bytes, filter(is_image, fakes_of(node.meta["val"]))))

@@ -30,7 +30,7 @@ from fusec.frontend.arithmetic import (
 )
 from fusec.frontend.call import Call, Indices, Scalar, common_type, read, read_exact
 from fusec.frontend.comparisons import truth
-from fusec.frontend.registry import lowers, lowers_named
+from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
@@ -217,7 +217,7 @@ def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> V
     return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
 
 
-@lowers_named("prims.fma.default")
+@lowers("prims.fma.default")
 def multiply_add(call: Call, a: Scalar, b: Scalar, c: Scalar) -> Value:
     """What Dynamo makes of ``addcmul_``: a * b + c, which compilers contract to one rounding."""
     return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)

@@ -44,33 +44,22 @@ class Lowering:
 
 
 LOWERINGS: dict[Any, Lowering] = {}
-BY_NAME: dict[str, Lowering] = {}
-"""Lowerings of operations that torch registers only when it needs them, by their printed names."""
+"""By an operator's overload; by its printed name where torch registers it only when needed."""
 
 
 def find_lowering(target: Any) -> Lowering | None:
     """Return the lowering of an FX node's target, if there is one."""
-    return LOWERINGS.get(target) or BY_NAME.get(str(target))
-
-
-def lowers_named(name: str) -> Callable[[_Rule], _Rule]:
-    """Register the decorated function as the lowering of an operation known by its name."""
-    return _register(BY_NAME, (name,), never)
+    return LOWERINGS.get(target) or LOWERINGS.get(str(target))
 
 
 def lowers(*targets: Any, library: Preference = never) -> Callable[[_Rule], _Rule]:
-    """Register the decorated function as the lowering of ``targets`` (operator overloads)."""
-    return _register(LOWERINGS, targets, library)
+    """Register the decorated function as the lowering of ``targets``: overloads, or their names."""
 
-
-def _register(
-    table: dict[Any, Lowering], targets: tuple[Any, ...], library: Preference
-) -> Callable[[_Rule], _Rule]:
     def register(rule: _Rule) -> _Rule:
         for target in targets:
-            if target in table:
+            if target in LOWERINGS:
                 raise InternalError(f"two lowerings of {target}", stage="frontend")
-            table[target] = Lowering(rule, library)
+            LOWERINGS[target] = Lowering(rule, library)
         return rule
 
     return register

@@ -336,21 +336,11 @@ class Sizes:
         return self._facts
 
 
-def _add(args: list[Index]) -> Index:
-    total = index(0)
-    for arg in args:
-        total = total + arg
-    return total
-
-
 def _power(args: list[Index]) -> Index:
     base, exponent = args
     if not exponent.is_constant or not 0 <= exponent.const <= 8:
         raise Unsupported("a size with a power")
-    total = index(1)
-    for _ in range(exponent.const):
-        total = total * base
-    return total
+    return product([base] * exponent.const)
 
 
 def _ceil_div(args: list[Index]) -> Index:
@@ -386,7 +376,7 @@ _REAL_RULES = {
 }
 
 _RULES: dict[str, Callable[[list[Index]], Index]] = {
-    "Add": _add,
+    "Add": lambda args: sum(args, index(0)),
     "Pow": _power,
     "PowByNatural": _power,
     "FloorDiv": lambda args: args[0] // args[1],

@@ -22,7 +22,6 @@ from fusec.report.seen import Seen
 from fusec.report.stages import (
     Staged,
     assemble,
-    assembly_text,
     check_stage,
     choose_target,
     take_through,
@@ -61,7 +60,7 @@ class KernelText:
             UsageError: for a stage that the target does not have.
         """
         check_stage(stage, self.staged.target)
-        return assembly_text(assemble(self.staged, self.name), stage, self.staged.target)
+        return assemble(self.staged, self.name).text(self.staged.target.assembly[stage])
 
 
 def explain(

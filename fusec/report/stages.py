@@ -134,8 +134,3 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
         raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
     code = staged.compiled.code[kernel]  # kernels of one structure share the code of the first
     return compile_kernel(triton_source(staged.compiled, code), staged.target.name)
-
-
-def assembly_text(asm: CompiledAsm, stage: str, target: Target) -> str:
-    """Return a stage below the source; where a target has no such text, its nearest one."""
-    return asm.text(target.assembly[stage])
