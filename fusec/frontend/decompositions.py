@@ -14,7 +14,6 @@ reflection and replication are taken apart for GPUs, and for CPUs where channels
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from fusec.frontend.fallbacks import PADS
 from fusec.frontend.foreach import foreach_decompositions
 from fusec.torch_interior import core_aten_decompositions, get_decompositions
 
@@ -159,7 +159,6 @@ def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
 
 _BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
 _SOFTMAX = {torch.ops.aten._softmax.default: False, torch.ops.aten._log_softmax.default: True}
-_PADS = ("reflection_pad", "replication_pad")
 _DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
 
 
@@ -179,9 +178,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
     for target, logarithm in _SOFTMAX.items():
         table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
-    for name, rank in itertools.product(_PADS, (1, 2, 3)):
+    for name in PADS:
         for suffix, images in (("", 0), ("_backward", 1)):
-            target = getattr(torch.ops.aten, f"{name}{rank}d{suffix}").default
+            target = getattr(torch.ops.aten, f"{name}{suffix}").default
             if target in table:
                 table[target] = _whole_on_cpus(table[target], images=images)
     for name in _WHOLE:

@@ -30,6 +30,9 @@ _UNINITIALISED = "uninitialised memory"
 _MUTATION = "copy into an input"
 _DATA_DEPENDENT = "a result that depends on data"
 
+PADS = tuple(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for rank in (1, 2, 3))
+"""Pads by what is inside."""
+
 # reason, then the operations it holds for
 _TABLE = (
     (
@@ -39,13 +42,7 @@ _TABLE = (
         linear_backward matmul_backward""",
     ),
     (_CONVOLUTION, "convolution convolution_backward _convolution mkldnn_convolution"),
-    (
-        _PADDING,
-        """reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
-        replication_pad3d reflection_pad1d_backward reflection_pad2d_backward
-        reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward
-        replication_pad3d_backward""",
-    ),
+    (_PADDING, " ".join(f"{name} {name}_backward" for name in PADS)),
     (_POOLING, "fractional_max_pool2d fractional_max_pool3d"),
     (
         _SORTING,
