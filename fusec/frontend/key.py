@@ -24,7 +24,7 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
     """Return a hexadecimal digest of a graph and of ``salt`` (versions, options, target)."""
     text: list[str] = [*salt, _facts(gm)]
     for node in gm.graph.nodes:
-        text.append(f"{node.op} {node.name} {_target(node)} {node.args!r} {node.kwargs!r}")
+        text.append(f"{node.op} {node.name} {node.target} {node.args!r} {node.kwargs!r}")
         text.append(_value(node.meta.get("val")))
         if "nn_module_stack" not in node.meta and node.op == "output":
             text.append("output")
@@ -51,10 +51,6 @@ def _numbers(value: Any) -> Iterator[Any]:
             yield from leaf.stride() if leaf.layout is torch.strided else ()
         else:
             yield leaf
-
-
-def _target(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else str(node.target)
 
 
 def _value(value: Any) -> str:
