@@ -39,15 +39,16 @@ _ALSO = (
 )
 
 _WHOLE = (
-    *("roll", "isin"),
+    *("roll", "isin", "take"),
     *("select_scatter", "index_add", "index_copy"),
     "embedding_dense_backward",
     *("gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "addcmul"),
 )
-"""Kept whole, all recomputable for the partitioner but the first six.
+"""Kept whole, all recomputable for the partitioner but the first seven.
 
-A roll's parts are a remainder and a gather; an embedding's gradient is one eager kernel, its parts
-are a fill, a scatter and masks. Parts of ``index_add`` take negative indices, which it refuses.
+A roll's parts are a remainder and a gather; those of ``take`` ask for the value of an index without
+axes; an embedding's gradient is one eager kernel, its parts are a fill, a scatter and masks. Parts
+of ``index_add`` take negative indices, which it refuses.
 """
 
 

@@ -86,6 +86,17 @@ def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool 
     return call.define(body)
 
 
+@lowers(aten.take.default)
+def take(call: Call, x: Value, indices: Value) -> Value:
+    """Elements of the flattened tensor."""
+    count = product(x.shape)
+
+    def body(at: Indices) -> Expr:
+        return x.at(delinearise(gathered(indices, at, count, wraps=True), x.shape))
+
+    return call.define(body)
+
+
 @lowers(aten.index.Tensor)
 def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing: adjacent index tensors stay in place, others come first."""

@@ -69,6 +69,10 @@ def test_a_gather_reads_what_eager_reads(name: str) -> None:
     check(GATHERS[name], X, ROWS)
 
 
+def test_an_index_without_axes_is_read_by_the_kernel() -> None:
+    check(lambda x, i: x.take(i), torch.randn(4, 6), torch.tensor(-5))
+
+
 def test_negative_indices_count_from_the_end() -> None:
     assert body(check(lambda x, i: x[i], X[:, 0, 0].clone(), ROWS))[0] == (
         "index[i0] = x_1[[where(i_1[i0] < 0, i_1[i0] + 4, i_1[i0])]]"
