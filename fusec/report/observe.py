@@ -150,9 +150,18 @@ class _RunObserver(_Observer):
 def new_fake_mode() -> FakeTensorMode:
     """Return a mode under which tensors have no memory, and real ones may be used beside them."""
     # Loops on tensors ask for an environment of symbols, though sizes are static here.
-    # They are not for values that the program asks for: that ends what fake tensors can show.
-    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=_symbols(), static_shapes=True)
+
+
+def _symbols() -> ShapeEnv:
+    """Return an environment with symbols for values that the program asks for in a graph alone.
+
+    Elsewhere, behind a graph break, such a value ends what fake tensors can show.
+    """
+    return ShapeEnv(
+        allow_scalar_outputs=dynamo_config.capture_scalar_outputs,
+        allow_dynamic_output_shape_ops=dynamo_config.capture_dynamic_output_shape_ops,
+    )
 
 
 def observe(
@@ -183,6 +192,7 @@ def observe(
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
+    mode.shape_env = _symbols()  # after what the model's file sets in torch
     chosen = options or Options.from_compile(None, None)
     target = target or find_target("cpu")
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before

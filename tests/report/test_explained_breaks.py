@@ -67,6 +67,17 @@ def test_a_training_step_on_values_has_its_backward(capsys) -> None:
     assert sorted(names) == ["backward", "backward_1", "forward", "forward_1"]
 
 
+def test_what_a_setting_captures_is_seen(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "captured.py"
+    setting = "torch._dynamo.config.capture_scalar_outputs = True"
+    path.write_text(f"import torch\nfrom tests.report.unclean import Item\n{setting}\n")
+    with torch._dynamo.config.patch(capture_scalar_outputs=False):
+        assert main(["explain", f"{path}:Item", "--input", "f32[8,32]", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["breaks"], document["unseen"]) == ([], "")
+    assert len(document["graphs"]) == 1
+
+
 def test_explaining_again_sees_the_same_breaks() -> None:
     model, x = unclean.Printing(), torch.randn(8, 32)
     assert fusec.explain(model, x).breaks == fusec.explain(model, x).breaks != ()
