@@ -119,7 +119,7 @@ def check_schema(document: dict) -> None:
         assert graph["launches"] == len(graph["kernels"]) + len(graph["externs"])
         assert graph["bytes_floor"] <= graph["bytes_moved"]
         for kernel in graph["kernels"]:
-            assert set(kernel) == {"name", "outputs", "bytes", "source", "members"}
+            assert set(kernel) == {"name", "outputs", "bytes", "source", "members", "module"}
             assert kernel["outputs"] and all(type(line) is str for line in kernel["source"])
         for extern in graph["externs"]:
             assert set(extern) == {"op", "reason"} and extern["op"] and extern["reason"]

@@ -240,3 +240,33 @@ def test_lines_of_a_kernel_are_in_order_within_a_function() -> None:
     (kernel,) = graph.kernels
     numbers = [int(line.split(":")[1].split()[0]) for line in kernel.source]
     assert numbers == sorted(numbers) and len(numbers) == 6
+
+
+class Layers(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.h:
+            x = x + layer(x).cumsum(0)
+        return x
+
+
+def test_kernels_and_merges_of_alike_layers_are_one_line_with_their_number() -> None:
+    explained = fusec.explain(Layers(12), torch.randn(8, 64))
+    (graph,) = explained.graphs
+    assert len(graph.kernels) == 36  # each is there, and in the JSON form
+    assert {f"h.{n}.1" for n in range(12)} <= {kernel.module for kernel in graph.kernels}
+    text = str(explained)
+    assert "12 times in h.*.*: gelu\n" in text
+    assert "axes unify, 12 times\n" in text
+    assert "more, which --json lists" not in text
+    assert len(text.splitlines()) < 40
+
+
+def test_kernels_of_one_layer_stand_as_they_are() -> None:
+    text = str(fusec.explain(Layers(1), torch.randn(8, 64)))
+    assert "times in" not in text

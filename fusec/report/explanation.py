@@ -5,7 +5,8 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
     {"schema": 1, "breaks": [as of ``seen.py``], "unseen": where fake tensors ended, or "",
      "graphs": [{
         "name": "forward",
-        "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members"}],
+        "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members",
+                     "module"}],
         "externs": [{"op", "reason"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
@@ -23,18 +24,21 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, all_kernels, all_launches
 from fusec.report.breaks import Break, break_lines
 from fusec.report.eager import node_costs
+from fusec.report.seen import folded
 from fusec.report.stages import Staged
 from fusec.report.traffic import buffer_bytes, bytes_floor, bytes_moved, row_loop_bytes, step_bytes
 
 SCHEMA = 1
+_NUMBER = re.compile(r"_v?\d+")
 _LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
 SHOWN_DECISIONS = 12
 """Merges of each kind in the printed form; the JSON form has all."""
@@ -46,6 +50,7 @@ class KernelReport:
 
     Attributes:
         members: how many alike kernels it runs.
+        module: where it belongs, "h.3.mlp"; "" for the model itself.
     """
 
     name: str
@@ -53,6 +58,7 @@ class KernelReport:
     bytes: int
     source: tuple[str, ...]
     members: int = 1
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,8 @@ def report_graph(staged: Staged) -> GraphReport:
     if staged.compiled is None:
         return _report_eager(staged)
     schedule = staged.compiled.schedule
-    kernels = tuple(map(_report_kernel, all_launches(schedule)))
+    modules = {node.name: module_path(node) for node in staged.observed.graph.graph.nodes}
+    kernels = tuple(_report_kernel(launch, modules) for launch in all_launches(schedule))
     externs = tuple(ExternReport(step.title, step.reason) for step in _externs(schedule))
     loops = tuple(_report_loop(step) for step in schedule.loops)
     launches = sum(step.is_launch for step in schedule.steps) - len(loops)
@@ -222,11 +229,12 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(launch: Kernel | Bundle) -> KernelReport:
-    outputs = dict.fromkeys(buffer.name for buffer in launch.writes)
+def _report_kernel(launch: Kernel | Bundle, modules: Mapping[str, str]) -> KernelReport:
+    outputs = tuple(dict.fromkeys(buffer.name for buffer in launch.writes))
     source = _in_order(launch.origin.source)
+    module = next((modules[name] for name in outputs if modules.get(name)), "")
     return KernelReport(
-        launch.name, tuple(outputs), step_bytes(launch), source, len(launch.kernels)
+        launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
     )
 
 
@@ -325,16 +333,31 @@ def _indent(lines: Sequence[str], columns: int = 2) -> list[str]:
 
 
 def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
-    rows = [(k.name, format_bytes(k.bytes), _written(k)) for k in kernels]
+    """Return each kernel with its lines; those of alike layers are one, with their number."""
+    alike: dict[object, list[KernelReport]] = {}
+    for kernel in kernels:
+        outputs = tuple(map(_without_number, kernel.outputs))
+        key = (kernel.bytes, kernel.source, kernel.members, folded(kernel.module), outputs)
+        alike.setdefault(key, []).append(kernel)
+    rows = [
+        (k.name, format_bytes(k.bytes), _written(k, len(group))) for k, *group in alike.values()
+    ]
     lines: list[str] = []
-    for kernel, line in zip(kernels, format_table(rows, right=(1,)), strict=True):
+    for (kernel, *_), line in zip(alike.values(), format_table(rows, right=(1,)), strict=True):
         lines += [line, *_indent(kernel.source, 6)]
     return lines
 
 
-def _written(kernel: KernelReport) -> str:
+def _written(kernel: KernelReport, more: int) -> str:
     alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
-    return alike + _shorten(", ".join(kernel.outputs))
+    where = f" in {folded(kernel.module)}" if kernel.module else ""
+    layers = f"{more + 1} times{where}: " if more else ""
+    return layers + alike + _shorten(", ".join(kernel.outputs))
+
+
+def _without_number(name: str) -> str:
+    """Return a name without what tells it from alike ones: "var_mean" for "var_mean_12"."""
+    return _NUMBER.sub("", name)
 
 
 def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
@@ -343,15 +366,33 @@ def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
 
 
 def _decision_lines(decisions: Sequence[Decision]) -> list[str]:
+    """Return merges, the dearest first; those of alike layers are one, with their number."""
     ranked = sorted(decisions, key=lambda d: -abs(d.saved_us or 0))
+    alike: dict[object, list[Decision]] = {}
+    for decision in ranked:
+        alike.setdefault(_decision_kind(decision), []).append(decision)
+    groups = list(alike.values())[:SHOWN_DECISIONS]
     rows = [
-        (_shorten(d.a), "with", _shorten(d.b), _price(d.saved_us), d.reason)
-        for d in ranked[:SHOWN_DECISIONS]
+        (
+            _shorten(d.a),
+            "with",
+            _shorten(d.b),
+            _price(d.saved_us),
+            f"{d.reason}, {len(more) + 1} times" if more else d.reason,
+        )
+        for d, *more in groups
     ]
     lines = format_table(rows, right=(3,))
-    if len(ranked) > SHOWN_DECISIONS:
-        lines.append(f"and {len(ranked) - SHOWN_DECISIONS} more, which --json lists")
+    shown = sum(map(len, groups))
+    if len(ranked) > shown:
+        lines.append(f"and {len(ranked) - shown} more, which --json lists")
     return lines
+
+
+def _decision_kind(decision: Decision) -> object:
+    """Return what merges of alike layers have in common."""
+    names = [_without_number(part) for part in f"{decision.a}+{decision.b}".split("+")]
+    return tuple(names), _price(decision.saved_us), decision.reason
 
 
 def _price(saved_us: float | None) -> str:
