@@ -1,10 +1,13 @@
 """Eager, Inductor and fusec on an NVIDIA GPU: `python -m bench.gpu [--minutes 9]`.
 
-In order, within the minutes given: the tests marked `gpu`; what the device reaches at copies and
-products; two cheap rows that show whether anything is wrong; matrix products with epilogues;
-attention; decoding; a head with its loss; memory-bound chains; blocks; products again, beside
-Inductor's `max-autotune`; the ceilings again. The JSON is complete after each measurement, so a run
-that is cut short loses one. GPU time is from CUDA graphs over rotating inputs (`gpu_timing`).
+In order, within the minutes given: first contact, a kernel of each family in a process of its own
+(`gpu_contact`); the tests marked `gpu`; what the device reaches at copies and products; all plans
+of a few products side by side, those that only a long race tries as well; two cheap rows that show
+whether anything is wrong; matrix products with epilogues; attention; decoding; a head with its
+loss; memory-bound chains; blocks; products again, beside Inductor's `max-autotune`; the code of
+what lost; the ceilings again. The JSON is complete after each measurement, so a run that is cut
+short loses one, and `gpu.md` says what broke, what lost and why (`gpu_report`). GPU time is from
+CUDA graphs over rotating inputs (`gpu_timing`).
 
 Of each peer: `median_us`; `host_us`, what one call costs the host; `peak_mib`, memory above what
 was in use before the call; `of_floor`, the time that the bytes alone, or the operations alone,
@@ -32,12 +35,15 @@ from typing import Any
 
 import torch
 
-from bench import gpu_measure, gpu_timing, offline, record, workloads
+from bench import gpu_contact, gpu_measure, gpu_report, gpu_timing, offline, record, workloads
 from bench.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 RESERVE_S = 15.0  # kept for the ceilings at the end and the table
 DRY_PEERS = ("eager", "fusec")
+FINDINGS = ("products", "attention", "decoding")
+"""Groups of whose first row all plans race, and the share of the time that this may take."""
+FINDINGS_SHARE = 0.25
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,17 +63,22 @@ def main(arguments: list[str] | None = None) -> int:
         race_seconds=options.race_seconds,
     )  # fmt: skip
     if not options.skip_tests:
+        gpu_contact.contact(_device(options), lambda found: run.note("contact", found))
         run.note("tests", gpu_tests(options.out, limit_s=20 * options.minutes))
     run.note("ceilings", {} if options.dry_run else {"start": gpu_timing.ceilings()})
+    find_plans(run, chosen, options)
     run.note("left_out", measure_all(run, chosen, options, deadline - RESERVE_S))
     if not options.dry_run:
+        explain_losses(run, deadline - RESERVE_S)
         run.note("ceilings", {**run.data["ceilings"], "end": gpu_timing.ceilings()})
     run.note("verdict", verdict(run.data["summary"]))
     print(record.table(run.data, unit="us"))
     for line in closing_lines(run.data):
         print(line)
     record.plot(run.data, options.out / "gpu.png")
-    print(f"numbers: {run.path}")
+    page = options.out / "gpu.md"
+    page.write_text(gpu_report.markdown(run.data))
+    print(f"numbers: {run.path}, in words: {page}")
     return 1 if options.dry_run and failures(run.data["results"]) else 0
 
 
@@ -129,6 +140,46 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | str:
     return f"killed after {limit_s:.0f} s"
 
 
+def find_plans(run: record.Record, chosen: Sequence[Workload], options: argparse.Namespace) -> None:
+    """Let all plans of the first row of a few groups race; the verdicts serve the table as well."""
+    rows = {w.group: w for w in reversed(chosen) if "fusec" in w.peers and not w.train}
+    deadline = time.monotonic() + 60 * FINDINGS_SHARE * options.minutes
+    found: list[dict[str, Any]] = []
+    for workload in (rows[group] for group in FINDINGS if group in rows):
+        left = deadline - time.monotonic()
+        if left < workload.seconds:
+            break
+        print(f"all plans of {workload.label} ... {left:.0f} s left", file=sys.stderr, flush=True)
+        try:
+            found.append(
+                gpu_measure.race_all(workload, _device(options), left, dry=options.dry_run)
+            )
+        except Exception as error:  # one row must not cost the others
+            found.append(gpu_measure.row_of(workload, {"fusec": _failed(error)}))
+        run.note("findings", found)
+
+
+def explain_losses(run: record.Record, deadline: float) -> None:
+    """Add the facts of their code to the rows in which a peer was faster, while there is time."""
+    named = {(w.group, w.name, w.train): w for w in workloads.gpu()}
+    for row in gpu_report.lost(run.data):
+        if time.monotonic() < deadline:
+            workload = named[row["group"], row["name"], row["mode"] == "training"]
+            try:
+                row["offline"] = offline.build(workload)
+            except Exception as error:  # the times are worth more than what explains them
+                row["offline"] = _failed(error)
+            run.flush()
+
+
+def _device(options: argparse.Namespace) -> str:
+    return "cpu" if options.dry_run else "cuda"
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
 def measure_all(
     run: record.Record, chosen: Sequence[Workload], options: argparse.Namespace, deadline: float
 ) -> list[str]:
@@ -143,8 +194,7 @@ def measure_all(
         try:
             run.add(one_row(run, workload, options, deadline))
         except Exception as error:  # one row must not cost the others
-            failed = {"eager": {"failed": f"{type(error).__name__}: {str(error)[:300]}"}}
-            run.add(gpu_measure.row_of(workload, failed))
+            run.add(gpu_measure.row_of(workload, {"eager": _failed(error)}))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     run.note("in_progress", None)
@@ -167,7 +217,7 @@ def one_row(
         try:
             row["offline"] = offline.build(workload)
         except Exception as error:
-            row["offline"] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+            row["offline"] = _failed(error)
     return row
 
 

@@ -20,9 +20,14 @@ from bench.accuracy import relative_error, within_rule
 from bench.cpu import exact, first_call
 from bench.timing import summary
 from bench.workload import Case, Workload, bytes_floor, compiled, cotangents_of, step_of
+from fusec.options import Options
+from fusec.race import WIDE_S
+from fusec.runtime.cache import open_cache
+from fusec.runtime.verdicts import Verdict, all_verdicts
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
 SHRINK = 64  # of a rehearsal's sizes
+DRY_RACE_S = 1.0
 
 
 @dataclasses.dataclass
@@ -48,6 +53,50 @@ def rehearse(workload: Workload) -> dict[str, Any]:
     return row_of(workload, row.found)
 
 
+def compare(workload: Workload, device: str, peer: str) -> dict[str, Any]:
+    """Return how far a peer's results are from fp64, without a clock."""
+    row = _begin(workload, device, 2)
+    case, cotangents = row.cases[0], row.cotangents[0]
+    found, _ = first_call(
+        lambda: step_of(case, compiled(case.call, peer), cotangents), row.eager, row.reference
+    )
+    return found
+
+
+def race_all(workload: Workload, device: str, most_s: float, *, dry: bool) -> dict[str, Any]:
+    """Let each plan of a row's products race, those that only a long race tries as well.
+
+    Raises:
+        TimeoutError: if that takes more than so many seconds.
+    """
+    row, known = _begin(workload, device, SHRINK if dry else 1), _verdicts()
+    with _at_most(most_s):
+        _first_calls(row, "fusec", {"race_budget_s": DRY_RACE_S if dry else WIDE_S})
+    return row_of(workload, row.found) | {"races": _new(known)}
+
+
+def _verdicts() -> dict[str, Verdict]:
+    return all_verdicts(open_cache(Options.from_compile(None, None)))
+
+
+def _new(known: Mapping[str, Verdict]) -> list[dict[str, Any]]:
+    """Return the verdicts that were reached since others were known."""
+    return [v.to_dict() for key, v in _verdicts().items() if known.get(key) != v]
+
+
+def kernel_times(step: Step) -> dict[str, float]:
+    """Return microseconds of each kernel of one step on the device, by name."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in profile.events() or ():
+        spent = getattr(event, "device_time_total", None) or getattr(event, "cuda_time_total", 0)
+        if spent:
+            found[event.name] = found.get(event.name, 0.0) + float(spent)
+    return found
+
+
 def measure(
     workload: Workload,
     ceilings: Mapping[str, float],
@@ -64,7 +113,8 @@ def measure(
         progress: gets the row after each peer.
     """
     row = _begin(workload, "cuda", 1)
-    floor_s = _floor(row, ceilings)
+    floor_s, known = _floor(row, ceilings), _verdicts()
+    own: list[Step] = []
     for peer in workload.peers:
         left = min(deadline - time.monotonic(), 2 * workload.seconds)
         if left < 1:
@@ -78,11 +128,18 @@ def measure(
             row.found[peer], steps = {"failed": str(error)}, []
         if steps:
             row.samples[peer] = _timed(row.found[peer], steps, floor_s)
+            own = steps if peer == "fusec" else own
         progress(row_of(workload, row.found))
     result = row_of(workload, row.found)
     result |= {"input_sets": len(row.cases), "floor_us": round(floor_s * 1e6, 2)}
-    result["ratios"] = ratios(row.samples)
+    result["ratios"], result["races"] = ratios(row.samples), _new(known)
+    if own and _device(row) == "cuda":
+        result["kernel_us"] = kernel_times(own[0])
     return result | _bare(row)
+
+
+def _device(row: _Row) -> str:
+    return row.cases[0].inputs[0].device.type
 
 
 def _begin(workload: Workload, device: str, shrink: int) -> _Row:

@@ -15,8 +15,10 @@ from fusec.options import Options
 from fusec.report.lint_report import judge
 from fusec.report.observe import new_fake_mode, observe
 from fusec.report.stages import take_through
+from fusec.report.static_rules import CheckedKernel
 
 TARGET = "sm_90"
+_STATIC = ("registers", "blocks", "spill_bytes", "wide_share", "barriers")
 
 
 def build(workload: Workload, *, race: str = "fused") -> dict[str, Any]:
@@ -49,5 +51,13 @@ def build(workload: Workload, *, race: str = "fused") -> dict[str, Any]:
         "kernels": len(verdict.kernels),
         "eager_kernels": sum(graph.eager_kernels for graph in verdict.graphs),
         "faults": [f"{f.graph} {f.kernel} {f.rule}: {f.seen}" for f in verdict.faults],
+        "facts": [_facts(kernel) for kernel in verdict.kernels],
         "seconds": round(time.perf_counter() - start, 1),
     }
+
+
+def _facts(kernel: CheckedKernel) -> dict[str, Any]:
+    """Return what the report of a run says of a kernel beside its time."""
+    names = ("graph", "name", "kind", "programs", "bytes", "floor_us", "instructions_per_byte")
+    found = {name: getattr(kernel, name) for name in names}
+    return found | {name: getattr(kernel.static, name) for name in _STATIC}

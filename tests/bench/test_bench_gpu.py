@@ -5,12 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
-from bench import gpu, gpu_measure, gpu_timing, offline, record, workloads
+from bench import (
+    gpu,
+    gpu_contact,
+    gpu_measure,
+    gpu_report,
+    gpu_timing,
+    offline,
+    record,
+    workloads,
+)
 from bench.workload import SETTINGS, compiled
 
 
@@ -178,3 +189,114 @@ def test_the_verdict_needs_the_mean_and_the_worst_row():
         }
     }
     assert list(gpu.verdict(groups)["g"].values()) == ["ahead", "mixed", "behind"]
+
+
+# -- first contact, and the page in words ----------------------------------------------------------
+
+
+def test_a_family_that_ends_its_process_costs_no_other(monkeypatch):
+    """A child dies at the second family and hangs at the third: the fourth is still touched."""
+    script = """
+import json, os, sys, time
+for name in sys.argv[2:]:
+    if name == "dies":
+        os._exit(7)
+    if name == "hangs":
+        time.sleep(60)
+    print("a library's remark")
+    print(json.dumps([name, {"accurate": True}]), flush=True)
+"""
+    names = ("good", "dies", "hangs", "last")
+    families = [dataclasses.replace(gpu_contact.FAMILIES[0], name=name) for name in names]
+    start = subprocess.Popen
+    monkeypatch.setattr(gpu_contact, "FAMILIES", families)
+    monkeypatch.setattr(
+        gpu_contact.subprocess, "Popen",
+        lambda command, **how: start([sys.executable, "-c", script, *command[3:]], **how),
+    )  # fmt: skip
+    noted: list[int] = []
+    found = gpu_contact.contact("cpu", lambda entries: noted.append(len(entries)), silent_s=2.0)
+    assert found == {
+        "good": {"accurate": True},
+        "dies": {"failed": "its process ended with 7"},
+        "hangs": {"failed": "silent for 2 s"},
+        "last": {"accurate": True},
+    }
+    assert noted == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_each_family_is_touched_in_its_process():
+    found = gpu_contact.contact("cpu", lambda entries: None, silent_s=300.0)
+    assert {name: entry.get("failed") for name, entry in found.items()} == dict.fromkeys(
+        f.name for f in gpu_contact.FAMILIES
+    )
+    assert all(entry["accurate"] for entry in found.values())
+
+
+def row(name: str, peers: dict, **more: object) -> dict:
+    return {"group": "g", "name": name, "mode": "forward", "peers": peers, "ratios": {}, **more}
+
+
+def test_the_page_says_what_broke_what_lost_and_what_races_measured():
+    kernel = {
+        "graph": "forward", "name": "k0", "kind": "pointwise", "programs": 64, "bytes": 1,
+        "floor_us": 5.0, "registers": 40, "blocks": 9, "instructions_per_byte": 9.2,
+        "spill_bytes": 0, "wide_share": 0.5, "barriers": 0,
+    }  # fmt: skip
+    laps = [
+        {"name": "library", "us": 9.0, "p20": 9.0, "p80": 9.0, "dropped": None},
+        {"name": "fused #1", "us": 8.0, "p20": 8.0, "p80": 8.0, "dropped": None},
+        {"name": "fused #2", "us": None, "p20": None, "p80": None, "dropped": "wrong: 3e-1"},
+    ]
+    timed = {"eager": {"median_us": 9.0}, "fusec": {"median_us": 10.0, "of_floor": 0.5}}
+    data = {
+        "contact": {"rows": {"failed": "its process ended with -9"}, "columns": {"accurate": True}},
+        "tests": {"exit": 1, "last": ["2 failed"]},
+        "ceilings": {"start": {"copy_bytes_per_s": 4.3e12}, "end": {"copy_bytes_per_s": 4.3e12}},
+        "results": [
+            row("good", timed, ratios={"best/fusec": 1.2}, races=[
+                {"winner": "fused #1", "exhausted": False, "laps": laps}]),
+            row("slow", timed, ratios={"best/fusec": 0.9}, offline={"facts": [kernel]},
+                kernel_us={"k0": 7.5}),
+            row("wrong", {"fusec": {"accurate": False, "error": 0.3}}),
+        ],
+        "in_progress": row("last", {}),
+        "left_out": ["blocks"],
+    }  # fmt: skip
+    page = gpu_report.markdown(json.loads(json.dumps(data)))
+    assert page.split("## ")[1:] == [
+        "What broke\n\n- first contact, rows: its process ended with -9\n"
+        "- tests: 1: 2 failed (gpu-tests.log)\n- wrong forward, fusec: inaccurate: 0.3\n"
+        "- last forward: the run ended while it was measured\n\n",
+        "Ceilings\n\n- copy_bytes_per_s 4.3e+12, drift 0.0%\n\n",
+        "What lost, and what its code says\n\n"
+        "- **slow forward**: 0.90 of the best (eager 9, fusec 10 us; 50% of the floor)\n"
+        "  - forward k0: 7.5 us, pointwise, floor 5 us, 64 programs, 40 registers, "
+        "9 a multiprocessor, 9.2 instructions a byte, 50% in 16-byte accesses\n\n",
+        "Races\n\n- good forward: fused #1 8 us, library 9 us, fused #2 wrong: 3e-1; "
+        "chosen: fused #1\n\n",
+        "Left out\n\n- blocks\n",
+    ]
+
+
+def test_what_lost_is_built_for_its_code_while_there_is_time(tmp_path):
+    run = record.Record("gpu", tmp_path)
+    workload = workloads.gpu()[0]
+    timed = {"eager": {"median_us": 1.0}, "fusec": {"median_us": 2.0}}
+    run.add(gpu_measure.row_of(workload, timed) | {"ratios": {"best/fusec": 0.5}})
+    gpu.explain_losses(run, time.monotonic() - 1)
+    assert "offline" not in run.results[0]
+    gpu.explain_losses(run, time.monotonic() + 60)
+    (kernel,) = run.results[0]["offline"]["facts"]
+    assert kernel["registers"] > 0 and kernel["floor_us"] > 1
+    assert "registers" in gpu_report.markdown(json.loads(run.path.read_text()))
+
+
+def test_a_dry_run_races_plans_and_ends_with_a_page(tmp_path, capsys):
+    code, data = run_dry(tmp_path, "--only", "linear+gelu vit-l", "--skip-offline")
+    assert code == 0
+    (found,) = data["findings"]
+    assert found["name"] == "linear+gelu vit-l" and found["peers"]["fusec"]["accurate"]
+    assert "## What broke\n\nNothing." in (tmp_path / "gpu.md").read_text()
+    assert "in words:" in capsys.readouterr().out
