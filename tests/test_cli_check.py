@@ -84,7 +84,7 @@ INTEGERS = {
 }  # fmt: skip
 OTHERS = {
     "graph", "name", "code", "kind", "problem", "floor_us", "occupancy", "wide_share", "left_out",
-    "instructions_per_byte",
+    "instructions_per_byte", "expected_us", "expected_share", "cause",
 }  # fmt: skip
 
 
@@ -118,6 +118,9 @@ def test_norm_and_gelu_are_clean(capsys, models, target) -> None:
     assert kernel["programs"] == 2048
     assert kernel["bytes"] == document["graphs"][0]["bytes_floor"]
     assert 0 < kernel["instructions_per_byte"] < 10
+    if target == "sm_90":  # the one that the model of a kernel's time knows
+        assert kernel["expected_us"] * kernel["expected_share"] == pytest.approx(kernel["floor_us"])
+    assert bool(kernel["cause"]) == (target == "sm_90")
 
 
 def test_training_is_judged_forward_and_backward(capsys, models) -> None:

@@ -9,11 +9,12 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "registers", "spill_bytes", "shared_bytes", "blocks", "occupancy",
         "widest", "narrowest", "wide_share", "left_out": [{"buffer", "line", "width", "reason"}],
         "wgmma", "mma", "tcgen05", "tma", "copies", "barriers", "convert_layouts",
-        "instructions", "instructions_per_byte"}],
+        "instructions", "instructions_per_byte", "expected_us", "expected_share", "cause"}],
      "faults": [{"graph", "kernel", "rule", "seen", "advice"}],
      "warnings": [the same]}
 
-Facts are null where a kernel does not build; ``instructions_per_byte`` also where it loops.
+Facts are null where a kernel does not build; ``instructions_per_byte`` also where it loops, the
+last three where the model of ``expectation.py`` knows nothing of the GPU or the kernel.
 ``code`` names the kernel whose code this one runs, itself or an equal one.
 
 Worked example::
@@ -32,12 +33,22 @@ from typing import Any
 
 from fusec.errors import BuildError, UsageError
 from fusec.ir.expr import Dot, Reduce
-from fusec.ir.graph import all_launches
+from fusec.ir.graph import Bundle, Kernel, all_launches
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update, statements
+from fusec.passes.cost import kernel_products, kernel_traffic
+from fusec.report.expectation import (
+    DEVICES,
+    SMALL,
+    Expectation,
+    Work,
+    executed,
+    expect,
+    section_runs,
+)
 from fusec.report.explanation import format_bytes, format_table, report_graph
 from fusec.report.stages import Staged, assemble
-from fusec.report.static_rules import CheckedKernel, Finding, find_faults
+from fusec.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
 from fusec.report.traffic import step_bytes
 from fusec.report.widths import Access, match_accesses
 from fusec.runtime.static_checks import PROCESSORS, StaticReport, inspect_kernel
@@ -173,9 +184,34 @@ def _checked_kernels(staged: Staged) -> list[CheckedKernel]:
                 programs=product(a.extent for a in compiled.programs[step.name].grid).hint(),
                 bytes=moved,
                 floor_us=moved / staged.target.machine.bytes_per_us,
+                expected=_expected(staged, step, static),
             )
         )
     return found
+
+
+def _expected(
+    staged: Staged, step: Kernel | Bundle, static: StaticReport | None
+) -> Expectation | None:
+    """Return what the model says of a kernel; None for tables, and GPUs that it does not know."""
+    device, compiled = DEVICES.get(staged.target.name), staged.compiled
+    if static is None or device is None or compiled is None or compiled.programs[step.name].table:
+        return None
+    (kernel,) = step.kernels
+    return expect(static, _work_of(staged, kernel, compiled.programs[step.name], static), device)
+
+
+def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
+    """Return what a launch of a kernel does, at the hints of sizes."""
+    traffic, moved = kernel_traffic(step).values(), step_bytes(step)
+    programs = product(a.extent for a in program.grid).hint()
+    multiplied = kernel_products(step, staged.target.machine)
+    runs = section_runs(program, static, moved / max(1, programs), multiplied / max(1, programs))
+    read = [read for read, _ in traffic]
+    if multiplied:  # a causal mask leaves tiles out
+        multiplied = min(multiplied, programs * executed(static, runs))
+    small = sum(size for size in read if size <= SMALL)
+    return Work(max(1, programs), runs, moved, sum(read), small, multiplied)
 
 
 def _inspected(staged: Staged, name: str) -> tuple[StaticReport | None, str]:
@@ -213,12 +249,15 @@ def _kernel_dict(kernel: CheckedKernel) -> dict[str, Any]:
         }
         for access in kernel.left_out
     ]
-    rate = kernel.instructions_per_byte
+    rate, model = kernel.instructions_per_byte, kernel.expected
     return {
         **{name: getattr(kernel, name) for name in names},
         **facts,
         "left_out": left_out,
         "instructions_per_byte": rate,
+        "expected_us": None if model is None else model.us,
+        "expected_share": None if model is None else model.share,
+        "cause": None if model is None else model.cause,
     }
 
 
@@ -300,7 +339,9 @@ def _row(kernel: CheckedKernel) -> tuple[str, ...]:
 def _notes(kernel: CheckedKernel) -> list[str]:
     """Return what the table has no column for: tensor cores, copies, accesses left out."""
     lines = []
-    static = kernel.static
+    static, model = kernel.static, kernel.expected
+    if model is not None and model.floor_us >= SHORT_US:
+        lines.append(f"  {kernel.name}: {model}")
     if static is not None and (static.dots or static.tma or static.copies):
         counts = {
             "wgmma": static.wgmma,

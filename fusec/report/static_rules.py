@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fusec.report.expectation import Expectation
 from fusec.report.widths import MASKED, SCALAR, SMALL, UNALIGNED, Access
 from fusec.runtime.static_checks import REGISTERS, StaticReport
 
@@ -44,6 +45,8 @@ class CheckedKernel:
         programs: blocks of one launch.
         bytes: that the kernel reads and writes, each element once.
         floor_us: how long the memory needs for them.
+        expected: how long it should take, by the model of ``expectation.py``; None where that knows
+            nothing of it.
     """
 
     graph: str
@@ -56,6 +59,7 @@ class CheckedKernel:
     programs: int
     bytes: int
     floor_us: float
+    expected: Expectation | None = None
 
     @property
     def instructions_per_byte(self) -> float | None:

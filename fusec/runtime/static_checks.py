@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,9 @@ _TENSOR_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "DMMA", "UTCHMMA",
 _COPY_OPCODES = ("LDGSTS", "UTMALDG")
 _ROLES = "setmaxnreg"
 """What gives registers of a warp to others, of which it is one that loads what they multiply."""
+_POLL = 4
+"""Instructions of a loop that waits for an mbarrier."""
+_WIDTH = re.compile(r"\.[SU]?(8|16|32|64|128)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,30 @@ class DotTile:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """A loop of the machine code without the loops in it, or what stands in no loop.
+
+    Attributes:
+        inside: the number of the section around it; -1 for what stands in no loop.
+        instructions: that a warp issues each time.
+        specials: those among them that compute a function by table (MUFU).
+        barriers: of the block.
+        loaded, stored: bytes of global memory that one thread asks for; TMA moves tiles.
+        copied: bytes among those loaded that go to shared memory, and that nobody waits for yet.
+        products: instructions of tensor cores.
+    """
+
+    inside: int
+    instructions: int
+    specials: int = 0
+    barriers: int = 0
+    loaded: int = 0
+    stored: int = 0
+    copied: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StaticReport:
     """Facts of one compiled kernel.
 
@@ -130,6 +157,7 @@ class StaticReport:
             asynchronous copy, so that they wait for memory in each iteration, unless another warp
             copies for them.
         serialised: what ptxas says of wgmma that it could not overlap (C75xx).
+        sections: what stands in no loop, then each loop, outer ones before those in them.
     """
 
     target: str
@@ -152,6 +180,7 @@ class StaticReport:
     dot_loops: int
     idle_dot_loops: int
     serialised: tuple[str, ...]
+    sections: tuple[Section, ...] = ()
 
     @property
     def convert_layouts(self) -> int:
@@ -246,6 +275,7 @@ def inspect_kernel(asm: CompiledAsm) -> StaticReport:
         dot_loops=len(dot_loops),
         idle_dot_loops=sum(not (fed or code.has(loop, _COPY_OPCODES)) for loop in dot_loops),
         serialised=tuple(line.strip() for line in _SERIALISED.findall(said)),
+        sections=tuple(code.sections()),
     )
 
 
@@ -363,3 +393,49 @@ class _Code:
     def has(self, loop: tuple[int, int], families: tuple[str, ...]) -> bool:
         """Return True if a loop has an instruction of one of some families."""
         return any(opcode.split(".")[0] in families for opcode in self.opcodes[slice(*loop)])
+
+    def sections(self) -> Iterator[Section]:
+        """Yield what stands in no loop, then the loops in their order, but those that only wait."""
+        loops = [loop for loop in self.loops if not self._polls(loop)]
+        spans = [(0, len(self.opcodes)), *sorted(loops, key=lambda s: (s[0], -s[1]))]
+        around = [
+            max((n for n in range(k) if spans[n][0] <= first and last <= spans[n][1]), default=-1)
+            for k, (first, last) in enumerate(spans)
+        ]
+        for k, span in enumerate(spans):
+            inner = [spans[n] for n, outer in enumerate(around) if outer == k]
+            own = [
+                self.opcodes[n]
+                for n in range(*span)
+                if not any(first <= n < last for first, last in inner)
+            ]
+            yield _section(around[k], own)
+
+    def _polls(self, loop: tuple[int, int]) -> bool:
+        """Return True for a loop that looks whether an mbarrier's phase has ended."""
+        first, last = loop
+        return last - first <= _POLL and self.has(loop, ("SYNCS",))
+
+
+def _section(inside: int, opcodes: Sequence[str]) -> Section:
+    moved = Counter[str]()
+    for opcode in opcodes:
+        moved[opcode.split(".")[0]] += _width(opcode)
+    return Section(
+        inside,
+        sum(opcode != "NOP" for opcode in opcodes),
+        sum(opcode.startswith("MUFU") for opcode in opcodes),
+        sum(opcode.startswith("BAR.") for opcode in opcodes),
+        moved["LDG"] + moved["LDGSTS"],
+        moved["STG"],
+        moved["LDGSTS"],
+        sum(opcode.split(".")[0] in _TENSOR_OPCODES for opcode in opcodes),
+    )
+
+
+def _width(opcode: str) -> int:
+    """Return the bytes that one thread moves by an access; 4 where the opcode does not say."""
+    if not opcode.startswith(("LDG.", "STG.", "LDGSTS.")):
+        return 0
+    found = _WIDTH.findall(opcode)
+    return int(found[-1]) // 8 if found else 4
