@@ -193,12 +193,15 @@ def _checked_kernels(staged: Staged) -> list[CheckedKernel]:
 def _expected(
     staged: Staged, step: Kernel | Bundle, static: StaticReport | None
 ) -> Expectation | None:
-    """Return what the model says of a kernel; None for tables, and GPUs that it does not know."""
+    """Return what the model says of a kernel; None for tables, roles, and GPUs unknown to it."""
     device, compiled = DEVICES.get(staged.target.name), staged.compiled
-    if static is None or device is None or compiled is None or compiled.programs[step.name].table:
+    if static is None or device is None or compiled is None:
+        return None
+    program = compiled.programs[step.name]
+    if program.table or program.roles:
         return None
     (kernel,) = step.kernels
-    return expect(static, _work_of(staged, kernel, compiled.programs[step.name], static), device)
+    return expect(static, _work_of(staged, kernel, program, static), device)
 
 
 def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
