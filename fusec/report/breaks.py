@@ -146,10 +146,17 @@ def with_code(place: Place) -> Place:
 
 _REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
     (
-        r"builtin (?:operator )?`?print|logging\.Logger method|reorderable_logging",
+        r"builtin (?:operator )?`?print",
         lambda m: Remedy(
             "print outside of what is compiled",
             "torch._dynamo.config.reorderable_logging_functions.add(print)",
+        ),
+    ),
+    (
+        r"logging\.Logger method",
+        lambda m: Remedy(
+            "log outside of what is compiled, or let Dynamo leave the call out: add the method to "
+            "torch._dynamo.config.ignore_logging_functions"
         ),
     ),
     (
@@ -227,13 +234,13 @@ def place_of_compile(metrics: Mapping[str, Any]) -> Place:
 
 _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
     (
-        r"tensor '([^']*)' size mismatch at index (\d+)",
+        r"tensor '(.+)' size mismatch at index (\d+)",
         lambda m: Remedy(
             f"torch._dynamo.mark_dynamic({m[1]}, {m[2]}), or torch.compile(..., dynamic=True)"
         ),
     ),
     (
-        r"tensor '([^']*)' (stride|rank|dtype|requires_grad) mismatch",
+        r"tensor '(.+)' (stride|rank|dtype|requires_grad) mismatch",
         lambda m: Remedy(f"call it with the same {m[2]} of {m[1]} each time"),
     ),
     (r"training", lambda m: Remedy("none: training and evaluation are two graphs")),

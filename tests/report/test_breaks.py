@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Iterator
 
@@ -86,6 +87,23 @@ def test_the_change_of_a_remedy_removes_the_break(case: str) -> None:
     assert seen_of(mended()).breaks == ()
 
 
+class Logging(unclean.Item):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        logger.warning("inside")
+        return torch.tanh(y)
+
+
+logger = logging.getLogger(__name__)
+
+
+def test_a_call_of_a_logger_has_a_remedy_that_works() -> None:
+    (found,) = seen_of(Logging()).breaks
+    assert "ignore_logging_functions" in found.remedy.change
+    with torch._dynamo.config.patch(ignore_logging_functions={logger.warning}):
+        assert seen_of(Logging()).breaks == ()
+
+
 def test_a_skipped_function_stands_first_in_the_advice() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -137,6 +155,7 @@ def test_the_remedy_of_a_recompile_removes_it() -> None:
     ("reason", "remedy"),
     [
         ("0/0: tensor 'y' dtype mismatch. expected Float", "call it with the same dtype of y"),
+        ("0/0: tensor 'kwargs['x']' size mismatch at index 1. e", "mark_dynamic(kwargs['x'], 1)"),
         ("0/0: n == 3", "pass n as a tensor"),
         ("0/0: self.training", "training and evaluation are two graphs"),
         ("0/0: GLOBAL_STATE changed: grad_mode", "with and without gradients"),
