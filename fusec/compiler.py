@@ -52,7 +52,7 @@ from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
 from fusec.summary import announce, announce_code, graph_id, prints_code
-from fusec.torch_interior import compile_phase, keep_versions
+from fusec.torch_interior import compile_phase, debug_directory, keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
 
@@ -77,6 +77,9 @@ def compile_graph(
     """
     trace = trace if trace is not None else Trace(name, phase=compile_phase)
     RECENT.append(trace)
+    asked = debug_directory()
+    if asked is not None and options.dump_dir is None:
+        options = replace(options, dump_dir=str(Path(asked, "fusec")))
     try:
         call = _compile(gm, name, options, trace)
     except Exception as error:

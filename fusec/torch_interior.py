@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -19,7 +20,7 @@ from torch._dynamo import convert_frame
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters, dynamo_timed
+from torch._dynamo.utils import counters, dynamo_timed, get_debug_dir
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, tracing
@@ -71,6 +72,7 @@ __all__ = [
     "core_aten_decompositions",
     "counters",
     "current_device_getter",
+    "debug_directory",
     "disable_modes",
     "dynamo_config",
     "empty_on_cpu",
@@ -152,6 +154,11 @@ def compile_id() -> str:
     """Return Dynamo's number of the compile that runs, such as "0/1"; "" if none does."""
     found = CompileContext.current_compile_id()
     return "" if found is None else str(found)
+
+
+def debug_directory() -> str | None:
+    """Return the directory that ``TORCH_COMPILE_DEBUG=1`` asks for; None where it does not."""
+    return get_debug_dir() if os.environ.get("TORCH_COMPILE_DEBUG") == "1" else None
 
 
 def compile_phase(name: str) -> AbstractContextManager[object]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fusec import summary
+from fusec import summary, torch_interior
 from fusec.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import trace_log
 
@@ -110,6 +111,19 @@ def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
 def test_phases_are_in_torchs_table_of_compile_times() -> None:
     compile_block(cache=False)
     assert "fusec.passes" in torch._dynamo.utils.compile_times()
+
+
+def test_torch_s_directory_for_debugging_has_every_stage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
+    monkeypatch.setattr(torch_interior, "get_debug_dir", lambda: str(tmp_path))
+    # Where torch's own log of it goes.
+    monkeypatch.setattr(torch._dynamo.config, "debug_dir_root", str(tmp_path / "torch"))
+    compile_block()
+    (folder,) = (tmp_path / "fusec").iterdir()
+    stages = {file.name.partition("-")[2] for file in folder.iterdir()}
+    assert {"fx.txt", "kernels.txt", "source.txt", "wrapper.txt"} <= stages
 
 
 def test_nothing_is_summarized_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
