@@ -18,7 +18,8 @@ Worked example::
     function = load_function(source, "k0")
     sm_90 = parse_target("sm_90")
     compiled = compile_function(function, {"x": "*fp32", "N": "i32"}, (0,), sm_90, {"num_warps": 4})
-    loaded = load(code, metadata, signature, "sm_90", device=0)
+    run = make_launcher(metadata, signature)
+    loaded = load(code, metadata, run, "sm_90", device=0)
     loaded.run(4, 1, 1, loaded.stream(0), loaded.function, loaded.packed, None, None, None, x, n)
 """
 
@@ -170,22 +171,30 @@ class Loaded:
     current_device: Callable[[], int]
 
 
-def load(
-    code: bytes, metadata: str, signature: Mapping[str, str], target: str, device: int
-) -> Loaded:
-    """Load machine code on a device.
+def make_launcher(metadata: str, signature: Mapping[str, str]) -> Callable[..., None]:
+    """Return what launches a kernel, ``Loaded.run``. Touches no device; may be run in any thread.
 
     Args:
         metadata: what Triton said of the kernel, as JSON.
-        target: that of the device.
     """
     fields = SimpleNamespace(**json.loads(metadata))
     described = SimpleNamespace(signature=dict(signature), constants={})
+    launcher: Callable[..., None] = triton.runtime.driver.active.launcher_cls(described, fields)
+    return launcher
+
+
+def load(code: bytes, metadata: str, run: Callable[..., None], target: str, device: int) -> Loaded:
+    """Load machine code on a device.
+
+    Args:
+        metadata, run: as of `make_launcher`.
+        target: that of the device.
+    """
+    fields = SimpleNamespace(**json.loads(metadata))
     driver = triton.runtime.driver.active
     with torch.cuda.device(device), _relaxed_capture():
         loaded = driver.utils.load_binary(fields.name, code, fields.shared, device)
     packed = make_backend(parse_target(target)).pack_metadata(fields)
-    run = driver.launcher_cls(described, fields)
     return Loaded(run, loaded[1], packed, driver.get_current_stream, driver.get_current_device)
 
 

@@ -6,7 +6,9 @@ import contextlib
 import gc
 import inspect
 import json
+import os
 import pickle
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -313,6 +315,24 @@ def test_tritons_launcher_takes_these_descriptors(
     address, _, size, _, block, shape, strides, padding = filled[0]
     assert (address, size, block) == (x.data_ptr(), 4, [16, 32])
     assert (shape, strides, padding) == ([20, 32], [32, 1], 0)
+
+
+def test_launchers_of_several_kernels_are_made_at_once(
+    driver: InterpretingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = pack(
+        [KERNEL, replace(TILED, name="tiled", source=TILED.source.replace("scale", "tiled"))],
+        "sm_90",
+    )
+    both, make = threading.Barrier(2), driver.launcher_cls
+
+    def made(source: Any, metadata: Any) -> Any:
+        both.wait(timeout=60)  # broken, and an error, where one waits for the other to be made
+        return make(source, metadata)
+
+    monkeypatch.setattr(driver, "launcher_cls", made)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert set(unpack(blobs, device=0)) == {"scale", "tiled"}
 
 
 def test_packed_kernel_keeps_its_descriptors(driver: InterpretingDriver) -> None:
