@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import Target, find_target
+from fusec.ir.graph import FlatKernel
 from fusec.options import Options
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.plan import Plan
 from fusec.report import expectation
 from fusec.report.expectation import H100, H200, Device, Expectation, Work, expect
 from fusec.report.lint_report import judge
@@ -107,7 +110,7 @@ class Published:
 
     Attributes:
         share: of what a copy moves, or of 790 TFLOP/s (docs/performance.md has the sources).
-        number: of the plan that is like theirs.
+        number: of the plan that is like theirs, among those without roles.
     """
 
     fn: Callable[..., Any]
@@ -143,10 +146,14 @@ PUBLISHED = {
 
 
 def choosing(target: Target, number: int) -> Target:
-    """Return a target that offers the n-th plan of each kernel alone."""
+    """Return a target that offers the n-th plan of each kernel alone, of those without roles."""
     theirs = target.codegen.plans
-    chosen = replace(target.codegen, plans=lambda k, m: theirs(k, m)[number : number + 1])
-    return replace(target, codegen=chosen) if number else target
+
+    def plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+        plain = tuple(plan for plan in theirs(kernel, machine) if not plan.roles)
+        return plain[number : number + 1]
+
+    return replace(target, codegen=replace(target.codegen, plans=plans)) if number else target
 
 
 def modelled(row: Published, *, train: bool = False, labels: int = 0) -> list[Expectation]:
