@@ -17,8 +17,8 @@ beside them, which waits for their values (a softmax) or not; barriers; what sta
 behind the loop. With one block a multiprocessor nobody multiplies meanwhile.
 
 Its constants are of an H200 (docs/performance.md says where each is from). Calibrated with
-published measurements of kernels that are built alike: beside eight of them, it is off by 5 % on
-the mean and by 20 % at worst. It knows no clocks that sink under load, no partition camping, no
+published measurements of kernels that are built alike: beside eight of them, it is off by 6 % on
+the mean and by 19 % at worst. It knows no clocks that sink under load, no partition camping, no
 ptxas that orders loads badly: a lead, not a measurement.
 
 Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps, one block a
