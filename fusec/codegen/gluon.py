@@ -203,8 +203,8 @@ class _Printer(Printer):
             warps = f"warps_per_cta=[{self.program.warps}, 1]"
             made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
             lines.append(f"{name}: gl.constexpr = {made}")
-        if self.roles.weights is not None:
-            made = f"gl.DotOperandLayout(0, {self._layout(self.sums[-1].axes)}, 2)"  # of 16 bits
+        for into in _multiplied_from_registers(self.roles)[:1]:
+            made = f"gl.DotOperandLayout(0, {self._layout(into.axes)}, 2)"
             lines.append(f"left: gl.constexpr = {made}")
         return lines
 
@@ -386,6 +386,12 @@ def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
     """Return the values that products make, in the order in which they stand."""
     found = (s for s in statements(body) if isinstance(s, Let | Update))
     return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
+
+
+def _multiplied_from_registers(roles: Split) -> list[Var]:
+    """Return the sums to which products of weights are added."""
+    found = (s for s in statements(roles.multiply) if isinstance(s, Update))
+    return [s.var for s in found if isinstance(s.value, Dot) and s.value.left is roles.weights]
 
 
 def _type(dtype: DType) -> str:

@@ -5,6 +5,8 @@ with its copies alone, and fills slots as they become free: those of the next ti
 are still at what follows their loop. Who multiplies takes a slot, starts its products, waits for
 those of the iteration before, and frees the slot that these have read.
 
+Whatever else the program computes comes behind the loop: the registers are the sums' until then.
+
 A program has roles if its only loop adds up products of tiles that are copied by descriptors as
 they are, and nothing else. What follows the loop may be anything.
 
@@ -32,6 +34,7 @@ from fusec.ir.expr import Buffer, Dot, Load, Var
 from fusec.ir.index import index, is_nonnegative
 from fusec.ir.program import (
     Await,
+    Carry,
     Fill,
     For,
     Free,
@@ -116,13 +119,13 @@ def _split(
         Await(sums, len(products)),
         Free(ring, 1, loop.axis),
     )
-    at = program.body.index(loop)
+    carries = tuple(s for s in program.body if isinstance(s, Carry) and s.var in sums)
     multiply: tuple[Statement, ...] = (
-        *program.body[:at],
+        *carries,
         replace(loop, body=taken),
         Await(sums, 0),
         Free(ring, 0, None),
-        *program.body[at + 1 :],
+        *(s for s in program.body if s is not loop and s not in carries),
     )
     return Split((replace(loop, body=(Fill(ring, loads),)),), multiply)
 

@@ -26,8 +26,11 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def compiled(fn, *shapes: tuple[int, ...], roles: str, dtype=torch.bfloat16) -> CompiledAsm:
-    (one,) = staged(fn, *tensors(*shapes, dtype=dtype), roles=roles)
+def compiled(
+    fn, *shapes: tuple[int, ...], roles: str, dtype=torch.bfloat16, train: bool = False
+) -> CompiledAsm:
+    """Return the only kernel of a function, or of its forward, compiled."""
+    one, *_ = staged(fn, *tensors(*shapes, dtype=dtype), roles=roles, train=train)
     assert one.compiled is not None
     (name,) = one.compiled.distinct
     assert judge([one]).faults == ()
@@ -54,6 +57,25 @@ def test_a_linear_with_gelu(roles: str) -> None:
 def test_attention(fn, depth: int) -> None:
     asm = compiled(fn, *[(1, 16, 8192, depth)] * 3, roles="cooperative")
     assert_as_designed(asm, "cooperative", "m64n128k16", f"m64n{depth}k16")
+
+
+@pytest.mark.parametrize("depth", (64, 128))
+def test_an_attention_that_stores_a_value_of_each_row_has_narrower_steps(depth: int) -> None:
+    """What its backward needs is in registers as wide as a row of scores."""
+    asm = compiled(causal, *[(2, 16, 2048, depth)] * 3, roles="cooperative", train=True)
+    assert_as_designed(asm, "cooperative", "m64n64k16", f"m64n{depth}k16")
+
+
+@pytest.mark.slow
+@ROLES
+def test_a_residual_and_what_the_backward_needs_spill_nothing(roles: str) -> None:
+    def residual(x, w, b, r):
+        return gelu_of_linear(x, w, b) + r
+
+    asm = compiled(
+        residual, (8192, 1024), (4096, 1024), (4096,), (8192, 4096), roles=roles, train=True
+    )
+    assert inspect_kernel(asm).spill_bytes == 0
 
 
 @ROLES

@@ -132,15 +132,27 @@ def _tilings(
             # Weights that are 0 in each iteration are constants, which LLVM puts behind a fence.
             whole = whole and roles.looped.extent.hint() >= side[1]
         slots = _slots(kernel, team, tiling, work, roles.looped, machine)
-        fits = whole and _registers(work, tiling) <= machine.sm.group_registers
+        fits = whole and _registers(kernel, work, tiling) <= machine.sm.group_registers
         yield replace(tiling, stages=slots) if fits and slots >= FEWEST_SLOTS else None
 
 
-def _registers(work: Work, tiling: Tiling) -> float:
-    """Return the registers of a thread for sums, scores, and weights of half their size."""
-    tiles = sum(area(axes, tiling.lanes) for axes in work.sums)
-    tiles += sum(area(axes, tiling.lanes) * 3 // 2 for axes in work.inner)
-    return tiles / (32 * tiling.warps)
+def _registers(kernel: Kernel, work: Work, tiling: Tiling) -> float:
+    """Return the registers of a thread for sums, scores, and weights of half their size.
+
+    A tile that is loaded for what follows takes a half of its own: some of it is used before the
+    rest is there. A row's value that is stored is in as many registers as a row of scores (Triton
+    3.7.1 spilled 1564 bytes of an attention in training otherwise).
+    """
+    sums, inner = (
+        [area(axes, tiling.lanes) for axes in tiles] for tiles in (work.sums, work.inner)
+    )
+    operands = {axes for axes, _ in work.loads}
+    loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and n.axes not in operands]
+    tiles = [n for n in loads if len(n.axes & tiling.lanes.keys()) > 1]
+    held = sum(sums) + 1.5 * sum(inner)
+    held += sum(area(n.axes, tiling.lanes) * n.dtype.itemsize for n in tiles) / 8
+    rows = any(len(s.expr.axes & tiling.lanes.keys()) < 2 for s in kernel.stores)
+    return (held + rows * sum(inner)) / (32 * tiling.warps)
 
 
 def _slots(
