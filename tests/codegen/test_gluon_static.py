@@ -84,6 +84,17 @@ def test_swiglu(roles: str) -> None:
     assert_as_designed(asm, roles, "m64n128k16")
 
 
+def both_ways(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.relu(x @ w.t())
+    return y, y.t().contiguous()
+
+
+@ROLES
+def test_results_by_rows_and_by_columns_have_a_tile_each_in_shared_memory(roles: str) -> None:
+    found = inspect_kernel(compiled(both_ways, (4096, 1024), (4096, 1024), roles=roles))
+    assert found.shared_bytes <= found.processor.shared_limit
+
+
 @pytest.mark.slow
 @ROLES
 @pytest.mark.parametrize("shape", ((8192, 1000, 4096), (1000, 1024, 1504), (4096, 768, 768)))

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
+from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis
+from fusec.ir.index import Axis, index
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
@@ -166,8 +167,18 @@ def _slots(
     """Return how many slots of a ring fit, beside what is loaded once, and what is stored."""
     tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
     slot = sum(count for count, loops in tiles if loops)
-    stored = {s.buffer.dtype: area(s.expr.axes, tiling.lanes) for s in kernel.stores}
-    other = sum(count for count, loops in tiles if not loops)
-    other += sum(count * dtype.itemsize for dtype, count in stored.items())
+    other = sum(count for count, loops in tiles if not loops) + _staged(kernel, tiling)
     room = machine.sm.shared_bytes - BARRIER_BYTES - team.groups * other
     return min(MOST_SLOTS, room // (slot * team.groups))
+
+
+def _staged(kernel: Kernel, tiling: Tiling) -> int:
+    """Return the bytes by way of which tiles are stored: one for those of each type and shape."""
+    found: dict[tuple[DType, int], int] = {}
+    for store in kernel.stores:
+        offset, axes = store.buffer.offset(store.indices), store.expr.axes
+        columns = next((a for a in axes if offset.coefficient(a) is index(1)), None)
+        kind = store.buffer.dtype, 0 if columns is None else tiling.lanes.get(columns, 1)
+        tile = area(axes, tiling.lanes) * store.buffer.dtype.itemsize
+        found[kind] = max(tile, found.get(kind, 0))
+    return sum(found.values())
