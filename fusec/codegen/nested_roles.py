@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 from fusec.codegen.descriptors import Copy
 from fusec.codegen.roles import Split
-from fusec.ir.expr import Const, Dot, Expr, Op, Var
+from fusec.ir.expr import Const, Dot, Expr, Load, Op, Var
 from fusec.ir.program import (
     Await,
     Carry,
@@ -120,9 +120,23 @@ def split_nested(program: Program, copied: Mapping[Var | Put, Copy]) -> Split | 
         (one.queries, one.product.var, *(copied[v].descriptor for v in _tiles(one)))
         for one in iterations
     }
-    if len(alike) > 1 or load is None or load.var not in copied:
+    bounds = _bounds(program, loops)
+    if len(alike) > 1 or load is None or load.var not in copied or bounds is None:
         return None
-    return _split(program, loops, iterations, load, copied)
+    return _split(program, loops, iterations, load, bounds, copied)
+
+
+def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
+    """Return what computes where loops start and stop, or None where memory has a part in it."""
+    wanted: set[Expr] = {value for loop in loops for value in reads(loop)}
+    found: list[Let] = []
+    for statement in reversed(program.body):
+        if isinstance(statement, Let) and statement.var in wanted:
+            found.append(statement)
+            wanted.update(reads(statement))
+    known = {s.var for s in found if not isinstance(s.value, Load)}
+    computed = all(value in known for value in wanted if isinstance(value, Var))
+    return tuple(reversed(found)) if computed else None
 
 
 def _tiles(one: _Iteration) -> tuple[Var, Var]:
@@ -191,6 +205,7 @@ def _split(
     loops: list[For],
     iterations: list[_Iteration],
     queries: Let,
+    bounds: tuple[Let, ...],
     copied: Mapping[Var | Put, Copy],
 ) -> Split:
     rings = _Rings(Ring("queries", 1), *(Ring(n, program.stages) for n in ("keys", "values")))
@@ -202,7 +217,8 @@ def _split(
     nothing = Let(Var("nothing", last.values.var.dtype, last.values.var.axes, serial - 2),
                   last.values.value)  # fmt: skip
     multiply: list[Statement] = []
-    load: list[Statement] = [Fill(rings.queries, (queries,)), Fill(rings.values, (nothing,))]
+    load: list[Statement] = [*bounds, Fill(rings.queries, (queries,))]
+    load.append(Fill(rings.values, (nothing,)))
     made = dict(zip(loops, iterations, strict=True))
     for statement in program.body:
         if statement is queries:

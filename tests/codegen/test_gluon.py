@@ -18,6 +18,7 @@ from torch import Tensor
 from fusec.codegen import targets
 from fusec.emulator.launch import Event, trace
 from fusec.report.emulation import emulate
+from tests.codegen.test_nested_roles import windowed
 from tests.emulator.recorded import Launched, changed, normal, record, with_instead, without
 
 ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))
@@ -107,6 +108,7 @@ ATTENTIONS: dict[str, Case] = {
     "attention of wide heads": (attention, heads(1, 2, 300, 128)),
     "attention in f16": (causal, heads(1, 2, 200, 64, dtype=F16)),
     "attention with a bias": (biased, [*heads(1, 2, 200, 64), tensor(3, 1, 1, 200, 200)]),
+    "attention to a window": (windowed, heads(1, 2, 333, 64)),
     "grouped heads": (grouped, [tensor(0, 1, 4, 200, 128), *heads(1, 2, 200, 128)[1:]]),
     "heads of 80 features": (causal, heads(1, 2, 200, 80)),
     "a gate behind an attention": (gated, heads(1, 2, 200, 64, count=4)),

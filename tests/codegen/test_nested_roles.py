@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,14 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Each query sees the 40 keys up to its own: a loop that does not start at the first one."""
+    i = torch.arange(q.shape[-2])
+    seen = (i <= i[:, None]) & (i[:, None] - i < 40)
+    scores = torch.where(seen, (q @ k.transpose(-1, -2)).float() * 0.125, float("-inf"))
+    return torch.softmax(scores, -1).to(q.dtype) @ v
 
 
 SHAPES = [(2, 16, 1024, 64)] * 3
@@ -72,6 +81,14 @@ def test_a_loop_with_a_mask_goes_on_with_the_weights_of_the_one_without() -> Non
     assert counts(roles.load, "values") == [False, True, True]
     assert counts(roles.multiply, "values") == [True, True, False]
     assert counts(roles.load, "keys") == counts(roles.multiply, "keys") == [True, True]
+
+
+def test_the_warp_that_loads_computes_where_a_loop_starts() -> None:
+    roles = form(windowed, *SHAPES).roles
+    assert roles is not None
+    load, _ = print_split(roles).split("role multiply:\n")
+    (made,) = re.findall(r"for \w+ in \[(\w+)\]", load)
+    assert f"{made} = maximum(" in load
 
 
 def test_the_first_values_are_zeros_from_behind_the_last_row() -> None:
