@@ -155,7 +155,8 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         kernels = _load(key, blobs, target, device)
         source, parts = blobs["wrapper.py"].decode(), _compile_parts(gm, name, options)
         if not options.verify:
-            clock = None if options.cudagraphs else current_clock()
+            recorded = options.cudagraphs and device.type == "cuda"
+            clock = None if recorded else current_clock()
             timed = clock.of_graph(graph_id(name), device) if clock is not None else None
             return executable.bind(source, kernels, gm, device, parts, clock=timed)
         verification = Verification(gm, name, strict=options.strict)

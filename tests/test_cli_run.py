@@ -107,6 +107,71 @@ def test_a_script_that_is_not_there_is_refused(capsys, script: Path) -> None:
     assert main(["run", "--json", "/nowhere/x.json", str(script)]) == 2
 
 
+def test_its_file_is_absolute_and_its_arguments_are_all_its_own(
+    capsys, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    elsewhere = script.parent / "elsewhere"
+    elsewhere.mkdir()
+    script.write_text(
+        "import os, pickle, sys, __main__\n"
+        "class Here: pass\n"
+        f"os.chdir({str(elsewhere)!r})\n"
+        "print(__file__, sys.argv, os.path.exists(__file__))\n"
+        "assert type(pickle.loads(pickle.dumps(Here()))) is __main__.Here\n"
+    )
+    assert main(["run", "--json", "seen.json", "train.py", "--", "--json", "x"]) == 0
+    printed, _ = capsys.readouterr()
+    assert printed.startswith(f"{script} ['train.py', '--', '--json', 'x'] True\n")
+    assert (script.parent / "seen.json").is_file() and not list(elsewhere.iterdir())
+    assert sys.modules["__main__"].__dict__.get("Here") is None
+
+
+def test_an_interrupt_ends_with_the_page_too(capsys, script: Path) -> None:
+    script.write_text("raise KeyboardInterrupt")
+    assert main(["run", str(script)]) == 130
+    printed, said = capsys.readouterr()
+    assert f'File "{script}", line 1' in said
+    assert "train.py: " in printed
+
+
+def test_what_is_no_python_is_shown_without_frames_of_fusec(capsys, script: Path) -> None:
+    script.write_text("def f(:")
+    assert main(["run", str(script)]) == 3
+    _, said = capsys.readouterr()
+    assert said.startswith(f'  File "{script}", line 1\n')
+
+
+def test_the_page_does_not_follow_where_the_script_sends_its_lines(capsys, script: Path) -> None:
+    script.write_text("import sys\nsys.stdout = open(__file__ + '.log', 'w')\nprint('mine')")
+    own = sys.stdout
+    try:
+        assert main(["run", str(script)]) == 0
+    finally:
+        sys.stdout = own
+    assert Path(f"{script}.log").read_text() == "mine\n"
+    printed, _ = capsys.readouterr()
+    assert "nothing was compiled" in printed and "by phase" not in printed
+
+
+def test_threads_of_the_script_end_before_the_page(capsys, script: Path) -> None:
+    script.write_text(
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\n"
+    )
+    assert main(["run", str(script)]) == 0
+    assert capsys.readouterr().out.startswith("late\n\ntrain.py: ")
+
+
+def test_a_record_that_cannot_be_written_is_refused_before_the_script_runs(
+    capsys, script: Path
+) -> None:
+    assert main(["run", "--json", str(script.parent), str(script)]) == 4
+    assert capsys.readouterr().out == ""
+    assert main(["run"]) == 2
+    assert "required: SCRIPT." in capsys.readouterr().err
+
+
 def test_the_package_is_a_command(script: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fusec", "--version"], capture_output=True, text=True, check=True

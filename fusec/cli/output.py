@@ -27,7 +27,7 @@ def show(text: str, language: str = "text") -> None:
         EnvironmentProblem: if stdout is closed or full.
         BrokenPipeError: if its reader went away.
     """
-    if sys.stdout is None:
+    if sys.stdout is None or sys.stdout.closed:
         raise EnvironmentProblem("standard output is closed, so there is no place for results")
     try:
         if not (sys.stdout.isatty() and _show_in_colour(text, language)):

@@ -14,6 +14,9 @@ Options of fusec come before the script, the script's own behind it. The exit co
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 from fusec.cli.line import check_file
@@ -21,8 +24,6 @@ from fusec.cli.output import progress, show
 from fusec.errors import NotWritable, UsageError
 
 HELP = "run a script and show breaks, recompiles, time by module and kernel"
-FAILED = 3
-"""The exit code where the script raises."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,36 +32,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="compile also the models that the script does not"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the record there, too")
-    parser.add_argument("script", metavar="SCRIPT", type=Path, help="a Python file")
+    # The script and all that is behind it, "--" included, in one list.
     parser.add_argument(
-        "arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments"
+        "script",
+        metavar="SCRIPT",
+        nargs=argparse.PARSER,
+        help="a Python file, and its own arguments",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script and print the page; return the script's exit code."""
-    _check_files(arguments)
+    path, own = _script(arguments)
+    record = arguments.json and arguments.json.absolute()  # the script may change the directory
+    output = sys.stdout  # nor does the page go where it sends its own lines
     # Local: it imports torch, which a wrong command line shall not wait for.
     from fusec.report.script import run_script
     from fusec.report.watching import watch
 
-    with watch(arguments.script.name) as watched:
-        code, replaced = run_script(arguments.script, arguments.arguments, every=arguments.all)
+    with watch(path.name) as watched:
+        code, replaced = run_script(path, own, every=arguments.all)
     if replaced:
         progress(f"{replaced} x torch.compile without backend='fusec': compiled by fusec here")
     seen = watched.seen
-    if arguments.json is not None:
-        _write(arguments.json, seen.to_json())
-    show(f"\n{seen}")
+    with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
+        sys.stdout.flush()
+    try:
+        if record is not None:
+            _write(record, seen.to_json())
+    finally:
+        with redirect_stdout(output):
+            show(f"\n{seen}")
     if not seen.graphs and not seen.breaks and not arguments.all:
         progress("the script compiles nothing; --all compiles every model that it calls")
     return code
 
 
-def _check_files(arguments: argparse.Namespace) -> None:
-    check_file(arguments.script, "SCRIPT is a Python file")
-    if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
-        raise UsageError(f"there is no directory for --json {str(arguments.json)!r}.")
+def _script(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
+    """Return the script and its arguments, once its files are known to be there."""
+    script, *own = arguments.script[arguments.script[0] == "--" :]
+    check_file(Path(script), "SCRIPT is a Python file")
+    record = arguments.json
+    if record is not None and not record.resolve().parent.is_dir():
+        raise UsageError(f"there is no directory for --json {str(record)!r}.")
+    if record is not None and (record.is_dir() or not os.access(record.resolve().parent, os.W_OK)):
+        raise NotWritable(f"cannot write {record}: it is a directory, or in one that is not yours")
+    return Path(script), own
 
 
 def _write(path: Path, text: str) -> None:

@@ -22,6 +22,7 @@ WIDTH = 100
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _LIBRARY = re.compile(r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<")
+_OPTIMIZER = re.compile(r"user code at .*[/\\]torch[/\\]optim[/\\]optimizer\.py:\d+$", re.MULTILINE)
 _SKIPPED = re.compile(r"Skipping the function|graph break in loop|results in a skip|skip tracing")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _ADDRESS = re.compile(r"<\w+ (\S+) at 0x[0-9a-f]+>")
@@ -93,6 +94,14 @@ def read_break(text: str) -> Break:
     useful = [hint for hint in hints if not _USELESS.search(hint)]
     remedy = found or Remedy(printable(useful[0]).rstrip(".") if useful else "none is known")
     return Break(_place(text), reason, remedy, bool(_SKIPPED.search(text)))
+
+
+def is_planned(text: str) -> bool:
+    """Return True for the break that torch has put around each optimizer's step: it costs nothing.
+
+    The step itself is a function of its own behind it, and one graph.
+    """
+    return bool(_OPTIMIZER.search(text))
 
 
 def merge_breaks(breaks: Iterable[Break]) -> tuple[Break, ...]:
@@ -199,7 +208,8 @@ def read_recompile(metrics: Mapping[str, Any]) -> Recompile | None:
     reason = metrics.get("recompile_reason")
     if not reason:
         return None
-    said = printable(re.sub(r"^\d+/\d+: ", "", str(reason).strip().splitlines()[0]))
+    guard = re.sub(r"^\d+/\d+: |\s{2,}# .*", "", str(reason).strip().splitlines()[0])
+    said = printable(guard)
     remedies = (r(m) for p, r in _RECOMPILE_REMEDIES if (m := re.search(p, said)) is not None)
     remedy = next(remedies, Remedy("keep the same what the guard names"))
     seconds = float(metrics.get("entire_frame_compile_time_s") or 0.0)
@@ -242,6 +252,10 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
     (
         r"tensor '(.+)' (stride|rank|dtype|requires_grad) mismatch",
         lambda m: Remedy(f"call it with the same {m[2]} of {m[1]} each time"),
+    ),
+    (
+        r"^Unexpected recompilation",
+        lambda m: Remedy("none: threads compiled it at the same time, or a guard depends on more"),
     ),
     (r"training", lambda m: Remedy("none: training and evaluation are two graphs")),
     (r"grad_mode", lambda m: Remedy("none: with and without gradients are two graphs")),

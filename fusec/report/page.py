@@ -116,7 +116,7 @@ def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
 
 
 def _compiles(seen: Seen) -> list[str]:
-    spent = [(name, _time(seconds)) for name, seconds in seen.compile_seconds.items()]
+    spent = [(name, _time(seconds)) for name, seconds in seen.compile_seconds.items() if seconds]
     return ["compile, by phase", *_indented(format_table(spent, right=(1,)))] if spent else []
 
 

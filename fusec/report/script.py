@@ -7,13 +7,16 @@ is compiled at its first call: the outermost module of a call, for its parts are
 
 from __future__ import annotations
 
-import runpy
+import builtins
+import io
+import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -24,47 +27,76 @@ from fusec.options import Options
 
 FAILED = 3
 """The exit code of a script that raised."""
+INTERRUPTED = 130
+"""The exit code of a script that the user ended: that of the shell for SIGINT."""
 _DEFAULT = "inductor"
 
 
 def run_script(path: Path, arguments: Sequence[str], *, every: bool) -> tuple[int, int]:
     """Run a script; return its exit code and how many compiles fusec took from another backend.
 
-    An exception of the script's is printed as Python prints it.
+    What ends it, an interrupt too, is shown as Python shows it.
 
     Args:
         every: compile the models that it does not, too.
     """
     taken = _Taken()
-    argv = [str(path), *arguments]
+    file = os.path.abspath(path)  # as Python's __file__, which a change of directory leaves true
+    main = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", file)
+    vars(main).update(__file__=file, __loader__=loader, __builtins__=builtins, __cached__=None)
+    before = set(threading.enumerate())
     with (
-        mock.patch.object(sys, "argv", argv),
-        mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path[1:]]),
+        mock.patch.object(sys, "argv", [str(path), *arguments]),
+        mock.patch.object(sys, "path", [os.path.dirname(os.path.realpath(path)), *sys.path[1:]]),
         mock.patch.object(torch, "compile", taken.compile),
+        _main_module(main),
         _compiling_all() if every else _nothing(),
     ):
-        return _run(path), taken.count
+        code = _run(main, file)
+        _join(before)
+        return code, taken.count
 
 
-def _run(path: Path) -> int:
+def _run(main: ModuleType, file: str) -> int:
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        with io.open_code(file) as source:
+            code = compile(source.read(), file, "exec", dont_inherit=True)
+        exec(code, vars(main))
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Exception as error:
-        _print_as_python(error, path)
-        return FAILED
+    except (Exception, KeyboardInterrupt) as error:
+        _print_as_python(error, file)
+        return FAILED if isinstance(error, Exception) else INTERRUPTED
     return 0
 
 
-def _print_as_python(error: Exception, path: Path) -> None:
-    """Print a traceback that begins in the script."""
+def _print_as_python(error: BaseException, file: str) -> None:
+    """Print a traceback that begins in the script; a script that is no Python has none."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != str(path):
+    while frames is not None and frames.tb_frame.f_code.co_filename != file:
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames or error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
+def _join(before: set[threading.Thread]) -> None:
+    """Wait for the script's threads, as Python does at its end."""
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join()
+
+
+@contextmanager
+def _main_module(main: ModuleType) -> Iterator[None]:
+    """Let a module be what ``import __main__`` finds: pickle and multiprocessing look there."""
+    own = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = own
 
 
 @contextmanager

@@ -28,6 +28,7 @@ import torch
 from fusec.report.breaks import (
     Break,
     Place,
+    is_planned,
     merge_breaks,
     merge_recompiles,
     place_of_compile,
@@ -69,7 +70,7 @@ class _Listener(logging.Handler):
 
     def _take(self, metadata: Mapping[str, Any], payload: str | None) -> None:
         name = metadata.get("artifact", {}).get("name")
-        if name == _BREAK and payload:
+        if name == _BREAK and payload and not is_planned(payload):
             self.told.breaks.append(read_break(payload))
         elif name == UNSEEN and payload:
             self.told.unseen = payload

@@ -119,6 +119,23 @@ def test_a_skipped_function_stands_first_in_the_advice() -> None:
     assert "runs eagerly" in seen.advice()[0]
 
 
+def test_a_compiled_optimizer_has_no_break_of_the_user_s() -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    with watch() as watched:
+        torch.compile(optimizer.step, backend="fusec")()
+    assert watched.seen.breaks == ()
+    assert len(watched.seen.graphs) == 1
+
+
+def test_the_line_of_a_guard_is_no_part_of_the_reason() -> None:
+    reason = f"0/0: {'k == 3.5':<60}  # h = h + k  # m.py:14 in f"
+    found = read_recompile({"recompile_reason": reason, "co_name": "f", "co_filename": "m.py"})
+    assert found is not None and found.reason == "k == 3.5"
+
+
 def test_a_break_that_is_met_again_is_counted() -> None:
     (found,) = seen_of(unclean.Item(), 8, 9).breaks
     assert found.count == 2
@@ -157,6 +174,7 @@ def test_the_remedy_of_a_recompile_removes_it() -> None:
         ("0/0: tensor 'y' dtype mismatch. expected Float", "call it with the same dtype of y"),
         ("0/0: tensor 'kwargs['x']' size mismatch at index 1. e", "mark_dynamic(kwargs['x'], 1)"),
         ("0/0: n == 3", "pass n as a tensor"),
+        ("0/0: Unexpected recompilation: runtime guards failed", "none: "),
         ("0/0: self.training", "training and evaluation are two graphs"),
         ("0/0: GLOBAL_STATE changed: grad_mode", "with and without gradients"),
         ("0/0: something else", "keep the same"),

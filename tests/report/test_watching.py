@@ -124,6 +124,14 @@ def test_nothing_of_a_watch_stays_behind() -> None:
     assert current_clock() is None
 
 
+def test_a_mode_with_cuda_graphs_is_timed_on_a_cpu() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.sin, backend="fusec", mode="reduce-overhead")
+    with fusec.watch() as watched:
+        compiled(torch.ones(3))
+    assert [g.calls for g in watched.seen.graphs] == [1]
+
+
 def test_a_graph_that_nobody_watches_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("timed for nobody")

@@ -44,6 +44,13 @@ def test_an_operator_s_calls_are_told_apart_by_their_position() -> None:
     assert totals[""][1] >= totals["mm #0"][1] + totals["mm #1"][1] > 0
 
 
+def test_threads_that_share_a_graph_do_not_fail() -> None:
+    graph = Clock().of_graph("forward 0/0", CPU)
+    mm = graph.operator("mm", lambda x: x + 1)
+    graph._position["mm"] = 2  # another thread is at its third call, and nothing is made yet
+    assert mm(1) == 2
+
+
 def test_a_call_that_raises_is_counted_and_raises() -> None:
     clock = Clock()
 
