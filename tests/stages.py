@@ -139,6 +139,10 @@ EXAMPLES = {
         lambda x, w: F.gelu(x @ w), ((64, 4096), (4096, 64)), "sm_90", BF16,
         options={**FUSED, "descriptors": "always"},
     ),
+    "roles": Example(
+        lambda x, w, b: F.gelu(F.linear(x, w, b)), ((256, 128), (256, 128), (256,)), "sm_90", BF16,
+        options={**FUSED, "roles": "cooperative"},
+    ),
     "products": Example(
         lambda a, b, c, d: torch.relu(a @ b + c @ d), ((32, 48), (48, 64)) * 2, "sm_90", BF16,
         options=FUSED,

@@ -57,6 +57,7 @@ EXAMPLES = {
     "sink": "attention",
     "orient": "products",
     "copy_tiles": "product",
+    "split_roles": "roles",
     "approximate": "statistics",
 }
 UNSEEN = {

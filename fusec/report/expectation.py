@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
 from fusec.ir.program import For, Program, Statement
 from fusec.runtime.static_checks import Section, StaticReport
 
@@ -165,7 +165,7 @@ def _loop_runs(body: tuple[Statement, ...], times: float) -> Iterator[float]:
 
 
 def _at_middle(value: Index) -> float:
-    """Return an index with sizes at their hints and each axis at its middle."""
+    """Return an index with sizes at their hints, each axis at its middle, what is read at 0."""
     total = float(value.const)
     for monomial, coefficient in value.terms:
         part = float(coefficient)
@@ -179,6 +179,8 @@ def _at_middle(value: Index) -> float:
                     part *= _at_middle(atom.dividend) / max(1.0, _at_middle(atom.divisor))
                 case Mod():
                     part *= _at_middle(atom.divisor) / 2
+                case Runtime():
+                    part = 0.0  # the first of what a mask lets count: the loop that runs longest
                 case _:
                     raise InternalError(f"{atom} in an index", stage="report")
         total += part

@@ -12,8 +12,8 @@ it, on real tensors. Graph breaks and their reasons are in torch's trace, too: `
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -93,7 +93,8 @@ class _Observer:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
-        with tracing(None):  # or branches were traced with fake tensors of Dynamo's mode
+        # Without its context branches were traced with fake tensors of Dynamo's mode.
+        with tracing(None), self.counting():
             forward, backward = count_eager(gm, plain)
 
         rewrites = Trace("joint", texts=self.context.trace.texts)
@@ -112,6 +113,18 @@ class _Observer:
         except DynamicOutputShapeException as error:  # Dynamo would take the call apart, unsaid
             self.untraced.append(error)
             return gm.forward
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Let fake tensors make symbols of all sizes that depend on data: what eager runs has any.
+
+        In training, eager's gradient of ``h[mask] = token`` asks where the mask is true.
+        """
+        symbols, self.mode.shape_env = self.mode.shape_env, ShapeEnv()
+        try:
+            yield
+        finally:
+            self.mode.shape_env = symbols
 
     def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
         """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
