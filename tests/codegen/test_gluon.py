@@ -16,8 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.codegen import targets
+from fusec.compiler import triton_source
 from fusec.emulator.launch import Event, trace
+from fusec.pipeline import Compiled
+from fusec.report import emulation
 from fusec.report.emulation import emulate
+from fusec.runtime.triton_kernel import TritonSource
 from tests.codegen.test_nested_roles import windowed
 from tests.emulator.recorded import Launched, changed, normal, record, with_instead, without
 
@@ -116,12 +120,38 @@ ATTENTIONS: dict[str, Case] = {
 }  # fmt: skip
 
 
+def sliced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An attention whose heads have 64 features, also where all sizes of its inputs are symbols."""
+    return attention(*(x[..., :64] for x in (q, k, v)))
+
+
+def sliced_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal(*(x[..., :64] for x in (q, k, v)))
+
+
+SYMBOLIC: dict[str, Case] = {
+    "attention of sliced heads": (sliced, heads(1, 2, 200, 80)),
+    "causal attention of sliced heads": (sliced_causal, heads(1, 2, 333, 80)),
+}
+
+
 def check(name: str, roles: str, seed: int, *, dynamic: bool = False, train: bool = False) -> None:
+    """Emulate a case and check its values, and that its warps had roles."""
     torch._dynamo.reset()
-    fn, inputs = (CASES | ATTENTIONS)[name]
+    fn, inputs = (CASES | ATTENTIONS | SYMBOLIC)[name]
     options = {"race": "fused", "roles": roles}
-    found = emulate(fn, inputs, options=options, seed=seed, dynamic=dynamic, train=train)
+    with pytest.MonkeyPatch.context() as patch:
+        sources: list[str] = []
+
+        def seen(compiled: Compiled, code: str) -> TritonSource:
+            kernel = triton_source(compiled, code)
+            sources.append(kernel.source)
+            return kernel
+
+        patch.setattr(emulation, "triton_source", seen)
+        found = emulate(fn, inputs, options=options, seed=seed, dynamic=dynamic, train=train)
     assert found.faults == (), str(found)
+    assert any("warp_specialize" in source for source in sources)
 
 
 @ROLES
@@ -155,7 +185,7 @@ def test_an_attentions_values_are_right_in_several_orders(name: str, seed: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("attention", "causal attention"))
+@pytest.mark.parametrize("name", SYMBOLIC)
 def test_an_attentions_values_of_symbolic_sizes_are_right(name: str) -> None:
     check(name, "cooperative", 0, dynamic=True)
 
