@@ -5,7 +5,7 @@ the operands' Triton type. Types narrower than f32 never get here: the printer w
 
 The accurate form is the default: it is IEEE where PyTorch's CUDA kernels are (``div``, ``sqrt``)
 and calls the same libdevice function elsewhere. An ``approximate`` form has a relative error of
-some 1e-5, or an absolute one of 1.5e-7, and is meant for values that are rounded to 16 bits;
+some 1e-5, or an absolute one of 1.3e-6 (erf), and is meant for values that are rounded to 16 bits;
 whoever prints a program asks for it by the operation's name.
 
 Functions that Triton lacks are in ``FUNCTIONS``; the printer writes those that a kernel needs in

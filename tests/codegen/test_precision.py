@@ -115,3 +115,15 @@ def test_a_weight_of_a_product_is_exact_where_the_largest_is_kept() -> None:
         kept = b.reduce(monoid, (c,), b.op("mul", e, f32(0.5)))
         b.put(buffer("l", F32, 4), r, kept)
         assert (e in rounded_to_16_bits(b.program())) == (monoid is SUM)
+
+
+@pytest.mark.parametrize("beside_one", (True, False))
+def test_an_erf_is_cheap_beside_one_and_exact_where_small_ones_count(beside_one: bool) -> None:
+    """``bf16((erf(x) + 1) / x)`` and ``bf16(erf(x) / x)``."""
+    c = Axis("c", index(8))
+    b = Builder("k", (), (c,))
+    x = b.load(buffer("x", F32, 8), c)
+    erf = b.op("erf", x)
+    above = b.op("add", erf, f32(1.0)) if beside_one else erf
+    b.put(buffer("y", BF16, 8), c, b.cast(b.op("div", above, x), BF16))
+    assert (erf in rounded_to_16_bits(b.program())) is beside_one
