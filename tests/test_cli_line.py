@@ -65,6 +65,8 @@ WRONG = {
     "another device": (["dump", "{m}:Net", "--target", "B200"], 2, "it is 'sm_100'"),
     "a third device": (["dump", "{m}:Net", "--target", "mi300x"], 2, "it is 'gfx942'"),
     "this device": (["check", "--static", "{m}:Net", "--target", "cuda"], 2, "leave --target out"),
+    "unpacked": (["explain", "{m}:Net(**{{}})"], 2, "is no call"),
+    "called twice": (["explain", "{m}:Net(8)(9)"], 2, "is no call"),
     "both checks": (["check", "--static", "--emulate", "{m}:Net"], 2, "leave out one"),
     "action": (["cache", "clean"], 2, "Did you mean 'clear'?"),
     "no script": (["run"], 2, "SCRIPT"),
@@ -138,6 +140,10 @@ def test_a_file_that_is_none_of_torch_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_text("no tensors")
     with pytest.raises(UsageError, match=r"no file of torch\.save"):
         parse_inputs([f"@{tmp_path}/x.pt"]).read()
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="holds more than tensors") as found:
+        parse_inputs([f"@{tmp_path}/model.pt"]).read()
+    assert "\n" not in str(found.value)
 
 
 def test_torch_s_names_of_types_are_types() -> None:
@@ -170,6 +176,23 @@ def test_inputs_by_name_skip_those_with_defaults(capsys, model: Path) -> None:
     args = (f"{model}:several", "--input", "f32[8]", "other=f32[8]")
     (graph,) = explained(capsys, *args)["graphs"]
     assert graph["bytes_moved"] == 3 * 32
+
+
+def test_an_option_without_its_value_is_not_said_to_be_misspelt(capsys, model: Path) -> None:
+    assert main(["explain", f"{model}:Net", "--input"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [("Net(wdth=8)", "unexpected keyword"), ("Net(1, 2, 3, 4)", "too many"), ("dict(x=1)", "dict")],
+)
+def test_arguments_that_do_not_fit_are_a_wrong_line(
+    capsys, model: Path, call: str, said: str
+) -> None:
+    (model.parent / "made.py").write_text(model.read_text() + "\ndict = dict\n")
+    assert main(["explain", f"{model.parent}/made.py:{call}", "--input", "f32[8]"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_name_that_the_model_does_not_have_is_refused(capsys, model: Path) -> None:

@@ -51,9 +51,10 @@ class _Parser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         """Return which option a misspelt one of this command, or of any, most likely meant."""
-        wrong = [word for word in message.split() if word.startswith("--")]
+        words = [word.rstrip(":,") for word in message.split()]
+        wrong = [word for word in words if word.startswith("--")]
         near = nearest(wrong[0].partition("=")[0], _options(self)) if wrong else None
-        return f" Did you mean {near!r}?" if near and near not in message.split() else ""
+        return f" Did you mean {near!r}?" if near and near not in words else ""
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:

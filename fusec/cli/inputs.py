@@ -17,6 +17,7 @@ sequence of arguments, or a dictionary of those that have names.
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,8 +122,15 @@ def _load(path: Path) -> Any:
 
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(
+            f"input '@{path}' is no file of torch.save, or holds more than tensors, numbers, "
+            "strings, lists and dictionaries, which is all that is read."
+        ) from error
     except Exception as error:
-        raise UsageError(f"input '@{path}' is no file of torch.save: {error}") from error
+        raise UsageError(
+            f"input '@{path}' is no file of torch.save: {str(error) or type(error).__name__}."
+        ) from error
 
 
 def parse_inputs(texts: Sequence[str]) -> Inputs:

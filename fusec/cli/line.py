@@ -102,9 +102,11 @@ def constructed(name: str) -> tuple[str, list[Any], dict[str, Any]] | None:
         return None
     try:
         call = ast.parse(name, mode="eval").body
-        if not isinstance(call, ast.Call):
+        if not isinstance(call, ast.Call) or isinstance(call.func, ast.Call):
             raise ValueError("no call")
         args = [ast.literal_eval(argument) for argument in call.args]
+        if any(word.arg is None for word in call.keywords):
+            raise ValueError("a dictionary of arguments")
         named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise UsageError(

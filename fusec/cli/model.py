@@ -92,10 +92,7 @@ def load_callable(
     called = constructed(name)
     if called is not None:
         name, args, kwargs = called
-        make: Callable[[], Callable[..., Any]]
-        make = partial(_find(module, name, place), *args, **kwargs)
-        built: Callable[..., Any] = _run_in(mode, make)
-        return built
+        return _construct(_find(module, name, place), name, args, kwargs, mode)
     found = _find(module, name, place)
     if isinstance(found, nn.Module):
         return found
@@ -215,6 +212,34 @@ def _run_in(mode: AbstractContextManager[Any], make: Callable[[], _Made]) -> _Ma
                 return make()
             except Exception as error:
                 raise ModelError.raised(error) from error
+
+
+def _construct(
+    found: Any,
+    name: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    mode: AbstractContextManager[Any],
+) -> Callable[..., Any]:
+    """Return what a class or function makes of arguments.
+
+    Raises:
+        UsageError: if they do not fit, or it makes nothing that is called.
+    """
+    try:
+        inspect.signature(found).bind(*args, **kwargs)
+    except ValueError:  # it has no signature
+        pass
+    except TypeError as error:
+        raise UsageError(f"{name!r} cannot be called so: {error}.") from error
+    made = _run_in(mode, partial(found, *args, **kwargs))
+    if not callable(made):
+        raise UsageError(
+            f"{name}(...) makes a {type(made).__name__}, which cannot be called. Name what makes a "
+            "torch.nn.Module or a function."
+        )
+    result: Callable[..., Any] = made
+    return result
 
 
 def _refuse_class(found: type, name: str) -> None:

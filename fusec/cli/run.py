@@ -8,7 +8,7 @@ compiles every model that the script calls. The page has what to do first (graph
 recompiles with their line, reason and remedy, graphs that run eagerly), graphs, time by module,
 kernels and eager kernels by time, seconds of compile by phase, and peak memory.
 Options of fusec come before the script, the script's own behind it. The exit code is the script's;
-3 where it ends with an exception.
+3 where it ends with an exception, 130 where it is interrupted.
 """
 
 from __future__ import annotations
