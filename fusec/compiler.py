@@ -48,10 +48,11 @@ from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
 from fusec.runtime.clock import current_clock
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.memory_file import as_file
+from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
-from fusec.summary import announce, announce_code, graph_id, prints_code
+from fusec.summary import announce, announce_code, graph_id, launch_titles, prints_code
 from fusec.torch_interior import compile_phase, debug_directory, keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
@@ -154,15 +155,17 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
         source, parts = blobs["wrapper.py"].decode(), _compile_parts(gm, name, options)
+        bind = partial(executable.bind, source, kernels, gm, device, parts)
+        title = graph_id(name)
+        titles = partial(launch_titles, gm, name, trace.manifest)
+        ranges = Ranges(f"fusec {title}", blobs["named.py"].decode(), titles)
         if not options.verify:
             recorded = options.cudagraphs and device.type == "cuda"
             clock = None if recorded else current_clock()
-            timed = clock.of_graph(graph_id(name), device) if clock is not None else None
-            return executable.bind(source, kernels, gm, device, parts, clock=timed)
+            timed = clock.of_graph(title, device) if clock is not None else None
+            return bind(clock=timed, ranges=ranges)
         verification = Verification(gm, name, strict=options.strict)
-        return verification.around(
-            executable.bind(source, kernels, gm, device, parts, verification.watch)
-        )
+        return verification.around(bind(verification.watch, ranges=ranges))
 
 
 def _compile_parts(
@@ -247,7 +250,11 @@ def _build(
     announce_code(name, partial(print_code, compiled), partial(print_schedule, compiled.schedule))
     if options.dump_dir is not None:
         _dump(trace, Path(options.dump_dir))
-    blobs = {"wrapper.py": compiled.wrapper.encode(), "manifest.json": manifest(compiled)}
+    blobs = {
+        "wrapper.py": compiled.wrapper.encode(),
+        "named.py": compiled.named().encode(),
+        "manifest.json": manifest(compiled),
+    }
     if compiled.programs:
         with trace.timed("build"):
             blobs.update(_LANGUAGES[target.language].build(compiled, target.name, options))

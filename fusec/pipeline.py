@@ -8,7 +8,7 @@ so a warm start does nothing of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ class Compiled:
         pointers: the same of those that tensor descriptors are passed to, without them.
         sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
+        named: returns the same for profilers, each launch with its name.
     """
 
     schedule: Schedule
@@ -55,6 +56,7 @@ class Compiled:
     pointers: Mapping[str, Any]
     sources: Mapping[str, str]
     wrapper: str
+    named: Callable[[], str]
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -89,6 +91,7 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     pointers = fold_each(codegen.form, copied, context.quiet())
     printed = {name: codegen.print_kernel(form) for name, form in forms.items()}
     watched = held if context.options.verify else None
+    print_call = partial(wrapper.print_wrapper, schedule, placed.memory, programs, code, watched)
     return Compiled(
         schedule,
         {name: one.plan for name, one in planned.items()},
@@ -97,7 +100,8 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         forms,
         pointers,
         {name: printed[code[name]] for name in programs},
-        wrapper.print_wrapper(schedule, placed.memory, programs, code, watched),
+        print_call(),
+        partial(print_call, named=True),
     )
 
 

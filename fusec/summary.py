@@ -32,6 +32,9 @@ code_logger = artifact_logger("fusec.compile", "output_code")
 ARTIFACT = "fusec_graph"
 """The name of a graph's summary in torch's trace."""
 _SHOWN_EXTERNS = 3
+_SHOWN_OPS = 4
+_UNESCAPED = str.maketrans('"\\', "'/")
+"""Torch writes names to a Chrome trace as they are: these two would end a name, and the JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,12 @@ class KernelSummary:
     ops: tuple[str, ...]
     module: str
     source: tuple[str, ...]
+
+    @property
+    def computes(self) -> str:
+        """What it computes: "add + mul + rsqrt + ..."."""
+        names = list(dict.fromkeys(op.partition(".")[0].lstrip("_") for op in self.ops))
+        return " + ".join(names[:_SHOWN_OPS] + ["..."] * (len(names) > _SHOWN_OPS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +196,39 @@ def announce_code(name: str, code: Callable[[], str], notation: Callable[[], str
 
 def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
     """Return the summary of a compile, with the lines and modules of this graph."""
-    found = json.loads(trace.manifest or "{}").get("summary", {"kernels": [], "externs": []})
+    return GraphSummary(
+        compile_id(),
+        trace.name,
+        trace.target,
+        trace.cached,
+        trace.problem or "",
+        *_launches(gm, trace.manifest),
+        dict(trace.wall_seconds),
+    )
+
+
+def launch_titles(gm: fx.GraphModule, name: str, manifest: bytes) -> dict[str, str]:
+    """Return what launches are called in traces, by kernel and, of eager kernels, by node.
+
+    It is where and what: "h.3.ln_2: add + layer_norm", "h.3.ln_2 backward: mul + sum".
+    """
+    kernels, externs = _launches(gm, manifest)
+    again = " backward" * (name == "backward")
+    rows = [(k.name, k.module, k.computes) for k in kernels]
+    rows += [(e.name, e.module, e.op) for e in externs]
+    return {launch: _title(f"{module}{again}", what) for launch, module, what in rows}
+
+
+def _title(where: str, what: str) -> str:
+    title = f"{where.lstrip()}: {what}" if where else what
+    return title.translate(_UNESCAPED)
+
+
+def _launches(
+    gm: fx.GraphModule, manifest: bytes
+) -> tuple[tuple[KernelSummary, ...], tuple[ExternSummary, ...]]:
+    """Return what the code of a graph launches, with the lines and modules of this graph."""
+    found = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
     nodes = {node.name: node for node in gm.graph.nodes}
     kernels = tuple(
         KernelSummary(row["name"], row["code"], tuple(row["ops"]), *_place(nodes, row["nodes"]))
@@ -197,16 +238,7 @@ def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
         ExternSummary(row["node"], row["op"], row["reason"], *_place(nodes, [row["node"]]))
         for row in found["externs"]
     )
-    return GraphSummary(
-        compile_id(),
-        trace.name,
-        trace.target,
-        trace.cached,
-        trace.problem or "",
-        kernels,
-        externs,
-        dict(trace.wall_seconds),
-    )
+    return kernels, externs
 
 
 def _place(nodes: Mapping[str, fx.Node], names: Sequence[str]) -> tuple[str, tuple[str, ...]]:

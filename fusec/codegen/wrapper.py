@@ -17,7 +17,8 @@ Worked example::
         return (y,)
 
 Where a program is verified (``fusec/verification.py``), each launch is followed by a line that says
-which values it stored: ``watch("k0", (("add", None),), (y,))``.
+which values it stored: ``watch("k0", (("add", None),), (y,))``. A second form of the text is for
+profilers (``runtime/ranges.py``): its launches have names, ``named("k3", k0, mm, b, y)``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from fusec.ir.program import Program
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkldnn",
-    "float", "watch", "min", "_",
+    "float", "watch", "named", "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -70,8 +71,11 @@ class _Wrapper:
         programs: dict[str, Program],
         code: dict[str, str],
         watched: Watched | None = None,
+        *,
+        named: bool = False,
     ) -> None:
         self.watched = watched
+        self.named = named
         self.schedule = schedule
         self.memory = memory
         self.programs = programs
@@ -128,7 +132,10 @@ class _Wrapper:
         body = "\n".join(f"    {line}" for line in self.lines)
         loops = zip(self.schedule.loops, self.memory.bodies, strict=True)
         bodies = [
-            _Wrapper(loop.schedule, memory, self.programs, self.code).print(loop.name) + "\n\n"
+            _Wrapper(loop.schedule, memory, self.programs, self.code, named=self.named).print(
+                loop.name
+            )
+            + "\n\n"
             for loop, memory in loops
         ]
         title = "graph" if name == "call" else "a chunk of"
@@ -148,14 +155,18 @@ class _Wrapper:
     def _kernel(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
-        self.lines.append(f"{self.code[kernel.name]}({', '.join(args)})")
+        self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
+
+    def _launch(self, name: str, called: str) -> str:
+        """Return what stands before a launch's arguments."""
+        return f"named({name!r}, {called}, " if self.named else f"{called}("
 
     def _bundle(self, bundle: Bundle) -> None:
         """Print one launch for all rows: their tensors, then their sizes."""
         program = self.programs[bundle.name]
         buffers = [bundle.buffers.index(b) for b in program.buffers]
         sizes = [bundle.extents.index(s) for s in program.sizes]
-        self.lines.append(f"{self.code[bundle.name]}((")
+        self.lines.append(f"{self._launch(bundle.name, self.code[bundle.name])}(")
         for row, _ in bundle.rows:
             self.lines.append(f"    ({', '.join(self.names(row[k]) for k in buffers)},),")
         values = tuple(tuple(row[k] for k in sizes) for _, row in bundle.rows)
@@ -196,7 +207,8 @@ class _Wrapper:
             args[0] += ".data"  # a version counter of its own: AOTAutograd counts the write
         args += [f"{k}={self._argument(v, reader)}" for k, v in extern.kwargs]
         made = extern.outputs
-        call = f"{callee(extern)}({', '.join(args)})"
+        launch = self._launch(extern.node, callee(extern)) if extern.is_launch else ""
+        call = f"{launch or f'{callee(extern)}('}{', '.join(args)})"
         if extern.gives:
             self._sized(extern, call)
             return
@@ -385,6 +397,8 @@ def print_wrapper(
     programs: dict[str, Program],
     code: dict[str, str],
     watched: Watched | None = None,
+    *,
+    named: bool = False,
 ) -> str:
     """Return the source of ``call(args)`` for a scheduled graph.
 
@@ -393,5 +407,6 @@ def print_wrapper(
         programs: by kernel name.
         code: kernel name -> name of the kernel whose code it runs.
         watched: which node's value a buffer holds; given, each step is followed by a ``watch``.
+        named: print the form for profilers.
     """
-    return _Wrapper(schedule, memory, programs, code, watched).print()
+    return _Wrapper(schedule, memory, programs, code, watched, named=named).print()

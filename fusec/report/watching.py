@@ -148,7 +148,7 @@ def _launches(graph: GraphSummary, totals: Mapping[str, tuple[int, float]]) -> I
     for kernel in graph.kernels:
         calls, seconds = totals.get(kernel.code, (0, 0.0))
         part = shared[kernel.code]
-        name, module = f"{kernel.code}: {_operations(kernel.ops)}", folded(kernel.module)
+        name, module = f"{kernel.code}: {kernel.computes}", folded(kernel.module)
         yield Launch(graph.id, name, module, False, "", calls // part, seconds / part)
     for extern, (calls, seconds) in _extern_totals(graph.externs, totals):
         module = folded(extern.module)
@@ -172,12 +172,6 @@ def _extern_totals(
             rows = [(count // len(calls), seconds / len(calls))] * len(calls)
         for extern, row in zip(calls, rows, strict=True):
             yield extern, totals.get(extern.name, row)
-
-
-def _operations(ops: Iterable[str], most: int = 4) -> str:
-    """Return what a kernel computes: "add + mul + rsqrt + ..."."""
-    names = list(dict.fromkeys(op.partition(".")[0].lstrip("_") for op in ops))
-    return " + ".join(names[:most] + ["..."] * (len(names) > most))
 
 
 def _phases(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from fusec.runtime.clock import GraphClock
+from fusec.runtime.ranges import Ranges
 from fusec.torch_interior import OpOverload, empty_on_cpu, reinterpret
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Any]
@@ -83,6 +84,7 @@ def bind(
     parts: Mapping[str, Callable[..., Any]] | None = None,
     watch: Callable[..., None] | None = None,
     clock: GraphClock | None = None,
+    ranges: Ranges | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return the ``call`` of a printed wrapper.
 
@@ -93,6 +95,7 @@ def bind(
         parts: what is called in the place of the graph's attributes of these names.
         watch: what a verified wrapper calls after each launch.
         clock: times the call and what it calls, if somebody watches.
+        ranges: names the call and what it calls where a profiler runs.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
 
@@ -131,16 +134,25 @@ def bind(
     }
     calls = [node for node in nodes.values() if node.op == "call_function"]
     namespace.update((f"extern_{node.name}", _callee(node)) for node in calls)
-    return _define(source, namespace, kernels, clock)
-
-
-def _define(
-    source: str, namespace: dict[str, Any], kernels: Iterable[str], clock: GraphClock | None
-) -> Callable[[list[Any]], Any]:
     timed = namespace if clock is None else clock.wrap(namespace, kernels)
-    exec(compile(source, "<fusec wrapper>", "exec"), timed)
-    call: Callable[[list[Any]], Any] = timed["call"]
+    return _with_ranges(source, timed, ranges, clock)
+
+
+def _with_ranges(
+    source: str, namespace: Mapping[str, Any], ranges: Ranges | None, clock: GraphClock | None
+) -> BoxedCall:
+    call = _define(source, namespace)
+    if ranges is not None:
+        call = ranges.around(call, lambda text, named: _define(text, {**namespace, "named": named}))
     return call if clock is None else clock.graph(call)
+
+
+def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:
+    """Return the ``call`` of a source, which defines its functions in a namespace of its own."""
+    own = dict(namespace)
+    exec(compile(source, "<fusec wrapper>", "exec"), own)
+    call: BoxedCall = own["call"]
+    return call
 
 
 def _callee(node: fx.Node) -> Any:

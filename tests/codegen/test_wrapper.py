@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -215,14 +216,18 @@ def test_inputs_belong_to_the_caller() -> None:
     assert slots.made == 2 and "= x" not in slots.text
 
 
-def text_with_extern(effect: Effect) -> str:
-    """x -> t0 -> extern -> e -> t1 -> t2: the wrapper's text; t1 has t0's layout."""
+def schedule_with_extern(effect: Effect) -> Schedule:
+    """x -> t0 -> extern -> e -> t1 -> t2; t1 has t0's layout."""
     x, e = buffer("x", 4, 6), buffer("e", 4, 6)
     first = unary("t0", x)
     middle = Extern("e", "aten.f", (whole(first.buffer),), (), (e,), "", effect=effect)
     second = unary("t1", e)
     last = unary("t2", second.buffer)
-    schedule = separate(graph((x,), (first, middle, second, last), last.buffer, e))
+    return separate(graph((x,), (first, middle, second, last), last.buffer, e))
+
+
+def text_with_extern(effect: Effect) -> str:
+    schedule = schedule_with_extern(effect)
     programs = lower_all(schedule, find_target("cpu"))
     return print_wrapper(schedule, plan_memory(schedule), programs, {k: k for k in programs})
 
@@ -253,6 +258,17 @@ def test_kernels_of_random_graphs_read_what_was_written_for_them(drawn: Example)
                 assert "not provably" in str(error)
                 continue
             Slots(schedule, programs).run(sizes)
+
+
+def test_launches_have_their_own_names_in_the_form_for_profilers() -> None:
+    schedule = schedule_with_extern(Fresh())
+    programs, memory = lower_all(schedule, find_target("cpu")), plan_memory(schedule)
+    code = dict.fromkeys(programs, "k0")  # all kernels run the code of the first
+    text = print_wrapper(schedule, memory, programs, code, named=True)
+    launches = re.findall(r"named\('(\w+)', ([\w.]+), ", text)
+    assert launches == [("k0", "k0"), ("e", "aten.f"), ("k1", "k0"), ("k2", "k0")]
+    plain = re.sub(r"named\('\w+', ([\w.]+), ", r"\1(", text)
+    assert plain == print_wrapper(schedule, memory, programs, code)
 
 
 # -- real tensors ----------------------------------------------------------------------------------
