@@ -130,7 +130,7 @@ def compare(
         FusecError: what went wrong inside fusec.
     """
     theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
-    draws = backend is None and _draws(fn, calls, train)
+    draws = backend is None and draws_numbers(fn, calls, train)
     made = {"strict": True, **({"fallback_random": True} if draws else {}), **(options or {})}
     if backend is None:
         compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
@@ -158,7 +158,7 @@ def compare(
 # -- runs ----------------------------------------------------------------------------------------
 
 
-def _draws(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool) -> bool:
+def draws_numbers(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool) -> bool:
     """Return True if a call of the model draws random numbers.
 
     Raises:

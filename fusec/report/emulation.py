@@ -35,7 +35,7 @@ from fusec.emulator.launch import EmulatedKernel, EmulatedTable, emulated
 from fusec.errors import Unsupported, WrongKernel
 from fusec.options import Options
 from fusec.pipeline import compile_to_source
-from fusec.report.comparison import Comparison, compare
+from fusec.report.comparison import Comparison, compare, draws_numbers
 from fusec.report.explanation import format_table
 from fusec.runtime import executable
 from fusec.stages import Context
@@ -67,7 +67,12 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What ``fusec check --emulate`` shows; ``comparison`` is None where a fault ended the run."""
+    """What ``fusec check --emulate`` shows.
+
+    Attributes:
+        comparison: of the results; None where a fault ended the run, and where the model draws
+            random numbers: fusec's are others than eager's, so its kernels alone are compared.
+    """
 
     target: str
     kernels: tuple[KernelRow, ...]
@@ -120,6 +125,8 @@ def emulate(
     try:
         comparison = compare(fn, *calls, train=train, dynamic=dynamic, backend=run.backend)
         comparison = replace(comparison, device=f"{target}, emulated")
+        if draws_numbers(fn, calls, train):
+            comparison = None
     except (EmulationError, WrongKernel):  # the row of its kernel has it
         pass
     rows = tuple(one.row() for one in run.kernels)
@@ -213,6 +220,12 @@ class Emulator:
         return verification.around(executable.bind(wrapper, kernels, graph, cpu, watch=watch))
 
 
+_DRAWN = (
+    "results: not compared, for the model draws random numbers (dropout, say), and fusec's are "
+    "others than eager's; each kernel was compared with its part of the graph"
+)
+
+
 def _lines(emulation: Emulation) -> list[str]:
     rows = [("", "graph", "launches", "warp instructions", "faults", "values")]
     rows += [
@@ -233,6 +246,8 @@ def _lines(emulation: Emulation) -> list[str]:
         lines += ["", row.problem] if row.problem else []
     if emulation.comparison is not None:
         lines += ["", *str(emulation.comparison).splitlines()]
-    else:
+    elif emulation.faults:
         lines += ["", "faults: 1; the run ended there"]
+    else:
+        lines += ["", _DRAWN, "", "faults: none"]
     return lines

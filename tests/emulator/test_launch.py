@@ -33,6 +33,7 @@ def test_random_numbers_are_those_of_their_seed() -> None:
     x = normal(11, 300)
     found = emulate(lambda x: F.dropout(F.silu(x), 0.25), [x], train=True, seed=3)
     assert [(one.fault, one.problem) for one in found.kernels] == [("", "")] * 2
+    assert found.faults == () and "not compared, for the model draws" in str(found)
 
 
 def test_a_launch_is_counted() -> None:
