@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
-from fusec.passes.schedule.tiling import Roles, Tiling, Work
+from fusec.passes.schedule.tiling import AxisUse, Tiling, Work
 
 ROWS = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
 """Rows and terms of an iteration of a kernel whose products read one another."""
@@ -26,15 +26,15 @@ tiles of 96 took 1.3 times as long as tiles of 64)."""
 F32_BYTES = 4
 
 
-def cached_tilings(roles: Roles, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+def cached_tilings(use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, ...]:
     """Return the tilings that fit the cache, the largest first; the smallest if none does."""
-    found = [_tiling(roles, sides, step, machine.vector) for sides, step in _shapes(roles, work)]
+    found = [_tiling(use, sides, step, machine.vector) for sides, step in _shapes(use, work)]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
-def _shapes(roles: Roles, work: Work) -> list[tuple[tuple[int, int], int]]:
-    if work.inner or len(roles.tiled) < 2:
+def _shapes(use: AxisUse, work: Work) -> list[tuple[tuple[int, int], int]]:
+    if work.inner or len(use.tiled) < 2:
         return [((rows, rows), step) for rows, step in ROWS]
     return [(sides, TERMS) for sides in SIDES]
 
@@ -52,12 +52,12 @@ def _area(axes: frozenset[Axis], tiling: Tiling) -> int:
     return area
 
 
-def _tiling(roles: Roles, sides: tuple[int, int], step: int, vector: int) -> Tiling:
-    lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in roles.whole}
-    for axis, side in zip(roles.tiled, sides, strict=False):
+def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int) -> Tiling:
+    lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in use.whole}
+    for axis, side in zip(use.tiled, sides, strict=False):
         lanes[axis] = even_lanes(axis, side, vector)
-    if roles.looped is not None:
-        lanes[roles.looped] = even_lanes(roles.looped, step, vector)
+    if use.looped is not None:
+        lanes[use.looped] = even_lanes(use.looped, step, vector)
     return Tiling(lanes, 1, 1)
 
 

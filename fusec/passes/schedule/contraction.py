@@ -1,9 +1,9 @@
 """The schedule of matrix products and what is fused around them: tiles, of registers or arrays.
 
-Roles. Each contraction has a row axis (its left factor's), a column axis (its right factor's) and
-an axis it sums over. One that varies along an axis that a later reduction runs over (the scores of
-an attention) sums over lanes; any other sums in a loop of tiles. Columns that only some definitions
-have (the values' head dimension) are lanes as a whole.
+Use of axes. Each contraction has a row axis (its left factor's), a column axis (its right
+factor's) and an axis it sums over. One that varies along an axis that a later reduction runs over
+(the scores of an attention) sums over lanes; any other sums in a loop of tiles. Columns that only
+some definitions have (the values' head dimension) are lanes as a whole.
 
 A product may have few rows, or none (the scores of one query): a row that is missing in a tile is
 a masked lane, and a product without a row axis is multiplied and summed by lanes, with no ``Dot``.
@@ -25,7 +25,7 @@ from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
     BUSY,
-    Roles,
+    AxisUse,
     Tiling,
     Work,
     find_work,
@@ -78,8 +78,8 @@ def _reads(node: Reduce, made: set[Reduce]) -> bool:
     return any(below in made for below in postorder(node.bodies))
 
 
-def find_roles(kernel: Kernel) -> Roles | None:
-    """Return the roles of a kernel's axes, or None if this schedule cannot run it."""
+def find_axis_use(kernel: Kernel) -> AxisUse | None:
+    """Return how a kernel's axes are used, or None if this schedule cannot run it."""
     products = contractions(kernel)
     nodes = postorder(s.expr for s in kernel.stores)
     reductions = [n for n in nodes if isinstance(n, Reduce)]
@@ -105,9 +105,9 @@ def find_roles(kernel: Kernel) -> Roles | None:
                 best = max(grid, key=lambda a: (a.extent.hint(), kernel.grid.index(a)))
                 tiled.extend([] if best in tiled else [best])
     tiled.sort(key=kernel.grid.index)
-    roles = Roles(tuple(tiled), looped, outer, whole)
+    use = AxisUse(tuple(tiled), looped, outer, whole)
     nests = all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
-    return roles if nests and _is_flat(nodes, products, roles) else None
+    return use if nests and _is_flat(nodes, products, use) else None
 
 
 def _nested(reductions: list[Reduce]) -> set[Reduce]:
@@ -130,11 +130,11 @@ def _fits_lanes(axis: Axis) -> bool:
     return axis.extent.is_constant and axis.extent.const <= MAX_LANES
 
 
-def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], roles: Roles) -> bool:
+def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
     """Return True if no value has more than two lane axes, and no side of a product two."""
-    lanes = {*roles.tiled, *roles.whole}
-    if roles.looped is not None:
-        lanes.add(roles.looped)
+    lanes = {*use.tiled, *use.whole}
+    if use.looped is not None:
+        lanes.add(use.looped)
     bodies = {n.body for n in products}
     if any(len(n.axes & lanes) > 2 for n in nodes if n not in bodies):
         return False
@@ -146,25 +146,25 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], roles: Roles) -
 
 
 def accepts(kernel: Kernel, machine: Machine) -> bool:
-    """Return True for a kernel with products whose axes have roles and whose tiles fit."""
+    """Return True for a kernel with products whose axes are used in one way and whose tiles fit."""
     products = contractions(kernel)
-    roles = find_roles(kernel) if products else None
-    if roles is None:
+    use = find_axis_use(kernel) if products else None
+    if use is None:
         return False
     work = _work(kernel, products, machine)
-    (tiling, *_) = _tilings(kernel, roles, work, machine)
-    if _cuts_rows(kernel, products, roles):
+    (tiling, *_) = _tilings(kernel, use, work, machine)
+    if _cuts_rows(kernel, products, use):
         return False
     if machine.cache_bytes:
         by_lanes = any(not (p.left_axes and p.right_axes) for p in products.values())
         return not by_lanes and tile_bytes(work, tiling) <= machine.cache_bytes
-    return bool(roles.tiled) or work.registers(tiling) <= machine.sm.tile_registers
+    return bool(use.tiled) or work.registers(tiling) <= machine.sm.tile_registers
 
 
-def _tilings(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+def _tilings(kernel: Kernel, use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, ...]:
     if machine.cache_bytes:
-        return cached_tilings(roles, work, machine)
-    return tilings(kernel, roles, work, machine)
+        return cached_tilings(use, work, machine)
+    return tilings(kernel, use, work, machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +196,15 @@ def spread(kernel: Kernel, machine: Machine) -> Spread | None:
     None if this schedule cannot run it.
     """
     products = contractions(kernel)
-    roles = find_roles(kernel) if products else None
-    if roles is None:
+    use = find_axis_use(kernel) if products else None
+    if use is None:
         return None
     work = _work(kernel, products, machine)
-    (tiling, *_) = _tilings(kernel, roles, work, machine)
-    count, axis = programs(kernel, tiling), roles.looped
+    (tiling, *_) = _tilings(kernel, use, work, machine)
+    count, axis = programs(kernel, tiling), use.looped
     if machine.cache_bytes:
         return Spread(count, FULL_CORES)
-    few = has_few_rows(roles)
+    few = has_few_rows(use)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * machine.units
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
@@ -227,12 +227,12 @@ def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
     return all(n.axes >= set(kernel.grid) for n in sums)
 
 
-def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) -> bool:
+def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) -> bool:
     """Return True if a sum of a product's values cuts its tiles short: a part of column sums.
 
     To read the product once more costs less than to compute it by narrow tiles.
     """
-    short = {a for a in roles.whole if a.extent.hint() < MIN_ROWS}
+    short = {a for a in use.whole if a.extent.hint() < MIN_ROWS}
     sums = [
         n
         for n in postorder(s.expr for s in kernel.stores)
@@ -246,19 +246,17 @@ def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], roles: Roles) ->
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
-    roles = find_roles(kernel)
-    if roles is None:
-        raise InternalError(f"no roles for the axes of {kernel.name}", stage="passes.schedule")
+    use = find_axis_use(kernel)
+    if use is None:
+        raise InternalError(f"no use for the axes of {kernel.name}", stage="passes.schedule")
     work = _work(kernel, contractions(kernel), machine)
-    found = _tilings(kernel, roles, work, machine)
+    found = _tilings(kernel, use, work, machine)
     if machine.cache_bytes:
-        return tuple(_cached_plan(kernel, roles, tiling) for tiling in found)
+        return tuple(_cached_plan(kernel, use, tiling) for tiling in found)
     most = SPARE * machine.sm.tile_registers
-    plain = _has_plain_operands(kernel, roles)
+    plain = _has_plain_operands(kernel, use)
     without_mask = (plain and work.registers(t) <= most for t in found)
-    offered = (
-        _plan(kernel, roles, t, mask_free=s) for t, s in zip(found, without_mask, strict=True)
-    )
+    offered = (_plan(kernel, use, t, mask_free=s) for t, s in zip(found, without_mask, strict=True))
     return tuple(dict.fromkeys(replace(plan, tf32=machine.sm.tf32) for plan in offered))
 
 
@@ -273,11 +271,11 @@ def with_two_programs(
     backward spills in so few (sm_90, Triton 3.7.1, 2026-11).
     """
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    roles = find_roles(kernel)
-    if chosen is None or roles is None or not machine.sm.from_shared:
+    use = find_axis_use(kernel)
+    if chosen is None or use is None or not machine.sm.from_shared:
         return offered
     work, most = _work(kernel, contractions(kernel), machine), REGISTERS // (64 * chosen.warps)
-    (tiling, *_) = _tilings(kernel, roles, work, machine)
+    (tiling, *_) = _tilings(kernel, use, work, machine)
     if len(work.inner) != 1 or work.registers(tiling) < most:
         return offered
     return (*offered[:2], replace(chosen, registers=most), *offered[2:])
@@ -287,21 +285,21 @@ def with_warp_roles(
     kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
 ) -> tuple[Plan, ...]:
     """Return plans and, where a race finds them early, those in which warps have roles."""
-    roles, products = find_roles(kernel), contractions(kernel)
-    if roles is None or has_few_rows(roles):
+    use, products = find_axis_use(kernel), contractions(kernel)
+    if use is None or has_few_rows(use):
         return offered
     work = _work(kernel, products, machine)
-    return with_roles(kernel, offered, products, work, roles, machine)
+    return with_roles(kernel, offered, products, work, use, machine)
 
 
-def _cached_plan(kernel: Kernel, roles: Roles, tiling: Tiling) -> Plan:
+def _cached_plan(kernel: Kernel, use: AxisUse, tiling: Tiling) -> Plan:
     """Return the plan of a kernel whose tiles are arrays."""
     return Plan(
-        _bindings(kernel, roles, tiling), 1, peel=True, dots=True, online=True, mask_free=True
+        _bindings(kernel, use, tiling), 1, peel=True, dots=True, online=True, mask_free=True
     )
 
 
-def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
+def _has_plain_operands(kernel: Kernel, use: AxisUse) -> bool:
     """Return True if the operands that all iterations share are loaded for their products alone.
 
     Two loops around others, such as a row that a sum reads as well, make ptxas wait for each
@@ -316,7 +314,7 @@ def _has_plain_operands(kernel: Kernel, roles: Roles) -> bool:
     stored = {s.expr for s in kernel.stores}
     for parts in products.values():
         for side in (parts.left, parts.right):
-            if roles.looped in side.axes:
+            if use.looped in side.axes:
                 continue
             if not isinstance(side, Load):
                 return False
@@ -331,12 +329,12 @@ def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> 
     return find_work(kernel, products, nested.intersection(products), tf32=machine.sm.tf32)
 
 
-def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, mask_free: bool) -> Plan:
-    grouped = len(roles.tiled) == 2 and roles.tiled == kernel.grid[-2:]
+def _plan(kernel: Kernel, use: AxisUse, tiling: Tiling, *, mask_free: bool) -> Plan:
+    grouped = len(use.tiled) == 2 and use.tiled == kernel.grid[-2:]
     # Tiles of rank 3, loaded ahead, kept LLVM busy for minutes (one query of 4096 keys, sm_90).
     multiplies = any(p.left_axes and p.right_axes for p in contractions(kernel).values())
     return Plan(
-        _bindings(kernel, roles, tiling),
+        _bindings(kernel, use, tiling),
         tiling.warps,
         stages=tiling.stages if multiplies else 1,
         group=GROUP if grouped else 0,
@@ -346,11 +344,11 @@ def _plan(kernel: Kernel, roles: Roles, tiling: Tiling, *, mask_free: bool) -> P
     )
 
 
-def _bindings(kernel: Kernel, roles: Roles, tiling: Tiling) -> tuple[Binding, ...]:
+def _bindings(kernel: Kernel, use: AxisUse, tiling: Tiling) -> tuple[Binding, ...]:
     tiles = tiling.lanes
     grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid]
-    loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in roles.outer]
-    if roles.looped is not None:
-        loops.append(Binding(roles.looped, LoopKind.LOOP, tiles[roles.looped]))
-    lanes = [Binding(a, LoopKind.LANES, tiles[a]) for a in roles.whole]
+    loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in use.outer]
+    if use.looped is not None:
+        loops.append(Binding(use.looped, LoopKind.LOOP, tiles[use.looped]))
+    lanes = [Binding(a, LoopKind.LANES, tiles[a]) for a in use.whole]
     return (*grid, *loops, *lanes)

@@ -52,7 +52,7 @@ BUSY = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class AxisUse:
     """The axes of a kernel with contractions.
 
     Attributes:
@@ -177,14 +177,14 @@ def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
 # -- the choice ----------------------------------------------------------------------------------
 
 
-def tilings(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+def tilings(kernel: Kernel, use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, ...]:
     """Return the tilings that fit, the one chosen by rule first; the smallest if none does."""
-    preferred = [_staged(t, roles, work, machine) for t in _preferred(kernel, roles, work, machine)]
+    preferred = [_staged(t, use, work, machine) for t in _preferred(kernel, use, work, machine)]
     fitting = [t for t in preferred if t is not None]
     if not fitting:
-        *_, smallest = _preferred(kernel, roles, work, machine)
+        *_, smallest = _preferred(kernel, use, work, machine)
         return (smallest,)
-    others = [_staged(t, roles, work, machine) for t in _others(roles, work)]
+    others = [_staged(t, use, work, machine) for t in _others(use, work)]
     found = [fitting[0], *(t for t in others if t is not None), *fitting[1:FEW]]
     return tuple(_distinct(found))[:OFFERED]
 
@@ -198,13 +198,13 @@ def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
             yield tiling
 
 
-def _staged(tiling: Tiling, roles: Roles, work: Work, machine: Machine) -> Tiling | None:
+def _staged(tiling: Tiling, use: AxisUse, work: Work, machine: Machine) -> Tiling | None:
     """Return a tiling with as many of its stages as fit, or None if it does not fit at all."""
     if work.registers(tiling) > machine.sm.tile_registers:
         return None
     for stages in range(tiling.stages, 1, -1):
         less = Tiling(tiling.lanes, tiling.warps, stages)
-        if work.shared_bytes(less, roles.looped, machine) <= machine.sm.shared_bytes:
+        if work.shared_bytes(less, use.looped, machine) <= machine.sm.shared_bytes:
             return less
     return None
 
@@ -232,36 +232,36 @@ what is worth more, and tries it before what leaves multiprocessors idle.
 """
 
 
-def _preferred(kernel: Kernel, roles: Roles, work: Work, machine: Machine) -> Iterator[Tiling]:
+def _preferred(kernel: Kernel, use: AxisUse, work: Work, machine: Machine) -> Iterator[Tiling]:
     """Yield tilings, the best first; the later ones take less and make more programs."""
-    if work.inner or len(roles.tiled) < 2:
-        one_tile = not roles.tiled or lanes_of(roles.tiled[0]) <= MIN_LANES
+    if work.inner or len(use.tiled) < 2:
+        one_tile = not use.tiled or lanes_of(use.tiled[0]) <= MIN_LANES
         for rows, step, warps, stages in _FEW_ROWS if one_tile else _ROWS:
-            yield tiling_of(roles, work, (rows, rows), step, warps, stages)
+            yield tiling_of(use, work, (rows, rows), step, warps, stages)
         return
-    if has_few_rows(roles):
+    if has_few_rows(use):
         for columns in (COLUMNS, 64, 32, 16):
-            tiling = tiling_of(roles, work, (FEW_ROWS, columns), 0, 4, 6)
+            tiling = tiling_of(use, work, (FEW_ROWS, columns), 0, 4, 6)
             if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
                 yield tiling
         return
     sides = [(COLUMNS, COLUMNS), (COLUMNS, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
-    shapes = [_fewest_warps(tiling_of(roles, work, side, 0, 8, 3), work) for side in sides]
+    shapes = [_fewest_warps(tiling_of(use, work, side, 0, 8, 3), work) for side in sides]
     wanted = BUSY * machine.units
-    enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, roles)]
+    enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, use)]
     yield from enough
-    yield from (t for t in shapes if _is_square(t, roles) and t not in enough)
+    yield from (t for t in shapes if _is_square(t, use) and t not in enough)
     yield from reversed(shapes)
 
 
-def has_few_rows(roles: Roles) -> bool:
+def has_few_rows(use: AxisUse) -> bool:
     """Return True if there are so few rows that memory is what the kernel waits for."""
-    return not roles.tiled or roles.tiled[0].extent.hint() <= FEW_ROWS
+    return not use.tiled or use.tiled[0].extent.hint() <= FEW_ROWS
 
 
-def _is_square(tiling: Tiling, roles: Roles) -> bool:
+def _is_square(tiling: Tiling, use: AxisUse) -> bool:
     """Return True for tiles of 64 rows, or of as many as there are."""
-    rows = roles.tiled[0]
+    rows = use.tiled[0]
     return tiling.lanes[rows] >= min(64, lanes_of(rows))
 
 
@@ -279,38 +279,38 @@ def programs(kernel: Kernel, tiling: Tiling) -> int:
     return total
 
 
-def _others(roles: Roles, work: Work) -> Iterator[Tiling]:
+def _others(use: AxisUse, work: Work) -> Iterator[Tiling]:
     """Yield further tilings that a race may try, likeliest first."""
-    if roles.looped is None:
+    if use.looped is None:
         return
-    if work.inner or len(roles.tiled) < 2:
+    if work.inner or len(use.tiled) < 2:
         for rows, step, warps, stages in (
             *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
             *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
         ):
-            yield tiling_of(roles, work, (rows, rows), step, warps, stages)
+            yield tiling_of(use, work, (rows, rows), step, warps, stages)
         return
-    if has_few_rows(roles):
+    if has_few_rows(use):
         for columns, warps, stages in _FEW_ROWS_OTHERS:
-            yield tiling_of(roles, work, (FEW_ROWS, columns), 0, warps, stages)
+            yield tiling_of(use, work, (FEW_ROWS, columns), 0, warps, stages)
         return
     for side, warps, stages in (
         *(((128, 256), 8, 3), ((128, 128), 8, 4), ((256, 128), 8, 3), ((64, 128), 4, 4)),
         *(((128, 64), 4, 4), ((128, 128), 4, 4), ((64, 256), 8, 3), ((64, 64), 4, 5)),
     ):
-        yield tiling_of(roles, work, side, 0, warps, stages)
+        yield tiling_of(use, work, side, 0, warps, stages)
 
 
 def tiling_of(
-    roles: Roles, work: Work, side: tuple[int, int], step: int, warps: int, stages: int
+    use: AxisUse, work: Work, side: tuple[int, int], step: int, warps: int, stages: int
 ) -> Tiling:
     """Return a tiling; a step of 0 is a swizzled row of the operands."""
     rows, columns = side
-    lanes = {axis: lanes_of(axis) for axis in roles.whole}
-    for position, axis in enumerate(roles.tiled):
+    lanes = {axis: lanes_of(axis) for axis in use.whole}
+    for position, axis in enumerate(use.tiled):
         lanes[axis] = min(columns if position else rows, lanes_of(axis))
-    if roles.looped is not None:
+    if use.looped is not None:
         row = LOOP_BYTES // work.itemsize
         by = min(step or row, row)
-        lanes[roles.looped] = min(by, lanes_of(roles.looped))
+        lanes[use.looped] = min(by, lanes_of(use.looped))
     return Tiling(lanes, warps, stages)

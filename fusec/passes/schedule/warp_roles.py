@@ -26,7 +26,7 @@ from fusec.ir.index import Axis, index
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.schedule.tiling import BUSY, Roles, Tiling, Work, area, programs, tiling_of
+from fusec.passes.schedule.tiling import BUSY, AxisUse, Tiling, Work, area, programs, tiling_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +62,36 @@ def with_roles(
     offered: tuple[Plan, ...],
     products: Mapping[Reduce, Factors],
     work: Work,
-    roles: Roles,
+    use: AxisUse,
     machine: Machine,
 ) -> tuple[Plan, ...]:
     """Return plans and, behind the first with descriptors, what it becomes with roles of warps."""
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    if chosen is None or not machine.sm.group_registers or roles.looped is None or roles.outer:
+    if chosen is None or not machine.sm.group_registers or use.looped is None or use.outer:
         return offered
-    if _is_plain(kernel, products, roles):
+    if _is_plain(kernel, products, use):
         teams: tuple[Team, ...] = TEAMS
-    elif _is_nested(products, work, roles):
+    elif _is_nested(products, work, use):
         teams = NESTED
     else:
         return offered
     at = offered.index(chosen) + 1
-    found = (_plans(kernel, team, chosen, work, roles, machine) for team in teams)
+    found = (_plans(kernel, team, chosen, work, use, machine) for team in teams)
     return (*offered[:at], *(plan for plans in found for plan in plans), *offered[at:])
 
 
-def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], roles: Roles) -> bool:
+def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], use: AxisUse) -> bool:
     """Return True if a kernel adds up products of matrices in memory, in one loop, and no more."""
     copied = all(map(_is_copied, _sides(products)))
     alone = all(n in products for n in kernel_nodes(kernel) if isinstance(n, Reduce))
-    flat = len(roles.tiled) == 2 and not roles.whole
-    return copied and alone and flat and roles.tiled == kernel.grid[-2:]
+    flat = len(use.tiled) == 2 and not use.whole
+    return copied and alone and flat and use.tiled == kernel.grid[-2:]
 
 
-def _is_nested(products: Mapping[Reduce, Factors], work: Work, roles: Roles) -> bool:
+def _is_nested(products: Mapping[Reduce, Factors], work: Work, use: AxisUse) -> bool:
     """Return True for two products, of which one multiplies the other's values by a matrix."""
     copied = sum(map(_is_copied, _sides(products)))
-    return len(products) == 2 and len(work.inner) == 1 and copied == 3 and len(roles.tiled) == 1
+    return len(products) == 2 and len(work.inner) == 1 and copied == 3 and len(use.tiled) == 1
 
 
 def _sides(products: Mapping[Reduce, Factors]) -> list[Expr]:
@@ -103,10 +103,10 @@ def _is_copied(side: Expr) -> bool:
 
 
 def _plans(
-    kernel: Kernel, team: Team, chosen: Plan, work: Work, roles: Roles, machine: Machine
+    kernel: Kernel, team: Team, chosen: Plan, work: Work, use: AxisUse, machine: Machine
 ) -> Iterator[Plan]:
     """Yield a group's plan, if one of its tiles fits."""
-    fitting = [t for t in _tilings(kernel, team, work, roles, machine) if t is not None]
+    fitting = [t for t in _tilings(kernel, team, work, use, machine) if t is not None]
     enough = [t for t in fitting if programs(kernel, t) >= BUSY * machine.units * team.groups]
     for tiling in (enough or fitting[-1:])[:1]:
         yield replace(
@@ -122,17 +122,17 @@ def _plans(
 
 
 def _tilings(
-    kernel: Kernel, team: Team, work: Work, roles: Roles, machine: Machine
+    kernel: Kernel, team: Team, work: Work, use: AxisUse, machine: Machine
 ) -> Iterator[Tiling | None]:
     """Yield tilings with as many slots as fit, or None for each that does not."""
     for side in team.sides:
-        tiling = tiling_of(roles, work, side, 0, team.warps, FEWEST_SLOTS)
-        whole = side[: len(roles.tiled)] == tuple(tiling.lanes[axis] for axis in roles.tiled)
-        if work.inner and roles.looped is not None:
-            tiling = replace(tiling, lanes={**tiling.lanes, roles.looped: side[1]})
+        tiling = tiling_of(use, work, side, 0, team.warps, FEWEST_SLOTS)
+        whole = side[: len(use.tiled)] == tuple(tiling.lanes[axis] for axis in use.tiled)
+        if work.inner and use.looped is not None:
+            tiling = replace(tiling, lanes={**tiling.lanes, use.looped: side[1]})
             # Weights that are 0 in each iteration are constants, which LLVM puts behind a fence.
-            whole = whole and roles.looped.extent.hint() >= side[1]
-        slots = _slots(kernel, team, tiling, work, roles.looped, machine)
+            whole = whole and use.looped.extent.hint() >= side[1]
+        slots = _slots(kernel, team, tiling, work, use.looped, machine)
         fits = whole and _registers(kernel, work, tiling) <= machine.sm.group_registers
         yield replace(tiling, stages=slots) if fits and slots >= FEWEST_SLOTS else None
 
