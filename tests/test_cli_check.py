@@ -146,7 +146,7 @@ def test_a_spilling_kernel_fails_the_check(capsys, models, monkeypatch) -> None:
     code, out, _ = run(capsys, "--static", *args)
     assert code == 1
     assert "faults: 1" in out
-    assert "inference k0  spills: " in out and "bytes are spilled at 255 registers" in out
+    assert "inference k0  spills: " in out and "bytes are spilled at" in out
     code, document = judged(capsys, *args)
     assert code == 1
     assert [fault["rule"] for fault in document["faults"]] == ["spills"]
@@ -303,7 +303,17 @@ class Caching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, object]:
         y = self.a(x)
-        return {"logits": y.exp(), "cache": Cache(y * 2), "nothing": object()}
+        return {"logits": y.exp(), "cache": Cache(y * 2), **self.others()}
+
+    def others(self) -> dict[str, object]:
+        return {"nothing": object()}
+
+
+class CachingAlone(Caching):
+    """What Dynamo of torch 2.15 compiles: a function that makes an ``object()`` it leaves alone."""
+
+    def others(self) -> dict[str, object]:
+        return {}
 
 
 def test_an_object_is_compared_by_the_tensors_in_it() -> None:
@@ -318,7 +328,8 @@ def test_a_wrong_tensor_in_an_object_is_a_fault() -> None:
     def wrong(gm, inputs, **_):
         return lambda *args: tuple(out + 0.01 for out in gm.forward(*args))
 
-    result = comparison.compare(Caching(), [torch.randn(4, 8)], backend=wrong)
+    torch._dynamo.reset()  # which may have given up on the code that both share
+    result = comparison.compare(CachingAlone(), [torch.randn(4, 8)], backend=wrong)
     assert "output['cache'].keys[0]" in [fault.name for fault in result.faults]
 
 
