@@ -80,7 +80,7 @@ _MEANINGS = {
     "step limit": "no end after {bytes} instructions",
     "trap": "trap",
     "barrier count": "barrier {address} gets other than the {bytes} threads that it waits for",
-    "no wgmma fence": "registers were written after the last wgmma.fence, and are used by wgmma",
+    "no wgmma fence": "accumulators were written after the last wgmma.fence that wgmma adds to",
     "transaction count": "the mbarrier is left with {bytes} bytes that it expects",
     "unsupported": "the emulator does not know this",
     "outside of local memory": "{bytes} bytes at {address} are not in the thread's local memory",
