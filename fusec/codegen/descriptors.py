@@ -197,7 +197,7 @@ class _Finder:
                 if here is None or end is None or end.axes or len(here.axes & lanes) != 1:
                     return None
                 (lane,) = here.axes & lanes
-                single = here.coefficient(lane) is index(1) and is_nonnegative(here)
+                single = here.steps_by_one(lane) and is_nonnegative(here)
                 return {lane: (here, end)} if single else None
             case Var() if isinstance(guard, Var):
                 return self.transposed(guard, node)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir.expr import Load
-from fusec.ir.index import Axis, Index
+from fusec.ir.index import Axis
 from fusec.ir.program import Let, Program, Update, statements
 
 VECTOR_BYTES = 16
@@ -46,10 +46,4 @@ def mask_lanes(program: Program) -> Mapping[Load, tuple[Axis, int]]:
 
 def _contiguous(load: Load, lanes: frozenset[Axis]) -> Axis | None:
     """Return the lane axis along which a load walks memory, if there is one."""
-    return next((a for a in lanes & load.axes if steps_by_one(load.indices[0], a)), None)
-
-
-def steps_by_one(offset: Index, axis: Axis) -> bool:
-    """Return True if neighbours along an axis are neighbours in memory."""
-    coefficient = offset.coefficient(axis)
-    return coefficient is not None and coefficient.is_constant and coefficient.const == 1
+    return next((a for a in lanes & load.axes if load.indices[0].steps_by_one(a)), None)

@@ -157,7 +157,7 @@ class Uses:
         if load.gathers or along is None or along.axes & self.lanes:
             return False
         return (
-            offset.coefficient(row) is index(1)
+            offset.steps_by_one(row)
             and along is not index(1)
             and self.counts(load.guard) is not None
         )

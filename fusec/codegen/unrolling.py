@@ -12,7 +12,7 @@ with gathers and branches gain nothing and cost g++ most: the kernels of DenseNe
 from __future__ import annotations
 
 from fusec.ir.expr import Load
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index
 from fusec.ir.program import For, Let, Put, Statement
 
 MOST_UNROLLED = 8
@@ -58,6 +58,6 @@ def _size(statement: Statement, lane: Axis | None) -> int:
 
 def _accesses(offset: Index, lane: Axis | None) -> int:
     """Return how many accesses of memory the lanes are: one if they are neighbours or the same."""
-    if lane is None or lane not in offset.axes or offset.coefficient(lane) is index(1):
+    if lane is None or lane not in offset.axes or offset.steps_by_one(lane):
         return 1
     return lane.extent.const

@@ -142,6 +142,10 @@ class Index(Node):
                 return None
         return _sum(factors, 0)
 
+    def steps_by_one(self, axis: Axis) -> bool:
+        """Return True if an axis walks memory by one element, where this is an offset."""
+        return self.coefficient(axis) is index(1)
+
     def atoms(self) -> Iterator[Atom]:
         """Yield the atoms of all products, those inside of divisions included."""
         for monomial, _ in self.terms:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.codegen.masks_beside import mask_lanes, steps_by_one
+from fusec.codegen.masks_beside import mask_lanes
 from fusec.codegen.orient import has_dots
 from fusec.codegen.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
@@ -152,7 +152,7 @@ def _demand(
 ) -> Demand:
     size = buffer.dtype.itemsize
     ordered = sorted(tile, key=lambda a: a.serial)
-    axis = next((a for a in ordered if steps_by_one(offset, a)), None)
+    axis = next((a for a in ordered if offset.steps_by_one(a)), None)
     elements = product(a.extent for a in tile).hint()
     vector = max(1, WIDE // size)
     if not tile:
@@ -202,7 +202,7 @@ def _bound(side: Expr, axis: Axis, values: Mapping[Var, Expr]) -> int:
     match node:
         case Const(value=int(value)):
             return abs(value)
-        case IndexValue(index=value) if axis not in value.axes or steps_by_one(value, axis):
+        case IndexValue(index=value) if axis not in value.axes or value.steps_by_one(axis):
             return _divisor(value, axis)
         case _:
             return 1

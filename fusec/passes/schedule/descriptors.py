@@ -52,14 +52,10 @@ def _loads(parts: Factors) -> Iterator[Load]:
 def is_describable(load: Load) -> bool:
     """Return True if an axis walks memory by one element, and nothing else but by 16 bytes."""
     offset = load.buffer.offset(load.indices)
-    units = [a for a in offset.axes if _is_one(offset.coefficient(a))]
+    units = [a for a in offset.axes if offset.steps_by_one(a)]
     if load.guard is not None or len(units) != 1:
         return False
     return is_multiple(offset - index(units[0]), MULTIPLE // load.dtype.itemsize)
-
-
-def _is_one(value: Index | None) -> bool:
-    return value is not None and value.is_constant and value.const == 1
 
 
 def is_multiple(value: Index, of: int) -> bool:

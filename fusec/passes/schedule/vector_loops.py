@@ -125,7 +125,7 @@ def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
     offsets = [(s.buffer.offset(s.indices), s.buffer.dtype.itemsize) for s in kernel.stores]
     written: dict[Axis, int] = {}
     for axis in long:
-        walked = sum(size for at, size in offsets if at.coefficient(axis) is index(1))
+        walked = sum(size for at, size in offsets if at.steps_by_one(axis))
         if walked and axis in kernel.grid:
             written[axis] = walked
     if not written:
@@ -135,7 +135,7 @@ def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
     read: dict[Axis, int] = {}
     for axis in long:
         transposed = [n for n in found if is_transposed(n, axis, lane)]
-        whole = any(axis in at.axes and at.coefficient(lane) is index(1) for at, _ in offsets)
+        whole = any(axis in at.axes and at.steps_by_one(lane) for at, _ in offsets)
         if transposed and whole and (not kernel.inside or axis in kernel.inside):
             read[axis] = sum(n.buffer.dtype.itemsize for n in transposed)
     if not read:

@@ -22,7 +22,7 @@ from fusec.ir.contraction import Factors
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
@@ -177,7 +177,7 @@ def _staged(kernel: Kernel, tiling: Tiling) -> int:
     found: dict[tuple[DType, int], int] = {}
     for store in kernel.stores:
         offset, axes = store.buffer.offset(store.indices), store.expr.axes
-        columns = next((a for a in axes if offset.coefficient(a) is index(1)), None)
+        columns = next((a for a in axes if offset.steps_by_one(a)), None)
         kind = store.buffer.dtype, 0 if columns is None else tiling.lanes.get(columns, 1)
         tile = area(axes, tiling.lanes) * store.buffer.dtype.itemsize
         found[kind] = max(tile, found.get(kind, 0))
