@@ -113,7 +113,7 @@ class Options:
     )
     roles: str = _option(
         "auto",
-        "a warp loads, others multiply: cooperative, pingpong, never; auto, if a race prefers it",
+        "a warp loads for others, where it can: cooperative, pingpong, never; auto, by a race",
         changes_code=True,
         choices=("auto", "cooperative", "pingpong", "never"),
     )

@@ -45,6 +45,7 @@ from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
 from fusec.ir.index import Axis
 from fusec.ir.names import Named
 from fusec.ir.program import (
+    GROUPS,
     Await,
     Carry,
     Fill,
@@ -58,8 +59,6 @@ from fusec.ir.program import (
     statements,
 )
 
-GROUPS = {"cooperative": 1, "pingpong": 2}
-"""Groups of warps that multiply, each at a tile of its own."""
 LOADER_REGISTERS, GROUP_REGISTERS = 40, 232
 """Of a thread that loads, and of one in each of two groups: 40*128 + 232*256 of 65536. One group
 gets what the loader leaves, 240."""
@@ -103,7 +102,13 @@ class _Places:
 
 
 class _Printer(Printer):
-    """One print; a module has several functions, which share their names."""
+    """One print; a module has several functions, which share their names.
+
+    Attributes:
+        loading: whether the warp that loads is printed now, or those that multiply.
+        wanted: the layout of the value that is printed now, to which its operands are converted; ""
+            where operands stay as they are.
+    """
 
     def __init__(self, form: Form, roles: Split) -> None:
         super().__init__(form, True)

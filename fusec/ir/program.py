@@ -52,6 +52,9 @@ from fusec.ir.index import Axis, Index, Size, index
 
 MULTIPLE = 16
 """A launch tells a GPU's kernel which addresses, in bytes, and sizes are multiples of it."""
+
+GROUPS = {"cooperative": 1, "pingpong": 2}
+"""Roles of warps: how many groups of them multiply what one loads, each at a tile of its own."""
 MAX_SIZE = 2**31 - 2**20
 """The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
 

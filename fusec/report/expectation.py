@@ -17,9 +17,9 @@ beside them, which waits for their values (a softmax) or not; barriers; what sta
 behind the loop. With one block a multiprocessor nobody multiplies meanwhile.
 
 Its constants are of an H200 (docs/performance.md says where each is from). Calibrated with
-published measurements of kernels that are built alike: beside eight of them, it is off by 6 % on
-the mean and by 19 % at worst. It knows no clocks that sink under load, no partition camping, no
-ptxas that orders loads badly: a lead, not a measurement.
+published measurements of eight kernels that are built alike, on which it is off by 6 % on the mean
+and by 19 % at worst: a fit, no test of what it says of others. It knows no clocks that sink under
+load, no partition camping, no ptxas that orders loads badly: a lead, not a measurement.
 
 Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps, one block a
 multiprocessor: products 1024 clocks, softmax 890, one after the other: a share of 0.53.

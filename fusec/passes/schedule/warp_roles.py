@@ -23,6 +23,7 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
+from fusec.ir.program import GROUPS
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
@@ -40,16 +41,19 @@ class Team:
     """
 
     roles: str
-    groups: int
     warps: int
     sides: tuple[tuple[int, int], ...]
 
+    @property
+    def groups(self) -> int:
+        return GROUPS[self.roles]
+
 
 TEAMS = (
-    Team("cooperative", 1, 8, ((128, 256), (256, 128), (128, 128))),
-    Team("pingpong", 2, 4, ((64, 256), (128, 128), (64, 128))),
+    Team("cooperative", 8, ((128, 256), (256, 128), (128, 128))),
+    Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
 )
-NESTED = (Team("cooperative", 1, 8, ((128, 128), (128, 64))),)
+NESTED = (Team("cooperative", 8, ((128, 128), (128, 64))),)
 """Of products of products: rows, and terms of an iteration."""
 FEWEST_SLOTS, MOST_SLOTS = 2, 6
 """Slots of a ring: one is multiplied while others are filled."""
