@@ -33,7 +33,9 @@ from fusec.emulator.faults import (
 )
 from fusec.emulator.parse import parse
 from fusec.emulator.vocabulary import OPERATIONS
+from fusec.errors import BuildError
 from fusec.runtime import table
+from fusec.runtime.static_checks import PROCESSORS
 from fusec.runtime.triton_kernel import TritonSource, compile_kernel, describe
 
 TARGET = "sm_90"
@@ -336,10 +338,14 @@ class Compiled:
         """Compile a kernel for a GPU.
 
         Raises:
-            BuildError: if Triton or ptxas rejects it.
+            BuildError: if Triton or ptxas rejects it, or the GPU has less shared memory.
             UnknownPtx: for what the emulator does not know.
         """
         asm = compile_kernel(kernel, target)
+        shared, limit = asm.metadata["shared"], PROCESSORS[target].shared_limit
+        if shared > limit:
+            said = f"{shared} bytes of shared memory; {target} has {limit}"
+            raise BuildError((f"a launch of {kernel.name}", target), said)
         code = Code.of(asm.text("ptx"), kernel.source, asm.metadata["shared"])
         return Compiled(kernel, code, tuple(asm.metadata.get("tensordesc_meta") or ()))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from fusec.codegen.nested_roles import split_nested
 from fusec.codegen.roles import print_split
 from fusec.codegen.triton_form import form_of
 from fusec.ir.program import Await, Fill, For, Let, Statement, Take, Update, statements
@@ -81,6 +82,17 @@ def test_a_loop_with_a_mask_goes_on_with_the_weights_of_the_one_without() -> Non
     assert counts(roles.load, "values") == [False, True, True]
     assert counts(roles.multiply, "values") == [True, True, False]
     assert counts(roles.load, "keys") == counts(roles.multiply, "keys") == [True, True]
+
+
+def test_loops_that_read_other_tensors_have_no_roles() -> None:
+    """The weights of a loop's last iteration would be multiplied with another tensor's values."""
+    found = form(causal, *SHAPES)
+    assert split_nested(found.program, found.copies) is not None
+    last = [s for s in found.program.body if isinstance(s, For)][-1]
+    tile = [s.var for s in last.body if isinstance(s, Let) and s.var in found.copies][-1]
+    (query, *_) = found.copies.values()
+    other = replace(found.copies[tile], descriptor=query.descriptor)
+    assert split_nested(found.program, {**found.copies, tile: other}) is None
 
 
 def test_the_warp_that_loads_computes_where_a_loop_starts() -> None:

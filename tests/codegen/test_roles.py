@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.codegen.roles import print_split
+from fusec.codegen.roles import print_split, split
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton_form import Form, by_pointers, form_of, print_form, verify_form
-from fusec.ir.program import Program
+from fusec.ir.index import index
+from fusec.ir.program import For, Program
 from fusec.report.observe import observe
 from tests.codegen.test_descriptors import tensors
 from tests.triton_backend import gpu_pipeline
@@ -97,3 +98,11 @@ def test_what_does_more_than_multiply_tiles_has_no_roles(fn, dtype: torch.dtype)
     assert program.roles == ""
     forced = replace(program, roles="cooperative", descriptors=True)
     assert form_of(forced).roles is None
+
+
+@pytest.mark.parametrize("changed", [{"start": index(1)}, {"stops": (index(0),)}], ids=str)
+def test_a_loop_that_may_run_no_time_or_begins_elsewhere_has_no_roles(changed) -> None:
+    found = form(linear, (256, 512), (512, 512))
+    assert split(found.program, found.copies) is not None
+    body = tuple(replace(s, **changed) if isinstance(s, For) else s for s in found.program.body)
+    assert split(replace(found.program, body=body), found.copies) is None

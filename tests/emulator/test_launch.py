@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.emulator.launch import Arguments, TensorMap, span
+from fusec.emulator.launch import Arguments, Compiled, TensorMap, span
+from fusec.errors import BuildError
 from fusec.report.emulation import Emulator, emulate
-from tests.emulator.recorded import normal, softmax
+from tests.emulator.recorded import linear, normal, softmax
 
 
 @pytest.mark.slow
@@ -86,3 +87,10 @@ def test_a_descriptor_follows_the_drivers_rules(field: str, value: Any, problem:
     fields = {"base": 64, "dims": (8, 8), "strides": (2, 32), "box": (8, 8), "element": 2}
     assert TensorMap(**fields, swizzle=128).problem() == ""
     assert TensorMap(**{**fields, field: value}, swizzle=128).problem() == problem
+
+
+@pytest.mark.slow
+def test_a_block_with_more_shared_memory_than_the_gpu_has_is_no_launch() -> None:
+    kernel = linear("never").compiled.kernel
+    with pytest.raises(BuildError, match=r"\d+ bytes of shared memory; sm_120 has 101376"):
+        Compiled.of(replace(kernel, num_stages=8), "sm_120")

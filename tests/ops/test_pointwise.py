@@ -298,9 +298,13 @@ def test_every_pair_of_layouts_matches_eager(left, right, dtype):
     y = with_layout(values(4, 6, 8, dtype=dtype, seed=1), right)
     with FakeTensorMode() as mode:
         traced = mode.from_tensor(x) + mode.from_tensor(y)
-    if traced.stride() != (x + y).stride():
-        pytest.skip("torch traces other strides than eager's (16-bit floats)")
-    check(lambda x, y: (x + y, x * 2 - y, torch.maximum(x, y)), x, y)
+    as_eager = traced.stride() == (x + y).stride()  # not for some pairs of 16-bit floats
+
+    def fn(x, y):
+        made = x + y, x * 2 - y, torch.maximum(x, y)
+        return made if as_eager else [value.contiguous() for value in made]
+
+    check(fn, x, y)
 
 
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))

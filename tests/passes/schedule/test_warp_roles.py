@@ -45,6 +45,13 @@ def test_an_attentions_forward_has_one_group_and_as_many_slots_as_fit() -> None:
     assert wide[3].roles and narrow[2].roles
 
 
+def test_an_attention_of_fewer_keys_than_a_tile_has_has_none() -> None:
+    """Its weights of 0 would be constants, which LLVM puts behind a fence."""
+    few, enough = (gpu_plans(attention(32, 8192, n, 128), H200_MACHINE) for n in (48, 64))
+    assert [p.roles for p in few if p.roles] == []
+    assert [p.roles for p in enough if p.roles] == ["cooperative"]
+
+
 def test_fewer_tiles_are_smaller_ones() -> None:
     tiles = [[b.tile for b in p.bindings] for p in with_roles(H200_MACHINE, 1024, 2048, 1024)]
     assert tiles == [[128, 128, 64], [64, 128, 64]]
