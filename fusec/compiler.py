@@ -400,6 +400,7 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
         unpromised,
         print_blocks(program) if program.table else None,
         program.registers,
+        program.name,
     )
 
 

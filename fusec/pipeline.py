@@ -25,6 +25,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
 from fusec.ir.memory import overlaid
+from fusec.ir.names import function_name
 from fusec.ir.program import Program, print_program
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
@@ -134,11 +135,12 @@ def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mappi
 
 
 def _titled(program: Program, launch: Kernel | Bundle) -> Program:
-    """Return a program that says on top what it computes, in index notation."""
+    """Return a program whose name says what it computes, and on top of which notation does."""
+    named = replace(program, name=function_name(launch.name, launch.origin.ops))
     if isinstance(launch, Bundle):
         notation = tuple(text.print_template(launch).splitlines())
-        return replace(program, notation=notation, table=True)
-    return replace(program, notation=tuple(text.print_kernel(launch).splitlines()))
+        return replace(named, notation=notation, table=True)
+    return replace(named, notation=tuple(text.print_kernel(launch).splitlines()))
 
 
 def compile_to_source(gm: fx.GraphModule, context: Context) -> Compiled:
@@ -174,6 +176,7 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
+            "function": program.name,
             "buffers": len(program.buffers),
             "sizes": len(program.sizes),
             "blocks": print_blocks(program) if program.table else None,

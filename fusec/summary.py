@@ -23,6 +23,7 @@ from torch import fx
 from fusec.frontend.origin import module_path, origin_of
 from fusec.ir.extern import Extern
 from fusec.ir.graph import RowLoop, Schedule, all_launches
+from fusec.ir.names import operation_words
 from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, traces
 from fusec.trace import Trace
 
@@ -53,9 +54,9 @@ class KernelSummary:
 
     @property
     def computes(self) -> str:
-        """What it computes: "add + mul + rsqrt + ..."."""
-        names = list(dict.fromkeys(op.partition(".")[0].lstrip("_") for op in self.ops))
-        return " + ".join(names[:_SHOWN_OPS] + ["..."] * (len(names) > _SHOWN_OPS))
+        """What it computes: "add + layer_norm"."""
+        words = list(operation_words(self.ops))
+        return " + ".join(words[:_SHOWN_OPS] + ["..."] * (len(words) > _SHOWN_OPS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ CONTENT = {
     "graph": "graph inference(",
     "kernels": "kernel k0 ->",
     "plan": "k0",
-    "program": "program k0(",
+    "program": "program add_layer_norm_k0(",
     "wrapper": "def call(args):",
 }
 
@@ -154,12 +154,12 @@ def test_dump_prints_each_stage(capsys, models, target, stage) -> None:
 def test_dump_prints_sources_in_the_target_s_language(capsys, models) -> None:
     _, cpp, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[64]", "--target", "cpu")
     _, triton, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[64]", "--target", "sm_80")
-    assert 'extern "C" void k0(' in cpp
+    assert 'extern "C" void relu_mul_add_k0(' in cpp
     assert "@triton.jit" in triton
 
 
 ASSEMBLY = {
-    ("sm_90", "ttir"): "tt.func public @k0",
+    ("sm_90", "ttir"): "tt.func public @relu_mul_add_k0",
     ("sm_90", "ttgir"): "ttg.",
     ("sm_90", "llir"): "define",
     ("sm_90", "ptx"): ".target sm_90a",

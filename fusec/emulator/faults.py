@@ -160,10 +160,10 @@ def meaning_of(kind: str, address: int, detail: int) -> str:
     return _MEANINGS[kind].format(address=f"{address:#x}" if address >= 0 else "?", bytes=detail)
 
 
-def notation_of(source: str, kernel: str) -> tuple[str, ...]:
+def notation_of(source: str) -> tuple[str, ...]:
     """Return the lines above a printed kernel that say what it computes."""
     lines = source.splitlines()
-    starts = [n for n, line in enumerate(lines) if line.startswith(f"# kernel {kernel}")]
+    starts = [n for n, line in enumerate(lines) if line.startswith("# kernel ")]
     if not starts:
         return ()
     found = []

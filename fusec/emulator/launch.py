@@ -300,7 +300,7 @@ def _fault(code: Code, record: engine.FaultRecord) -> Fault:
         tuple(record.block),
         record.warp,
         None if record.lane < 0 else record.lane,
-        notation_of(code.source, kernel),
+        notation_of(code.source),
     )
 
 

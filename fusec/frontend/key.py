@@ -2,7 +2,8 @@
 
 Everything that captured code depends on is in it: operations, arguments, and of every value the
 type, shape, strides, device and symbolic expressions. Names of the user's parameters and paths are
-not, so identical blocks share one entry.
+not, so identical blocks share one entry. The operations that the program calls, of which
+those of the graph are parts, are: kernels are named by them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
     text: list[str] = [*salt, _facts(gm)]
     for node in gm.graph.nodes:
         text.append(f"{node.op} {node.name} {node.target} {node.args!r} {node.kwargs!r}")
+        text.append(str(node.meta.get("original_aten")))
         text.append(_value(node.meta.get("val")))
         if "nn_module_stack" not in node.meta and node.op == "output":
             text.append("output")

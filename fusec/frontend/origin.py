@@ -15,6 +15,8 @@ import functools
 import re
 from typing import Any
 
+import torch
+
 from fusec.ir.graph import Origin
 from fusec.torch_interior import OpOverload
 
@@ -26,13 +28,24 @@ _ROOT = re.compile(r"^L\['\w+'\]|_modules\b|\b_orig_mod\b")
 _NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")
 _LINE_LIMIT = 80
+_TAKEN_APART = {torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addmv}
 
 
 def origin_of(node: Any) -> Origin:
-    """Return the operation and the source line of an FX node."""
+    """Return the operation that the program calls, and the source line, of an FX node."""
     trace = node.meta.get("stack_trace")
     source = source_line(trace) if isinstance(trace, str) else None
-    return Origin((op_name(node.target),), () if source is None else (source,))
+    return Origin((op_name(called(node)),), () if source is None else (source,))
+
+
+def called(node: Any) -> Any:
+    """Return the operation that the program calls, of which an FX node is a part, or all.
+
+    What a product with a bias is taken apart into, a product and a sum, are called by themselves.
+    """
+    whole = node.meta.get("original_aten")
+    apart = isinstance(whole, OpOverload) and whole.overloadpacket not in _TAKEN_APART
+    return whole if apart else node.target
 
 
 def module_path(node: Any) -> str:

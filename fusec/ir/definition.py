@@ -20,7 +20,8 @@ class Origin:
     """Where a definition comes from in the user's program.
 
     Attributes:
-        ops: the ATen operations, in order, such as ``("add.Tensor", "mul.Tensor")``.
+        ops: the ATen operations that the program calls, in order, such as ``("add.Tensor",
+            "native_layer_norm.default")``: before they are taken apart.
         source: the user's lines, such as ``("model.py:41 in forward: x = x + r",)``.
     """
 

@@ -1,6 +1,7 @@
 """Identifiers for what is printed: each thing has one, and no two have the same.
 
-Worked example: ``names.new("x.weight")`` is ``x_weight``, then ``x_weight_1``.
+Worked example: ``names.new("x.weight")`` is ``x_weight``, then ``x_weight_1``. A kernel's printed
+function is called by its operations and its name, ``add_layer_norm_k7``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,30 @@ def identifier(text: str) -> str:
     """Return a text as an identifier of any language: letters, digits, ``_``, a letter first."""
     safe = re.sub(r"[^A-Za-z0-9_]", "_", text).lstrip("_")
     return safe if safe[:1].isalpha() else f"v{safe}"
+
+
+def operation_words(ops: Iterable[str]) -> tuple[str, ...]:
+    """Return operations as people call them, each once: "layer_norm", "softmax", "add"."""
+    words = (op.partition(".")[0].lstrip("_").removeprefix("native_") for op in ops)
+    return tuple(dict.fromkeys(words))
+
+
+def function_name(kernel: str, ops: Iterable[str]) -> str:
+    """Return what the printed function of a kernel is called: ``add_layer_norm_k7``.
+
+    It is what traces of a GPU show, and what they add up by. Operations at the end are left out
+    where it becomes longer than ``LONGEST_FUNCTION``.
+    """
+    name = ""
+    for word in operation_words(ops):
+        longer = f"{name}_{word}" if name else word
+        if len(longer) + len(kernel) >= LONGEST_FUNCTION:
+            break
+        name = longer
+    return identifier(f"{name}_{kernel}") if name else kernel
+
+
+LONGEST_FUNCTION = 48
 
 
 class Names:

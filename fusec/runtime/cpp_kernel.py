@@ -192,17 +192,18 @@ def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel | 
     """Return the kernels of a shared library by name.
 
     Args:
-        kernels: for each its ``name``, ``buffers`` and ``sizes`` (counts), ``where`` it is from,
-            and of one that runs for rows of a table the ``blocks`` of a row, else None.
+        kernels: for each its ``name``, that of its ``function``, ``buffers`` and ``sizes``
+            (counts), ``where`` it is from, and of one that runs for rows of a table the ``blocks``
+            of a row, else None.
     """
     handle = ctypes.CDLL(str(library))
     loaded: dict[str, CppKernel | CppTableKernel] = {}
     for row in kernels:
-        kernel = CppKernel(handle, row["name"], row["where"])
+        kernel = CppKernel(handle, row["function"], row["where"])
         if row["blocks"] is None:
             kernel.declare(row["buffers"], row["sizes"])
             loaded[row["name"]] = kernel
         else:
-            call = getattr(handle, row["name"])
+            call = getattr(handle, row["function"])
             loaded[row["name"]] = CppTableKernel(kernel, call, row["blocks"])
     return loaded

@@ -81,7 +81,7 @@ class TritonSource:
     """A printed kernel, as codegen hands it over: plain data.
 
     Attributes:
-        source: a module with the kernel ``name``.
+        source: a module with the kernel.
         signature: name and Triton type of each parameter: pointers, sizes, descriptors.
         divisible: positions of arguments that are multiples of 16 (addresses in bytes).
         grid: the launch grid, three Python expressions over the sizes' names: ("M", "1", "1").
@@ -90,6 +90,7 @@ class TritonSource:
             about the addresses in a table, where there is one.
         blocks: of a kernel that runs for each row of a table, how many blocks a row has.
         registers: the most that a thread may have; 0 for as many as the compiler likes.
+        function: what the kernel is called in the module, and in traces; by default ``name``.
     """
 
     name: str
@@ -103,6 +104,7 @@ class TritonSource:
     pointer_source: str = ""
     blocks: str | None = None
     registers: int = 0
+    function: str = ""
 
     def by_pointers(self) -> TritonSource:
         """Return the same kernel without descriptors, which asks nothing of addresses.
@@ -196,7 +198,7 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
         UsageError: if there is no such target.
     """
     gpu = parse_target(target)
-    function = load_function(kernel.source, kernel.name)
+    function = load_function(kernel.source, kernel.function or kernel.name)
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     if kernel.registers:
         options["maxnreg"] = kernel.registers

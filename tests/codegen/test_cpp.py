@@ -50,6 +50,7 @@ def build(programs: list[Program]) -> Library:
     rows = [
         {
             "name": p.name,
+            "function": p.name,
             "buffers": len(p.buffers),
             "sizes": len(p.sizes),
             "where": "test.py:1",

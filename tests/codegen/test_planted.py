@@ -83,7 +83,8 @@ def kernels() -> dict[str, Launch]:
     folder = Path(tempfile.mkdtemp(prefix="fusec-test-"))
     (folder / "kernels.so").write_bytes(cpp_kernel.build(unit, Options()))
     row = {"buffers": len(program.buffers), "sizes": 0, "where": "test.py:1", "blocks": None}
-    rows = [{"name": name.strip(" ("), **row} for name in named.values()]
+    names = [name.strip(" (") for name in named.values()]
+    rows = [{"name": name, "function": name, **row} for name in names]
     loaded = cpp_kernel.load(folder / "kernels.so", rows)
     return {fault: loaded[name.strip(" (")] for fault, name in named.items()}
 

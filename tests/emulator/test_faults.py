@@ -125,7 +125,7 @@ def test_kernels_as_they_are_have_no_fault(launched: Callable[[], Launched], see
 def test_a_fault_says_where_it_is_in_each_language() -> None:
     found = SOFTMAX().fault(unmasked("ld.global", 3))
     assert isinstance(found, Fault)
-    assert (found.kernel, found.kind) == ("k0", "out of bounds")
+    assert (found.kernel, found.kind) == ("softmax_k0", "out of bounds")
     assert found.place.text.startswith("ld.global.v4.b32")
     assert "tl.load" in found.place.source
     assert found.notation[0].startswith("kernel k0 -> ")

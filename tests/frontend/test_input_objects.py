@@ -63,6 +63,13 @@ def test_an_object_reaches_the_eager_kernel_and_leaves_as_it_is():
     assert torch.allclose(y, (3 * x).exp())
 
 
+def test_graphs_whose_operations_are_parts_of_others_have_entries_of_their_own():
+    first, second = graph_with_an_object(), graph_with_an_object()
+    (node,) = second.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
+    node.meta["original_aten"] = torch.ops.aten._softmax.default
+    assert graph_key(first) != graph_key(second)
+
+
 def test_graphs_that_differ_in_their_objects_share_an_entry_of_the_cache():
     first, second = graph_with_an_object(), graph_with_an_object()
     assert graph_key(first) == graph_key(second)

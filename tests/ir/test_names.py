@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.ir.index import Axis, index
-from fusec.ir.names import Names, identifier
+from fusec.ir.names import LONGEST_FUNCTION, Names, function_name, identifier
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,26 @@ from fusec.ir.names import Names, identifier
 )
 def test_any_text_becomes_an_identifier(text: str, wanted: str) -> None:
     assert identifier(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ops", "wanted"),
+    [
+        (("add.Tensor", "native_layer_norm.default"), "add_layer_norm_k7"),
+        (("_softmax.default", "mul.Tensor", "mul.Scalar"), "softmax_mul_k7"),
+        (("mylib::3-scale.default",), "mylib__3_scale_k7"),
+        ((), "k7"),
+    ],
+)
+def test_a_function_is_called_by_operations_and_its_kernel(ops: tuple[str, ...], wanted: str):
+    assert function_name("k7", ops) == wanted
+
+
+def test_a_long_function_name_keeps_the_first_whole_words() -> None:
+    words = [f"operation{n}.default" for n in range(9)]
+    assert function_name("k7", words) == "operation0_operation1_operation2_operation3_k7"
+    assert len(function_name("k1234", words)) <= LONGEST_FUNCTION
+    assert function_name("k7", ["x" * 60]) == "k7"
 
 
 def test_a_name_that_is_taken_gets_the_first_free_number() -> None:
