@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 import resource
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +37,7 @@ from fusec.report.breaks import (
 from fusec.report.observe import UNSEEN
 from fusec.report.seen import Launch, Seen, SeenGraph, folded
 from fusec.runtime.clock import Clock, clock_running
-from fusec.summary import ARTIFACT, ExternSummary, GraphSummary
+from fusec.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import trace_log
 
 _STAGES = ("key", "cache", "capture", "passes", "codegen", "build", "bind")
@@ -143,35 +142,14 @@ def watch(what: str = "the block") -> Iterator[Watch]:
 
 
 def _launches(graph: GraphSummary, totals: Mapping[str, tuple[int, float]]) -> Iterator[Launch]:
-    """Yield what a graph launched; launches of one code share its time."""
-    shared = Counter([k.code for k in graph.kernels])
+    """Yield what a graph launched."""
     for kernel in graph.kernels:
-        calls, seconds = totals.get(kernel.code, (0, 0.0))
-        part = shared[kernel.code]
         name, module = f"{kernel.code}: {kernel.computes}", folded(kernel.module)
-        yield Launch(graph.id, name, module, False, "", calls // part, seconds / part)
-    for extern, (calls, seconds) in _extern_totals(graph.externs, totals):
-        module = folded(extern.module)
-        yield Launch(graph.id, extern.op, module, True, extern.reason, calls, seconds)
-
-
-def _extern_totals(
-    externs: Sequence[ExternSummary], totals: Mapping[str, tuple[int, float]]
-) -> Iterator[tuple[ExternSummary, tuple[int, float]]]:
-    """Yield eager kernels with (calls, seconds): the n-th of an operator has its n-th call's.
-
-    In a loop over rows there are more calls than operators in the graph: these share the time.
-    """
-    alike: dict[str, list[ExternSummary]] = {}
-    for extern in externs:
-        alike.setdefault(extern.op, []).append(extern)
-    for op, calls in alike.items():
-        rows = [spent for name, spent in totals.items() if name.startswith(f"{op} #")]
-        if len(rows) != len(calls):
-            count, seconds = sum(n for n, _ in rows), sum(s for _, s in rows)
-            rows = [(count // len(calls), seconds / len(calls))] * len(calls)
-        for extern, row in zip(calls, rows, strict=True):
-            yield extern, totals.get(extern.name, row)
+        spent = totals.get(kernel.name, (0, 0.0))
+        yield Launch(graph.id, name, module, False, "", *spent)
+    for extern in graph.externs:
+        spent = totals.get(extern.name, (0, 0.0))
+        yield Launch(graph.id, extern.op, folded(extern.module), True, extern.reason, *spent)
 
 
 def _phases(

@@ -1,24 +1,22 @@
 """Seconds that kernels, eager kernels and whole graphs take while a program runs, if somebody asks.
 
-``bind`` gives each callable of a printed wrapper to the clock of its time, if there is one: there
-is none but within ``fusec.watch``, so that a program that nobody watches calls what it always does.
-On a CPU the clock is read around each call. On a GPU, where calls return at once, it is a pair of
-events for each of the first calls, and the others count as their mean.
+``bind`` takes the form of a printed wrapper in which launches have names (``runtime/ranges.py``) if
+there is a clock. There is none but within ``fusec.watch``, so that a program that nobody watches
+calls what it always does. On a CPU the clock is read around each launch. On a GPU, where they
+return at once, it is a pair of events for each of the first ones, and the others count as their
+mean. Such a pair holds the time of the host, too, where the device waits for it.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
-_EXTERN = "extern_"
-"""What stands before a node's name in the wrapper's name of its callable."""
 _TIMED_CALLS = 200
 """On a GPU: calls of one kernel that have events."""
 
@@ -45,68 +43,88 @@ class Spent:
         return self.seconds * self.calls / self.timed if self.timed else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """What was spent from one moment to another.
+
+    Attributes:
+        seconds: of the wall.
+        spent: (graph, launch) -> calls and their seconds; the graph's own name is "".
+        compiled: whether graphs were compiled meanwhile.
+    """
+
+    seconds: float
+    spent: Mapping[tuple[str, str], tuple[int, float]]
+    compiled: bool = False
+
+
 class Clock:
-    """What was spent, by graph and by the name of what was called; the graph's own name is ""."""
+    """What was spent, by graph and by the name of what was launched; the graph's own name is "".
+
+    Attributes:
+        at_graph: is called where a graph begins to run, with its name.
+    """
 
     def __init__(self) -> None:
         self.spent: dict[tuple[str, str], Spent] = {}
+        self.at_graph: Callable[[str], object] = lambda graph: None
+        self._devices: list[str] = []
+        self._before = time.perf_counter(), 0, self._totals()
 
     def of_graph(self, graph: str, device: torch.device) -> GraphClock:
-        """Return what times one graph's callables."""
+        """Return what times one graph's launches."""
+        self._devices.append(device.type)
         return GraphClock(self, graph, _on_gpu if device.type == "cuda" else _on_cpu)
 
     def totals(self, graph: str) -> Mapping[str, tuple[int, float]]:
-        """Return (calls, seconds) of everything that a graph called, by name."""
+        """Return (calls, seconds) of everything that a graph launched, by name."""
         rows = [(name, s) for (of, name), s in list(self.spent.items()) if of == graph and s.calls]
         return {name: (spent.calls, spent.total()) for name, spent in rows}
 
+    def lap(self) -> Lap:
+        """Return what was spent since the last lap, or since the clock began."""
+        if "cuda" in self._devices:
+            torch.cuda.synchronize()
+        start, graphs, before = self._before
+        now = time.perf_counter(), len(self._devices), self._totals()
+        self._before = now
+        spent = {}
+        for key, (calls, seconds) in now[2].items():
+            known, known_seconds = before.get(key, (0, 0.0))
+            if calls > known:
+                spent[key] = calls - known, max(seconds - known_seconds, 0.0)
+        return Lap(now[0] - start, spent, now[1] > graphs)
+
+    def _totals(self) -> dict[tuple[str, str], tuple[int, float]]:
+        return {key: (s.calls, s.total()) for key, s in list(self.spent.items())}
+
 
 class GraphClock:
-    """Wraps what a printed wrapper calls, and the wrapper itself.
-
-    An operator is one callable for all of its calls in a graph, so the n-th of a run has a name of
-    its own, "mm.default #n": as the calls stand in the wrapper.
-    """
+    """Times what a printed wrapper launches, by the names of its form with names, and itself."""
 
     def __init__(self, clock: Clock, graph: str, around: Around) -> None:
         self._clock, self._graph, self._around = clock, graph, around
-        self._position: Counter[str] = Counter()
+        self._timed: dict[str, Callable[..., Any]] = {}
 
-    def kernel(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a callable that is timed under a name."""
-        return self._around(call, self._clock.spent.setdefault((self._graph, name), Spent()))
-
-    def wrap(self, namespace: dict[str, Any], kernels: Iterable[str]) -> dict[str, Any]:
-        """Return the names of a wrapper with kernels and callables of eager kernels timed."""
-        externs = [name for name in namespace if name.startswith(_EXTERN)]
-        timed = {
-            name: self.kernel(name.removeprefix(_EXTERN), namespace[name])
-            for name in (*kernels, *externs)
-        }
-        return namespace | timed
-
-    def operator(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a callable whose calls are timed by their position in the graph's run."""
-        made: list[Callable[..., Any]] = []
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            number = self._position[name]
-            self._position[name] += 1
-            while number >= len(made):  # by more than one where threads share the graph
-                made.append(self.kernel(f"{name} #{len(made)}", call))
-            return made[number](*args, **kwargs)
-
-        return timed
+    def named(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Launch something, and time it under its name."""
+        timed = self._timed.get(name)
+        if timed is None:
+            timed = self._timed[name] = self._time(name, call)
+        return timed(*args, **kwargs)
 
     def graph(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the wrapper, timed under the name ""."""
-        timed = self.kernel("", call)
+        timed = self._time("", call)
 
         def run(args: list[Any]) -> Any:
-            self._position.clear()
+            self._clock.at_graph(self._graph)
             return timed(args)
 
         return run
+
+    def _time(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return self._around(call, self._clock.spent.setdefault((self._graph, name), Spent()))
 
 
 _clocks: list[Clock] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -54,17 +55,15 @@ class _Operators:
     biased one 3.0 and 4.1 (2026-11).
     """
 
-    def __init__(self, operators: Any, clock: GraphClock | None = None) -> None:
-        self._operators, self._clock = operators, clock
+    def __init__(self, operators: Any) -> None:
+        self._operators = operators
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._operators, name)
         if isinstance(found, OpOverload):
             made: Any = _PYTHON.get(found, found._op)
-            if self._clock is not None:
-                made = self._clock.operator(str(found).removeprefix("aten."), made)
         else:
-            made = _Operators(found, self._clock)
+            made = _Operators(found)
         setattr(self, name, made)
         return made
 
@@ -94,8 +93,8 @@ def bind(
         gm: the FX graph, which holds eager callables and constants by node name.
         parts: what is called in the place of the graph's attributes of these names.
         watch: what a verified wrapper calls after each launch.
-        clock: times the call and what it calls, if somebody watches.
-        ranges: names the call and what it calls where a profiler runs.
+        ranges: names the call and what it launches where a profiler runs.
+        clock: times both, by the names of ``ranges``, if somebody watches.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
 
@@ -127,24 +126,44 @@ def bind(
         "restride": restride,
         "constant": constant,
         "watch": watch or (lambda *_: None),
-        "aten": _Operators(torch.ops.aten, clock),
-        "mkldnn": _Operators(torch.ops.mkldnn, clock),
+        "aten": _Operators(torch.ops.aten),
+        "mkldnn": _Operators(torch.ops.mkldnn),
         **DTYPES,
         **kernels,
     }
     calls = [node for node in nodes.values() if node.op == "call_function"]
     namespace.update((f"extern_{node.name}", _callee(node)) for node in calls)
-    timed = namespace if clock is None else clock.wrap(namespace, kernels)
-    return _with_ranges(source, timed, ranges, clock)
+    return _watched(source, namespace, ranges, clock)
 
 
-def _with_ranges(
+def _watched(
     source: str, namespace: Mapping[str, Any], ranges: Ranges | None, clock: GraphClock | None
 ) -> BoxedCall:
-    call = _define(source, namespace)
-    if ranges is not None:
-        call = ranges.around(call, lambda text, named: _define(text, {**namespace, "named": named}))
-    return call if clock is None else clock.graph(call)
+    """Return the ``call`` of a source, seen by what watches it."""
+    if ranges is None:
+        return _define(source, namespace)
+    if clock is None:
+        return ranges.around(_define(source, namespace), partial(_define_named, namespace))
+    timed = _define_named(namespace, ranges.source, clock.named)
+    return clock.graph(ranges.around(timed, partial(_define_timed, namespace, clock)))
+
+
+def _define_named(
+    namespace: Mapping[str, Any], source: str, named: Callable[..., Any]
+) -> BoxedCall:
+    """Return the ``call`` of a source whose launches are ``named(name, what, *arguments)``."""
+    return _define(source, {**namespace, "named": named})
+
+
+def _define_timed(
+    namespace: Mapping[str, Any], clock: GraphClock, source: str, named: Callable[..., Any]
+) -> BoxedCall:
+    """Return the same, each launch timed within what ``named`` does."""
+
+    def timed(name: str, *call: Any, **kwargs: Any) -> Any:
+        return named(name, clock.named, name, *call, **kwargs)
+
+    return _define_named(namespace, source, timed)
 
 
 def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:

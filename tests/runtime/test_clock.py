@@ -22,15 +22,13 @@ def test_there_is_a_clock_only_while_somebody_watches() -> None:
     assert current_clock() is None
 
 
-def test_an_operator_s_calls_are_told_apart_by_their_position() -> None:
+def test_launches_are_timed_by_their_names() -> None:
     clock = Clock()
     graph = clock.of_graph("forward 0/0", CPU)
-    mm = graph.operator("mm", lambda x: x + 1)
-    k0 = graph.kernel("k0", lambda: None)
 
     def wrapper(args: list[Any]) -> Any:
-        k0()
-        return mm(mm(args[0]))
+        graph.named("k0", lambda: None)
+        return graph.named("mm_1", add, graph.named("mm", add, args[0]), by=1)
 
     call: Callable[[list[Any]], Any] = graph.graph(wrapper)
     assert [call([n]) for n in range(3)] == [2, 3, 4]
@@ -38,17 +36,34 @@ def test_an_operator_s_calls_are_told_apart_by_their_position() -> None:
     assert {name: calls for name, (calls, _) in totals.items()} == {
         "": 3,
         "k0": 3,
-        "mm #0": 3,
-        "mm #1": 3,
+        "mm": 3,
+        "mm_1": 3,
     }
-    assert totals[""][1] >= totals["mm #0"][1] + totals["mm #1"][1] > 0
+    assert totals[""][1] >= totals["mm"][1] + totals["mm_1"][1] > 0
 
 
-def test_threads_that_share_a_graph_do_not_fail() -> None:
-    graph = Clock().of_graph("forward 0/0", CPU)
-    mm = graph.operator("mm", lambda x: x + 1)
-    graph._position["mm"] = 2  # another thread is at its third call, and nothing is made yet
-    assert mm(1) == 2
+def add(x: int, by: int = 1) -> int:
+    return x + by
+
+
+def test_a_lap_is_what_was_spent_since_the_last() -> None:
+    clock = Clock()
+    begun: list[str] = []
+    clock.at_graph = begun.append
+    graph = clock.of_graph("forward 0/0", CPU)
+    call = graph.graph(lambda args: graph.named("k0", add, args[0]))
+    call([1])
+    first = clock.lap()
+    assert first.compiled and first.spent[("forward 0/0", "k0")][0] == 1
+    assert first.seconds >= first.spent[("forward 0/0", "")][1]
+    call([1])
+    call([2])
+    clock.of_graph("backward 0/0", CPU)
+    second = clock.lap()
+    assert second.compiled and second.spent[("forward 0/0", "k0")][0] == 2
+    assert clock.lap().spent == {}
+    assert not clock.lap().compiled
+    assert begun == ["forward 0/0"] * 3
 
 
 def test_a_call_that_raises_is_counted_and_raises() -> None:
@@ -57,8 +72,7 @@ def test_a_call_that_raises_is_counted_and_raises() -> None:
     def fail() -> None:
         raise ValueError
 
-    call = clock.of_graph("g", CPU).kernel("k0", fail)
     with pytest.raises(ValueError):
-        call()
+        clock.of_graph("g", CPU).named("k0", fail)
     assert clock.totals("g")["k0"][0] == 1
     assert clock.totals("another") == {}
