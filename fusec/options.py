@@ -18,7 +18,7 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -188,6 +188,23 @@ class Options:
             chosen[name] = _checked(declared[name], value, f"option {name!r}")
         return cls(**chosen)
 
+    @classmethod
+    def from_texts(cls, texts: Iterable[str]) -> dict[str, Any]:
+        """Return what texts such as "fusion=0" say: option -> value.
+
+        Raises:
+            UsageError: for an unknown option, and for a value of the wrong type.
+        """
+        declared = {option.name: option for option in fields(cls)}
+        chosen: dict[str, Any] = {}
+        for text in texts:
+            name, _, value = text.partition("=")
+            if name not in declared:
+                raise UsageError.unknown("option", name, declared)
+            parsed = _parsed(declared[name], value.strip(), f"option {name!r}")
+            chosen[name] = _checked(declared[name], parsed, f"option {name!r}")
+        return chosen
+
     def race_seconds(self, device: str) -> float:
         """Return the seconds that the races of one graph may take on a kind of device."""
         if self.race_budget_s is not None:
@@ -234,8 +251,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         # An empty variable counts as unset, so that `FUSEC_CACHE= command` means the default.
         for variable in (_variable(option), *_declared(option).also_read):
             if text := environ.get(variable, "").strip():
-                parsed = _parsed(option, text, variable)
-                chosen[option.name] = _checked(option, parsed, f"environment variable {variable}")
+                where = f"environment variable {variable}"
+                chosen[option.name] = _checked(option, _parsed(option, text, where), where)
                 break
     return chosen
 
@@ -310,12 +327,12 @@ _PARSERS: Mapping[str, tuple[Callable[[str], object], str]] = {
 """By the field's type but for None; `from __future__ import annotations` keeps it as text."""
 
 
-def _parsed(option: Field[Any], text: str, variable: str) -> object:
+def _parsed(option: Field[Any], text: str, where: str) -> object:
     parse, otherwise = _PARSERS.get(_kind(option), (str, ""))
     try:
         return parse(text)
     except (ValueError, KeyError):
-        raise UsageError(f"environment variable {variable}: {text!r} is {otherwise}.") from None
+        raise UsageError(f"{where}: {text!r} is {otherwise}.") from None
 
 
 def _declared(option: Field[Any]) -> About:

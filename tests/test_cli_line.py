@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusec.cli import main
+from fusec.cli import line, main
 from fusec.cli.inputs import TensorInput, parse_inputs
-from fusec.cli.line import TARGET_NAMES, constructed, is_target
+from fusec.cli.line import constructed, is_target
 from fusec.codegen.targets import TARGETS
 from fusec.errors import UsageError
+from fusec.report import emulation, stages
+from fusec.runtime.static_checks import PROCESSORS
 
 MODEL = """
 import torch
@@ -72,6 +74,16 @@ WRONG = {
     "no script": (["run"], 2, "SCRIPT"),
     "no such script": (["run", "{d}/modle.py"], 2, "model.py'?"),
     "no directory for json": (["run", "--json", "/nowhere/x.json", "{m}"], 2, "no directory"),
+    "a way to run products": (["explain", "{m}:Net", "--race", "fuse"], 2, "mean 'fused'?"),
+    "roles": (["dump", "{m}:Net", "--roles", "maybe"], 2, "Valid: auto, cooperative"),
+    "a stage": (["dump", "{m}:Net", "--stage", "sas"], 2, "Did you mean 'sass'?"),
+    "a stage of GPUs": (["dump", "{m}:Net", "--stage", "ptx", "--target", "cpu"], 2, "sm_90"),
+    "one stage and many": (["dump", "{m}:Net", "--stage", "fx", "--changed"], 2, "leave out one"),
+    "nothing to judge": (["check", "--static", "{m}:Net", "--target", "cpu"], 2, "--target sm_80"),
+    "a target to run on": (["check", "{m}:Net", "--target", "sm_90"], 2, "check --static"),
+    "a target to emulate": (["check", "--emulate", "{m}:Net", "--target", "sm_100"], 2, "'sm_90'?"),
+    "an option's name": (["explain", "{m}:Net", "--option", "fuson=0"], 2, "mean 'fusion'?"),
+    "an option's value": (["explain", "{m}:Net", "--option", "fusion=maybe"], 2, "not 1 or 0"),
     "no directory for dumps": (["dump", "{m}:Net", "-o", "/proc/nope"], 4, "cannot write"),
 }
 
@@ -114,8 +126,40 @@ def test_all_of_that_is_said_before_torch_is_imported(model: Path) -> None:
     assert done.returncode == 0, done.stderr.splitlines()[-1]
 
 
-def test_the_names_of_targets_are_those_that_there_are() -> None:
-    assert set(TARGET_NAMES) == set(TARGETS)
+def test_names_that_are_known_without_torch_are_those_that_there_are() -> None:
+    assert set(line.TARGET_NAMES) == set(TARGETS)
+    assert tuple(PROCESSORS) == line.JUDGED
+    assert line.EMULATED == emulation.TARGETS
+    assert line.STAGES == stages.STAGES
+
+
+def test_a_wrong_variable_is_said_before_torch_is_imported(model: Path) -> None:
+    script = (
+        "import os, sys; from fusec.cli import main\n"
+        "os.environ['FUSEC_TARGET'] = 'sm90'\n"
+        "assert main(['explain', sys.argv[1]]) == 2\n"
+        "del os.environ['FUSEC_TARGET']; os.environ['FUSEC_FUSION'] = 'maybe'\n"
+        "assert main(['explain', sys.argv[1]]) == 2\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, f"{model}:Net"], check=True)
+
+
+def test_quiet_leaves_results_and_errors(capsys, model: Path) -> None:
+    args = ["explain", "-q", f"{model}:several", "--input", "f32[8]"]
+    assert main(args) == 0
+    out, err = capsys.readouterr()
+    assert "graph inference" in out and err == ""
+    assert main([*args, "f32"]) == 2
+    assert "is no SPEC" in capsys.readouterr().err
+
+
+def test_an_option_of_a_compile_may_be_given(capsys) -> None:
+    args = ("torch.nn:LayerNorm(32)", "--input", "f32[8,32]", "--option")
+    kernels = [
+        len(explained(capsys, *args, f"fusion={on}")["graphs"][0]["kernels"]) for on in (1, 0)
+    ]
+    assert kernels == [1, 3]
 
 
 def test_help_has_the_exit_codes(capsys) -> None:

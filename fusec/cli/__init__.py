@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from fusec import __version__
 from fusec.cli import cache, check, doctor, dump, explain, run
-from fusec.cli.output import show, write_nowhere
+from fusec.cli.output import said, show, write_nowhere
 from fusec.errors import (
     EnvironmentProblem,
     FusecError,
@@ -90,7 +90,8 @@ def _run(args: list[str]) -> int:
     if arguments.command is None:
         _parser().print_help()
         return 0
-    code: int = COMMANDS[arguments.command].run(arguments)
+    with said(arguments.quiet):
+        code: int = COMMANDS[arguments.command].run(arguments)
     return code
 
 
@@ -112,6 +113,7 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(own)
+        own.add_argument("-q", "--quiet", action="store_true", help="results and errors alone")
         own.add_argument(
             "--traceback", action="store_true", help="show where in the code an error came from"
         )

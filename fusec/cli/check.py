@@ -22,9 +22,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fusec.cli.dump import add_model_arguments, forced_options, stage_model
+from fusec.cli.dump import add_model_arguments, stage_model
 from fusec.cli.inputs import parse_inputs
-from fusec.cli.line import check_model_line
+from fusec.cli.line import (
+    EMULATED,
+    check_judged,
+    check_model_line,
+    forced_options,
+    known_target,
+)
 from fusec.cli.output import progress, show_report, user_code
 from fusec.errors import UsageError
 
@@ -49,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_model_line(arguments)
     if arguments.static and arguments.emulate:
         raise UsageError("--static runs nothing, --emulate runs kernels: leave out one of them.")
+    _check_target(arguments)
     verdict: Any
     if arguments.emulate:
         verdict = _emulate_kernels(arguments)
@@ -56,6 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
         verdict = _check_kernels(arguments) if arguments.static else _check_results(arguments)
     show_report(verdict, json=arguments.json)
     return FAULTS if verdict.faults else 0
+
+
+def _check_target(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for a target that the wanted check does not have."""
+    if arguments.static:
+        check_judged(known_target(arguments))
+    elif arguments.emulate and (arguments.target or EMULATED[-1]) not in EMULATED:
+        raise UsageError.unknown("target for --emulate", arguments.target, EMULATED)
+    elif not arguments.emulate and arguments.target is not None:
+        raise UsageError(
+            "results are compared on this machine's device. To check the kernels for a target, "
+            f"write fusec check --static {arguments.model} --target {arguments.target}."
+        )
 
 
 def _check_kernels(arguments: argparse.Namespace) -> Any:
@@ -71,11 +91,9 @@ def _emulate_kernels(arguments: argparse.Namespace) -> Any:
     # Local: as above.
     import torch
 
-    from fusec.report.emulation import TARGETS, emulate
+    from fusec.report.emulation import emulate
 
-    target = arguments.target or TARGETS[-1]
-    if target not in TARGETS:
-        raise UsageError.unknown("target for --emulate", target, TARGETS)
+    target = arguments.target or EMULATED[-1]
     said = f"running {arguments.model}: eagerly, in fp64 and emulated"
     return _call(partial(emulate, target=target), arguments, torch.device("cpu"), said)
 
@@ -84,11 +102,6 @@ def _check_results(arguments: argparse.Namespace) -> Any:
     # Local: as above.
     from fusec.report.comparison import compare, this_device
 
-    if arguments.target is not None:
-        raise UsageError(
-            "results are compared on this machine's device. To check the kernels for a target, "
-            f"write fusec check --static {arguments.model} --target {arguments.target}."
-        )
     device = this_device()
     said = f"running {arguments.model} on {device}: eagerly, in fp64 and compiled"
     return _call(compare, arguments, device, said)

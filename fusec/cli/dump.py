@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec.cli.inputs import EXAMPLES, parse_inputs
-from fusec.cli.line import TARGET_NAMES, check_directory, check_model_line
+from fusec.cli.line import (
+    TARGET_NAMES,
+    check_directory,
+    check_model_line,
+    check_stage_name,
+    forced_options,
+    known_target,
+)
 from fusec.cli.output import progress, show, user_code
 from fusec.errors import NotWritable, UsageError
 
@@ -62,6 +69,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="one warp loads what others multiply, in one group or in two; default: auto, if a "
         "race prefers it",
     )
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any option of a compile, as fusec --help lists them: --option fusion=0",
+    )
     parser.add_argument("--train", action="store_true", help="the forward and the backward")
     parser.add_argument(
         "--run",
@@ -97,15 +111,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the wanted stages of every graph."""
     check_model_line(arguments)
+    if arguments.stage is not None:
+        check_stage_name(arguments.stage, known_target(arguments))
+        if arguments.changed:
+            raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
     check_directory(arguments.directory)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report.stages import BEFORE_CAPTURE, check_stage, choose_target
 
-    target = choose_target(arguments.target)
     if arguments.stage is not None:
-        check_stage(arguments.stage, target)
-        if arguments.changed:
-            raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
+        check_stage(arguments.stage, choose_target(arguments.target))  # with what torch knows
     early = arguments.changed or arguments.stage in BEFORE_CAPTURE
     staged = stage_model(arguments, texts=early)
     if not staged:
@@ -139,12 +154,6 @@ def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
     else:
         wanted = (*LEVELS, *ASSEMBLY_STAGES) if arguments.directory else (DEFAULT_STAGE,)
     return [stage for stage in wanted if _has(staged, stage)]
-
-
-def forced_options(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the options of a compile that the command line gives."""
-    forced = {name: getattr(arguments, name) for name in ("race", "descriptors", "roles")}
-    return {name: value for name, value in forced.items() if value is not None}
 
 
 def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[Staged]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 from pathlib import Path
 from typing import Any
 
 from fusec.cli.inputs import parse_inputs
 from fusec.errors import NotWritable, UsageError, nearest
+from fusec.options import Options
 
 FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 DEVICES = {
@@ -24,7 +26,25 @@ DEVICES = {
 """Target -> what people call the devices that it is for."""
 TARGET_NAMES = ("cpu", *DEVICES)
 """The names in ``codegen.targets``, whose import takes as long as all else of a refusal."""
+JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
+"""The targets of ``check --static``."""
+EMULATED = ("sm_80", "sm_90")
+"""The targets of ``check --emulate``."""
+LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+"""The structures on the way, each as it leaves the last stage that changes it."""
+_REWRITES = """
+    equal_sizes whole_gradients flex_attention masked_writes freeze memory_formats draws
+    softmax_gradients wide_products partition capture eager_rounding chunk simplify dead_code share
+    row_parts split_reduction inline recompute unread fuse library_bias store_parts split_loop
+    contract loops libraries in_place bundle memory masks online_softmax stream_rows coalesce plan
+    lower vector_tiles base_two sink orient copy_tiles approximate split_roles
+"""
+"""The names of ``fusec/stages.py``, which imports torch."""
+ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
+STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
 _HERE = ("cuda", "gpu", "native", "host")
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Without any of these there is no GPU: what is not known before torch is imported, else."""
 
 
 def complete(arguments: argparse.Namespace) -> None:
@@ -51,6 +71,7 @@ def check_model_line(arguments: argparse.Namespace) -> None:
     complete(arguments)
     parse_inputs(arguments.input)
     check_target_name(arguments.target)
+    check_target_name(Options.from_compile(None, forced_options(arguments)).target)
     place = arguments.model.partition("(")[0].rpartition(":")[0]
     if not is_target(arguments.model):
         raise UsageError(f"target {arguments.model!r} names nothing in a file or module. {FORM}.")
@@ -80,6 +101,43 @@ def check_target_name(name: str | None) -> None:
     if plain in _HERE:
         raise UsageError(f"unknown target {name!r}: leave --target out for this machine's own.")
     raise UsageError.unknown("target", name, TARGET_NAMES)
+
+
+def forced_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a compile that the command line gives.
+
+    Raises:
+        UsageError: for one that there is not.
+    """
+    own = {name: getattr(arguments, name) for name in ("race", "descriptors", "roles")}
+    given = {name: value for name, value in own.items() if value is not None}
+    return {**Options.from_texts(arguments.option), **given}
+
+
+def known_target(arguments: argparse.Namespace) -> str | None:
+    """Return the target that a command line means; None for a GPU that has to be asked."""
+    named = arguments.target or Options.from_compile(None, forced_options(arguments)).target
+    return named or (None if any(map(os.path.exists, _DRIVERS)) else "cpu")
+
+
+def check_stage_name(stage: str, target: str | None) -> None:
+    """Raise UsageError if there is no such stage, or if a target does without it."""
+    if stage not in STAGES:
+        raise UsageError.unknown("stage", stage, STAGES)
+    if stage in ASSEMBLY and target is not None and target not in DEVICES:
+        raise UsageError(
+            f"target {target!r} has no stage {stage!r}: its kernels are C++. Use --target "
+            f"{'|'.join(DEVICES)}, or a stage out of {', '.join(LEVELS)}."
+        )
+
+
+def check_judged(target: str | None) -> None:
+    """Raise UsageError for a target whose machine code is not known well enough to judge."""
+    if target is not None and target not in JUDGED:
+        raise UsageError(
+            f"target {target!r} has no static checks. Use --target {'|'.join(JUDGED)}: "
+            "no GPU is needed."
+        )
 
 
 def check_directory(path: Path | None) -> None:

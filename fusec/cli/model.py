@@ -25,14 +25,13 @@ import torch
 from torch import nn
 
 from fusec.cli.inputs import Inputs, TensorInput, each_call
-from fusec.cli.line import constructed
+from fusec.cli.line import FORM, constructed
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.report.arguments import positional, signature_of
 from fusec.report.observe import Observed, observe
 from fusec.torch_interior import FakeTensorMode, pytree
 
-_FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 _Made = TypeVar("_Made")
 
 
@@ -87,7 +86,7 @@ def load_callable(
     place, colon, name = head.rpartition(":")
     name += bracket + arguments
     if not colon or not place or not name:
-        raise UsageError(f"target {target!r} names nothing in a file or module. {_FORM}.")
+        raise UsageError(f"target {target!r} names nothing in a file or module. {FORM}.")
     module = _run_in(mode, lambda: _import(place))
     called = constructed(name)
     if called is not None:
@@ -159,7 +158,7 @@ def _import(place: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
             hint = f" For a file, write {place}.py:NAME." if Path(f"{place}.py").is_file() else ""
-            raise UsageError(f"there is no module {error.name!r}.{hint} {_FORM}.") from error
+            raise UsageError(f"there is no module {error.name!r}.{hint} {FORM}.") from error
         raise
 
 
@@ -168,11 +167,11 @@ def _import_file(path: Path) -> ModuleType:
         folder = path.parent if path.parent.is_dir() else Path()
         near = nearest(path.name, [file.name for file in folder.glob("*.py")])
         hint = f" Did you mean {str(folder / near)!r}?" if near else ""
-        raise UsageError(f"there is no file {str(path)!r}.{hint} {_FORM}.")
+        raise UsageError(f"there is no file {str(path)!r}.{hint} {FORM}.")
     _search_first(str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{str(path)!r} is no Python file. {_FORM}.")
+        raise UsageError(f"{str(path)!r} is no Python file. {FORM}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -244,7 +243,7 @@ def _construct(
 
 def _refuse_class(found: type, name: str) -> None:
     if not issubclass(found, nn.Module):
-        raise UsageError(f"class {name!r} is no torch.nn.Module. {_FORM}.")
+        raise UsageError(f"class {name!r} is no torch.nn.Module. {FORM}.")
     needed = _required(found)
     if needed:
         raise UsageError(

@@ -8,14 +8,28 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from typing import Any
 
 from fusec.errors import EnvironmentProblem
 
+_quiet = ContextVar("quiet", default=False)
+
 
 def progress(message: str) -> None:
-    """Say on stderr what is being done."""
-    print(f"fusec: {message}", file=sys.stderr, flush=True)
+    """Say on stderr what is being done, unless ``--quiet`` was given."""
+    if not _quiet.get():
+        print(f"fusec: {message}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def said(quiet: bool) -> Iterator[None]:
+    """Say what is done in a block, or not."""
+    token = _quiet.set(quiet)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
 
 
 def show(text: str, language: str = "text") -> None:
