@@ -110,11 +110,19 @@ def explained(capsys: pytest.CaptureFixture[str], *args: object) -> list[dict]:
 
 def check_schema(document: dict) -> None:
     """Assert that a document is of schema 1: these names, these types, no others."""
-    assert set(document) == {"schema", "graphs", "breaks", "unseen"}
+    assert set(document) == {"schema", "graphs", "breaks", "recompiles", "unseen"}
     assert document["schema"] == 1
     numbers = {"bytes_eager", "bytes_moved", "bytes_floor", "held", "launches_eager", "launches"}
     for graph in document["graphs"]:
-        assert set(graph) == {"name", "kernels", "externs", "loops", "decisions", *numbers}
+        assert set(graph) == {
+            "name",
+            "kernels",
+            "externs",
+            "loops",
+            "decisions",
+            "remarks",
+            *numbers,
+        }
         assert all(type(graph[name]) is int and graph[name] >= 0 for name in numbers)
         assert graph["launches"] == len(graph["kernels"]) + len(graph["externs"])
         assert graph["bytes_floor"] <= graph["bytes_moved"]
@@ -122,7 +130,8 @@ def check_schema(document: dict) -> None:
             assert set(kernel) == {"name", "outputs", "bytes", "source", "members", "module"}
             assert kernel["outputs"] and all(type(line) is str for line in kernel["source"])
         for extern in graph["externs"]:
-            assert set(extern) == {"op", "reason"} and extern["op"] and extern["reason"]
+            assert set(extern) == {"op", "reason", "module", "bytes"}
+            assert extern["op"] and extern["reason"]
         for decision in graph["decisions"]:
             assert set(decision) == {"a", "b", "taken", "reason", "saved_us"}
             assert decision["reason"]

@@ -112,6 +112,7 @@ ELSEWHERE = {
     "report/arguments": "test_cli_line",
     "report/eager": "test_report",
     "report/emulation": "test_cli_check",
+    "report/explained": "test_report",
     "report/explanation": "test_report",
     "report/comparison": "test_cli_check",
     "report/observe": "test_report",

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusec
+from fusec.codegen import targets
 from fusec.errors import ModelError, UsageError
+from fusec.report.explanation import GraphReport, _remarks
 
 TARGETS = ("cpu", "sm_90")
 ROWS, WIDTH = 1024, 1024
@@ -264,9 +266,61 @@ def test_kernels_and_merges_of_alike_layers_are_one_line_with_their_number() -> 
     assert "12 times in h.*.*: gelu\n" in text
     assert "axes unify, 12 times\n" in text
     assert "more, which --json lists" not in text
-    assert len(text.splitlines()) < 40
+    assert len(text.splitlines()) < 50
 
 
 def test_kernels_of_one_layer_stand_as_they_are() -> None:
     text = str(fusec.explain(Layers(1), torch.randn(8, 64)))
     assert "times in" not in text
+
+
+def test_many_kernels_have_a_table_by_module() -> None:
+    text = str(fusec.explain(Layers(12), torch.randn(8, 64)))
+    table = text.partition("modules, by bytes\n")[2].partition("\n\n")[0]
+    assert "12 x  h.*.*" in table and "kernels  eager" in table
+    assert "modules, by bytes" not in str(fusec.explain(Layers(1), torch.randn(8, 64)))
+
+
+def test_the_width_of_the_terminal_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    explained = fusec.explain(Layers(12), torch.randn(8, 64))
+    for width in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert max(map(len, str(explained).splitlines())) <= width
+
+
+def test_inputs_that_change_have_the_program_s_names() -> None:
+    explained = fusec.explain(nn.BatchNorm1d(8), torch.randn(4, 8), train=True)
+    forward = explained.graphs[0]
+    assert ("num_batches_tracked",) in [kernel.outputs for kernel in forward.kernels]
+
+    def step(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.add_(1)
+        return x * state
+
+    (graph,) = fusec.explain(step, torch.randn(8), torch.randn(8)).graphs
+    assert "state" in [name for kernel in graph.kernels for name in kernel.outputs]
+
+
+def test_a_graph_of_launches_alone_is_said_to_be_bound_by_them() -> None:
+    def small(x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(-1)
+
+    (graph,) = fusec.explain(small, torch.randn(8, 8)).graphs
+    assert "launch-bound: 1 launches" in " ".join(graph.remarks)
+    (graph,) = fusec.explain(small, torch.randn(4096, 1024)).graphs
+    assert graph.remarks == ()
+
+
+def test_a_graph_that_got_worse_says_so() -> None:
+    graph = GraphReport("inference", (), (), 7, 11, 7, 2, 3, ())
+    remarks = tuple(_remarks(graph, targets.TARGETS["cpu"].machine))
+    assert remarks[:2] == ("3 launches, eager has 2", "moves 1.57 times the bytes that eager moves")
+
+
+def test_attention_on_a_gpu_is_not_called_by_its_name_on_cpus() -> None:
+    query = torch.randn(1, 2, 16, 32)
+    attention = nn.functional.scaled_dot_product_attention
+    explained = fusec.explain(attention, query, query, query, target="sm_90", race="library")
+    (extern,) = explained.graphs[0].externs
+    assert extern.op == "_scaled_dot_product_attention.default"
+    assert "for_cpu" not in str(explained)

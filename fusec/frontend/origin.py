@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ _FRAME = re.compile(
     r'^ *File "(?P<path>[^\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
     re.MULTILINE,
 )
-_ROOT = re.compile(r"^L\['\w+'\]|_modules\b|\b_orig_mod\b")
+_ROOT = re.compile(r"^L\['\w+'\]|\b(?:_modules|_parameters|_buffers|_orig_mod)\b")
+_ARGUMENT = re.compile(r"^L\['(\w+)'\]$")
 _NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")
 _LINE_LIMIT = 80
@@ -56,6 +58,28 @@ def module_path(node: Any) -> str:
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     return _dotted(str(list(stack.values())[-1][0])) if stack else ""
+
+
+def user_name(placeholder: Any) -> str:
+    """Return what the program calls an input of Dynamo's graph: "net.1.running_mean", "x"."""
+    given = placeholder.meta.get("grapharg")
+    expression = str(given.source.name) if given is not None and given.source else ""
+    argument = _ARGUMENT.match(expression)
+    return argument[1] if argument else _dotted(expression)
+
+
+def input_names(graph: Any, given: Sequence[str]) -> dict[str, str]:
+    """Return placeholder -> what the program calls it, of a graph of AOTAutograd.
+
+    Args:
+        given: the names of the inputs of Dynamo's graph, in order.
+    """
+    found: dict[str, str] = {}
+    for node in graph.graph.find_nodes(op="placeholder"):
+        number = getattr(node.meta.get("desc"), "idx", None)
+        if isinstance(number, int) and number < len(given) and given[number]:
+            found[node.name] = given[number]
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

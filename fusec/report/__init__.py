@@ -95,7 +95,8 @@ def explain(
 
 def explanation(target: str, staged: Iterable[Staged], seen: Seen) -> Explanation:
     """Return what is shown of graphs, and of what was seen while they were traced."""
-    return Explanation(target, tuple(map(report_graph, staged)), seen.breaks, seen.unseen)
+    graphs = tuple(map(report_graph, staged))
+    return Explanation(target, graphs, seen.breaks, seen.unseen, seen.recompiles)
 
 
 def kernels(

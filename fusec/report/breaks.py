@@ -10,15 +10,13 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.frontend.origin import printable
+from fusec.report.terminal import wrapped
 
-WIDTH = 100
-"""Columns of what is printed."""
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _LIBRARY = re.compile(r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<")
@@ -70,6 +68,12 @@ class Break:
     skipped: bool = False
     count: int = 1
 
+    @property
+    def said(self) -> str:
+        """What happens there, and why."""
+        what = f"all of {self.place.function} runs eagerly" if self.skipped else "a graph ends"
+        return f"{what}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class Recompile:
@@ -80,6 +84,12 @@ class Recompile:
     remedy: Remedy
     seconds: float = 0.0
     count: int = 1
+
+    @property
+    def said(self) -> str:
+        """How often it was compiled again, how long that took, and why."""
+        times = "once more" if self.count == 1 else f"{self.count} more times"
+        return f"compiled {times}, {self.seconds:.1f} s: {self.reason}"
 
 
 # -- breaks --------------------------------------------------------------------------------------
@@ -269,16 +279,12 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
 # -- text ----------------------------------------------------------------------------------------
 
 
-def wrapped(mark: str, text: str) -> list[str]:
-    """Return a text as indented lines of bounded width, behind a mark; remedies hang further."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"  {mark:<3} ",
-        subsequent_indent=" " * (9 if text.startswith("-> ") else 6),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def paragraph(mark: str, text: str) -> list[str]:
+    """Return a text as indented lines behind a mark; the setting of a remedy stays in one line."""
+    remedy = text.startswith("-> ")
+    _, either, setting = text.rpartition("; or ")
+    whole = setting if remedy and either else ""
+    return wrapped(text, f"  {mark:<3} ", " " * (9 if remedy else 6), whole=whole)
 
 
 def break_lines(breaks: Sequence[Break]) -> list[str]:
@@ -286,8 +292,17 @@ def break_lines(breaks: Sequence[Break]) -> list[str]:
     lines = [f"graph breaks: {len(breaks)}"] if breaks else []
     for one in breaks:
         times = f" ({one.count} times)" if one.count > 1 else ""
-        whole = f"all of {one.place.function} runs eagerly, for " if one.skipped else ""
-        lines += wrapped("", f"{one.place}{times}")
-        lines += wrapped("", f"{whole}{one.reason}")
-        lines += wrapped("", f"-> {one.remedy}")
+        lines += paragraph("", f"{one.place}{times}")
+        lines += paragraph("", one.said)
+        lines += paragraph("", f"-> {one.remedy}")
+    return lines
+
+
+def recompile_lines(recompiles: Sequence[Recompile]) -> list[str]:
+    """Return each function that was compiled again; nothing if there are none."""
+    lines = [f"recompiles: {sum(one.count for one in recompiles)}"] if recompiles else []
+    for one in recompiles:
+        lines += paragraph("", str(one.place))
+        lines += paragraph("", one.said)
+        lines += paragraph("", f"-> {one.remedy}")
     return lines

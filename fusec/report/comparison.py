@@ -37,8 +37,8 @@ from torch import nn
 
 from fusec.backend import fusec
 from fusec.errors import ModelError
-from fusec.report.explanation import format_table
 from fusec.report.subclasses import copied, plain
+from fusec.report.terminal import format_table
 from fusec.runtime.agreement import disagreement
 from fusec.torch_interior import counters, pytree
 

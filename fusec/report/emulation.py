@@ -36,7 +36,7 @@ from fusec.errors import Unsupported, WrongKernel
 from fusec.options import Options
 from fusec.pipeline import compile_to_source
 from fusec.report.comparison import Comparison, compare, draws_numbers
-from fusec.report.explanation import format_table
+from fusec.report.terminal import format_table
 from fusec.runtime import executable
 from fusec.stages import Context
 from fusec.trace import Trace

@@ -2,15 +2,16 @@
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
-    {"schema": 1, "breaks": [as of ``seen.py``], "unseen": where fake tensors ended, or "",
+    {"schema": 1, "breaks": [as of ``seen.py``], "recompiles": [as there],
+     "unseen": where fake tensors ended, or "",
      "graphs": [{
         "name": "forward",
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members",
                      "module"}],
-        "externs": [{"op", "reason"}],
+        "externs": [{"op", "reason", "module", "bytes"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
-        "launches_eager", "launches",
+        "launches_eager", "launches", "remarks": [text],
         "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
@@ -23,25 +24,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fusec.codegen.targets import Target
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
-from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, all_kernels, all_launches
-from fusec.report.breaks import Break, break_lines
+from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_launches
+from fusec.passes.machine import Machine
+from fusec.report.breaks import Break, Recompile
 from fusec.report.eager import node_costs
-from fusec.report.seen import folded
 from fusec.report.stages import Staged
 from fusec.report.traffic import buffer_bytes, bytes_floor, bytes_moved, row_loop_bytes, step_bytes
+from fusec.summary import launched_externs
 
 SCHEMA = 1
-_NUMBER = re.compile(r"_v?\d+")
+_LAUNCH_BOUND = 2.0
+"""How many times longer launches take than what they move, in a graph that they bound."""
 _LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
-SHOWN_DECISIONS = 12
-"""Merges of each kind in the printed form; the JSON form has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,12 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ExternReport:
-    """One call of an eager kernel, and why it is not lowered."""
+    """One call of an eager kernel, why it is not lowered, and the module that it belongs to."""
 
     op: str
     reason: str
+    module: str = ""
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,11 @@ class LoopReport:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say."""
+    """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say.
+
+    Attributes:
+        remarks: what is worse than eager's, or bounded by launches.
+    """
 
     name: str
     kernels: tuple[KernelReport, ...]
@@ -102,9 +109,13 @@ class GraphReport:
     decisions: tuple[Decision, ...]
     loops: tuple[LoopReport, ...] = ()
     held: int = 0
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(_graph_lines(self))
+        # Local: the text reads this module.
+        from fusec.report.explained import graph_text
+
+        return graph_text(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,7 @@ class Explanation:
 
     Attributes:
         breaks: where Dynamo ended graphs.
+        recompiles: which functions the call has Dynamo compile more than once.
         unseen: the line that asks for the value of a tensor that has none; what follows on it was
             not followed.
     """
@@ -121,6 +133,7 @@ class Explanation:
     graphs: tuple[GraphReport, ...]
     breaks: tuple[Break, ...] = ()
     unseen: str = ""
+    recompiles: tuple[Recompile, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form as dictionaries and lists."""
@@ -128,6 +141,7 @@ class Explanation:
             "schema": SCHEMA,
             "graphs": [asdict(graph) for graph in self.graphs],
             "breaks": [asdict(one) for one in self.breaks],
+            "recompiles": [asdict(one) for one in self.recompiles],
             "unseen": self.unseen,
         }
 
@@ -136,17 +150,10 @@ class Explanation:
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
-        if not (self.graphs or self.breaks or self.unseen):
-            return "nothing was compiled: the call has no tensor operations"
-        parts = [f"target {self.target}", "\n".join(break_lines(self.breaks)), *self.graphs]
-        if self.unseen:
-            parts.append(
-                f"from here on not seen: {self.unseen}\n"
-                "  asks for the value of a tensor, which has none here; --run runs the model"
-            )
-        elif not self.graphs:
-            parts.append("nothing is compiled: all of the call runs eagerly")
-        return "\n\n".join(filter(None, map(str, parts)))
+        # Local: as above.
+        from fusec.report.explained import explanation_text
+
+        return explanation_text(self)
 
 
 def report_graph(staged: Staged) -> GraphReport:
@@ -160,12 +167,19 @@ def report_graph(staged: Staged) -> GraphReport:
     if staged.compiled is None:
         return _report_eager(staged)
     schedule = staged.compiled.schedule
-    modules = {node.name: module_path(node) for node in staged.observed.graph.graph.nodes}
-    kernels = tuple(_report_kernel(launch, modules) for launch in all_launches(schedule))
-    externs = tuple(ExternReport(step.title, step.reason) for step in _externs(schedule))
+    nodes = {node.name: module_path(node) for node in staged.observed.graph.graph.nodes}
+    kernels = tuple(
+        _report_kernel(launch, nodes, staged.observed.names) for launch in all_launches(schedule)
+    )
+    externs = tuple(
+        ExternReport(
+            _on(staged.target, step.title), step.reason, nodes.get(step.node, ""), step_bytes(step)
+        )
+        for step in launched_externs(schedule)
+    )
     loops = tuple(_report_loop(step) for step in schedule.loops)
     launches = sum(step.is_launch for step in schedule.steps) - len(loops)
-    return GraphReport(
+    report = GraphReport(
         staged.name,
         kernels,
         externs,
@@ -174,27 +188,44 @@ def report_graph(staged: Staged) -> GraphReport:
         bytes_floor(schedule),
         eager.launches,
         launches + sum(loop.launches for loop in loops),
-        _standing(staged.compiled.decisions, schedule),
+        tuple(
+            replace(d, a=_on(staged.target, d.a), b=_on(staged.target, d.b))
+            for d in _standing(staged.compiled.decisions, schedule)
+        ),
         loops,
         sum(buffer_bytes(c.buffer) for c in schedule.constants),
     )
+    return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
 
 
-def _externs(schedule: Schedule) -> list[Extern]:
-    """Return the calls of eager kernels, those inside loops over rows included."""
-    found: list[Extern] = []
-    for step in schedule.steps:
-        match step:
-            case RowLoop():
-                found.extend(_externs(step.schedule))
-            case Extern() if step.is_launch:
-                found.append(step)
-    return found
+def _on(target: Target, name: str) -> str:
+    """Return a name without the device on which the graph was traced, where it is another."""
+    return name.replace(_TRACED, "_attention") if target.assembly else name
+
+
+_TRACED = "_flash_attention_for_cpu"
+"""What attention is called where tensors are on CPUs."""
+
+
+def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
+    """Yield what is worse than eager's, and whether launches take longer than what they do."""
+    if graph.launches > graph.launches_eager > 0:
+        yield f"{graph.launches} launches, eager has {graph.launches_eager}"
+    if graph.bytes_moved > graph.bytes_eager > 0:
+        more = graph.bytes_moved / graph.bytes_eager
+        yield f"moves {more:.3g} times the bytes that eager moves"
+    moving = graph.bytes_moved / machine.bytes_per_us
+    launching = graph.launches * machine.launch_us
+    if launching > _LAUNCH_BOUND * moving and not graph.externs:
+        yield (
+            f"launch-bound: {graph.launches} launches take some {launching:.2g} us, and what they "
+            f"move {moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
+        )
 
 
 def _report_loop(loop: RowLoop) -> LoopReport:
     made = [b for k in all_kernels(loop.schedule) for b in k.writes]
-    made += [b for e in _externs(loop.schedule) for b in e.writes]
+    made += [b for e in launched_externs(loop.schedule) for b in e.writes]
     return LoopReport(
         loop.name,
         loop.rows.hint(),
@@ -202,7 +233,7 @@ def _report_loop(loop: RowLoop) -> LoopReport:
         loop.rounds,
         row_loop_bytes(loop),
         tuple(k.name for k in all_kernels(loop.schedule)),
-        tuple(e.title for e in _externs(loop.schedule)),
+        tuple(e.title for e in launched_externs(loop.schedule)),
         max(map(buffer_bytes, made), default=0),
     )
 
@@ -229,10 +260,13 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(launch: Kernel | Bundle, modules: Mapping[str, str]) -> KernelReport:
-    outputs = tuple(dict.fromkeys(buffer.name for buffer in launch.writes))
+def _report_kernel(
+    launch: Kernel | Bundle, modules: Mapping[str, str], names: Mapping[str, str]
+) -> KernelReport:
+    written = dict.fromkeys(buffer.name for buffer in launch.writes)
     source = _in_order(launch.origin.source)
-    module = next((modules[name] for name in outputs if modules.get(name)), "")
+    module = next((modules[name] for name in written if modules.get(name)), "")
+    outputs = tuple(names.get(name, name) for name in written)
     return KernelReport(
         launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
     )
@@ -255,149 +289,13 @@ def _report_eager(staged: Staged) -> GraphReport:
     """Report a graph of which nothing was lowered: every operation is an extern."""
     costs = node_costs(staged.observed.graph)
     externs = tuple(
-        ExternReport(str(node.target).removeprefix("aten."), staged.problem) for node, _ in costs
+        ExternReport(
+            str(node.target).removeprefix("aten."), staged.problem, module_path(node), moved
+        )
+        for node, moved in costs
     )
     moved = sum(size for _, size in costs)
     eager = staged.observed.eager
     return GraphReport(
         staged.name, (), externs, eager.bytes, moved, moved, eager.launches, len(externs), ()
     )
-
-
-# -- text ----------------------------------------------------------------------------------------
-
-
-def format_bytes(size: int) -> str:
-    """Return a size in powers of ten: ``1.57 MB``."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
-
-
-def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return rows with their columns aligned, to the right for the columns in ``right``."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if position in right else cell.ljust(width)
-            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _graph_lines(graph: GraphReport) -> list[str]:
-    rows = [
-        ("", "eager", "fusec", "floor"),
-        ("launches", str(graph.launches_eager), str(graph.launches), ""),
-        ("bytes", *map(format_bytes, (graph.bytes_eager, graph.bytes_moved, graph.bytes_floor))),
-    ]
-    if graph.held:
-        rows.append(("held", "", format_bytes(graph.held), ""))
-    lines = [f"graph {graph.name}", *_indent(format_table(rows, right=(1, 2, 3)))]
-    if graph.kernels:
-        lines += ["", "  kernels", *_indent(_kernel_lines(graph.kernels), 4)]
-    for loop in graph.loops:
-        lines += ["", *_indent(_loop_lines(loop))]
-    if graph.externs:
-        lines += ["", "  eager kernels", *_indent(_extern_lines(graph.externs), 4)]
-    taken = [d for d in graph.decisions if d.taken]
-    rejected = [d for d in graph.decisions if not d.taken]
-    saved = sum(d.saved_us or 0 for d in taken)
-    if taken:
-        title = f"  merges taken: {len(taken)}, modelled to save {saved:.3g} us"
-        lines += ["", title, *_indent(_decision_lines(taken), 4)]
-    if rejected:
-        title = f"  merges rejected: {len(rejected)}"
-        lines += ["", title, *_indent(_decision_lines(rejected), 4)]
-    return lines
-
-
-def _loop_lines(loop: LoopReport) -> list[str]:
-    count = f"{loop.chunk} of {loop.rows} rows at a time"
-    inside = ", ".join((*loop.externs, *loop.kernels))
-    return [
-        f"loop {loop.name}: {count}, {loop.rounds} times; {format_bytes(loop.bytes)} in all",
-        f"  each time: {inside}",
-        f"  its largest buffer: {format_bytes(loop.largest)}; what it reads whole, such as weights,"
-        " it reads each time",
-    ]
-
-
-def _indent(lines: Sequence[str], columns: int = 2) -> list[str]:
-    return [f"{' ' * columns}{line}" for line in lines]
-
-
-def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
-    """Return each kernel with its lines; those of alike layers are one, with their number."""
-    alike: dict[object, list[KernelReport]] = {}
-    for kernel in kernels:
-        outputs = tuple(map(_without_number, kernel.outputs))
-        key = (kernel.bytes, kernel.source, kernel.members, folded(kernel.module), outputs)
-        alike.setdefault(key, []).append(kernel)
-    rows = [
-        (k.name, format_bytes(k.bytes), _written(k, len(group))) for k, *group in alike.values()
-    ]
-    lines: list[str] = []
-    for (kernel, *_), line in zip(alike.values(), format_table(rows, right=(1,)), strict=True):
-        lines += [line, *_indent(kernel.source, 6)]
-    return lines
-
-
-def _written(kernel: KernelReport, more: int) -> str:
-    alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
-    where = f" in {folded(kernel.module)}" if kernel.module else ""
-    layers = f"{more + 1} times{where}: " if more else ""
-    return layers + alike + _shorten(", ".join(kernel.outputs))
-
-
-def _without_number(name: str) -> str:
-    """Return a name without what tells it from alike ones: "var_mean" for "var_mean_12"."""
-    return _NUMBER.sub("", name)
-
-
-def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
-    counted = Counter(externs)
-    return format_table([(f"{n} x", e.op, e.reason) for e, n in counted.items()], right=(0,))
-
-
-def _decision_lines(decisions: Sequence[Decision]) -> list[str]:
-    """Return merges, the dearest first; those of alike layers are one, with their number."""
-    ranked = sorted(decisions, key=lambda d: -abs(d.saved_us or 0))
-    alike: dict[object, list[Decision]] = {}
-    for decision in ranked:
-        alike.setdefault(_decision_kind(decision), []).append(decision)
-    groups = list(alike.values())[:SHOWN_DECISIONS]
-    rows = [
-        (
-            _shorten(d.a),
-            "with",
-            _shorten(d.b),
-            _price(d.saved_us),
-            f"{d.reason}, {len(more) + 1} times" if more else d.reason,
-        )
-        for d, *more in groups
-    ]
-    lines = format_table(rows, right=(3,))
-    shown = sum(map(len, groups))
-    if len(ranked) > shown:
-        lines.append(f"and {len(ranked) - shown} more, which --json lists")
-    return lines
-
-
-def _decision_kind(decision: Decision) -> object:
-    """Return what merges of alike layers have in common."""
-    names = [_without_number(part) for part in f"{decision.a}+{decision.b}".split("+")]
-    return tuple(names), _price(decision.saved_us), decision.reason
-
-
-def _price(saved_us: float | None) -> str:
-    return "" if saved_us is None else f"{saved_us:+.3g} us"
-
-
-def _shorten(text: str, limit: int = 40) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

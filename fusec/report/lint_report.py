@@ -46,9 +46,10 @@ from fusec.report.expectation import (
     expect,
     section_runs,
 )
-from fusec.report.explanation import format_bytes, format_table, report_graph
+from fusec.report.explanation import report_graph
 from fusec.report.stages import Staged, assemble
 from fusec.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
+from fusec.report.terminal import format_bytes, format_table
 from fusec.report.traffic import step_bytes
 from fusec.report.widths import Access, match_accesses
 from fusec.runtime.static_checks import PROCESSORS, StaticReport, inspect_kernel

@@ -12,9 +12,9 @@ it, on real tensors. Graph breaks and their reasons are in torch's trace, too: `
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from fusec.errors import (
     describe_failure,
     describe_frame,
 )
+from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.report.eager import EagerCost, count_eager, node_costs
@@ -74,12 +75,14 @@ class Observed:
         graph: functional ATen, as the compiler gets it.
         eager: what the same part of the model costs eager execution.
         rewrites: what the stages before capture made; the forward's and the backward's are one.
+        names: placeholder -> what the program calls it: "net.1.running_mean", "x".
     """
 
     name: str
     graph: fx.GraphModule
     eager: EagerCost
     rewrites: Trace
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Observer:
@@ -98,13 +101,15 @@ class _Observer:
             forward, backward = count_eager(gm, plain)
 
         rewrites = Trace("joint", texts=self.context.trace.texts)
+        given = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
 
         def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
             cost = backward if name == "backward" else forward
             whole = [o.name for o in self.observed if "." not in o.name]
             count = sum(label.partition("_")[0] == name for label in whole)
             label = f"{name}_{count}" if count else name
-            self.observed.append(Observed(label, graph, cost, rewrites))
+            names = input_names(graph, given)
+            self.observed.append(Observed(label, graph, cost, rewrites, names))
             self.keep_parts(label, graph, rewrites)
             return self.boxed(graph)
 

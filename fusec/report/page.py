@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusec.report.breaks import wrapped
-from fusec.report.explanation import format_bytes, format_table
+from fusec.report.breaks import paragraph
 from fusec.report.seen import Launch, Seen, SeenGraph
+from fusec.report.terminal import format_bytes, format_table
 
 _ROWS = 12
 """Rows of a table; the JSON form has all."""
@@ -46,9 +46,9 @@ def _advice(seen: Seen) -> list[str]:
     lines = [f"do this first: {_counted(seen)}"] if advice else []
     for number, text in enumerate(advice[: 2 * _ROWS], 1):
         first, *rest = text.splitlines()
-        lines += wrapped(f"{number}.", first)
+        lines += paragraph(f"{number}.", first)
         for line in rest:
-            lines += wrapped("", line)
+            lines += paragraph("", line)
     return [*lines, *_more(len(advice), 2 * _ROWS)]
 
 

@@ -148,12 +148,9 @@ def _advice(seen: Seen) -> Iterable[tuple[int, float, str]]:
                 f"graph {graph.summary.id} runs as eager kernels: {graph.summary.problem}",
             )
     for one in seen.breaks:
-        what = f"all of {one.place.function} runs eagerly" if one.skipped else "a graph ends"
-        yield 1 - one.skipped, one.count, f"{one.place}\n{what}: {one.reason}\n-> {one.remedy}"
+        yield 1 - one.skipped, one.count, f"{one.place}\n{one.said}\n-> {one.remedy}"
     for again in seen.recompiles:
-        times = "once more" if again.count == 1 else f"{again.count} more times"
-        what = f"compiled {times}, {again.seconds:.1f} s: {again.reason}"
-        yield 2, again.seconds, f"{again.place}\n{what}\n-> {again.remedy}"
+        yield 2, again.seconds, f"{again.place}\n{again.said}\n-> {again.remedy}"
     for launch in seen.slowest(eager=True):
         share = launch.seconds / seen.run_seconds if seen.run_seconds else 0.0
         if share > _SLOW_SHARE and launch.reason != _BY_CHOICE:

@@ -1,0 +1,214 @@
+"""An explanation as text: what ``fusec explain`` prints.
+
+Kernels, eager kernels and merges of alike layers are one line with their number; a table by module
+comes first where there are many. Lines are as wide as the terminal at most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from fusec.ir.decision import Decision
+from fusec.report.breaks import break_lines, recompile_lines
+from fusec.report.explanation import (
+    Explanation,
+    ExternReport,
+    GraphReport,
+    KernelReport,
+    LoopReport,
+)
+from fusec.report.seen import folded
+from fusec.report.terminal import (
+    columns,
+    fitted_table,
+    format_bytes,
+    format_table,
+    indented,
+    shorten,
+    wrapped,
+)
+
+SHOWN = 12
+"""Merges of each kind, and modules, in the printed form; the JSON form has all."""
+_MANY = 16
+"""Launches from which a table by module is of use."""
+_NUMBER = re.compile(r"_v?\d+")
+
+
+def explanation_text(explained: Explanation) -> str:
+    """Return what ``fusec explain`` prints."""
+    if not (explained.graphs or explained.breaks or explained.unseen):
+        return "nothing was compiled: the call has no tensor operations"
+    parts = [
+        f"target {explained.target}",
+        "\n".join(break_lines(explained.breaks)),
+        "\n".join(recompile_lines(explained.recompiles)),
+        *map(graph_text, explained.graphs),
+    ]
+    if explained.unseen:
+        parts.append(
+            "\n".join(
+                [
+                    *wrapped(f"from here on not seen: {explained.unseen}", following="  "),
+                    "  asks for the value of a tensor, which has none here; --run runs the model",
+                ]
+            )
+        )
+    elif not explained.graphs:
+        parts.append("nothing is compiled: all of the call runs eagerly")
+    return "\n\n".join(filter(None, parts))
+
+
+def graph_text(graph: GraphReport) -> str:
+    """Return what is printed of one graph."""
+    rows = [
+        ("", "eager", "fusec", "floor"),
+        ("launches", str(graph.launches_eager), str(graph.launches), ""),
+        ("bytes", *map(format_bytes, (graph.bytes_eager, graph.bytes_moved, graph.bytes_floor))),
+    ]
+    if graph.held:
+        rows.append(("held", "", format_bytes(graph.held), ""))
+    lines = [f"graph {graph.name}", *indented(format_table(rows, right=(1, 2, 3)))]
+    for remark in graph.remarks:
+        lines += wrapped(remark, "  note: ", "    ")
+    lines += _section("modules, by bytes", _module_lines(graph))
+    lines += _section("kernels", _kernel_lines(graph.kernels))
+    for loop in graph.loops:
+        lines += ["", *indented(_loop_lines(loop))]
+    lines += _section("eager kernels", _extern_lines(graph.externs))
+    taken = [d for d in graph.decisions if d.taken]
+    rejected = [d for d in graph.decisions if not d.taken]
+    saved = sum(d.saved_us or 0 for d in taken)
+    title = f"merges taken: {len(taken)}, modelled to save {saved:.3g} us"
+    lines += _section(title, _decision_lines(taken))
+    lines += _section(f"merges rejected: {len(rejected)}", _decision_lines(rejected))
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"  {title}", *lines] if lines else []
+
+
+def _module_lines(graph: GraphReport) -> list[str]:
+    """Return bytes and launches by module, layers folded; nothing for a small graph."""
+    if len(graph.kernels) + len(graph.externs) < _MANY:
+        return []
+    launches = [(k.module, k.bytes, 1, 0) for k in graph.kernels]
+    launches += [(e.module, e.bytes, 0, 1) for e in graph.externs]
+    found: dict[str, list[int]] = {}
+    layers: dict[str, set[str]] = {}
+    for module, moved, kernel, eager in launches:
+        place = _layer(module)
+        row = found.setdefault(folded(place), [0, 0, 0])
+        row[:] = [row[0] + moved, row[1] + kernel, row[2] + eager]
+        layers.setdefault(folded(place), set()).add(place)
+    if len(found) < 2:
+        return []
+    ranked = sorted(found.items(), key=lambda item: -item[1][0])
+    total = sum(moved for _, (moved, _, _) in ranked) or 1
+    rows = [("", "", "kernels", "eager", "bytes", "")]
+    rows += [
+        (
+            f"{len(layers[name])} x" if len(layers[name]) > 1 else "",
+            name or "(the model itself)",
+            str(kernels),
+            str(eager),
+            format_bytes(moved),
+            f"{moved / total:.0%}",
+        )
+        for name, (moved, kernels, eager) in ranked[:SHOWN]
+    ]
+    lines = indented(format_table(rows, right=(0, 2, 3, 4, 5)), 4)
+    more = len(ranked) - SHOWN
+    return [*lines, f"    and {more} more"] if more > 0 else lines
+
+
+def _layer(module: str) -> str:
+    """Return a module's path up to the part of a layer: "h.3.attn" of "h.3.attn.c_proj"."""
+    parts = module.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 2 if numbers else 2])
+
+
+def _loop_lines(loop: LoopReport) -> list[str]:
+    count = f"{loop.chunk} of {loop.rows} rows at a time"
+    inside = ", ".join((*loop.externs, *loop.kernels))
+    return [
+        f"loop {loop.name}: {count}, {loop.rounds} times; {format_bytes(loop.bytes)} in all",
+        *wrapped(f"each time: {inside}", "  ", "    "),
+        f"  its largest buffer: {format_bytes(loop.largest)}; what it reads whole, such as weights,"
+        " it reads each time",
+    ]
+
+
+def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
+    """Return each kernel with its lines; those of alike layers are one, with their number."""
+    alike: dict[object, list[KernelReport]] = {}
+    for kernel in kernels:
+        outputs = tuple(map(_without_number, kernel.outputs))
+        key = (kernel.bytes, kernel.source, kernel.members, folded(kernel.module), outputs)
+        alike.setdefault(key, []).append(kernel)
+    if not alike:
+        return []
+    rows = [(k.name, format_bytes(k.bytes), _written(k, len(more))) for k, *more in alike.values()]
+    lines: list[str] = []
+    width = max(len(name) for name, _, _ in rows), max(len(size) for _, size, _ in rows)
+    for (kernel, *_), (name, size, text) in zip(alike.values(), rows, strict=True):
+        start = f"    {name:<{width[0]}}  {size:>{width[1]}}  "
+        lines += wrapped(text, start, " " * len(start))
+        lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source]
+    return lines
+
+
+def _written(kernel: KernelReport, more: int) -> str:
+    alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
+    where = f" in {folded(kernel.module)}" if kernel.module else ""
+    layers = f"{more + 1} times{where}: " if more else ""
+    return layers + alike + ", ".join(kernel.outputs)
+
+
+def _without_number(name: str) -> str:
+    """Return a name without what tells it from alike ones: "var_mean" for "var_mean_12"."""
+    return _NUMBER.sub("", name)
+
+
+def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
+    counted = Counter((extern.op, extern.reason) for extern in externs)
+    rows = [(f"{n} x", op, reason) for (op, reason), n in counted.items()]
+    return fitted_table(rows, right=(0,), names=(1,), indent=4) if rows else []
+
+
+def _decision_lines(decisions: Sequence[Decision]) -> list[str]:
+    """Return merges, the dearest first; those of alike layers are one, with their number."""
+    ranked = sorted(decisions, key=lambda d: -abs(d.saved_us or 0))
+    alike: dict[object, list[Decision]] = {}
+    for decision in ranked:
+        alike.setdefault(_decision_kind(decision), []).append(decision)
+    groups = list(alike.values())[:SHOWN]
+    rows = [
+        (
+            d.a,
+            "with",
+            d.b,
+            _price(d.saved_us),
+            f"{d.reason}, {len(more) + 1} times" if more else d.reason,
+        )
+        for d, *more in groups
+    ]
+    lines = fitted_table(rows, right=(3,), names=(0, 2), indent=4) if rows else []
+    shown = sum(map(len, groups))
+    if len(ranked) > shown:
+        lines.append(f"    and {len(ranked) - shown} more, which --json lists")
+    return lines
+
+
+def _decision_kind(decision: Decision) -> object:
+    """Return what merges of alike layers have in common."""
+    names = [_without_number(part) for part in f"{decision.a}+{decision.b}".split("+")]
+    return tuple(names), _price(decision.saved_us), decision.reason
+
+
+def _price(saved_us: float | None) -> str:
+    return "" if saved_us is None else f"{saved_us:+.3g} us"

@@ -1,0 +1,120 @@
+"""How reports are laid out for a terminal: its width, tables that fit it, paragraphs.
+
+The width is the terminal's, or what ``COLUMNS`` says; 100 where output goes to a file. Names are
+cut only where a table is wider than that, and the last column of one is wrapped, never cut.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+_DEFAULT, _LEAST = 100, 60
+_LEAST_NAME, _LEAST_TEXT = 8, 14
+_GAP = "  "
+
+
+def columns() -> int:
+    """Return how wide a line may be."""
+    return max(shutil.get_terminal_size((_DEFAULT, 24)).columns, _LEAST)
+
+
+def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return rows with their columns aligned, to the right for the columns in ``right``."""
+    return _aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)], right)
+
+
+def fitted_table(
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    *,
+    names: Sequence[int] = (),
+    indent: int = 0,
+) -> list[str]:
+    """Return a table that is as wide as the terminal at most, behind an indent.
+
+    Args:
+        names: columns whose cells may be cut; the last column is wrapped.
+    """
+    *widths, last = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = columns() - indent - len(_GAP) * len(widths)
+    rest = sum(width for column, width in enumerate(widths) if column not in names)
+    wanted = sum(widths[column] for column in names)
+    text = min(last, max(room - rest - wanted, (room - rest) * 2 // 5, _LEAST_TEXT))
+    cut = _shares([widths[column] for column in names], room - rest - text)
+    widths = [
+        cut[list(names).index(column)] if column in names else width
+        for column, width in enumerate(widths)
+    ]
+    lines: list[str] = []
+    for row in rows:
+        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=False)]
+        first, *more = textwrap.wrap(row[-1], max(text, 1)) or [""]
+        start = _aligned([[*cells, first]], [*widths, len(first)], right)[0]
+        margin = " " * (sum(widths) + len(_GAP) * len(widths))
+        lines += [start, *(margin + line for line in more)]
+    return [" " * indent + line for line in lines]
+
+
+def format_bytes(size: int) -> str:
+    """Return a size in powers of ten: ``1.57 MB``."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def indented(lines: Sequence[str], by: int = 2) -> list[str]:
+    """Return lines moved to the right."""
+    return [f"{' ' * by}{line}" for line in lines]
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return a text cut to some columns, with dots where something is missing."""
+    return text if len(text) <= limit else f"{text[: max(limit - 3, 0)]}..."
+
+
+def wrapped(text: str, first: str = "", following: str = "", *, whole: str = "") -> list[str]:
+    """Return a paragraph as lines behind prefixes.
+
+    Args:
+        whole: a part of the text that stays in one line where it can: what one copies.
+    """
+    kept = whole.replace(" ", _GLUE)
+    lines = textwrap.wrap(
+        text.replace(whole, kept) if whole else text,
+        columns(),
+        initial_indent=first,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_GLUE, " ") for line in lines]
+
+
+_GLUE = "\x00"
+"""Stands for a space at which no line ends."""
+
+
+def _aligned(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[int]
+) -> list[str]:
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if position in right else cell.ljust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(_GAP.join(cells).rstrip())
+    return lines
+
+
+def _shares(wanted: Sequence[int], room: int) -> list[int]:
+    """Return how wide columns are that have some room together: the widest give first."""
+    most = max(wanted, default=0)
+    while most > _LEAST_NAME and sum(min(width, most) for width in wanted) > room:
+        most -= 1
+    return [min(width, most) for width in wanted]

@@ -1,0 +1,39 @@
+"""Layout for a terminal: tables and paragraphs that fit, and names that are cut only where they
+have to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.report.terminal import columns, fitted_table, format_bytes, wrapped
+
+LONG = "scaled_dot_product_flash_attention_for_cpu"
+ROWS = [(LONG, "with", LONG, "+1 us", "axes unify"), ("a", "with", "b", "", "a law " * 12)]
+
+
+@pytest.mark.parametrize("width", (60, 80, 100, 140))
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert columns() == width
+    lines = fitted_table(ROWS, right=(3,), names=(0, 2), indent=4)
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()).count("law") == 12  # text is wrapped, never cut
+
+
+def test_names_are_whole_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert fitted_table(ROWS, names=(0, 2))[0].count(LONG) == 2
+    monkeypatch.setenv("COLUMNS", "100")
+    first, *_ = fitted_table(ROWS, names=(0, 2))
+    assert first.count("scaled_dot_pro") == 2 and first.count("...") == 2
+
+
+def test_what_one_copies_stays_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    setting = "torch._dynamo.config.capture_scalar_outputs = True"
+    lines = wrapped(f"-> keep the number a tensor; or {setting}", "    ", "      ", whole=setting)
+    assert lines == ["    -> keep the number a tensor; or", f"      {setting}"]
+
+
+def test_sizes_are_in_powers_of_ten() -> None:
+    assert [format_bytes(n) for n in (999, 12589056, 10**13)] == ["999 B", "12.6 MB", "10 TB"]
