@@ -5,7 +5,7 @@ Importing this package is cheap: torch and the compiler's stages are loaded at f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "explain", "kernels", "refreeze", "watch"]
@@ -15,18 +15,24 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("explain", "kernels"):
-        # Local: `import fusec` must not import torch, Dynamo and the compiler's stages.
-        from fusec import report
+if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
+    from fusec.backend import refreeze
+    from fusec.report import explain, kernels
+    from fusec.report.watching import watch
+else:
 
-        return getattr(report, name)
-    if name == "watch":
-        from fusec.report import watching  # local, as above
+    def __getattr__(name: str) -> Any:
+        if name in ("explain", "kernels"):
+            # Local: `import fusec` must not import torch, Dynamo and the compiler's stages.
+            from fusec import report
 
-        return watching.watch
-    if name == "refreeze":
-        from fusec import backend  # local, as above
+            return getattr(report, name)
+        if name == "watch":
+            from fusec.report import watching  # local, as above
 
-        return backend.refreeze
-    raise AttributeError(f"module 'fusec' has no attribute {name!r}")
+            return watching.watch
+        if name == "refreeze":
+            from fusec import backend  # local, as above
+
+            return backend.refreeze
+        raise AttributeError(f"module 'fusec' has no attribute {name!r}")
