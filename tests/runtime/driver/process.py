@@ -187,7 +187,9 @@ class Watch:
             environment = dict(zip([*names, *counts], sizes, strict=True))
             grid = [eval(text, {}, environment) for text in source.grid]
             wanted = expected(source, args)
-            self.calls.append({"name": source.name, "parameters": wanted, "grid": grid})
+            self.calls.append(
+                {"name": source.function or source.name, "parameters": wanted, "grid": grid}
+            )
             plain(kernel, *args)
 
         TritonKernel.__call__ = watched  # type: ignore[method-assign]
