@@ -253,7 +253,7 @@ def _build(
     blobs = {
         "wrapper.py": compiled.wrapper.encode(),
         "named.py": compiled.named().encode(),
-        "manifest.json": manifest(compiled),
+        "manifest.json": manifest(compiled, target.machine),
     }
     if compiled.programs:
         with trace.timed("build"):

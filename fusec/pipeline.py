@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,13 @@ from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
 from fusec.ir.memory import overlaid
 from fusec.ir.names import function_name
 from fusec.ir.program import Program, print_program
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
+from fusec.passes.traffic import work_of
 from fusec.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context
 from fusec.structures import verify
-from fusec.summary import facts
+from fusec.summary import facts, launched_externs
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,16 @@ def print_code(compiled: Compiled) -> str:
     return "\n\n".join([*(compiled.sources[k] for k in compiled.distinct), compiled.wrapper])
 
 
-def manifest(compiled: Compiled) -> bytes:
-    """Return the cache entry's description of its kernels, as JSON."""
+def manifest(compiled: Compiled, machine: Machine) -> bytes:
+    """Return the cache entry's description of its kernels, as JSON.
+
+    Args:
+        machine: prices what they do.
+    """
+    launches = [*all_launches(compiled.schedule), *launched_externs(compiled.schedule)]
+    work = {launch: asdict(work_of(launch, machine)) for launch in launches}
     described = {
         "kernels": kernel_rows(compiled),
-        "summary": facts(compiled.schedule, compiled.code),
+        "summary": facts(compiled.schedule, compiled.code, work),
     }
     return json.dumps(described, sort_keys=True).encode()

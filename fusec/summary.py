@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import fx
 
+from fusec.frontend.multiplied import multiplied
 from fusec.frontend.origin import module_path, origin_of
 from fusec.ir.extern import Extern
-from fusec.ir.graph import RowLoop, Schedule, all_launches
-from fusec.ir.names import operation_words
+from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_launches
+from fusec.ir.names import SHOWN_OPERATIONS, identifier, operation_words
 from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, traces
 from fusec.trace import Trace
 
@@ -33,7 +34,6 @@ code_logger = artifact_logger("fusec.compile", "output_code")
 ARTIFACT = "fusec_graph"
 """The name of a graph's summary in torch's trace."""
 _SHOWN_EXTERNS = 3
-_SHOWN_OPS = 4
 _UNESCAPED = str.maketrans('"\\', "'/")
 """Torch writes names to a Chrome trace as they are: these two would end a name, and the JSON."""
 
@@ -44,6 +44,9 @@ class KernelSummary:
 
     Attributes:
         code: the name of the first kernel of the same code, which is what is launched.
+        bytes: that it reads and writes.
+        multiplied: multiply-adds of matrix products by the type of their operands.
+        us: the time that fusion priced it at.
     """
 
     name: str
@@ -51,23 +54,29 @@ class KernelSummary:
     ops: tuple[str, ...]
     module: str
     source: tuple[str, ...]
+    bytes: int = 0
+    multiplied: Mapping[str, int] = field(default_factory=dict)
+    us: float | None = None
 
     @property
     def computes(self) -> str:
         """What it computes: "add + layer_norm"."""
         words = list(operation_words(self.ops))
-        return " + ".join(words[:_SHOWN_OPS] + ["..."] * (len(words) > _SHOWN_OPS))
+        return " + ".join(words[:SHOWN_OPERATIONS] + ["..."] * (len(words) > SHOWN_OPERATIONS))
 
 
 @dataclass(frozen=True, slots=True)
 class ExternSummary:
-    """A call of an eager kernel, with the reason why it is not lowered."""
+    """A call of an eager kernel, with the reason why it is not lowered; the rest as of kernels."""
 
     name: str
     op: str
     reason: str
     module: str
     source: tuple[str, ...]
+    bytes: int = 0
+    multiplied: Mapping[str, int] = field(default_factory=dict)
+    us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +147,16 @@ def graph_id(name: str) -> str:
     return f"{name} {compile_id()}".rstrip()
 
 
-def facts(schedule: Schedule, code: Mapping[str, str]) -> dict[str, Any]:
+def facts(
+    schedule: Schedule,
+    code: Mapping[str, str],
+    work: Mapping[Kernel | Bundle | Extern, Mapping[str, Any]],
+) -> dict[str, Any]:
     """Return what holds for every graph of the same code, as JSON: part of a cache entry.
 
     Args:
         code: kernel name -> the name of the first one of the same code.
+        work: what each launch does, as of ``passes.traffic``.
     """
     return {
         "kernels": [
@@ -151,11 +165,17 @@ def facts(schedule: Schedule, code: Mapping[str, str]) -> dict[str, Any]:
                 "code": code.get(launch.name, launch.name),
                 "ops": list(launch.origin.ops),
                 "nodes": list(dict.fromkeys(b.name for b in launch.writes)),
+                "work": work[launch],
             }
             for launch in all_launches(schedule)
         ],
         "externs": [
-            {"node": extern.node, "op": extern.title, "reason": extern.reason}
+            {
+                "node": extern.node,
+                "op": extern.title,
+                "reason": extern.reason,
+                "work": work[extern],
+            }
             for extern in launched_externs(schedule)
         ],
     }
@@ -230,21 +250,61 @@ def _launches(
 ) -> tuple[tuple[KernelSummary, ...], tuple[ExternSummary, ...]]:
     """Return what the code of a graph launches, with the lines and modules of this graph."""
     found = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
-    nodes = {node.name: node for node in gm.graph.nodes}
+    nodes = {identifier(node.name): node for node in gm.graph.nodes}
+    called: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in gm.graph.nodes:
+        called[node.name].append(node)
     kernels = tuple(
-        KernelSummary(row["name"], row["code"], tuple(row["ops"]), *_place(nodes, row["nodes"]))
+        KernelSummary(
+            row["name"],
+            row["code"],
+            tuple(row["ops"]),
+            *_place(_makers(nodes, row["nodes"])),
+            **row["work"],
+        )
         for row in found["kernels"]
     )
     externs = tuple(
-        ExternSummary(row["node"], row["op"], row["reason"], *_place(nodes, [row["node"]]))
+        ExternSummary(
+            row["node"],
+            row["op"],
+            row["reason"],
+            *_place(called[row["node"]]),
+            **row["work"] | _products(called[row["node"]]),
+        )
         for row in found["externs"]
     )
     return kernels, externs
 
 
-def _place(nodes: Mapping[str, fx.Node], names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the module and the user's lines of some nodes; of buffers that are none, nothing."""
-    known = [nodes[name] for name in names if name in nodes]
+def _products(calls: Sequence[fx.Node]) -> dict[str, Any]:
+    """Return the multiply-adds of an eager kernel, which the schedule does not know."""
+    return {"multiplied": multiplied(calls[0])} if calls else {}
+
+
+def _place(known: Sequence[fx.Node]) -> tuple[str, tuple[str, ...]]:
+    """Return the module and the user's lines of some nodes."""
     lines = dict.fromkeys(line for node in known for line in origin_of(node).source)
     modules = list(dict.fromkeys(path for node in known if (path := module_path(node))))
     return (modules[0] if modules else ""), tuple(lines)
+
+
+def _makers(nodes: Mapping[str, fx.Node], buffers: Sequence[str]) -> list[fx.Node]:
+    """Return the nodes that buffers are named by; none for a buffer that stands for no value.
+
+    One of several results is called as its node with a suffix: ``var_mean_0``. Those of whole nodes
+    say most, and others count where there are none.
+    """
+    whole = [nodes[name] for name in buffers if name in nodes and not _has_parts(nodes[name])]
+    return whole or [node for name in buffers if (node := _node_of_part(nodes, name)) is not None]
+
+
+def _node_of_part(nodes: Mapping[str, fx.Node], name: str) -> fx.Node | None:
+    while name := name.rpartition("_")[0]:
+        if name in nodes:
+            return nodes[name]
+    return None
+
+
+def _has_parts(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)

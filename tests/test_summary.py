@@ -106,6 +106,7 @@ def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
     assert [e.op for e in made.externs if "fft" in e.op] == ["_fft_r2c.default"]
     assert made.kernels[0].module in ("inner.0", "inner.1")  # one kernel or two
     assert "test_summary.py" in made.kernels[0].source[0]
+    assert all(k.bytes and k.us for k in made.kernels)
     assert {"passes", "codegen", "build", "bind"} <= set(made.seconds)
 
 
@@ -134,3 +135,17 @@ def test_nothing_is_summarized_where_nobody_listens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(trace_log, "handlers", [])
     monkeypatch.setattr(summary, "summarize", fail)
     compile_block()
+
+
+def test_a_part_of_a_node_s_results_belongs_where_the_node_does() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.ops.aten.var_mean.correction, (x,), name="_var_mean")
+    second = graph.call_function(torch.ops.aten.var_mean.correction, (x,), name="var_mean_1")
+    third = graph.call_function(torch.ops.aten.sin.default, (x,), name="sin")
+    first.meta["val"] = second.meta["val"] = (x, x)
+    found = {"var_mean": first, "var_mean_1": second, "sin": third}
+    assert summary._makers(found, ["var_mean_1"]) == [first]  # its second result
+    assert summary._makers(found, ["var_mean_1_0"]) == [second]
+    assert summary._makers(found, ["var_mean_1_0", "sin"]) == [third]  # a whole one says more
+    assert summary._makers(found, ["k0_part"]) == []

@@ -24,20 +24,39 @@ def identifier(text: str) -> str:
     return safe if safe[:1].isalpha() else f"v{safe}"
 
 
+SHOWN_OPERATIONS = 4
+_ATTENTION = re.compile(r"scaled_dot_product_\w*?attention(_for_cpu)?(?=_backward|$)")
+_PLAIN = {
+    "add", "sub", "rsub", "mul", "div", "neg", "reciprocal", "pow", "sum", "maximum", "minimum",
+    "clamp", "clamp_min", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill",
+    "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not",
+    "index", "select", "slice", "cat", "constant_pad_nd", "select_backward", "slice_backward",
+    "clone", "copy", "to_copy", "convert_element_type", "alias", "detach", "expand", "full",
+    "scalar_tensor", "arange",
+}  # fmt: skip
+"""Operations that say little of a kernel that has others."""
+
+
 def operation_words(ops: Iterable[str]) -> tuple[str, ...]:
-    """Return operations as people call them, each once: "layer_norm", "softmax", "add"."""
-    words = (op.partition(".")[0].lstrip("_").removeprefix("native_") for op in ops)
-    return tuple(dict.fromkeys(words))
+    """Return operations as people call them, each once: "layer_norm", "softmax", "attention".
+
+    Where there are more than ``SHOWN_OPERATIONS``, those that say most stand first.
+    """
+    names = (op.partition(".")[0].lstrip("_").removeprefix("native_") for op in ops)
+    words = list(dict.fromkeys(_ATTENTION.sub("attention", name) for name in names))
+    return tuple(
+        words if len(words) <= SHOWN_OPERATIONS else sorted(words, key=_PLAIN.__contains__)
+    )
 
 
 def function_name(kernel: str, ops: Iterable[str]) -> str:
     """Return what the printed function of a kernel is called: ``add_layer_norm_k7``.
 
-    It is what traces of a GPU show, and what they add up by. Operations at the end are left out
-    where it becomes longer than ``LONGEST_FUNCTION``.
+    It is what traces of a GPU show, and what they add up by. It has ``SHOWN_OPERATIONS`` at most,
+    and those at the end are left out where it becomes longer than ``LONGEST_FUNCTION``.
     """
     name = ""
-    for word in operation_words(ops):
+    for word in operation_words(ops)[:SHOWN_OPERATIONS]:
         longer = f"{name}_{word}" if name else word
         if len(longer) + len(kernel) >= LONGEST_FUNCTION:
             break

@@ -20,6 +20,7 @@ from torch import fx
 from fusec.errors import ModelError
 from fusec.frontend.flex_attention import is_flex_attention, spelled_out
 from fusec.frontend.size_facts import UNSEEN
+from fusec.passes.traffic import GATHERS
 from fusec.torch_interior import HigherOrderOperator, OpOverload, TorchDispatchMode, pytree
 
 _FREE = {
@@ -38,8 +39,6 @@ _FREE = {
     "new_empty_strided",
     "_local_scalar_dense",
 }
-GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
-"""Operations that read from their first argument no more elements than they return."""
 _OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_"}
 """Operations that write their first argument without reading it."""
 _ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "convolution"}

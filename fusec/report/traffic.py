@@ -16,42 +16,11 @@ once a chunk. Its floor is what goes in and what comes out, once.
 from __future__ import annotations
 
 from fusec.ir.expr import Buffer
-from fusec.ir.extern import Write
-from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, View
-from fusec.ir.index import index
-from fusec.passes.cost import kernel_traffic, numel
-from fusec.report.eager import GATHERS
+from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step
+from fusec.passes.cost import kernel_traffic
+from fusec.passes.traffic import buffer_bytes, extern_bytes, kernel_bytes, view_bytes
 
-ZERO = index(0)
-
-
-def kernel_bytes(kernel: Kernel) -> int:
-    """Return the bytes that a kernel reads and writes."""
-    return sum(read + written for read, written in kernel_traffic(kernel).values())
-
-
-def extern_bytes(extern: Extern) -> int:
-    """Return the bytes that an eager kernel reads and writes: nothing for a view."""
-    if not extern.is_launch:
-        return 0
-    written = sum(map(buffer_bytes, extern.writes))
-    views = list(dict.fromkeys(extern.views))
-    match extern.effect:
-        case Write() as part:
-            changed, *views = views
-            written += part.moved.hint() * changed.buffer.dtype.itemsize
-    reads = [_view_bytes(view) for view in views]
-    if extern.title.partition(".")[0] in GATHERS and reads:
-        reads[0] = min(reads[0], written)
-    return written + sum(reads)
-
-
-def _view_bytes(view: View) -> int:
-    total = view.buffer.dtype.itemsize
-    for extent, stride in zip(view.shape, view.strides, strict=True):
-        if stride is not ZERO:
-            total *= extent.hint()
-    return total
+__all__ = ["buffer_bytes", "bytes_floor", "bytes_moved", "row_loop_bytes", "step_bytes"]
 
 
 def bytes_moved(schedule: Schedule) -> int:
@@ -84,12 +53,7 @@ def row_loop_bytes(loop: RowLoop) -> int:
 
 
 def _chunked_floor(loop: RowLoop) -> int:
-    return sum(map(_view_bytes, loop.views)) + sum(map(buffer_bytes, loop.writes))
-
-
-def buffer_bytes(buffer: Buffer) -> int:
-    """Return the bytes of a buffer's elements, at the hints of sizes."""
-    return numel(buffer) * buffer.dtype.itemsize
+    return sum(map(view_bytes, loop.views)) + sum(map(buffer_bytes, loop.writes))
 
 
 def bytes_floor(schedule: Schedule) -> int:

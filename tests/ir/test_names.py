@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.ir.index import Axis, index
-from fusec.ir.names import LONGEST_FUNCTION, Names, function_name, identifier
+from fusec.ir.names import LONGEST_FUNCTION, Names, function_name, identifier, operation_words
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,15 @@ def test_any_text_becomes_an_identifier(text: str, wanted: str) -> None:
 )
 def test_a_function_is_called_by_operations_and_its_kernel(ops: tuple[str, ...], wanted: str):
     assert function_name("k7", ops) == wanted
+
+
+def test_words_that_say_most_stand_first_where_there_are_many() -> None:
+    few = ("add.Tensor", "_scaled_dot_product_flash_attention_for_cpu.default")
+    assert operation_words(few) == ("add", "attention")
+    backward = "_scaled_dot_product_efficient_attention_backward.default"
+    many = ("le.Tensor", "add.Tensor", "add.Scalar", "where.self", backward, "tanh.default")
+    assert operation_words(many) == ("attention_backward", "tanh", "le", "add", "where")
+    assert function_name("k2", many) == "attention_backward_tanh_le_add_k2"
 
 
 def test_a_long_function_name_keeps_the_first_whole_words() -> None:

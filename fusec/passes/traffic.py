@@ -1,0 +1,100 @@
+"""Bytes that one launch moves, and what it multiplies: each tensor's elements once.
+
+Worked example: ``k0 -> add, gelu`` of f32[8, 128] reads x and r and writes two: 4 * 4096 bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fusec.errors import InternalError
+from fusec.ir.contraction import factors
+from fusec.ir.expr import Buffer, Reduce
+from fusec.ir.extern import Write
+from fusec.ir.graph import Bundle, Extern, Kernel, View, kernel_nodes
+from fusec.ir.index import index
+from fusec.passes.cost import count, kernel_traffic, numel, price, price_call
+from fusec.passes.machine import Machine
+
+ZERO = index(0)
+GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
+"""Operations that read from their first argument no more elements than they return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one launch does, by its shapes.
+
+    Attributes:
+        bytes: that it reads and writes.
+        multiplied: multiply-adds of matrix products by the type of their operands, masked ones,
+            too; those of eager kernels are not known here.
+        us: the time that fusion priced it at; None for an eager kernel whose meaning is not known.
+    """
+
+    bytes: int
+    multiplied: dict[str, int]
+    us: float | None
+
+
+def work_of(launch: Kernel | Bundle | Extern, machine: Machine) -> Work:
+    """Return what a launch does."""
+    match launch:
+        case Extern():
+            us = price_call(launch, machine).us if launch.meaning else None
+            return Work(extern_bytes(launch), {}, us)
+        case Kernel() | Bundle():
+            kernels = launch.kernels
+            multiplied: Counter[str] = Counter()
+            for kernel in kernels:
+                multiplied.update(_multiplied(kernel))
+            us = sum(price(kernel, machine).us for kernel in kernels)
+            once = us - (len(kernels) - 1) * machine.launch_us
+            return Work(sum(map(kernel_bytes, kernels)), dict(multiplied), once)
+        case _:
+            raise InternalError(launch, stage="codegen")
+
+
+def _multiplied(kernel: Kernel) -> Counter[str]:
+    """Return the multiply-adds of matrix products, by the type of their operands."""
+    found: Counter[str] = Counter()
+    for node in kernel_nodes(kernel):
+        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
+            found[parts.left.dtype.name] += count(node.axes | frozenset(node.over))
+    return found
+
+
+def kernel_bytes(kernel: Kernel) -> int:
+    """Return the bytes that a kernel reads and writes."""
+    return sum(read + written for read, written in kernel_traffic(kernel).values())
+
+
+def extern_bytes(extern: Extern) -> int:
+    """Return the bytes that an eager kernel reads and writes: nothing for a view."""
+    if not extern.is_launch:
+        return 0
+    written = sum(map(buffer_bytes, extern.writes))
+    views = list(dict.fromkeys(extern.views))
+    match extern.effect:
+        case Write() as part:
+            changed, *views = views
+            written += part.moved.hint() * changed.buffer.dtype.itemsize
+    reads = [view_bytes(view) for view in views]
+    if extern.title.partition(".")[0] in GATHERS and reads:
+        reads[0] = min(reads[0], written)
+    return written + sum(reads)
+
+
+def view_bytes(view: View) -> int:
+    """Return the bytes of a view's distinct elements."""
+    total = view.buffer.dtype.itemsize
+    for extent, stride in zip(view.shape, view.strides, strict=True):
+        if stride is not ZERO:
+            total *= extent.hint()
+    return total
+
+
+def buffer_bytes(buffer: Buffer) -> int:
+    """Return the bytes of a buffer's elements, at the hints of sizes."""
+    return numel(buffer) * buffer.dtype.itemsize
