@@ -14,16 +14,21 @@ numbers drawn: draws are functions of stored seeds, and others are stored themse
 Left out: buffers that hold no node's value, such as partial sums (the kernel that reads them is
 compared instead), the kernels inside a loop over rows (its results are), and nodes that read what
 an eager kernel wrote in place. Everything that is stored is kept until the call ends.
+
+At its end the process says what agreed, and how often each kernel was off.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import operator
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -35,7 +40,7 @@ from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.executable import BoxedCall
-from fusec.torch_interior import pytree
+from fusec.torch_interior import pytree, trace_artifact
 
 logger = logging.getLogger("fusec.verify")
 
@@ -58,6 +63,50 @@ class _Run:
     stored: dict[Held, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Tally:
+    """What was compared of one graph.
+
+    Attributes:
+        kernels: those of which something agreed.
+        off: (kernel, value) -> how often it was.
+    """
+
+    graph: str
+    agreed: int = 0
+    left_out: int = 0
+    kernels: set[str] = field(default_factory=set)
+    off: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+_tallies: list[Tally] = []
+"""Of all verified graphs of this process, for its end."""
+
+
+def summary(tallies: Iterable[Tally]) -> list[str]:
+    """Return what was verified, as lines: what agreed, and each kernel that was off."""
+    rows = list(tallies)
+    agreed, out = sum(t.agreed for t in rows), sum(t.left_out for t in rows)
+    kernels = sum(len(t.kernels) for t in rows)
+    off = [(t.graph, *place, count) for t in rows for place, count in t.off.items()]
+    left = f", {out} left out (logging of fusec.verify says why)" if out else ""
+    lines = [f"{agreed} results of {kernels} kernels agree with eager{left}"] if rows else []
+    return lines + [
+        f"kernel {kernel} of graph {graph!r} was off in {value}: {count} of its calls"
+        for graph, kernel, value, count in off
+    ]
+
+
+@atexit.register
+def tell_at_exit() -> None:
+    """Say at the end of the process what was verified, on stderr and to torch's trace."""
+    lines = summary(_tallies)
+    for line in lines:
+        print(f"fusec: verified: {line}", file=sys.stderr)
+    if lines:
+        trace_artifact("fusec_verified", lambda: "\n".join(lines))
+
+
 class Verification:
     """Compares the launches of one graph's wrapper with its FX nodes.
 
@@ -75,7 +124,8 @@ class Verification:
             if node.target is not _COPY
             for n in written_arguments(node)
         }
-        self.told: set[tuple[str, Held]] = set()
+        self.tally = Tally(name)
+        _tallies.append(self.tally)
         self.local = threading.local()
 
     def around(self, call: BoxedCall) -> BoxedCall:
@@ -118,12 +168,16 @@ class Verification:
             eager = self._expected(run, held)
             problem = disagreement([tensor], [eager], lambda: [exact()])
         except Exception as reason:  # whatever an eager kernel raises is not the program's failure
+            self.tally.left_out += 1
             logger.info("%s of kernel %s is left out: %s", held[0], kernel, reason)
             return
         if problem is None:
+            self.tally.agreed += 1
+            self.tally.kernels.add(kernel)
             logger.debug("%s of kernel %s agrees", held[0], kernel)
-        elif (kernel, held) not in self.told:
-            self.told.add((kernel, held))
+            return
+        self.tally.off[kernel, held[0]] += 1
+        if self.tally.off[kernel, held[0]] == 1:
             self._tell(kernel, held, f"{problem.partition(': ')[2]}{_place(tensor, eager, exact)}")
 
     def _tell(self, kernel: str, held: Held, what: str) -> None:

@@ -17,6 +17,8 @@ from unittest import mock
 import pytest
 import torch
 
+from fusec import verification
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden/*.txt")
@@ -103,6 +105,12 @@ def _torch_prepares_no_logs() -> Iterator[None]:
         torch._dynamo.config.patch(run_gc_after_compile=False),
     ):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
+    yield
+    verification._tallies.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fusec import verification
 from fusec.errors import WrongKernel
 from fusec.runtime.verdicts import Lap, Verdict
 from tests.planted import plant
@@ -109,6 +110,28 @@ def test_a_wrong_kernel_is_named_with_its_line_and_its_readers_are_not(faulty):
     ):
         assert part in text
     assert torch.allclose(result, ((torch.tanh(x) + 0.01) @ w).relu() * 0.5, atol=1e-6)
+
+
+def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(
+    faulty, monkeypatch, capsys
+):
+    tallies: list[verification.Tally] = []
+    monkeypatch.setattr(verification, "_tallies", tallies)
+    x, w = values(8, 16), values(16, 4)
+    call = compiled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            call(x, w)
+    verification.tell_at_exit()
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "fusec: verified: 3 results of 1 kernels agree with eager",
+        "fusec: verified: kernel k0 of graph 'inference' was off in tanh: 3 of its calls",
+    ]
+    tallies[0].left_out = 2
+    assert ", 2 left out (" in verification.summary(tallies)[0]
+    assert verification.summary([]) == []
 
 
 def test_a_wrong_kernel_is_an_error_under_strict(faulty):
