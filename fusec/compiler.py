@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import threading
 import warnings
 from collections import deque
@@ -24,6 +23,7 @@ from torch import fx
 from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
+from fusec.dumps import process_dump, stage_files
 from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
 from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
@@ -53,7 +53,7 @@ from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
 from fusec.summary import announce, announce_code, graph_id, launch_titles, prints_code
-from fusec.torch_interior import compile_phase, debug_directory, keep_versions
+from fusec.torch_interior import compile_id, compile_phase, debug_directory, keep_versions
 from fusec.trace import Trace
 from fusec.verification import Verification
 
@@ -249,7 +249,7 @@ def _build(
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
     announce_code(name, partial(print_code, compiled), partial(print_schedule, compiled.schedule))
     if options.dump_dir is not None:
-        _dump(trace, Path(options.dump_dir))
+        _dump(trace, target.language, options.dump_dir)
     blobs = {
         "wrapper.py": compiled.wrapper.encode(),
         "named.py": compiled.named().encode(),
@@ -322,14 +322,11 @@ def _device_judge(
     return DeviceJudge(cut, Context(target, options, Trace("race")), prepare, races)
 
 
-def _dump(trace: Trace, directory: Path) -> None:
-    """Write the text of every stage of one graph to a folder of its own, next to earlier ones."""
+def _dump(trace: Trace, language: str, directory: str) -> None:
+    """Write what each stage of one graph made, next to those of other graphs."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{trace.name}-", dir=directory))
-        shown = {stage: made for stage, made in trace.records.items() if made.changed}
-        for number, (stage, made) in enumerate(shown.items()):
-            (folder / f"{number:02}-{stage}.txt").write_text(made.text, encoding="utf-8")
+        files = stage_files(trace.records, language)
+        process_dump(Path(directory)).write(trace.name, compile_id(), trace.target, files)
     except OSError as error:
         logger.warning("cannot write the stages to %s: %s", directory, error)
 

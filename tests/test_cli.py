@@ -6,6 +6,7 @@ about memory and instant help start a process.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -14,11 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusec.cli import COMMANDS, main
 from fusec.cli.inputs import TensorInput, parse_spec
 from fusec.errors import UsageError
 from fusec.options import environment_variables
+from fusec.report.stages import STAGES
 from fusec.stages import PASSES
 
 MODELS = """
@@ -191,17 +194,61 @@ def test_dump_compiles_to_machine_code_without_a_gpu(capsys, models, target, sta
     assert ASSEMBLY[target, stage] in out
 
 
-def test_dump_writes_every_stage_of_every_graph(capsys, models, tmp_path) -> None:
+@pytest.fixture
+def first() -> None:
+    """Let Dynamo count its compiles from 0, as in a process of its own."""
+    torch._dynamo.reset()
+
+
+def test_dump_writes_every_stage_of_every_graph(capsys, models, tmp_path, first) -> None:
     code, out, _ = run(
         capsys, "dump", f"{models}:instance", *PAIR, "--train", "--target", "cpu", "-o", tmp_path
     )
     assert code == 0
     written = [Path(line).relative_to(tmp_path).as_posix() for line in out.splitlines()]
     assert all((tmp_path / name).stat().st_size for name in written)
-    for graph in ("forward", "backward"):
+    for graph in ("forward-0_0", "backward-0_0"):
         expected = {"fx.py", "graph.txt", "kernels.txt", "plan.txt", "program.txt", "wrapper.py"}
-        names = {name.partition("/")[2] for name in written if name.startswith(graph)}
-        assert names >= expected | {"k0.cpp"}
+        names = [name.partition("/")[2] for name in written if name.startswith(graph)]
+        assert names == sorted(names)  # in the order of the compile
+        assert {name[3:] for name in names} >= expected | {"source-k0.cpp"}
+        assert {name.split("-")[1].split(".")[0] for name in names} <= set(STAGES)
+    index = (tmp_path / "index.txt").read_text().splitlines()
+    assert index[0].startswith("forward-0_0: graph forward [0/0], cpu, ")
+
+
+def test_dump_removes_what_an_earlier_one_wrote_and_nothing_else(
+    capsys, models, tmp_path, first
+) -> None:
+    args = ("--input", "f32[64]", "--stage", "source", "-o", tmp_path)
+    assert run(capsys, "dump", f"{models}:relu", *args)[0] == 0
+    folder = tmp_path / "inference-0_0"
+    (folder / "mine.txt").write_text("mine")
+    (tmp_path / "other").mkdir()
+    torch._dynamo.reset()
+    assert run(capsys, "dump", f"{models}:relu", *args[:2], "--stage", "graph", *args[4:])[0] == 0
+    assert sorted(file.name for file in folder.iterdir()) == ["12-graph.txt", "mine.txt"]
+    assert (tmp_path / "other").is_dir()
+
+
+def test_a_program_dumps_in_the_same_form(capsys, models, tmp_path, first) -> None:
+    asked = ("dump", f"{models}:relu", "--input", "f32[64]", "-o", tmp_path / "asked")
+    assert run(capsys, *asked)[0] == 0
+    torch._dynamo.reset()
+    sys.path.insert(0, str(models.parent))
+    relu = importlib.import_module("cli_models").relu
+    options = {"dump_dir": str(tmp_path / "ran")}
+    torch.compile(relu, backend="fusec", options=options)(torch.randn(64))
+    kept = {"source-k0.cpp", "kernels.txt", "fx.py", "wrapper.py"}
+    found = [
+        {file.name for file in (tmp_path / which).glob("inference-0_0/*") if file.name[3:] in kept}
+        for which in ("asked", "ran")
+    ]
+    assert found[0] == found[1] and len(found[0]) == 4
+    torch._dynamo.reset()
+    torch.compile(relu, backend="fusec", options=options)(torch.randn(64))
+    names = {folder.name for folder in (tmp_path / "ran").iterdir()}
+    assert names == {"index.txt", "inference-0_0", "inference-0_0-2"}
 
 
 def test_dump_prints_what_any_rewrite_left(capsys, models) -> None:
@@ -227,11 +274,11 @@ def test_dump_prints_one_stage_or_those_that_changed(capsys, models) -> None:
     assert code == 2 and "leave out one of them" in err
 
 
-def test_dump_writes_assembly_under_the_name_of_what_it_is(capsys, models, tmp_path) -> None:
+def test_dump_writes_assembly_under_the_name_of_what_it_is(capsys, models, tmp_path, first) -> None:
     args = ("--input", "f32[64]", "--target", "gfx942", "--stage", "sass", "-o", tmp_path)
     code, out, _ = run(capsys, "dump", f"{models}:relu", *args)
     assert code == 0
-    assert out == f"{tmp_path}/inference/k0.amdgcn\n"
+    assert re.fullmatch(rf"{tmp_path}/inference-0_0/\d\d-sass-k0\.amdgcn\n", out)
 
 
 def test_dump_with_dynamic_sizes_keeps_them_symbolic(capsys, models) -> None:

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "emulator/vocabulary": "emulator/test_rules",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
+    "dumps": "test_cli",
     "pipeline": "test_stages",
     "structures": "test_stages",
     "torch_interior": "test_backend",

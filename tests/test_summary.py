@@ -123,9 +123,9 @@ def test_torch_s_directory_for_debugging_has_every_stage(
     # Where torch's own log of it goes.
     monkeypatch.setattr(torch._dynamo.config, "debug_dir_root", str(tmp_path / "torch"))
     compile_block()
-    (folder,) = (tmp_path / "fusec").iterdir()
+    (folder,) = (tmp_path / "fusec").glob("inference-0_0")
     stages = {file.name.partition("-")[2] for file in folder.iterdir()}
-    assert {"fx.txt", "kernels.txt", "source.txt", "wrapper.txt"} <= stages
+    assert {"fx.py", "kernels.txt", "source-k0.cpp", "wrapper.py"} <= stages
 
 
 def test_nothing_is_summarized_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

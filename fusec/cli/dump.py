@@ -8,6 +8,8 @@ fusec dump model.py:gpt --input "i64[2,64]<50257" --train -o dumps
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,11 +119,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
     check_directory(arguments.directory)
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.report.stages import BEFORE_CAPTURE, check_stage, choose_target
+    from fusec.dumps import BEFORE_CAPTURE
+    from fusec.report.stages import check_stage, choose_target
 
     if arguments.stage is not None:
         check_stage(arguments.stage, choose_target(arguments.target))  # with what torch knows
-    early = arguments.changed or arguments.stage in BEFORE_CAPTURE
+    whole = arguments.directory is not None and arguments.stage is None
+    early = arguments.changed or whole or arguments.stage in BEFORE_CAPTURE
     staged = stage_model(arguments, texts=early)
     if not staged:
         raise UsageError("the call has no tensor operations, so there is nothing to dump.")
@@ -130,10 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             for stage in _wanted(one, arguments) or [arguments.stage or DEFAULT_STAGE]:
                 _print_stage(one, stage)
         return 0
-    for one in staged:
-        for stage in _wanted(one, arguments):
-            _write_stage(one, stage, arguments.directory)
-        one.check()
+    _write(staged, arguments)
     return 0
 
 
@@ -142,18 +143,20 @@ def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
     # Local: it imports torch, which `fusec --help` shall not wait for.
     from fusec.report.stages import ASSEMBLY_STAGES, LEVELS, REWRITES
 
-    if arguments.changed:
-        made = {stage: staged.made(stage) for stage in REWRITES}
-        return [
-            stage
-            for stage, record in made.items()
-            if record is not None and record.text and record.changed
-        ]
     if arguments.stage is not None:
-        wanted: tuple[str, ...] = (arguments.stage,)
-    else:
-        wanted = (*LEVELS, *ASSEMBLY_STAGES) if arguments.directory else (DEFAULT_STAGE,)
-    return [stage for stage in wanted if _has(staged, stage)]
+        return [arguments.stage] if _has(staged, arguments.stage) else []
+    if arguments.directory is None and not arguments.changed:
+        return [DEFAULT_STAGE] if _has(staged, DEFAULT_STAGE) else []
+    made = {stage: staged.made(stage) for stage in REWRITES}
+    changed = [
+        stage
+        for stage, record in made.items()
+        if record is not None and record.text and record.changed
+    ]
+    if arguments.changed:
+        return changed
+    levels = [stage for stage in (*LEVELS, *ASSEMBLY_STAGES) if _has(staged, stage)]
+    return list(dict.fromkeys((*changed, *levels)))
 
 
 def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[Staged]:
@@ -207,7 +210,8 @@ def _has(staged: Staged, stage: str) -> bool:
 def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
     """Return (name of the text, its language, the text) for one stage of one graph."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
-    from fusec.report.stages import BEFORE_CAPTURE, TEXT_STAGES, assemble
+    from fusec.dumps import BEFORE_CAPTURE
+    from fusec.report.stages import TEXT_STAGES, assemble
 
     compiled = staged.compiled
     if stage in TEXT_STAGES and stage != "source":
@@ -243,17 +247,39 @@ def _print_stage(staged: Staged, stage: str) -> None:
         show("")
 
 
-_SUFFIXES = {"python": "py", "cpp": "cpp", "text": "txt"}
+def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
+    """Write the wanted stages of all graphs, and print the names of the files.
+
+    Raises:
+        NotWritable: if a file cannot be.
+        Exception: what stopped a graph's compile, once what came before is written.
+    """
+    from fusec.dumps import Dump, File  # local, as above
+
+    with _writable(arguments.directory):
+        dump = Dump(arguments.directory)
+    for one in graphs:
+        files = [
+            File(stage, "" if name == stage else name, _suffix(one, stage), text)
+            for stage in _wanted(one, arguments)
+            for name, _, text in _texts(one, stage)
+        ]
+        with _writable(arguments.directory):
+            paths = dump.write(one.name, one.observed.compile, one.target.name, files)
+        for path in paths:
+            show(str(path))
+        one.check()
 
 
-def _write_stage(staged: Staged, stage: str, directory: Path) -> None:
-    folder = directory / staged.name
-    for name, language, text in _texts(staged, stage):
-        suffix = staged.target.assembly.get(stage, _SUFFIXES[language])
-        path = folder / f"{name}.{suffix}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            raise NotWritable(f"cannot write {path}: {error.strerror}") from error
-        show(str(path))
+@contextmanager
+def _writable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(f"cannot write to {directory}: {error.strerror}") from error
+
+
+def _suffix(staged: Staged, stage: str) -> str:
+    from fusec.dumps import suffix_of  # local, as above
+
+    return staged.target.assembly.get(stage) or suffix_of(stage, staged.target.language)

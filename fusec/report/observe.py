@@ -46,6 +46,7 @@ from fusec.torch_interior import (
     FakeTensor,
     FakeTensorMode,
     GuardOnDataDependentSymNode,
+    compile_id,
     dynamo_config,
     forgetting_code,
     pytree,
@@ -76,6 +77,7 @@ class Observed:
         eager: what the same part of the model costs eager execution.
         rewrites: what the stages before capture made; the forward's and the backward's are one.
         names: placeholder -> what the program calls it: "net.1.running_mean", "x".
+        compile: Dynamo's number of the compile, "0/1".
     """
 
     name: str
@@ -83,6 +85,7 @@ class Observed:
     eager: EagerCost
     rewrites: Trace
     names: Mapping[str, str] = field(default_factory=dict)
+    compile: str = ""
 
 
 class _Observer:
@@ -109,7 +112,7 @@ class _Observer:
             count = sum(label.partition("_")[0] == name for label in whole)
             label = f"{name}_{count}" if count else name
             names = input_names(graph, given)
-            self.observed.append(Observed(label, graph, cost, rewrites, names))
+            self.observed.append(Observed(label, graph, cost, rewrites, names, compile_id()))
             self.keep_parts(label, graph, rewrites)
             return self.boxed(graph)
 
@@ -137,7 +140,7 @@ class _Observer:
             moved = [bytes_ for _, bytes_ in node_costs(part)]
             name = f"{label}.{attribute}"
             cost = EagerCost(len(moved), sum(moved))
-            self.observed.append(Observed(name, part, cost, rewrites))
+            self.observed.append(Observed(name, part, cost, rewrites, compile=compile_id()))
             self.keep_parts(name, part, rewrites)
 
     def fake(self, value: Any) -> Any:

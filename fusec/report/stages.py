@@ -12,13 +12,14 @@ import torch
 
 from fusec.codegen.targets import GPUS, Target, find_target
 from fusec.compiler import allows_tf32, context_for, device_target, triton_source
+from fusec.dumps import BEFORE_CAPTURE
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
 from fusec.runtime import cpp_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
-from fusec.stages import DYNAMO, JOINT, PARTITION, all_stages
+from fusec.stages import all_stages
 from fusec.trace import Record, Trace
 
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
@@ -27,8 +28,6 @@ REWRITES = tuple(stage.name for stage in all_stages())
 TEXT_STAGES = tuple(dict.fromkeys((*LEVELS, *REWRITES)))
 ASSEMBLY_STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 STAGES = (*TEXT_STAGES, *ASSEMBLY_STAGES)
-BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
-"""Stages that a forward and its backward have in common."""
 
 
 @dataclass(frozen=True, slots=True)
