@@ -29,6 +29,7 @@ from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
 from fusec.frontend.memory_formats import gain_by_rule
+from fusec.frontend.origin import model_name
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.ir.graph import all_launches
 from fusec.ir.text import print_schedule
@@ -46,6 +47,7 @@ from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_s
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
 from fusec.runtime.clock import current_clock
+from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.ranges import Ranges
@@ -251,6 +253,7 @@ def _build(
     if options.dump_dir is not None:
         _dump(trace, target.language, options.dump_dir)
     blobs = {
+        ABOUT: json.dumps({"model": model_name(gm), "graph": name, "target": target.name}).encode(),
         "wrapper.py": compiled.wrapper.encode(),
         "named.py": compiled.named().encode(),
         "manifest.json": manifest(compiled, target.machine),

@@ -20,8 +20,9 @@ import torch
 from fusec.cli import COMMANDS, main
 from fusec.cli.inputs import TensorInput, parse_spec
 from fusec.errors import UsageError
-from fusec.options import environment_variables
+from fusec.options import Options, environment_variables
 from fusec.report.stages import STAGES
+from fusec.runtime.cache import open_cache
 from fusec.stages import PASSES
 
 MODELS = """
@@ -390,6 +391,24 @@ def test_cache_is_shown_and_emptied(capsys, monkeypatch, tmp_path) -> None:
     code, out, _ = run(capsys, "cache")
     assert code == 0 and "entries    0" in out and "sound" in out
     assert run(capsys, "cache", "clear")[:2] == (0, "removed 0 files\n")
+
+
+def test_the_cache_is_listed_by_model_and_target(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "listed"))
+    assert run(capsys, "cache", "list")[1] == "the cache is empty\n"
+    options = {"cache_dir": str(tmp_path / "listed")}
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.compile(torch.nn.LayerNorm(8), backend="fusec", options=options)(torch.ones(2, 8))
+        open_cache(Options(**options)).forget()  # as the next process
+    code, out, _ = run(capsys, "cache", "list")
+    assert code == 0
+    _, row = out.splitlines()
+    pattern = r"LayerNorm\S* +cpu +1 +0\.\d MiB +1 +\d+ s ago +\d+ s ago$"
+    assert re.match(pattern, row), row
+    (entry,) = json.loads(run(capsys, "cache", "list", "--json")[1])["entries"]
+    assert (entry["graph"], entry["hits"]) == ("inference", 1) and entry["bytes"] > 1000
 
 
 def test_doctor_reports_this_machine(capsys) -> None:

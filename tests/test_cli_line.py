@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fusec.cli import line, main
+from fusec.cli.completion import SHELLS
 from fusec.cli.inputs import TensorInput, parse_inputs
 from fusec.cli.line import constructed, is_target
 from fusec.codegen.targets import TARGETS
@@ -71,6 +72,7 @@ WRONG = {
     "called twice": (["explain", "{m}:Net(8)(9)"], 2, "is no call"),
     "both checks": (["check", "--static", "--emulate", "{m}:Net"], 2, "leave out one"),
     "action": (["cache", "clean"], 2, "Did you mean 'clear'?"),
+    "a shell": (["completion", "bsh"], 2, "Did you mean 'bash'?"),
     "no script": (["run"], 2, "SCRIPT"),
     "no such script": (["run", "{d}/modle.py"], 2, "model.py'?"),
     "no directory for json": (["run", "--json", "/nowhere/x.json", "{m}"], 2, "no directory"),
@@ -165,6 +167,19 @@ def test_an_option_of_a_compile_may_be_given(capsys) -> None:
 def test_help_has_the_exit_codes(capsys) -> None:
     assert main([]) == 0
     assert "exit codes:\n  0  done\n" in capsys.readouterr().out
+
+
+def test_a_shell_completes_commands_options_stages_and_targets(capsys) -> None:
+    for shell in SHELLS:
+        assert main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        assert all(word in script for word in ("explain", "train", "sm_90", "online_softmax"))
+
+
+def test_what_completes_is_an_extra(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 4
+    assert "pip install 'fusec[cli]'" in capsys.readouterr().err
 
 
 # -- inputs --------------------------------------------------------------------------------------

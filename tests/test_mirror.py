@@ -18,6 +18,7 @@ ELSEWHERE = {
     # The command line is tested as a user meets it.
     "cli/cache": "test_cli",
     "cli/check": "test_cli_check",
+    "cli/completion": "test_cli_line",
     "cli/doctor": "test_cli",
     "cli/dump": "test_cli",
     "cli/inputs": "test_cli_line",

@@ -1,4 +1,4 @@
-"""The command line: ``fusec run | explain | check | dump | cache | doctor``.
+"""The command line: ``fusec run | explain | check | dump | cache | doctor | completion``.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong
 usage, 3 the model or its compile failed, 4 the machine lacks something. An error ends with the
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fusec import __version__
-from fusec.cli import cache, check, doctor, dump, explain, run
+from fusec.cli import cache, check, completion, doctor, dump, explain, run
 from fusec.cli.output import said, show, write_nowhere
 from fusec.errors import (
     EnvironmentProblem,
@@ -40,6 +40,7 @@ COMMANDS = {
     "dump": dump,
     "cache": cache,
     "doctor": doctor,
+    "completion": completion,
 }
 
 
@@ -86,16 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: list[str]) -> int:
     if args and not args[0].startswith("-") and args[0] not in COMMANDS:
         raise UsageError.unknown("command", args[0], COMMANDS)
-    arguments = _parser().parse_args(args)
+    arguments = new_parser().parse_args(args)
     if arguments.command is None:
-        _parser().print_help()
+        new_parser().print_help()
         return 0
     with said(arguments.quiet):
         code: int = COMMANDS[arguments.command].run(arguments)
     return code
 
 
-def _parser() -> _Parser:
+def new_parser() -> _Parser:
+    """Return the parser of all commands."""
     parser = _Parser(
         prog="fusec",
         description="What the fusec compiler makes of a PyTorch model. To use it: "
@@ -191,4 +193,4 @@ def _next(error: Exception, args: list[str]) -> str:
     return f"FUSEC_VERIFY=1 fusec {shlex.join([*args, '--traceback'])}"
 
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "new_parser"]

@@ -1,6 +1,7 @@
 """Look at the cache of compiled kernels, or empty it.
 
 fusec cache          what it holds
+fusec cache list     by model and target: entries, size, hits, ages; --json has each entry
 fusec cache path     where it is
 fusec cache clear    remove every entry
 
@@ -13,16 +14,20 @@ fusec cache import verdicts.json
 from __future__ import annotations
 
 import argparse
+import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fusec.cli.output import progress, show
 from fusec.errors import EnvironmentProblem, UsageError
 from fusec.options import Options
-from fusec.runtime.cache import Cache, open_cache
+from fusec.runtime.cache import Cache, Listed, open_cache
 from fusec.runtime.verdicts import all_verdicts, export_verdicts, import_verdicts
 
 HELP = "look at the cache of compiled kernels, or empty it"
-ACTIONS = ("stats", "path", "clear", "export", "import")
+ACTIONS = ("stats", "list", "path", "clear", "export", "import")
 WITH_FILE = ("export", "import")
 
 
@@ -31,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", default="stats", metavar="|".join(ACTIONS), help="default: stats"
     )
+    parser.add_argument("--json", action="store_true", help="of list: every entry, schema 1")
     parser.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="of verdicts, for export and import"
     )
@@ -39,10 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do one action on this user's cache."""
     _check_file(arguments)
+    if arguments.json and arguments.action != "list":
+        raise UsageError("--json is of `fusec cache list`.")
     cache = open_cache(Options.from_compile(None, None))
     match arguments.action:
         case "stats":
             show("\n".join(_describe(cache)))
+        case "list":
+            found = [_entry(one) for one in cache.listing()]
+            show(_entries_json(found) if arguments.json else "\n".join(_list(found)))
         case "path":
             if cache.directory is None:
                 raise EnvironmentProblem("no directory for a cache: set FUSEC_CACHE_DIR to one.")
@@ -86,3 +97,60 @@ def _describe(cache: Cache) -> list[str]:
         f"verdicts   {len(all_verdicts(cache))}",
         f"health     {stats.problem or 'sound'}",
     ]
+
+
+def _entry(listed: Listed) -> dict[str, Any]:
+    about: dict[str, str] = json.loads(listed.about) if listed.about else {}
+    return {
+        "model": about.get("model", ""),
+        "graph": about.get("graph", ""),
+        "target": about.get("target", ""),
+        "bytes": listed.size,
+        "hits": listed.hits if about else 0,  # others count nothing
+        "written": listed.written,
+        "used": listed.used,
+    }
+
+
+def _entries_json(found: Sequence[dict[str, Any]]) -> str:
+    return json.dumps({"schema": 1, "entries": found}, indent=2)
+
+
+def _list(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each model and target, the latest used first."""
+    if not found:
+        return ["the cache is empty"]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in found:
+        model = entry["model"] or "(verdicts of races, and what says nothing of itself)"
+        groups.setdefault((model, entry["target"]), []).append(entry)
+    rows = [("model", "target", "entries", "size", "hits", "written", "used")]
+    now = time.time()
+    for (model, target), entries in list(groups.items())[:_SHOWN]:
+        size = sum(entry["bytes"] for entry in entries) / 2**20
+        hits = str(sum(entry["hits"] for entry in entries))
+        written, used = (
+            _age(now - max(entry[when] for entry in entries)) for when in ("written", "used")
+        )
+        rows.append((model, target, str(len(entries)), f"{size:.1f} MiB", hits, written, used))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if place >= 2 else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    more = len(groups) - _SHOWN
+    return [*lines, *([f"and {more} more, which --json lists"] if more > 0 else [])]
+
+
+_SHOWN = 40
+
+
+def _age(seconds: float) -> str:
+    """Return how long ago something was: "3 min ago"."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"

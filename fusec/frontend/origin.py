@@ -60,6 +60,19 @@ def module_path(node: Any) -> str:
     return _dotted(str(list(stack.values())[-1][0])) if stack else ""
 
 
+def model_name(graph: Any) -> str:
+    """Return what tells a person which model a graph is of: its first module and line."""
+    stacks = (
+        node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        for node in graph.graph.nodes
+    )
+    kinds = (next(iter(stack.values()))[1] for stack in stacks if stack)
+    kind = next((getattr(k, "__name__", str(k)).rpartition(".")[2] for k in kinds), "")
+    lines = (line for node in graph.graph.nodes for line in origin_of(node).source)
+    place = next((line.partition(": ")[0] for line in lines), "")
+    return printable(", ".join(filter(None, (kind, place)))) or "a graph"
+
+
 def user_name(placeholder: Any) -> str:
     """Return what the program calls an input of Dynamo's graph: "net.1.running_mean", "x"."""
     given = placeholder.meta.get("grapharg")

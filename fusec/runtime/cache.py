@@ -48,7 +48,7 @@ from filelock import FileLock, Timeout
 
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
-from fusec.runtime.entry import decode, encode, read_key
+from fusec.runtime.entry import decode, encode, read_about, read_key
 
 logger = logging.getLogger("fusec.cache")
 
@@ -85,6 +85,24 @@ class Stats:
     limit_bytes: int
     hits: int
     misses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One entry on disk.
+
+    Attributes:
+        size: in bytes.
+        written, used: seconds since the epoch.
+        hits: how often a process has read it.
+        about: what it is, as whoever stored it says: the blob ``ABOUT``.
+    """
+
+    size: int
+    written: float
+    used: float
+    hits: int
+    about: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +203,16 @@ class Cache:
                     if key is not None and key.startswith(prefix):
                         found.add(key)
         return sorted(found)
+
+    def listing(self) -> list[Listed]:
+        """Return the entries on disk, the latest used first; it reads the head of every file."""
+        found: list[Listed] = []
+        if self.limit_bytes:
+            with self._faults_tolerated(), self._opened(create=False) as directory:
+                for file in _files_in(directory):
+                    listed = None if file.temporary else _listed(directory, file.name)
+                    found += [] if listed is None else [listed]
+        return sorted(found, key=lambda listed: -listed.used)
 
     def stats(self) -> Stats:
         """Return the cache's size and use, and why the disk is not used if it is not."""
@@ -434,7 +462,8 @@ def _read(directory: int, name: str) -> bytes | None:
         if not stat.S_ISREG(status.st_mode):
             return None
         with contextlib.suppress(OSError):  # a read-only file system: then nothing is evicted
-            os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))
+            # The nanoseconds of the time of writing count the uses: no file is written for that.
+            os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns + 1))
         return file.read()
 
 
@@ -449,6 +478,20 @@ def _key_in(directory: int, name: str) -> str | None:
         return None
 
 
+def _listed(directory: int, name: str) -> Listed | None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+            status = os.fstat(file.fileno())
+            written, hits = divmod(status.st_mtime_ns, _SECOND)
+            return Listed(status.st_size, written, status.st_atime, hits, read_about(file))
+    except OSError:  # as above
+        return None
+
+
+_SECOND = 10**9
+
+
 def _publish(directory: int, name: str, content: bytes) -> None:
     """Write `content` under a name of its own, sync it, and rename it to `name` in one step."""
     temporary = f".{name.removesuffix('.fusec')}.{secrets.token_hex(8)}.tmp"
@@ -458,6 +501,9 @@ def _publish(directory: int, name: str, content: bytes) -> None:
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
+            status = os.fstat(descriptor)
+            written = status.st_mtime_ns - status.st_mtime_ns % _SECOND  # no hits yet
+            os.utime(descriptor, ns=(status.st_atime_ns, written))
             os.fsync(descriptor)
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:

@@ -20,6 +20,8 @@ from typing import BinaryIO
 # As in PNG, the line ends in the magic show a transfer that translated text.
 MAGIC = b"fusec\x00\r\n"
 VERSION = 1
+ABOUT = "about.json"
+"""The name of the blob that says what an entry is, for people; it stands first."""
 HEADER = struct.Struct("<8sII32s")
 
 
@@ -57,6 +59,18 @@ def read_key(file: BinaryIO) -> str | None:
         return str(json.loads(manifest)["key"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def read_about(file: BinaryIO) -> bytes:
+    """Return the first blob of an entry that is called ``ABOUT``; b"" if it has none."""
+    header = file.read(HEADER.size)
+    length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
+    manifest = _manifest(header + file.read(length))
+    try:
+        first = json.loads(manifest or b"{}")["blobs"][0]
+        return file.read(first["length"]) if first["name"] == ABOUT else b""
+    except (ValueError, KeyError, TypeError, IndexError):
+        return b""
 
 
 def _manifest(content: bytes) -> bytes | None:
