@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -49,6 +50,8 @@ reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-d
 counter of the tensor's: for what is only read. Half the time of ``torch.as_strided``."""
 empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 """``torch.empty_strided`` of sizes, strides and a type, in a third of its time."""
+gradient_function: Callable[[], Any] = torch._C._current_autograd_node
+"""Return the gradient's function that runs in this thread, or None."""
 profiler_range = torch._C._profiler._RecordFunctionFast
 """``torch.profiler.record_function`` of a name, in a tenth of its time."""
 
@@ -83,6 +86,7 @@ __all__ = [
     "forgetting_code",
     "functorch_config",
     "get_decompositions",
+    "gradient_function",
     "is_profiling",
     "is_weight",
     "keep_versions",

@@ -11,6 +11,7 @@ import fusec
 from fusec.codegen import targets
 from fusec.errors import ModelError, UsageError
 from fusec.report.explanation import GraphReport, _remarks
+from fusec.report.observe import observe
 
 TARGETS = ("cpu", "sm_90")
 ROWS, WIDTH = 1024, 1024
@@ -118,6 +119,23 @@ def test_eager_is_counted_by_launches_and_bytes() -> None:
     assert graph.launches_eager == 4
     size = 128 * 4
     assert graph.bytes_eager == (2 * size) + (2 * size) + (2 * size) + (2 * size + 4)
+
+
+def test_eager_launches_have_their_module_and_line_in_the_backward_too() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    forward, backward = observe(model, [torch.randn(4, 8)], train=True)
+    assert [(c.op, c.module) for c in forward.eager.calls] == [
+        ("addmm.default", "0"),
+        ("native_layer_norm.default", "1"),
+    ]
+    places = {(c.op, c.module) for c in backward.eager.calls}
+    assert {("mm.default", "0"), ("native_layer_norm_backward.default", "1")} <= places
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+    for graph in observe(own, [torch.randn(4)], train=True):
+        assert all("in own: return torch.sin(x)" in call.line for call in graph.eager.calls)
 
 
 def test_a_gather_reads_no_more_than_it_returns() -> None:

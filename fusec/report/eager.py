@@ -6,6 +6,9 @@ Views, metadata and uninitialised memory cost nothing.
 
 Worked example: ``layer_norm(x + r)`` is two launches, ``add`` and ``native_layer_norm``, that read
 x, r, the sum, weight and bias, and write the sum, the result, mean and rstd.
+
+Each call is known with its module and the user's line: in a forward those of the node that runs; in
+a backward those of the node that made the gradient's function, which keeps them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,16 @@ from torch import fx
 
 from fusec.errors import ModelError
 from fusec.frontend.flex_attention import is_flex_attention, spelled_out
+from fusec.frontend.origin import module_path, op_name, origin_of
 from fusec.frontend.size_facts import UNSEEN
 from fusec.passes.traffic import GATHERS
-from fusec.torch_interior import HigherOrderOperator, OpOverload, TorchDispatchMode, pytree
+from fusec.torch_interior import (
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    gradient_function,
+    pytree,
+)
 
 _FREE = {
     "_unsafe_view",
@@ -45,23 +55,48 @@ _ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
 """Operations whose eager kernels refuse tensors of several types, which fake tensors let pass."""
 
 
+_PLACE = "fusec_place"
+"""The key of a place in what a gradient's function keeps for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerCall:
+    """One launch of eager execution: the operation, its bytes, its module and the user's line."""
+
+    op: str
+    bytes: int
+    module: str = ""
+    line: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class EagerCost:
     """Kernels that eager execution launches, and the bytes that they read and write."""
 
-    launches: int = 0
-    bytes: int = 0
+    calls: tuple[EagerCall, ...] = ()
+
+    @property
+    def launches(self) -> int:
+        return len(self.calls)
+
+    @property
+    def bytes(self) -> int:
+        return sum(call.bytes for call in self.calls)
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what is dispatched while it is active, but not inside higher-order operations."""
+    """Adds up what is dispatched while it is active, but not inside higher-order operations.
+
+    Attributes:
+        place: (module, line) of what runs, where no gradient's function says its own.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.launches = 0
-        self.bytes = 0
+        self.calls: list[EagerCall] = []
+        self.place = ("", "")
 
     def __torch_dispatch__(
         self,
@@ -79,10 +114,35 @@ class _Counter(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             return result
         _check_types(func, args)
-        if _computes(func):
-            traffic = _traffic(func, args, kwargs or {}, result)
-            self.launches += traffic > 0
-            self.bytes += traffic
+        if _computes(func) and (traffic := _traffic(func, args, kwargs or {}, result)):
+            function = gradient_function()
+            kept = {} if function is None else function.metadata
+            self.calls.append(EagerCall(op_name(func), traffic, *kept.get(_PLACE, self.place)))
+        return result
+
+    @property
+    def cost(self) -> EagerCost:
+        return EagerCost(tuple(self.calls))
+
+
+class _Walk(fx.Interpreter):
+    """Runs a graph node by node, and tells a counter and gradients' functions where each is."""
+
+    def __init__(self, graph: fx.GraphModule, counter: _Counter) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # errors are the model's own
+        self.counter = counter
+
+    def run_node(self, n: fx.Node) -> Any:
+        place = module_path(n), next(iter(origin_of(n).source), "")
+        self.counter.place = place
+        result = super().run_node(n)
+        waiting: list[Any] = [tensor.grad_fn for tensor in _tensors(result)]
+        while waiting:
+            function = waiting.pop()
+            if function is not None and _PLACE not in function.metadata:
+                function.metadata[_PLACE] = place
+                waiting += [following for following, _ in function.next_functions]
         return result
 
 
@@ -154,7 +214,8 @@ def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCo
     requires a gradient.
     """
     with _Counter() as forward:
-        result = run(*inputs)
+        walk = _Walk(run, forward).run if isinstance(run, fx.GraphModule) else run
+        result = walk(*inputs)
     roots = [t for t in _tensors(result) if t.requires_grad and t.grad_fn is not None]
     leaves = [t for t in _tensors(tuple(inputs)) if t.requires_grad]
     backward = _Counter()
@@ -162,7 +223,22 @@ def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCo
         gradients = [torch.empty_like(root) for root in roots]
         with backward:
             torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
-    return EagerCost(forward.launches, forward.bytes), EagerCost(backward.launches, backward.bytes)
+    return forward.cost, backward.cost
+
+
+def graph_cost(graph: fx.GraphModule) -> EagerCost:
+    """Return what an ATen graph costs eager execution, which runs it node by node."""
+    return EagerCost(
+        tuple(
+            EagerCall(
+                op_name(node.target),
+                traffic,
+                module_path(node),
+                next(iter(origin_of(node).source), ""),
+            )
+            for node, traffic in node_costs(graph)
+        )
+    )
 
 
 def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:

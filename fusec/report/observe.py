@@ -36,7 +36,7 @@ from fusec.errors import (
 from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
-from fusec.report.eager import EagerCost, count_eager, node_costs
+from fusec.report.eager import EagerCost, count_eager, graph_cost
 from fusec.report.subclasses import plain
 from fusec.stages import Context
 from fusec.torch_interior import (
@@ -137,10 +137,10 @@ class _Observer:
     def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
         """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
         for attribute, part in find_parts(graph).items():
-            moved = [bytes_ for _, bytes_ in node_costs(part)]
             name = f"{label}.{attribute}"
-            cost = EagerCost(len(moved), sum(moved))
-            self.observed.append(Observed(name, part, cost, rewrites, compile=compile_id()))
+            self.observed.append(
+                Observed(name, part, graph_cost(part), rewrites, compile=compile_id())
+            )
             self.keep_parts(name, part, rewrites)
 
     def fake(self, value: Any) -> Any:
