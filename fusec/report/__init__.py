@@ -17,6 +17,7 @@ from fusec.ir.graph import all_launches
 from fusec.options import Options
 from fusec.report.arguments import positional
 from fusec.report.explanation import Explanation, report_graph
+from fusec.report.notebook import kernels_html
 from fusec.report.observe import observe
 from fusec.report.seen import Seen
 from fusec.report.stages import (
@@ -63,6 +64,13 @@ class KernelText:
         return assemble(self.staged, self.name).text(self.staged.target.assembly[stage])
 
 
+class KernelTexts(list[KernelText]):
+    """Generated kernels, in order; a notebook shows them with their sources."""
+
+    def _repr_html_(self) -> str:
+        return kernels_html(self)
+
+
 def explain(
     fn: Callable[..., Any],
     *inputs: Any,
@@ -107,9 +115,9 @@ def kernels(
     dynamic: bool = False,
     race: str | None = None,
     **named: Any,
-) -> list[KernelText]:
+) -> KernelTexts:
     """Return the kernels that fusec generates for ``fn(*inputs, **named)``, as of ``explain``."""
-    return [
+    return KernelTexts(
         KernelText(
             step.name,
             staged.name,
@@ -123,7 +131,7 @@ def kernels(
         )
         if staged.compiled is not None
         for step in all_launches(staged.compiled.schedule)
-    ]
+    )
 
 
 def _stage(

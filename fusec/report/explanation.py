@@ -35,6 +35,7 @@ from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_l
 from fusec.passes.machine import Machine
 from fusec.report.breaks import Break, Recompile
 from fusec.report.eager import node_costs
+from fusec.report.notebook import explanation_html
 from fusec.report.stages import Staged
 from fusec.report.traffic import buffer_bytes, bytes_floor, bytes_moved, row_loop_bytes, step_bytes
 from fusec.summary import launched_externs
@@ -148,6 +149,9 @@ class Explanation:
     def to_json(self, indent: int | None = 2) -> str:
         """Return the JSON form; the module's docstring has its schema."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def _repr_html_(self) -> str:
+        return explanation_html(self)
 
     def __str__(self) -> str:
         # Local: as above.
