@@ -66,6 +66,8 @@ logger = logging.getLogger("fusec.compile")
 
 RECENT: deque[Trace] = deque(maxlen=64)
 """The latest compiles of this process, for ``explain`` and tests."""
+LISTENERS: list[Callable[[fx.GraphModule, str, Options], None]] = []
+"""What is told of each graph once it is compiled: while a report of a running program is made."""
 _lock = threading.Lock()
 _libraries: dict[tuple[str, torch.device], Mapping[str, Callable[..., None]]] = {}
 
@@ -92,6 +94,8 @@ def compile_graph(
         explain_fallback(f"graph {name!r}", error)
         call = run_eagerly(gm)
     announce(gm, trace)
+    for listener in LISTENERS:
+        listener(gm, name, options)
     return call
 
 

@@ -69,7 +69,7 @@ LIBRARIES: dict[str, set[str]] = {
     "compiler": {"torch"},
     "partition": {"torch"},
     "backend": {"torch"},
-    "report": {"torch"},
+    "report": {"torch", "jinja2"},
     "cli": {"torch", "rich"},
 }
 """Which layers may import what from outside the standard library; the others, nothing."""
@@ -77,7 +77,7 @@ LIBRARIES: dict[str, set[str]] = {
 PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
     "numpy": re.compile(r"fusec/ir/interp\w*\.py"),
-    "networkx": re.compile(r"fusec/passes/(dag|fuse)\.py"),
+    "networkx": re.compile(r"fusec/(passes/(dag|fuse)|report/html/layout)\.py"),
     "triton": re.compile(r"fusec/runtime/triton_interior\.py"),
 }
 """Libraries with one home. It may be part of a layer that may not import the library as a whole."""
@@ -87,6 +87,7 @@ TREES = re.compile(r"fusec/runtime/cuda_graphs\.py")
 """What takes torch's private names, and what takes those of its CUDA graph trees."""
 
 WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "platformdirs", "rich", "transformers"}
+WATCHED |= {"jinja2"}
 
 
 @dataclass(frozen=True)

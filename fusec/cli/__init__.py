@@ -1,4 +1,4 @@
-"""The command line: ``fusec run | explain | check | dump | cache | doctor | completion``.
+"""The command line: ``fusec run | report | explain | check | dump | cache | doctor | completion``.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong
 usage, 3 the model or its compile failed, 4 the machine lacks something. An error ends with the
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fusec import __version__
-from fusec.cli import cache, check, completion, doctor, dump, explain, run
+from fusec.cli import cache, check, completion, doctor, dump, explain, report, run
 from fusec.cli.output import said, show, write_nowhere
 from fusec.errors import (
     EnvironmentProblem,
@@ -35,6 +35,7 @@ from fusec.options import environment_variables
 
 COMMANDS = {
     "run": run,
+    "report": report,
     "explain": explain,
     "check": check,
     "dump": dump,

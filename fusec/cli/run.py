@@ -2,11 +2,13 @@
 
   fusec run train.py --epochs 1
   fusec run --all --json seen.json train.py
+  fusec run -o report.html train.py
 
 What the script gives to torch.compile is compiled by fusec, also where it names no backend; --all
 compiles every model that the script calls. The page has what to do first (graph breaks and
 recompiles with their line, reason and remedy, graphs that run eagerly), graphs, time by module,
-kernels and eager kernels by time, seconds of compile by phase, and peak memory.
+kernels and eager kernels by time, seconds of compile by phase, and peak memory. -o writes it as a
+report to look at (fusec report --help), with each kernel's code and the time that it took.
 Options of fusec come before the script, the script's own behind it. The exit code is the script's;
 3 where it ends with an exception, 130 where it is interrupted.
 """
@@ -16,11 +18,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 
 from fusec.cli.line import check_file
 from fusec.cli.output import progress, show
+from fusec.cli.report import check_report, write_report
 from fusec.errors import NotWritable, UsageError
 
 HELP = "run a script and show breaks, recompiles, time by module and kernel"
@@ -32,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="compile also the models that the script does not"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the record there, too")
+    parser.add_argument(
+        "-o", dest="output", metavar="FILE", type=Path, help="write a report there, as HTML"
+    )
     # The script and all that is behind it, "--" included, in one list.
     parser.add_argument(
         "script",
@@ -45,12 +51,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the script and print the page; return the script's exit code."""
     path, own = _script(arguments)
     record = arguments.json and arguments.json.absolute()  # the script may change the directory
+    report = arguments.output and arguments.output.absolute()
     output = sys.stdout  # nor does the page go where it sends its own lines
     # Local: it imports torch, which a wrong command line shall not wait for.
+    from fusec.report.html import environment, render
+    from fusec.report.html.collect import collecting
     from fusec.report.script import run_script
     from fusec.report.watching import watch
 
-    with watch(path.name) as watched:
+    if report is not None:
+        check_report(report)
+        environment()  # what is missing is said before the script runs
+    with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
         code, replaced = run_script(path, own, every=arguments.all)
     if replaced:
         progress(f"{replaced} x torch.compile without backend='fusec': compiled by fusec here")
@@ -63,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         with redirect_stdout(output):
             show(f"\n{seen}")
+            if collected is not None:
+                write_report(report, render(collected.document(seen)))
     if not seen.graphs and not seen.breaks and not arguments.all:
         progress("the script compiles nothing; --all compiles every model that it calls")
     return code

@@ -53,6 +53,7 @@ from fusec.report.terminal import format_bytes, format_table
 from fusec.report.traffic import step_bytes
 from fusec.report.widths import Access, match_accesses
 from fusec.runtime.static_checks import PROCESSORS, StaticReport, inspect_kernel
+from fusec.runtime.triton_kernel import CompiledAsm
 
 SCHEMA = 1
 _FACTS = (
@@ -133,11 +134,16 @@ def check_target(name: str) -> None:
         )
 
 
-def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None) -> LintReport:
+def judge(
+    staged: Sequence[Staged],
+    say: Callable[[str], None] = lambda _: None,
+    assembled: Callable[[Staged, str], CompiledAsm] = assemble,
+) -> LintReport:
     """Compile the kernels of some graphs, all for one target, and report on them.
 
     Args:
         say: gets a line of progress for each graph.
+        assembled: compiles a kernel of a graph, by its name; several are asked for at a time.
     Raises:
         UsageError: for a target without static checks.
         Exception: what stopped the compile of a graph.
@@ -152,19 +158,22 @@ def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None)
         )
         if one.compiled is not None and one.compiled.distinct:
             say(f"graph {one.name}: machine code of {len(one.compiled.distinct)} kernels")
-            kernels += _checked_kernels(one)
+            kernels += _checked_kernels(one, assembled)
     target = staged[0].target.name if staged else ""
     return LintReport(target, tuple(graphs), tuple(kernels))
 
 
-def _checked_kernels(staged: Staged) -> list[CheckedKernel]:
+def _checked_kernels(
+    staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
+) -> list[CheckedKernel]:
     """Compile each kernel once, several at a time: ptxas is a process, MLIR holds no lock."""
     compiled = staged.compiled
     if compiled is None:
         return []
     names = list(compiled.distinct)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
-        facts = dict(zip(names, pool.map(lambda n: _inspected(staged, n), names), strict=True))
+        inspected = pool.map(lambda name: _inspected(staged, name, assembled), names)
+        facts = dict(zip(names, inspected, strict=True))
     found = []
     for step in all_launches(compiled.schedule):
         code = compiled.code[step.name]
@@ -218,10 +227,12 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
     return Work(max(1, programs), runs, moved, sum(read), small, multiplied)
 
 
-def _inspected(staged: Staged, name: str) -> tuple[StaticReport | None, str]:
+def _inspected(
+    staged: Staged, name: str, assembled: Callable[[Staged, str], CompiledAsm]
+) -> tuple[StaticReport | None, str]:
     """Return the facts of a kernel, or none and why it does not build."""
     try:
-        return inspect_kernel(assemble(staged, name)), ""
+        return inspect_kernel(assembled(staged, name)), ""
     except BuildError as error:
         return None, str(error)
 

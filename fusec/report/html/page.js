@@ -1,0 +1,174 @@
+"use strict";
+// What a click, Enter or an arrow key shows. All text goes into the page by textContent.
+(async () => {
+  const panel = document.getElementById("panel");
+  const make = (tag, text = "", attributes = {}) => {
+    const made = document.createElement(tag);
+    made.textContent = text;
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  };
+  const unpack = async (text) => {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  };
+  if (!("DecompressionStream" in window)) {
+    panel.replaceChildren(make("p", "This browser is too old to show the details of a launch."));
+    return;
+  }
+  const data = await unpack(document.getElementById("data").textContent);
+  const boxes = [...document.querySelectorAll(".box")];
+  let tab = "Overview";
+
+  // -- parts of the panel --------------------------------------------------------------------
+  const section = (title, ...content) => [make("h3", title), ...content];
+  const table = (rows) => {
+    const made = make("table");
+    for (const [head, ...cells] of rows) {
+      const row = made.insertRow();
+      row.append(make("th", head, { scope: "row" }), ...cells.map((cell) => make("td", cell)));
+    }
+    return made;
+  };
+  const links = (ids) => {
+    const made = make("p");
+    for (const id of ids) {
+      const name = `${document.querySelector(`#${id} b`).textContent} ${data.boxes[id].title}`;
+      const link = make("button", name, { type: "button", class: "go" });
+      link.addEventListener("click", () => select(id, true));
+      made.append(link);
+    }
+    return made;
+  };
+  const list = (items) => {
+    const made = make("ul");
+    made.append(...items);
+    return made;
+  };
+  const verdict = ([kind, rule, seen, advice]) => {
+    const item = make("li");
+    const sign = kind === "fault" ? "✕ fault" : "! warning";
+    item.append(make("span", `${sign}, ${rule}: `, { class: kind }), `${seen}. ${advice}`);
+    return item;
+  };
+  const decision = ([taken, a, b, price, reason]) => {
+    const item = make("li");
+    const sign = taken ? "✓ merged" : "– apart";
+    item.append(make("span", `${sign} ${price} `, { class: taken ? "yes" : "no" }));
+    item.append(make("code", `${a} with ${b}`), `: ${reason}`);
+    return item;
+  };
+  const overview = (box) => {
+    const parts = [table(box.facts)];
+    if (box.reason) parts.push(...section("Why it is eager", make("p", box.reason)));
+    if (box.findings.length) parts.push(...section("Verdict", list(box.findings.map(verdict))));
+    else if (box.facts.some(([name]) => name.startsWith("registers")))
+      parts.push(...section("Verdict", make("p", "✓ no fault in its machine code", { class: "yes" })));
+    if (box.expected) parts.push(...section("Expected on the device", make("p", box.expected)));
+    if (box.lines.length)
+      parts.push(...section("Your lines", make("pre", box.lines.join("\n"), { class: "lines" })));
+    parts.push(...section("Reads", table(box.reads)), ...section("Writes", table(box.writes)));
+    if (box.fed.length) parts.push(...section("Fed by", links(box.fed)));
+    if (box.feeds.length) parts.push(...section("Feeds", links(box.feeds)));
+    if (box.decisions.length)
+      parts.push(...section("Decisions of fusion", list(box.decisions.map(decision))));
+    return parts;
+  };
+
+  // Comments, strings, words and numbers of Triton, C++ and assembly, each in a span of its own.
+  const TOKENS =
+    /(#(?!include|pragma|define).*|\/\/.*)|("(?:[^"\\\n]|\\.)*")|\b(def|for|in|if|else|return|import|from|while|static|const|void|float|double|int|auto|extern|inline|template|kernel|grid|inside|sum|max|min|exp|tl|gl)\b|\b(\d[\w.]*)\b/g;
+  const LONGEST = 120000; // characters to colour: more would take a while
+  const coloured = (text) => {
+    const made = make("pre", "", { tabindex: "0" });
+    if (text.length > LONGEST) {
+      made.textContent = text;
+      return made;
+    }
+    let from = 0;
+    for (const found of text.matchAll(TOKENS)) {
+      const kind = "cswn"[found.slice(1).findIndex((group) => group !== undefined)];
+      made.append(text.slice(from, found.index), make("span", found[0], { class: `hl-${kind}` }));
+      from = found.index + found[0].length;
+    }
+    made.append(text.slice(from));
+    return made;
+  };
+
+  // -- the panel -----------------------------------------------------------------------------
+  const show = (box) => {
+    const names = ["Overview", ...box.listings.map(([label]) => label)];
+    if (!names.includes(tab)) tab = "Overview";
+    const listing = box.listings.find(([label]) => label === tab);
+    const content = make("div", "", { role: "tabpanel", "aria-label": tab });
+    content.append(...(listing ? [coloured(data.texts[listing[1]])] : overview(box)));
+    const bar = make("div", "", { role: "tablist", class: "tabs" });
+    for (const name of names) {
+      const chosen = name === tab;
+      const button = make("button", name, {
+        type: "button", role: "tab", "aria-selected": chosen, tabindex: chosen ? "0" : "-1",
+      });
+      button.addEventListener("click", () => turn(box, name));
+      bar.append(button);
+    }
+    bar.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      turn(box, names[(names.indexOf(tab) + step + names.length) % names.length]);
+    });
+    const where = box.where ? `${box.names} in ${box.where}` : box.names;
+    panel.replaceChildren(make("h2", box.title), make("p", where, { class: "place" }), bar, content);
+  };
+  const turn = (box, name) => {
+    tab = name;
+    show(box);
+    panel.querySelector("[aria-selected=true]").focus();
+  };
+  const select = (id, focus = false) => {
+    const box = data.boxes[id];
+    if (!box) return;
+    for (const element of boxes) {
+      element.setAttribute("aria-pressed", element.id === id);
+      element.classList.toggle("near", box.feeds.includes(element.id) || box.fed.includes(element.id));
+    }
+    for (const call of document.querySelectorAll(".call"))
+      call.classList.toggle("same", box.calls.includes(call.id));
+    for (const path of document.querySelectorAll(".edges path")) {
+      path.classList.toggle("out", path.dataset.from === id);
+      path.classList.toggle("in", path.dataset.to === id);
+    }
+    for (const link of document.querySelectorAll(".plot a"))
+      link.classList.toggle("now", link.dataset.box === id);
+    show(box);
+    const chosen = document.getElementById(id);
+    if (focus) {
+      chosen.focus({ preventScroll: true });
+      chosen.scrollIntoView({ block: "center", inline: "nearest" });
+      history.replaceState(null, "", `#${id}`);
+    }
+  };
+
+  // -- what leads there ----------------------------------------------------------------------
+  for (const box of boxes) box.addEventListener("click", () => select(box.id));
+  for (const link of document.querySelectorAll("a[data-box]"))
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      select(link.dataset.box, true);
+    });
+  document.addEventListener("keydown", (event) => {
+    const at = boxes.indexOf(document.activeElement);
+    if (event.key === "Escape") document.querySelector(".box[aria-pressed=true]")?.focus();
+    const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+    if (at < 0 || !step) return;
+    event.preventDefault();
+    const next = boxes[at + step];
+    if (next) select(next.id, true);
+  });
+  const linked = location.hash.slice(1);
+  if (data.boxes[linked]) select(linked, true);
+  else if (boxes.length) select(panel.dataset.first || boxes[0].id);
+  else panel.replaceChildren(make("p", "There is nothing to select."));
+  document.documentElement.dataset.ready = "yes";
+})();

@@ -1,0 +1,219 @@
+"""A report in a real browser: it opens without an error, and mouse and keyboard find everything.
+
+Chromium runs headless, driven by selenium, from a file and without a network. Where there is none,
+these tests are left out: on Debian, ``apt-get install chromium chromium-driver``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusec.report.html import render
+from fusec.report.html.document import Document
+from tests.report.html.conftest import HOSTILE
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None,
+    reason="there is no chromium with its chromedriver: apt-get install chromium chromium-driver",
+)
+
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",  # the tests may run as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # no network
+    "--window-size=1500,1000",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def address(document: Document, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(render(document), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, address: str) -> webdriver.Chrome:
+    """The report, opened anew."""
+    return opened(browser, address)
+
+
+def opened(browser: webdriver.Chrome, address: str) -> webdriver.Chrome:
+    browser.get("about:blank")
+    browser.get(address)
+    WebDriverWait(browser, 20).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready") == "yes"
+    )
+    return browser
+
+
+def panel(page: webdriver.Chrome) -> str:
+    return page.find_element(By.ID, "panel").text
+
+
+def pressed(page: webdriver.Chrome) -> str:
+    (box,) = page.find_elements(By.CSS_SELECTOR, ".box[aria-pressed=true]")
+    return str(box.get_attribute("id"))
+
+
+def focused(page: webdriver.Chrome) -> str:
+    return str(page.execute_script("return document.activeElement.id"))
+
+
+def test_it_opens_without_an_error_and_asks_for_nothing(page: webdriver.Chrome) -> None:
+    assert page.get_log("browser") == []
+    assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert not page.find_elements(By.TAG_NAME, "img")
+    assert page.title.startswith(HOSTILE)
+
+
+def test_the_largest_kernel_is_shown_at_first(page: webdriver.Chrome, document: Document) -> None:
+    assert pressed(page) == document.largest
+    assert "Your lines" in panel(page)
+
+
+def test_a_click_shows_a_kernel_and_its_neighbours(
+    page: webdriver.Chrome, document: Document
+) -> None:
+    graph = document.graphs[0]
+    k = next(k for k, box in enumerate(graph.boxes) if box.fed_by and box.feeds and box.calls)
+    box = graph.boxes[k]
+    page.find_element(By.ID, f"g0-b{k}").click()
+    assert pressed(page) == f"g0-b{k}"
+    assert box.title in panel(page) and box.lines[0] in panel(page)
+    near = {b.get_attribute("id") for b in page.find_elements(By.CSS_SELECTOR, ".box.near")}
+    assert near == {f"g0-b{j}" for j in (*box.feeds, *box.fed_by)}
+    same = {c.get_attribute("id") for c in page.find_elements(By.CSS_SELECTOR, ".call.same")}
+    assert same == {f"g0-c{j}" for j in box.calls}
+    assert len(page.find_elements(By.CSS_SELECTOR, "path.out")) >= len(set(box.feeds) - {k})
+
+
+def test_tabs_show_notation_schedule_and_source(page: webdriver.Chrome, document: Document) -> None:
+    shown = []
+    for tab in page.find_elements(By.CSS_SELECTOR, "[role=tab]"):
+        shown.append(tab.text)
+    assert shown == ["Overview", "Notation", "Schedule", "C++"]
+    g, _, k = document.largest.removeprefix("g").partition("-b")
+    for listing in document.graphs[int(g)].boxes[int(k)].listings:
+        page.find_element(By.XPATH, f"//button[@role='tab'][.='{listing.label}']").click()
+        text = page.find_element(By.CSS_SELECTOR, "[role=tabpanel] pre").get_attribute(
+            "textContent"
+        )
+        assert text == document.texts[listing.text]
+
+
+def test_the_keyboard_goes_through_boxes_and_tabs(page: webdriver.Chrome) -> None:
+    first = page.find_element(By.ID, "g0-b0")
+    first.send_keys(Keys.ENTER)
+    assert pressed(page) == "g0-b0"
+    first.send_keys(Keys.ARROW_DOWN)
+    assert pressed(page) == focused(page) == "g0-b1"
+    tab = page.find_element(By.CSS_SELECTOR, "[aria-selected=true]")
+    tab.send_keys(Keys.ARROW_RIGHT)
+    chosen = page.find_element(By.CSS_SELECTOR, "[aria-selected=true]")
+    assert chosen.text == "Notation" and page.switch_to.active_element == chosen
+    chosen.send_keys(Keys.ESCAPE)
+    assert focused(page) == "g0-b1"
+
+
+def test_a_point_of_the_roofline_leads_to_its_kernel(page: webdriver.Chrome) -> None:
+    link = page.find_elements(By.CSS_SELECTOR, ".plot a")[-1]
+    link.send_keys(Keys.ENTER)
+    assert pressed(page) == focused(page) == link.get_attribute("data-box")
+    assert page.execute_script("return location.hash") == f"#{pressed(page)}"
+
+
+def test_a_link_to_a_box_opens_it(browser: webdriver.Chrome, address: str) -> None:
+    assert pressed(opened(browser, f"{address}#g1-b2")) == "g1-b2"
+
+
+def test_hostile_texts_of_a_kernel_stay_text(page: webdriver.Chrome, document: Document) -> None:
+    boxes = [
+        f"g{g}-b{k}"
+        for g, graph in enumerate(document.graphs)
+        for k, box in enumerate(graph.boxes)
+        if any("<img" in line for line in box.lines)
+    ]
+    assert boxes
+    page.execute_script("document.getElementById(arguments[0]).click()", boxes[0])
+    assert "<img" in panel(page)
+    assert not page.find_elements(By.TAG_NAME, "img") and page.get_log("browser") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_light_and_in_dark(page: webdriver.Chrome, scheme: str) -> None:
+    """WCAG's contrast of 4.5 for all that is read."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    pairs = page.execute_script(
+        """
+        const solid = (element) => {
+          for (let at = element; at; at = at.parentElement) {
+            const colour = getComputedStyle(at).backgroundColor;
+            if (!colour.endsWith(", 0)")) return colour;
+          }
+        };
+        const read = ".box *, .call *, .break *, .cards *, h2, .note, td, th, a, #panel *";
+        const text = (e) => e.childNodes[0]?.nodeType === Node.TEXT_NODE && e.textContent.trim();
+        return [...document.querySelectorAll(read)]
+          .filter(text)
+          .map((e) => [getComputedStyle(e).color, solid(e), e.textContent.slice(0, 30)]);
+        """
+    )
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert len(pairs) > 50
+    low = [(text, contrast(ink, paper)) for ink, paper, text in pairs if contrast(ink, paper) < 4.5]
+    assert low == []
+
+
+def contrast(a: str, b: str) -> float:
+    """Return WCAG's contrast of two colours given as "rgb(r, g, b)"."""
+    high, low = sorted(map(luminance, (a, b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    numbers = colour.partition("(")[2].rstrip(")").split(",")[:3]
+    shares = [float(number) / 255 for number in numbers]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_it_prints_all_graphs_within_the_paper(page: webdriver.Chrome) -> None:
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    page.set_window_size(794, 1123)  # A4 at 96 dots an inch
+    wide = page.execute_script("return document.documentElement.scrollWidth")
+    shown = page.execute_script("return getComputedStyle(document.querySelector('nav')).display")
+    page.set_window_size(1500, 1000)
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert wide <= 794 and shown == "none"
