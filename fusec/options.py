@@ -120,6 +120,11 @@ class Options:
     fusion: bool = _option(
         True, "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
     )
+    merge_limit: int = _option(
+        1 << 30,
+        "take so many merges of fusion in a graph and no more, to find the one that is wrong",
+        changes_code=True,
+    )
     fallback_random: bool = _option(
         False, "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw"
     )

@@ -264,7 +264,8 @@ CAPTURE = Stage(
 def _cut(graph: Graph, context: Context) -> Schedule:
     if not context.options.fusion:
         return separate(graph)
-    return fuse(graph, context.target.machine, context.target.accepts)
+    target = context.target
+    return fuse(graph, target.machine, target.accepts, context.options.merge_limit)
 
 
 FUSE = (

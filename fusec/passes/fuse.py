@@ -93,6 +93,7 @@ class _Fuser:
         self.alike: dict[tuple[Index, ...], list[int]] = {}
         self.queue: list[tuple[float, int, int, bool]] = []
         self.decisions: list[Decision] = []
+        self.merges = 0
         self.too_large: dict[tuple[int, int], None] = {}
         self.definitions = {k: n for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
         self.lines = {k: canonical(line) for k, line in self.definitions.items()}
@@ -289,10 +290,10 @@ class _Fuser:
             return None
         return saved
 
-    def run(self) -> None:
+    def run(self, limit: int) -> None:
         """Merge the best pair until none is left that may and should be merged."""
         self.start()
-        while self.queue:
+        while self.queue and self.merges < limit:
             _, a, b, exact = heapq.heappop(self.queue)
             if a not in self.groups or b not in self.groups:
                 continue
@@ -315,6 +316,7 @@ class _Fuser:
         built = self.build(members)
         assert isinstance(built, _Estimate)
         self.decide(a, b, True, "axes unify", saved)
+        self.merges += 1
         serial, *others = found
         for other in others:
             merged = next(self.serial)
@@ -374,14 +376,17 @@ def _named(reason: tuple[str | int, ...], buffers: list[Buffer]) -> str:
     return "".join(buffers[p].name if isinstance(p, int) else p for p in reason)
 
 
-def fuse(graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]) -> Schedule:
+def fuse(
+    graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool], limit: int = 1 << 30
+) -> Schedule:
     """Return the graph cut into kernels, with every merge that was considered.
 
     Args:
         accepts: whether the target's schedules can run a kernel.
+        limit: merges that are taken; the best come first.
     """
     fuser = _Fuser(graph, machine, accepts)
-    fuser.run()
+    fuser.run(limit)
     return fuser.schedule()
 
 

@@ -159,3 +159,14 @@ def test_row_kernel_takes_the_partial_column_sums_along(rows: int) -> None:
 
 def test_sizes_of_one_share_kernels_with_anything() -> None:
     check_full(layer_norm(1, 1), (numbers(1, 1), numbers(1), numbers(1)))
+
+
+def test_a_limit_takes_the_best_merges_and_no_more() -> None:
+    target, example = find_target("cpu"), layer_norm(6, 32)
+    whole_run = fuse(example, target.machine, target.accepts)
+    taken = [decision for decision in whole_run.decisions if decision.taken]
+    assert len(taken) > 1
+    for limit in range(len(taken) + 1):
+        schedule = fuse(example, target.machine, target.accepts, limit)
+        assert [d for d in schedule.decisions if d.taken] == taken[:limit]
+        assert len(kernels(schedule)) == len(example.nodes) - limit
