@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from fusec.blame import blame
 from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
@@ -112,9 +113,10 @@ def explain_fallback(graph: str, error: Exception) -> None:
         cpp_kernel.warn_no_compiler()
         return
     logger.debug("%s failed", graph, exc_info=error)
+    place = str(blame(error))
     warnings.warn(
-        f"fusec: {graph} runs as eager kernels, because compiling it failed: "
-        f"{describe_failure(error)}",
+        f"fusec: {graph} runs as eager kernels, because compiling it failed{' ' * bool(place)}"
+        f"{place}: {describe_failure(error)}",
         stacklevel=2,
     )
 

@@ -216,6 +216,18 @@ class KernelFault(FusecError):
         return f"its first run, in a process of its own, {self.seen}"
 
 
+def note_stage(error: BaseException, stage: str) -> None:
+    """Record the stage that an exception comes from, unless a deeper one was recorded already."""
+    if not stage_of(error):
+        error.fusec_stage = stage  # type: ignore[attr-defined]
+
+
+def stage_of(error: BaseException) -> str:
+    """Return the stage that an exception comes from, "" if none was recorded."""
+    own = error.stage if isinstance(error, StageError) else ""
+    return own or str(getattr(error, "fusec_stage", ""))
+
+
 class WrongKernel(FusecError):
     """A kernel computes something else than eager; ``fusec/verification.py`` finds it.
 
@@ -224,7 +236,14 @@ class WrongKernel(FusecError):
         value: the name of what is off in the graph, and the ATen operation that makes it.
         seen: the errors and where they are largest.
         source: the user's lines that made the value.
+
+    Attributes:
+        held: the node whose value is off, and which of its results.
+        stored: the values that it was computed from, or had been stored before.
     """
+
+    held: tuple[str, int | None] = ("", None)
+    stored: frozenset[tuple[str, int | None]] = frozenset()
 
     def __init__(
         self, kernel: str, graph: str, value: str, op: str, seen: str, source: Sequence[str]
@@ -243,10 +262,14 @@ class WrongKernel(FusecError):
 
 def describe_failure(error: Exception) -> str:
     """Return what stopped a compile, as full sentences, and what helps or shows more."""
-    advice = _ADVICE.get(type(error).__name__, 'Use options={"strict": True} to see where.')
+    advice = _ADVICE.get(type(error).__name__, _BISECT)
     return f"{type(error).__name__}: {str(error).rstrip('.')}. {advice}"
 
 
+_BISECT = (
+    "`fusec bisect --crash SCRIPT` finds the least program with this fault; "
+    'options={"strict": True} makes it an error.'
+)
 _ADVICE = {
     "DynamicOutputShapeException": "The size of a result depends on data: "
     "torch._dynamo.config.capture_dynamic_output_shape_ops = True lets such graphs be traced."

@@ -22,7 +22,7 @@ from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target
 from fusec.codegen.triton_form import FORM
-from fusec.errors import StageError
+from fusec.errors import StageError, note_stage
 from fusec.frontend.capture import capture_with_values
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
@@ -90,7 +90,11 @@ class Context:
             InvalidIR: naming the stage.
         """
         before = printed(structure) if self.trace.texts else None
-        made = stage.run(structure, self)
+        try:
+            made = stage.run(structure, self)
+        except Exception as error:
+            note_stage(error, stage.name)
+            raise
         if self.options.verify:
             try:
                 verify(made)

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from fusec.errors import note_stage
+
 
 @dataclass(slots=True, eq=False)
 class Record:
@@ -70,11 +72,14 @@ class Trace:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the time of a block to a stage."""
+        """Add the time of a block to a stage; an exception is told where it comes from."""
         start, wall = time.process_time(), time.perf_counter()
         try:
             with self.phase(stage):
                 yield
+        except Exception as error:
+            note_stage(error, stage)
+            raise
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.process_time() - start
             spent = self.wall_seconds.get(stage, 0.0) + time.perf_counter() - wall

@@ -178,15 +178,17 @@ class Verification:
             return
         self.tally.off[kernel, held[0]] += 1
         if self.tally.off[kernel, held[0]] == 1:
-            self._tell(kernel, held, f"{problem.partition(': ')[2]}{_place(tensor, eager, exact)}")
+            said = f"{problem.partition(': ')[2]}{_place(tensor, eager, exact)}"
+            self._tell(kernel, held, said, run)
 
-    def _tell(self, kernel: str, held: Held, what: str) -> None:
+    def _tell(self, kernel: str, held: Held, what: str, run: _Run) -> None:
         node = self.nodes[held[0]]
         if node.target is _COPY and isinstance(node.args[1], fx.Node):
             node = node.args[1]
         lines = origin_of(node).source
         wrong = WrongKernel(kernel, self.name, node.name, op_name(node.target), what, lines)
         if self.strict:
+            wrong.held, wrong.stored = held, frozenset(run.stored)
             raise wrong
         warnings.warn(f"fusec: {wrong}", stacklevel=3)
 

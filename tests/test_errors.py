@@ -90,7 +90,7 @@ def test_a_build_error_shows_the_command_and_the_end_of_the_output() -> None:
 
 def test_what_stopped_a_compile_ends_with_one_full_stop() -> None:
     for error in (BuildError(["g++"], ""), ValueError("odd")):
-        assert ". Use options=" in describe_failure(error)
+        assert ". `fusec bisect --crash" in describe_failure(error)
         assert ".." not in describe_failure(error)
 
 

@@ -44,11 +44,13 @@ LAYERS: dict[str, set[str]] = {
     "race": WHOLE,
     "verification": LOW | {"frontend", "runtime", "torch_interior"},
     "dumps": WHOLE,
-    "compiler": WHOLE | {"dumps", "race", "verification"},
+    "blame": LOW | {"ir", "frontend"},
+    "compiler": WHOLE | {"blame", "dumps", "race", "verification"},
     "partition": LOW | {"trace", "ir", "frontend", "passes", "torch_interior"},
     "backend": WHOLE | {"compiler", "partition"},
     "report": WHOLE | {"compiler", "dumps", "backend", "emulator", "verification"},
-    "cli": WHOLE | {"compiler", "dumps", "report", "emulator", ""},
+    "bisect": WHOLE | {"blame", "compiler", "backend", "partition", ""},
+    "cli": WHOLE | {"compiler", "dumps", "report", "bisect", "emulator", ""},
     "": {"backend", "report"},
     "__main__": {"cli"},
 }
@@ -70,13 +72,15 @@ LIBRARIES: dict[str, set[str]] = {
     "partition": {"torch"},
     "backend": {"torch"},
     "report": {"torch", "jinja2"},
+    "blame": {"torch"},
+    "bisect": {"torch"},
     "cli": {"torch", "rich"},
 }
 """Which layers may import what from outside the standard library; the others, nothing."""
 
 PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
-    "numpy": re.compile(r"fusec/ir/interp\w*\.py"),
+    "numpy": re.compile(r"fusec/(ir/interp\w*|bisect/meaning)\.py"),
     "networkx": re.compile(r"fusec/(passes/(dag|fuse)|report/html/layout)\.py"),
     "triton": re.compile(r"fusec/runtime/triton_interior\.py"),
 }

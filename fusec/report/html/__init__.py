@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import EnvironmentProblem
-from fusec.report.explanation import format_bytes
 from fusec.report.html.details import details_of, format_time
 from fusec.report.html.document import Document
 from fusec.report.html.plots import memory_plot, roofline_plot
+from fusec.report.terminal import format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from fusec.ir.decision import Decision
-from fusec.report.explanation import format_bytes
 from fusec.report.html.document import Box, Document, Tensor
+from fusec.report.terminal import format_bytes
 
 SHOWN_NAMES = 12
 KINDS = {

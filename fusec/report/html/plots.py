@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.report.explanation import format_bytes
 from fusec.report.html.document import Drawing
 from fusec.report.html.roofline import Roof
 from fusec.report.html.usage import Usage
+from fusec.report.terminal import format_bytes
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40

@@ -1,0 +1,63 @@
+"""Where an exception of a compile comes from: the stage, the operation, the user's line.
+
+Whoever runs a stage has told the exception its name (``errors.note_stage``). Which operation was at
+hand, no pass has to say: the frames that the exception passed hold it, as the FX node, definition,
+kernel or call that a pass was at. The innermost frame that holds one knows most.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import fx
+
+from fusec.errors import stage_of
+from fusec.frontend.origin import origin_of
+from fusec.ir.definition import NOWHERE, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A stage, an operation and the user's line; each is "" where it is not known."""
+
+    stage: str
+    op: str
+    line: str
+
+    def __str__(self) -> str:
+        parts = [
+            *([f"in stage {self.stage!r}"] if self.stage else []),
+            *([f"at {self.op}"] if self.op else []),
+            *([f"({self.line})"] if self.line else []),
+        ]
+        return " ".join(parts)
+
+
+def blame(error: BaseException) -> Blame:
+    """Return where an exception comes from, as far as it can be told."""
+    inner: BaseException = getattr(error, "inner_exception", None) or error
+    found = next(_origins(inner), NOWHERE)
+    op, line = ", ".join(found.ops[:2]), next(iter(found.source), "")
+    return Blame(stage_of(inner), op, line)
+
+
+def _origins(error: BaseException) -> Iterator[Origin]:
+    """Yield what the frames of an exception were at, the innermost first."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        yield from _held(frame)
+
+
+def _held(frame: FrameType) -> Iterator[Origin]:
+    for value in list(frame.f_locals.values()):
+        if isinstance(value, fx.Node):
+            if value.op == "call_function" or value.op == "call_method":
+                yield origin_of(value)
+        else:
+            own: Any = getattr(type(value), "origin", None) and value.origin
+            if isinstance(own, Origin) and own is not NOWHERE:
+                yield own

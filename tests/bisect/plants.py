@@ -1,0 +1,103 @@
+"""Faults of fusec for ``fusec bisect`` to find, planted when a process starts.
+
+A bisection runs programs in processes of their own, so a test writes a ``sitecustomize`` that calls
+one of these, and every Python process has the fault, as it would have a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fusec import compiler, stages
+from fusec.ir.expr import Expr, Op
+from fusec.ir.graph import Def, Graph, Line
+from fusec.ir.rewrite import rewrite
+from tests.planted import adds_a_hundredth
+
+Launch = Callable[..., None]
+
+
+def wrong_kernel() -> None:
+    """Each kernel with a tanh is off by a hundredth, however it was built."""
+    _around_kernels(adds_a_hundredth)
+
+
+def slow_kernel() -> None:
+    """Each kernel with a tanh takes two milliseconds more."""
+
+    def slow(launch: Launch) -> Launch:
+        def run(*args: Any) -> None:
+            end = time.perf_counter() + 2e-3
+            while time.perf_counter() < end:
+                pass
+            launch(*args)
+
+        return run
+
+    _around_kernels(slow)
+
+
+def killing_kernel() -> None:
+    """Each kernel with a tanh ends its process by a signal."""
+    _around_kernels(lambda launch: lambda *args: os.kill(os.getpid(), signal.SIGFPE))
+
+
+def wrong_merge() -> None:
+    """A kernel that a merge made of a tanh and something else is off by a hundredth."""
+    _around_kernels(adds_a_hundredth, stores=2)
+
+
+def _around_kernels(change: Callable[[Launch], Launch], stores: int = 1) -> None:
+    load = compiler._load
+
+    def planted(key: str, blobs: dict[str, bytes], *rest: Any) -> dict[str, Launch]:
+        rows = json.loads(blobs["manifest.json"])["summary"]["kernels"]
+        many = [row for row in rows if len(row["nodes"]) >= stores]
+        spoilt = {row["code"] for row in many if "tanh.default" in row["ops"]}
+        kernels = load(key, blobs, *rest)
+        return {n: change(k) if n in spoilt else k for n, k in kernels.items()}
+
+    compiler._load = planted  # type: ignore[assignment]
+
+
+def crashing_pass() -> None:
+    """The stage `share` fails at a tanh."""
+
+    def share(graph: Graph) -> Graph:
+        for line in graph.nodes:
+            if "tanh.default" in line.origin.ops:
+                raise ValueError("a planted crash")
+        return graph
+
+    _instead("share", share)
+
+
+def wrong_pass() -> None:
+    """The stage `simplify` takes tanh for a sine."""
+
+    def sine(node: Expr) -> Expr:
+        return Op("sin", node.args) if isinstance(node, Op) and node.name == "tanh" else node
+
+    def simplify(graph: Graph) -> Graph:
+        def changed(line: Line) -> Line:
+            is_line = isinstance(line, Def)
+            return line.map(lambda exprs: rewrite(exprs, sine)) if is_line else line
+
+        return replace(graph, nodes=tuple(map(changed, graph.nodes)))
+
+    _instead("simplify", simplify)
+
+
+def _instead(name: str, function: Callable[[Any], Any]) -> None:
+    stages.FUSE = tuple(
+        replace(stage, run=lambda made, context, run=stage.run: run(function(made), context))
+        if stage.name == name
+        else stage
+        for stage in stages.FUSE
+    )
