@@ -66,9 +66,9 @@ def fusec(
         logger.info("a graph runs as eager kernels: it writes to memory that elements share")
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
-    compile_one = partial(_compile_graph, options=chosen, recorder=recorder)
+    compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
     try:
-        return compile_with(gm, example_inputs, compile_one, _context(example_inputs, chosen))
+        return compile_with(gm, example_inputs, compile_one, context_of(example_inputs, chosen))
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
@@ -140,7 +140,7 @@ def _partition(
     return parts
 
 
-def _context(inputs: Sequence[Any], options: Options) -> Context:
+def context_of(inputs: Sequence[Any], options: Options) -> Context:
     """Return the context of what comes before capture: the target of the inputs' device."""
     devices = (i.device for i in inputs if isinstance(i, torch.Tensor) and i.device.type != "cpu")
     try:
@@ -150,7 +150,7 @@ def _context(inputs: Sequence[Any], options: Options) -> Context:
     return Context(target, options, Trace("joint"), judge_format=format_judge(target, options))
 
 
-def _compile_graph(
+def compile_one_graph(
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
@@ -158,6 +158,7 @@ def _compile_graph(
     options: Options,
     recorder: cuda_graphs.Recorder | None = None,
 ) -> Callable[[list[Any]], Any]:
+    """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
     call = compile_graph(graph, name, options)
     if recorder is not None:
         call = recorder.record(call, graph, name)

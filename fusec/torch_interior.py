@@ -39,6 +39,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
 from torch.autograd import profiler
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
@@ -93,6 +94,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "profiler_range",
     "pytree",
+    "qualified_name",
     "reinterpret",
     "trace_artifact",
     "trace_log",

@@ -13,18 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from fusec.backend import compile_with
+from fusec.bisect.steps import Step, record_steps
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.partition import Joint
 from fusec.passes.libraries import Answer
-from fusec.passes.stage import Stage
-from fusec.pipeline import compile_to_source
-from fusec.stages import CAPTURE, Context
-from fusec.structures import printed
+from fusec.stages import Context
 from fusec.trace import Trace
 
 BF16 = torch.bfloat16
@@ -194,110 +190,19 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-# -- what stages make of them ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Step:
-    """One run of a stage that changed something.
-
-    Attributes:
-        graph: its name: "inference", "forward", "backward"; "joint" before capture.
-        text: of what it was before; FX graphs change where they are.
-        captured: the FX graph that was captured; None before.
-        inputs: its own, once it has run.
-    """
-
-    stage: str
-    graph: str
-    before: Any
-    after: Any
-    text: str
-    captured: fx.GraphModule | None
-    inputs: list[Any]
-
-
-@dataclass(frozen=True)
-class _Recorder:
-    """Runs stages as a context does, and keeps those that changed something."""
-
-    context: Context
-    steps: list[Step]
-    captured: fx.GraphModule | None = None
-    inputs: list[Any] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.context, name)
-
-    apply_each = Context.apply_each
-
-    def quiet(self) -> Context:
-        return self.context.quiet()
-
-    def apply(self, stage: Stage, structure: Any) -> Any:
-        before, text = structure, printed(structure)()
-        if isinstance(structure, fx.GraphModule):  # which stages change where it is
-            before = copied(structure)
-        elif isinstance(structure, Joint):
-            before = copied(structure.module)
-        name = self.context.trace.name
-        inner = replace(self, context=replace(self.context, trace=Trace(name)))
-        trace = Trace(name, texts=True)
-        made = replace(self.context, trace=trace).apply(
-            replace(stage, run=lambda given, _: stage.run(given, inner)), structure
-        )
-        if trace.records[stage.name].changed:
-            self.steps.append(
-                Step(stage.name, name, before, made, text, self.captured, self.inputs)
-            )
-        return made
-
-
-def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of an FX graph, over the same modules and tensors."""
-    new = fx.Graph()
-    new.output(new.graph_copy(gm.graph, {}))
-    made = fx.GraphModule(gm, new)
-    made.meta = dict(gm.meta)
-    return made
-
-
 @functools.cache
 def steps(name: str) -> tuple[Step, ...]:
     """Return the runs of stages that changed something while an example was compiled."""
     example = EXAMPLES[name]
     options = Options.from_compile(None, {"verify": True, **example.options})
-    found: list[Step] = []
     context = Context(find_target(example.target), options, Trace("joint"))
     if example.library is not None:
         answer = Answer(example.library, "as told", 1.0)
         context = replace(context, choose_library=lambda call: answer)
-    joint = _Recorder(context, found)
-
-    def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
-        recorder = _Recorder(replace(joint.context, trace=Trace(name)), found, gm)
-        captured, _ = CAPTURE.run(gm, recorder.context)
-        found.append(Step("capture", name, gm, captured, printed(gm)(), gm, recorder.inputs))
-        compile_to_source(gm, recorder)  # type: ignore[arg-type]
-
-        def call(args: list[Any]) -> Any:
-            recorder.inputs[:] = [a.clone() if isinstance(a, Tensor) else a for a in args]
-            return gm(*args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        example.fn,
-        backend=lambda gm, inputs: compile_with(gm, inputs, compile_one, joint),  # type: ignore
-        dynamic=None if example.dynamic else False,
+    dynamic = None if example.dynamic else False
+    return record_steps(
+        example.fn, example.tensors(), context, train=example.train, dynamic=dynamic
     )
-    with torch.set_grad_enabled(example.train):
-        result = compiled(*example.tensors())
-    if example.train:
-        result.float().sum().backward()
-    return tuple(found)
 
 
 def step_of(stage: str, example: str) -> Step:

@@ -16,6 +16,7 @@ SMALL = 60
 
 ELSEWHERE = {
     # The command line is tested as a user meets it.
+    "cli/bisect": "bisect/test_bisect",
     "cli/cache": "test_cli",
     "cli/check": "test_cli_check",
     "cli/completion": "test_cli_line",
@@ -27,6 +28,17 @@ ELSEWHERE = {
     "cli/output": "test_cli",
     "cli/report": "test_cli_report",
     "cli/run": "test_cli_run",
+    # A bisection is one thing, and each of its parts is read off what it ends with.
+    "bisect/finding": "bisect/test_bisect",
+    "bisect/hunt": "bisect/test_bisect",
+    "bisect/meaning": "test_planted",
+    "bisect/questions": "bisect/test_bisect",
+    "bisect/recorder": "bisect/test_bisect",
+    "bisect/smaller": "bisect/test_excerpt",
+    "bisect/slices": "bisect/test_bisect",
+    "bisect/source": "bisect/test_excerpt",
+    "bisect/steps": "test_planted",
+    "bisect/trial": "bisect/test_bisect",
     # Parts of lowering, of the printers and of the form that is printed.
     "codegen/cpp_form": "codegen/test_vector_tiles",
     "codegen/lane_order": "codegen/test_vector_tiles",

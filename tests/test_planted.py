@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from torch import fx
 
+from fusec.bisect.steps import copied
 from fusec.codegen.triton_form import Form
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
@@ -29,7 +30,7 @@ from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import LoopKind
 from fusec.structures import Placed, Planned
 from tests.meaning import check
-from tests.stages import copied, step_of
+from tests.stages import step_of
 
 Change = Callable[[Any], Any]
 """Takes part of a structure; returns another one, or the same where there is nothing to spoil."""

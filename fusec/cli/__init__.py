@@ -1,4 +1,4 @@
-"""The command line: ``fusec run | report | explain | check | dump | cache | doctor | completion``.
+"""The command line: ``fusec run model.py`` and the other ``COMMANDS``.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong
 usage, 3 the model or its compile failed, 4 the machine lacks something. An error ends with the
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fusec import __version__
-from fusec.cli import cache, check, completion, doctor, dump, explain, report, run
+from fusec.cli import bisect, cache, check, completion, doctor, dump, explain, report, run
 from fusec.cli.output import said, show, write_nowhere
 from fusec.errors import (
     EnvironmentProblem,
@@ -38,6 +38,7 @@ COMMANDS = {
     "report": report,
     "explain": explain,
     "check": check,
+    "bisect": bisect,
     "dump": dump,
     "cache": cache,
     "doctor": doctor,
@@ -137,7 +138,7 @@ def _variables() -> str:
 
 _EXIT_CODES = """exit codes:
   0  done
-  1  a check failed: a result is wrong, or a kernel has a fault
+  1  a check failed: a result is wrong, or a kernel has a fault; bisect found something
   2  wrong usage
   3  the model, the script or the compile failed
   4  the machine lacks something, or memory is full

@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from fusec.backend import fusec
 from fusec.options import Options
 
 FAILED = 3
@@ -32,15 +33,18 @@ INTERRUPTED = 130
 _DEFAULT = "inductor"
 
 
-def run_script(path: Path, arguments: Sequence[str], *, every: bool) -> tuple[int, int]:
+def run_script(
+    path: Path, arguments: Sequence[str], *, every: bool, backend: Any = "fusec"
+) -> tuple[int, int]:
     """Run a script; return its exit code and how many compiles fusec took from another backend.
 
     What ends it, an interrupt too, is shown as Python shows it.
 
     Args:
         every: compile the models that it does not, too.
+        backend: what compiles in fusec's place.
     """
-    taken = _Taken()
+    taken = _Taken(backend)
     file = os.path.abspath(path)  # as Python's __file__, which a change of directory leaves true
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", file)
@@ -107,16 +111,19 @@ def _nothing() -> Iterator[None]:
 class _Taken:
     """``torch.compile`` whose default backend is fusec; counts what it took from Inductor."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Any) -> None:
         self.original = torch.compile
+        self.backend = backend
         self.count = 0
 
     def compile(self, model: Any = None, **settings: Any) -> Any:
         """Compile by fusec what names no backend; ``settings`` as of ``torch.compile``."""
-        if settings.get("backend", _DEFAULT) == _DEFAULT:
+        asked = settings.get("backend", _DEFAULT)
+        if asked == _DEFAULT:
             self.count += 1
-            settings["backend"] = "fusec"
             settings["options"] = _known(settings.get("options"))
+        if asked in (_DEFAULT, "fusec", fusec):
+            settings["backend"] = self.backend
         return self.original(model, **settings)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fusec.bisect.meaning import fill
 from fusec.codegen import cpp, triton, wrapper
 from fusec.codegen.triton_form import form_of
 from fusec.ir.interp_expr import Env
@@ -22,7 +23,6 @@ from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
 from tests.fuzz.kernels import launch_on
-from tests.meaning import fill
 from tests.stages import step_of
 from tests.support import compile_with
 from tests.triton_interpreter import interpret

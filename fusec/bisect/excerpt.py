@@ -1,0 +1,356 @@
+"""``Excerpt``: a graph as lines of plain torch, which can be printed, run and made smaller.
+
+Both kinds of FX graphs become one: Dynamo's, with functions and methods of torch, and AOTAutograd's
+of ATen. Sizes that are symbols become the numbers they have at hand, in ``static`` for good. What
+has no plain name (an operation of fusec's own, say) becomes an input with random values.
+
+Worked example::
+
+    inputs   x: f32[8, 16]   w: f32[16]
+    add  = torch.ops.aten.add.Tensor(x, w)
+    tanh = torch.ops.aten.tanh.default(add)
+    results  tanh
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from fusec.frontend.origin import origin_of
+from fusec.torch_interior import FakeTensorMode, OpOverload, qualified_name
+
+_PLAIN = ("torch.ops.aten.", "torch.ops.prims.", "torch.", "_operator.", "math.")
+_HIDDEN = "torch.ops."
+_COPY = "torch.ops.aten.copy_.default"
+"""Writes an input at a graph's end, which is a result."""
+_NO_LESS_THAN_ZERO = frozenset(
+    ("abs", "exp", "relu", "rsqrt", "sigmoid", "softmax", "_softmax", "sqrt", "square", "var")
+)
+"""Operations whose results are never negative: drawn so where they become inputs."""
+
+
+class NotPlain(Exception):
+    """A graph that cannot be said in lines of plain torch, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of an input or line, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of a tensor; strides are in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+Type: TypeAlias = TensorType | int | None
+"""Of a value: a tensor's, a whole number itself, None for anything else (a tuple, say)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A random tensor, or a number.
+
+    Attributes:
+        most: whole numbers are drawn below it.
+        positive: floats are drawn from 0 to 1, else from a normal distribution.
+        trained: it requires a gradient.
+    """
+
+    name: str
+    type: TensorType | int
+    most: int = 2
+    positive: bool = False
+    trained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``name = target(*args, **kwargs)``; a target that begins with a dot is a method.
+
+    Attributes:
+        where: the user's source line, or "".
+    """
+
+    name: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    type: Type
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Inputs, lines and what is returned of them.
+
+    Attributes:
+        trains: the gradients of trained inputs are results, too.
+        dynamic: sizes are symbols when it is compiled.
+    """
+
+    inputs: tuple[Input, ...]
+    lines: tuple[Line, ...]
+    results: tuple[str, ...]
+    trains: bool = False
+    dynamic: bool = False
+
+    @property
+    def types(self) -> dict[str, Type]:
+        """The type of each value, by its name."""
+        inputs: dict[str, Type] = {one.name: one.type for one in self.inputs}
+        return inputs | {line.name: line.type for line in self.lines}
+
+
+# -- from graphs -----------------------------------------------------------------------------------
+
+
+def from_graph(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt:
+    """Return the excerpt that an FX graph is, with inputs drawn anew.
+
+    Raises:
+        NotPlain: for a graph that has no other result than what plain lines cannot say.
+    """
+    inputs: list[Input] = []
+    lines: list[Line] = []
+    known: dict[str, Type] = {}
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            break
+        kind = _type(node.meta.get("val", node.meta.get("example_value")))
+        if node.op == "get_attr" and kind is None:
+            kind = _type(functools.reduce(getattr, str(node.target).split("."), gm))
+        target = _target(node)
+        if target is not None and all(n.name in known for n in node.all_input_nodes):
+            args, kwargs = _plain((tuple(node.args), dict(node.kwargs)))
+            where = next(iter(origin_of(node).source), "")
+            lines.append(Line(node.name, target, args, kwargs, kind, where))
+        elif kind is not None:
+            trained = trains and _requires_grad(node)
+            inputs.append(Input(node.name, kind, trained=trained))
+        else:
+            continue
+        known[node.name] = kind
+    returned = [node.name for node in gm.graph.output_node().all_input_nodes]
+    written = [line.name for line in lines if line.target == _COPY]
+    results = dict.fromkeys(
+        n for n in (*returned, *written) if isinstance(known.get(n), TensorType)
+    )
+    return alive(Excerpt(tuple(inputs), tuple(lines), tuple(results), trains, _has_symbols(gm)))
+
+
+def _requires_grad(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _has_symbols(gm: fx.GraphModule) -> bool:
+    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes) or any(
+        isinstance(n.meta.get("example_value"), torch.SymInt) for n in gm.graph.nodes
+    )
+
+
+def _type(value: Any) -> Type:
+    match value:
+        case torch.Tensor() if value.layout is torch.strided:
+            shape, strides = map(_number, value.shape), map(_number, value.stride())
+            return TensorType(tuple(shape), tuple(strides), value.dtype, str(value.device))
+        case torch.SymInt():
+            return _number(value)
+        case bool():
+            return None
+        case int():
+            return value
+        case _:
+            return None
+
+
+def _number(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _target(node: fx.Node) -> str | None:
+    """Return the plain name of what a node calls, None if it has none."""
+    if node.op == "call_method":
+        return f".{node.target}"
+    if node.op != "call_function":
+        return None
+    target: Any = node.target
+    name = f"{_HIDDEN}{target}" if isinstance(target, OpOverload) else qualified_name(target)
+    own = name.startswith(_HIDDEN) and not name.startswith(_PLAIN[:2])
+    return name if name.startswith(_PLAIN) and not own and _found(name) else None
+
+
+def _found(name: str) -> bool:
+    try:
+        return callable(resolve(name))
+    except (AttributeError, ImportError):
+        return False
+
+
+def _plain(value: Any) -> Any:
+    """Return a node's argument with nodes as references."""
+    match value:
+        case fx.Node():
+            return Ref(value.name)
+        case tuple():
+            return tuple(_plain(one) for one in value)
+        case list():
+            return [_plain(one) for one in value]
+        case dict():
+            return {name: _plain(one) for name, one in value.items()}
+        case slice():
+            return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+        case _:
+            return value
+
+
+# -- what an excerpt is made of --------------------------------------------------------------------
+
+
+def refs(value: Any) -> Iterable[str]:
+    """Yield the names that an argument refers to."""
+    match value:
+        case Ref():
+            yield value.name
+        case tuple() | list():
+            for one in value:
+                yield from refs(one)
+        case dict():
+            yield from refs(tuple(value.values()))
+        case slice():
+            yield from refs((value.start, value.stop, value.step))
+        case _:
+            pass
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an argument with each reference and constant in it changed."""
+    match value:
+        case tuple():
+            return tuple(mapped(one, change) for one in value)
+        case list():
+            return [mapped(one, change) for one in value]
+        case dict():
+            return {name: mapped(one, change) for name, one in value.items()}
+        case slice():
+            parts = (value.start, value.stop, value.step)
+            return slice(*(mapped(one, change) for one in parts))
+        case _:
+            return change(value)
+
+
+def rewritten(line: Line, change: Callable[[Any], Any]) -> Line:
+    """Return a line with each reference and constant in its arguments changed."""
+    return replace(line, args=mapped(line.args, change), kwargs=mapped(line.kwargs, change))
+
+
+def reads(line: Line) -> set[str]:
+    """Return the names that a line refers to."""
+    return {*refs(line.args), *refs(line.kwargs)}
+
+
+def alive(excerpt: Excerpt) -> Excerpt:
+    """Return an excerpt without lines and inputs that no result needs.
+
+    Raises:
+        NotPlain: if a result needs what is neither.
+    """
+    needed = set(excerpt.results)
+    kept: list[Line] = []
+    for line in reversed(excerpt.lines):
+        if line.name in needed:
+            kept.append(line)
+            needed |= reads(line)
+    inputs = tuple(one for one in excerpt.inputs if one.name in needed)
+    missing = needed - {one.name for one in inputs} - {line.name for line in kept}
+    if missing or not excerpt.results:
+        raise NotPlain(f"{min(missing, default='no result')} has no plain name")
+    return replace(excerpt, inputs=inputs, lines=tuple(reversed(kept)))
+
+
+def static(excerpt: Excerpt) -> Excerpt:
+    """Return an excerpt whose sizes are numbers: those that they have at hand."""
+    numbers = {name: kind for name, kind in excerpt.types.items() if isinstance(kind, int)}
+
+    def change(value: Any) -> Any:
+        return numbers.get(value.name, value) if isinstance(value, Ref) else value
+
+    lines = tuple(rewritten(line, change) for line in excerpt.lines if line.name not in numbers)
+    return alive(replace(excerpt, lines=lines, dynamic=False))
+
+
+def as_inputs(excerpt: Excerpt, names: Iterable[str]) -> Excerpt:
+    """Return an excerpt in which some lines are inputs: what came before them goes."""
+    chosen = set(names)
+    made = tuple(
+        Input(line.name, line.type, positive=_is_positive(line))
+        for line in excerpt.lines
+        if line.name in chosen and line.type is not None
+    )
+    known = {one.name for one in made}
+    lines = tuple(line for line in excerpt.lines if line.name not in known)
+    return alive(replace(excerpt, inputs=(*excerpt.inputs, *made), lines=lines))
+
+
+def _is_positive(line: Line) -> bool:
+    words = line.target.removeprefix("torch.ops.").split(".")
+    return any(word in _NO_LESS_THAN_ZERO for word in words)
+
+
+# -- running it ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def resolve(target: str) -> Any:
+    """Return what a line's target stands for."""
+    first, *path = target.split(".")
+    return functools.reduce(getattr, path, importlib.import_module(first))
+
+
+def retyped(excerpt: Excerpt) -> Excerpt | None:
+    """Return an excerpt with its lines' types found anew; None if it cannot run."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    values: dict[str, Any] = {}
+    lines: list[Line] = []
+    try:
+        with mode, torch.no_grad():
+            for one in excerpt.inputs:
+                values[one.name] = _fake(one.type)
+            for line in excerpt.lines:
+                values[line.name] = _evaluate(line, values)
+                lines.append(replace(line, type=_type(values[line.name])))
+    except Exception:  # whatever an operation says of sizes that do not fit
+        return None
+    return replace(excerpt, lines=tuple(lines))
+
+
+def _fake(kind: TensorType | int) -> Any:
+    if isinstance(kind, int):
+        return kind
+    return torch.empty_strided(kind.shape, kind.strides, dtype=kind.dtype, device=kind.device)
+
+
+def _evaluate(line: Line, values: Mapping[str, Any]) -> Any:
+    def change(value: Any) -> Any:
+        return values[value.name] if isinstance(value, Ref) else value
+
+    filled = rewritten(line, change)
+    args: Sequence[Any] = filled.args
+    if line.target.startswith("."):
+        return getattr(args[0], line.target[1:])(*args[1:], **filled.kwargs)
+    return resolve(line.target)(*args, **filled.kwargs)

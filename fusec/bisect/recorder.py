@@ -1,0 +1,407 @@
+"""The backend under which ``fusec bisect`` runs a program: it writes down what happens, as it does.
+
+It compiles as ``fusec`` does, strictly. Events go to a file one by one, so that the last one says
+where the process was when it died. What is looked for ends the program at once, by ``Enough``.
+
+    WRONG   each kernel beside eager (``verification``), each graph beside itself run eagerly
+    CRASH   an exception of a compile or a launch; a signal is for the reader of the file to see
+    SLOWER  each graph beside eager, in turn, and the seconds that each of its kernels takes
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.backend import compile_one_graph, compile_with, context_of
+from fusec.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
+from fusec.bisect.slices import kernel_slices, node_of, slice_of
+from fusec.bisect.source import CRASH, SLOWER, WRONG, functions
+from fusec.bisect.steps import copied
+from fusec.bisect.trial import Outcome, outcome_of
+from fusec.blame import blame
+from fusec.compiler import RECENT, run_eagerly
+from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
+from fusec.frontend.overlap import writes_shared_memory
+from fusec.options import Options
+from fusec.runtime.agreement import disagreement
+from fusec.runtime.clock import Clock, clock_running
+from fusec.summary import graph_id
+from fusec.torch_interior import TorchDynamoException, pytree
+
+_ROUNDS = 15
+_MOST_KERNELS = 24
+"""Of a graph: those that take the most time are compared with eager."""
+
+
+class Enough(BaseException):
+    """Ends the user's program: what was looked for is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A graph that is about to be compiled.
+
+    Attributes:
+        number: 0, 1, ... in the order of compiles, of AOTAutograd's and Dynamo's graphs.
+        name: "forward", "backward", "inference"; "Dynamo" for Dynamo's.
+        excerpt: None for a graph that cannot be said in plain torch.
+        options: that the user gave.
+    """
+
+    number: int
+    name: str
+    excerpt: Excerpt | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A compiled graph is about to run.
+
+    Attributes:
+        most: no whole number in its arguments is as large.
+    """
+
+    number: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A graph, and as far as it is known a kernel, that is at fault.
+
+    Attributes:
+        outcome: what a file that shows the fault has to come to.
+        excerpts: that may show it, the smallest first.
+        calls: that are timed at once.
+    """
+
+    graph: str
+    outcome: Outcome
+    excerpts: tuple[Excerpt, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kernel: str = ""
+    stage: str = ""
+    op: str = ""
+    line: str = ""
+    said: str = ""
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds of a call of a graph, or of a kernel ("" is the graph)."""
+
+    graph: str
+    kernel: str
+    eager_us: float
+    fusec_us: float
+    excerpts: tuple[Excerpt, ...]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A compile or a launch failed, and nobody asked for that."""
+
+    said: str
+
+
+Event = Begun | Called | Culprit | Timing | Failed
+
+
+def read_events(file: Path) -> list[Event]:
+    """Return the events that a process has written."""
+    events: list[Event] = []
+    with file.open("rb") as stream:
+        while True:
+            try:
+                events.append(pickle.load(stream))
+            except (EOFError, pickle.UnpicklingError):
+                return events
+
+
+def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
+    """Run a program under the recorder; called in a process of its own.
+
+    Args:
+        run: runs the user's program with a backend in fusec's place.
+    """
+    with clock_running() if kind == SLOWER else nullcontext() as clock:
+        recorder = Recorder(kind, file, clock)
+        try:
+            run(recorder.backend)
+        except Enough:
+            return
+        recorder.finish()
+
+
+class Recorder:
+    """The backend, and the file of its events."""
+
+    def __init__(self, kind: str, file: Path, clock: Clock | None = None) -> None:
+        self._kind, self._file, self._clock = kind, file, clock
+        self._numbers = itertools.count()
+        self._graphs: list[tuple[Begun, fx.GraphModule, bytes, str]] = []
+
+    def tell(self, event: Event) -> None:
+        """Write an event to the file."""
+        with self._file.open("ab") as stream:
+            pickle.dump(event, stream)
+
+    def backend(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile a graph of Dynamo, as ``fusec.backend.fusec`` does."""
+        if writes_shared_memory(gm):  # which runs as it is
+            return gm.forward
+        given = dict(options or {}) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
+        chosen = replace(Options.from_compile(mode, options), **self._settings())
+        dynamo = Begun(next(self._numbers), "Dynamo", _excerpt(gm, trains=_trains(gm)), given)
+        eager = copied(gm)
+        self.tell(dynamo)
+
+        def compile_one(
+            graph: fx.GraphModule, inputs: Sequence[Any], *, name: str
+        ) -> Callable[..., Any]:
+            return self._compile(graph, inputs, name, chosen, dynamo)
+
+        try:
+            compiled = compile_with(
+                gm, example_inputs, compile_one, context_of(example_inputs, chosen)
+            )
+        except (TorchDynamoException, Unsupported, EnvironmentProblem):
+            raise  # a message to Dynamo
+        except Exception as error:
+            self._failed(error, dynamo, None)
+            raise
+        return self._timed(eager, compiled, dynamo) if self._kind == SLOWER else compiled
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the options that differ from the user's."""
+        if self._kind != WRONG:
+            return {"strict": True}
+        return {"strict": True, "verify": True, "cudagraphs": False}
+
+    # -- a graph of AOTAutograd --------------------------------------------------------------------
+
+    def _compile(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        name: str,
+        options: Options,
+        dynamo: Begun,
+    ) -> Callable[..., Any]:
+        graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
+        self.tell(graph)
+        try:
+            call = compile_one_graph(gm, inputs, name=name, options=options)
+        except Exception as error:
+            self._failed(error, graph, dynamo)
+            raise
+        trace = next(trace for trace in reversed(RECENT) if trace.name == name)
+        self._graphs.append((graph, gm, trace.manifest, graph_id(name)))
+        if self._kind == SLOWER:
+            return call
+
+        def run(args: list[Any]) -> Any:
+            self.tell(Called(graph.number, _most(args)))
+            try:
+                return self._beside(gm, call, args, graph) if self._kind == WRONG else call(args)
+            except WrongKernel as wrong:
+                self._wrong(wrong, gm, graph, dynamo)
+            except Exception as error:
+                self._failed(error, graph, dynamo)
+                raise
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def _failed(self, error: Exception, graph: Begun, dynamo: Begun | None) -> None:
+        if isinstance(error, Unsupported | EnvironmentProblem):
+            return
+        if self._kind != CRASH:
+            self.tell(Failed(f"graph {graph.name!r} fails: {type(error).__name__}: {error}"))
+            raise Enough from error
+        found, outcome = blame(error), outcome_of(error)
+        excerpts = _all(graph.excerpt, None if dynamo is None else dynamo.excerpt)
+        self.tell(
+            Culprit(
+                graph.name, outcome, excerpts, graph.options, "", outcome.stage, found.op,
+                found.line, f"{outcome.cause}: {outcome.said}",
+            )
+        )  # fmt: skip
+        raise Enough from error
+
+    def _wrong(self, wrong: WrongKernel, gm: fx.GraphModule, graph: Begun, dynamo: Begun) -> None:
+        kernel, _, _, op, seen, source = wrong.args
+        own: Excerpt | None
+        try:
+            stored = [node_of(gm, held) for held in wrong.stored]
+            own = slice_of(gm, [node_of(gm, wrong.held)], stored)
+        except NotPlain:
+            own = None
+        line = next(iter(source), "")
+        excerpts = _all(own, graph.excerpt, dynamo.excerpt)
+        outcome = Outcome(WRONG)
+        self.tell(
+            Culprit(
+                graph.name, outcome, excerpts, graph.options, kernel, "", op, line, f"{op}: {seen}"
+            )
+        )
+        raise Enough from wrong
+
+    def _beside(
+        self, gm: fx.GraphModule, call: Callable[..., Any], args: list[Any], graph: Begun
+    ) -> Any:
+        """Run a graph, and compare what it returns with what its nodes compute eagerly."""
+        copies = [_copy(arg) for arg in args]
+        state = torch.get_rng_state()
+        expected = run_eagerly(gm)(copies)
+        torch.set_rng_state(state)
+        made = call(args)
+        pairs = [
+            (ours.detach(), theirs.detach())
+            for ours, theirs in zip(*map(pytree.tree_leaves, (made, expected)), strict=True)
+            if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
+        ]
+        problem = disagreement([a for a, _ in pairs], [b for _, b in pairs])
+        if problem is not None:
+            self.tell(
+                Culprit(
+                    graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem
+                )
+            )
+            raise Enough
+        return made
+
+    # -- times -------------------------------------------------------------------------------------
+
+    def _timed(
+        self, eager: fx.GraphModule, compiled: Callable[..., Any], graph: Begun
+    ) -> Callable[..., Any]:
+        first = True
+
+        def run(*args: Any) -> Any:
+            nonlocal first
+            made = compiled(*args)
+            if first:
+                first = False
+                ours, theirs = _in_turn([_call_of(compiled, args), _call_of(eager, args)])
+                excerpts = _all(graph.excerpt)
+                self.tell(Timing("Dynamo", "", theirs, ours, excerpts, graph.options))
+            return made
+
+        return run
+
+    def finish(self) -> None:
+        """Compare the kernels with eager that took the most time."""
+        if self._clock is None:
+            return
+        for graph, gm, manifest, name in self._graphs:
+            totals = self._clock.totals(name)
+            spent = {kernel: s / calls for kernel, (calls, s) in totals.items()}
+            rows = sorted(kernel_slices(gm, manifest), key=lambda row: -spent.get(row[0], 0.0))
+            for kernel, excerpt in rows[:_MOST_KERNELS]:
+                made = functions(excerpt)
+                args = made["inputs"]()
+                theirs, _ = _in_turn([lambda m=made, a=args: m["f"](*a)] * 2)  # type: ignore[misc]
+                ours = spent.get(kernel, 0.0) * 1e6
+                row = (graph.name, kernel, theirs, ours, (excerpt,), graph.options)
+                self.tell(Timing(*row))
+
+
+def _in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Return the medians of the microseconds of each call, measured in turn."""
+    spent: list[list[float]] = [[] for _ in calls]
+    for _ in range(_ROUNDS + 2):
+        for call, own in zip(calls, spent, strict=True):
+            start = time.perf_counter()
+            call()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            own.append((time.perf_counter() - start) * 1e6)
+    return [statistics.median(own[2:]) for own in spent]
+
+
+def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
+    """Return a call on copies of some arguments, backward included where one of them is trained."""
+    own = [_leaf(arg) for arg in args]
+    leaves = [arg for arg in own if isinstance(arg, torch.Tensor) and arg.requires_grad]
+
+    def call() -> Any:
+        results = pytree.tree_leaves(fn(*own))
+        roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        if roots and leaves:
+            ones = [torch.ones_like(root) for root in roots]
+            torch.autograd.grad(roots, leaves, ones, allow_unused=True)
+
+    return call
+
+
+def _leaf(arg: Any) -> Any:
+    return _copy(arg).requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg
+
+
+# -- graphs as excerpts ----------------------------------------------------------------------------
+
+
+def _all(*excerpts: Excerpt | None) -> tuple[Excerpt, ...]:
+    return tuple(excerpt for excerpt in excerpts if excerpt is not None)
+
+
+def _excerpt(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt | None:
+    try:
+        return from_graph(gm, trains=trains)
+    except NotPlain:
+        return None
+
+
+def _trains(gm: fx.GraphModule) -> bool:
+    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
+    grads = any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+    return grads and torch.is_grad_enabled()
+
+
+def _most(args: Sequence[Any]) -> int:
+    """Return one more than the largest whole number in some arguments."""
+    integers = [a for a in args if isinstance(a, torch.Tensor) and _is_whole(a) and a.numel()]
+    return max((int(arg.max()) + 1 for arg in integers), default=2)
+
+
+def drawn_below(excerpt: Excerpt, most: int) -> Excerpt:
+    """Return an excerpt whose whole numbers are drawn from a smaller range."""
+    return replace(excerpt, inputs=tuple(_below(one, most) for one in excerpt.inputs))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _below(given: Input, most: int) -> Input:
+    whole = isinstance(given.type, TensorType) and given.type.dtype is torch.int64
+    return replace(given, most=max(most, 1)) if whole else given
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of a tensor with its strides; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone()

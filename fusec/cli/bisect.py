@@ -1,0 +1,217 @@
+"""Find what is at fault in fusec, and write the least file that shows it.
+
+  fusec bisect --wrong model.py:Block --input f32[8,128,768] --train
+  fusec bisect --crash train.py --epochs 1
+  fusec bisect --slower train.py
+
+--wrong: results differ from eager's. --crash: a compile or a launch fails, by an exception or a
+signal. --slower: a graph or a kernel takes more time than eager. The program runs in a process of
+its own: a TARGET with --input, as for fusec check, or a script with its own arguments, as for fusec
+run. What is shown is the graph, the kernel, the stage, the merge, your line, the options that help,
+and the sentence for a bug report. FILE is the least program of plain torch that shows the fault:
+its exit code is 1 (or a signal's) while the fault is there, 0 once it is mended.
+Options of fusec come before the script. Exit code 0 if nothing is found, 1 if something is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusec.cli.inputs import EXAMPLES, parse_inputs
+from fusec.cli.line import FORM, check_file, is_target
+from fusec.cli.output import progress, show
+from fusec.errors import NotWritable, UsageError
+
+if TYPE_CHECKING:
+    from fusec.bisect.finding import Finding
+
+HELP = "find the graph, kernel, stage or merge at fault, and the least file that shows it"
+FOUND = 1
+"""The exit code where something is at fault."""
+_FILE = Path("fusec_repro.py")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    kinds = parser.add_mutually_exclusive_group(required=True)
+    for kind, what in {
+        "wrong": "results differ from eager's",
+        "crash": "a compile or a launch fails",
+        "slower": "a graph or a kernel is slower than eager",
+    }.items():
+        kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=what)
+    parser.add_argument(
+        "-o",
+        dest="file",
+        metavar="FILE",
+        type=Path,
+        default=_FILE,
+        help="where the least program goes; default: %(default)s",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=100.0,
+        help="that making the program smaller may take; default: %(default)g",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="of a script: compile also the models that it does not"
+    )
+    parser.add_argument("--train", action="store_true", help="of a TARGET: with a backward")
+    parser.add_argument("--dynamic", action="store_true", help="of a TARGET: with symbolic sizes")
+    parser.add_argument(
+        "--input",
+        metavar="SPEC",
+        action="extend",
+        nargs="+",
+        default=[],
+        help=f"of a TARGET, an argument of the call: {EXAMPLES}",
+    )
+    parser.add_argument(
+        "program",
+        metavar="TARGET|SCRIPT",
+        nargs=argparse.REMAINDER,
+        help="path.py:name or module:name; or a Python file, and its own arguments",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what is at fault, and write the file; return 1 if something is."""
+    program = _program(arguments)
+    file = arguments.file.absolute()
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise NotWritable(f"cannot write {file}: it is a directory, or in one that is not yours")
+    # Local: it imports torch, which a wrong command line shall not wait for.
+    from fusec.bisect.hunt import Hunt
+
+    progress(f"running {arguments.program[0]}, in a process of its own")
+    finding = Hunt(arguments.kind, progress, seconds=arguments.seconds).run(program)
+    if finding is None:
+        show('{"schema": 1, "found": false}' if arguments.json else "nothing found")
+        return 0
+    written = _write(file, finding)
+    if arguments.json:
+        show(finding.to_json())
+    else:
+        shown = f"it shows when you run\n  python {_near(file)}" if written else _NO_FILE
+        show(f"{finding}\n\n{shown}\n\nfor a bug report:\n  {finding.sentence}")
+    return FOUND
+
+
+_NO_FILE = "no file shows it by itself: FUSEC_DUMP_DIR=DIR keeps every stage of the whole program"
+
+
+def _near(file: Path) -> str:
+    """Return a path as it is written from here."""
+    return os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
+
+
+def _write(file: Path, finding: Finding) -> bool:
+    """Write the file, if there is one; one that is there keeps its text under another name."""
+    if not finding.source:
+        return False
+    try:
+        if file.exists() and file.read_text(encoding="utf-8") != finding.source:
+            old = file.with_suffix(".old.py")
+            file.replace(old)
+            progress(f"{file.name} was there: it is {old.name} now")
+        file.write_text(finding.source, encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(f"cannot write {file}: {error.strerror}") from error
+    return True
+
+
+# -- the program -----------------------------------------------------------------------------------
+
+
+def _program(arguments: argparse.Namespace) -> Any:
+    """Return what runs the user's program, given a backend in fusec's place.
+
+    Raises:
+        UsageError: for what is neither a TARGET nor a script.
+    """
+    given = [one for one in arguments.program if one != "--"]
+    if not given and len(arguments.input) > 1 and _names(arguments.input[-1]):
+        given = [arguments.input.pop()]  # --input SPEC TARGET took it
+    arguments.program = given
+    if not given:
+        raise UsageError(f"The following arguments are required: TARGET or SCRIPT. {FORM}.")
+    first, *own = given
+    if not is_target(first):
+        check_file(Path(first), "SCRIPT is a Python file")
+        if arguments.input:
+            raise UsageError(f"--input is for a TARGET, as {first}:NAME; a script makes its own.")
+        return partial(call_script, Path(first), own, arguments.all)
+    _take_rest(arguments, own)
+    parse_inputs(arguments.input)
+    place = first.partition("(")[0].rpartition(":")[0]
+    if place.endswith(".py"):
+        check_file(Path(place), FORM)
+    return partial(call_target, first, tuple(arguments.input), arguments.train, arguments.dynamic)
+
+
+def _names(text: str) -> bool:
+    return is_target(text) or text.endswith(".py")
+
+
+def _take_rest(arguments: argparse.Namespace, own: list[str]) -> None:
+    """Read the options that stand behind a TARGET, which the script's own arguments would be."""
+    rest = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    rest.add_argument("--input", action="extend", nargs="+", default=arguments.input)
+    for name in ("--train", "--dynamic", "--json", "--traceback"):
+        word = name.removeprefix("--")
+        rest.add_argument(name, action="store_true", default=getattr(arguments, word))
+    rest.add_argument("-o", dest="file", type=Path, default=arguments.file)
+    rest.add_argument("--seconds", type=float, default=arguments.seconds)
+    try:
+        found, unknown = rest.parse_known_args(own)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from error
+    if unknown:
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}.")
+    vars(arguments).update(vars(found))
+
+
+def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:
+    """Run a script with another backend in fusec's place; what it prints goes to stderr.
+
+    Raises:
+        ModelError: if it raises.
+    """
+    # Local: these import torch, which a wrong command line shall not wait for.
+    from contextlib import redirect_stdout
+    from sys import stderr
+
+    from fusec.errors import ModelError
+    from fusec.report.script import FAILED, run_script
+
+    with redirect_stdout(stderr):
+        code, _ = run_script(path, own, every=every, backend=backend)
+    if code == FAILED:
+        raise ModelError(f"{path.name} ended with an exception that is none of fusec's, see above")
+
+
+def call_target(
+    model: str, specs: tuple[str, ...], train: bool, dynamic: bool, backend: Any
+) -> None:
+    """Call a TARGET with random inputs, twice, with another backend in fusec's place."""
+    # Local: as above.
+    import torch
+
+    from fusec.cli.model import load_with_inputs
+    from fusec.report.comparison import this_device
+    from fusec.torch_interior import pytree
+
+    fn, calls = load_with_inputs(model, parse_inputs(list(specs)), train, this_device())
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    with torch.set_grad_enabled(train):
+        for inputs in calls * (2 if len(calls) == 1 else 1):
+            made = pytree.tree_leaves(compiled(*inputs))
+            roots = [r for r in made if isinstance(r, torch.Tensor) and r.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.randn_like(root) for root in roots])

@@ -1,0 +1,306 @@
+"""``fusec bisect``: planted faults end with their culprit and a file that shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusec import stages
+from fusec.bisect import questions
+from fusec.bisect.hunt import Hunt
+from fusec.bisect.source import CRASH, SLOWER, WRONG
+from fusec.bisect.trial import AGREES, INVALID, LAUNCH, Died, Outcome, run_apart, run_here
+from fusec.cli import main
+from fusec.errors import FusecError
+from tests.bisect import plants
+
+ROOT = Path(__file__).parents[2]
+MODEL = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x, r):
+        h = torch.tanh(x + r) * 2
+        return F.gelu(self.up(self.norm(h))), h
+"""
+SCRIPT = """
+import sys
+import torch
+from model import Block
+
+model = torch.compile(Block())
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(2):
+    a, h = model(torch.randn(4, 16, 32), torch.randn(4, 16, 32))
+    (a.sum() + h.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("the script's own line", sys.argv[1:])
+"""
+TANH = "model.py:13 in forward: h = torch.tanh(x + r) * 2"
+
+
+def here(work: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
+    """Stand in for ``run_apart``: call a function in this process."""
+    torch.compiler.reset()
+    return work(*args)
+
+
+def step(backend: Any) -> None:
+    """Run a program with a backend in fusec's place."""
+    x, w = torch.randn(8, 16), torch.randn(16, requires_grad=True)
+    compiled = torch.compile(lambda x, w: torch.tanh(x * w).sum(1) + 1, backend=backend)
+    compiled(x, w).sum().backward()
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plant puts into the list of stages goes with the test."""
+    monkeypatch.setattr(stages, "FUSE", stages.FUSE)
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+
+
+# -- in this process -------------------------------------------------------------------------------
+
+
+def test_a_sound_program_has_nothing_to_find() -> None:
+    assert Hunt(CRASH, print, here).run(step) is None
+
+
+def test_a_pass_that_crashes_is_found_with_its_operation(planted) -> None:
+    plants.crashing_pass()
+    said: list[str] = []
+    found = Hunt(CRASH, said.append, here).run(step)
+    assert (found.graph, found.stage, found.op) == ("forward", "share", "tanh")
+    assert found.line.startswith("test_bisect.py:")
+    assert found.said == "ValueError: a planted crash"
+    assert not found.helps
+    assert "torch.randn(1, 1)" in found.source
+    assert "in stage 'share': ValueError: a planted crash" in found.sentence
+    assert "fusec" not in "".join(line for line in found.source.splitlines() if "import" in line)
+    outcome = here(run_here, found.source)
+    assert (outcome.kind, outcome.cause, outcome.stage) == (CRASH, "ValueError", "share")
+
+
+def test_a_crash_is_no_answer_to_what_is_wrong(planted) -> None:
+    plants.crashing_pass()
+    with pytest.raises(FusecError, match=r"a planted crash\nThat is a question for fusec bisect"):
+        Hunt(WRONG, print, here).run(step)
+
+
+def test_a_program_that_fails_by_itself_is_the_user_s(planted) -> None:
+    def fails(backend: Any) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        Hunt(CRASH, print, here).run(fails)
+
+
+def test_the_stage_that_computes_something_else_is_found_by_interpreters(planted) -> None:
+    from tests.bisect.test_excerpt import PLAIN, one_line
+
+    excerpt = one_line(PLAIN, "torch.ops.aten.tanh.default")
+    assert here(questions.first_wrong_stage, excerpt, {}) == questions.BEHIND
+    plants.wrong_pass()
+    assert here(questions.first_wrong_stage, excerpt, {}) == "simplify"
+
+
+def test_the_merge_with_which_a_fault_comes_is_found_in_few_trials() -> None:
+    for guilty in (1, 2, 7, 100):
+        asked: list[int] = []
+
+        def gone(more: Any, guilty: int = guilty, asked: list[int] = asked) -> bool:
+            asked.append(more["merge_limit"])
+            return more["merge_limit"] < guilty
+
+        assert questions.guilty_merge(gone) == guilty
+        assert len(asked) < 16
+    assert questions.guilty_merge(lambda more: False) == 0
+    assert questions.guilty_merge(lambda more: True) == 0
+
+
+def test_half_of_a_loss_is_the_same_fault() -> None:
+    wanted = Outcome(SLOWER, lost_us=100.0)
+    assert Outcome(SLOWER, lost_us=60.0).shows(wanted)
+    assert not Outcome(SLOWER, lost_us=40.0).shows(wanted)
+    assert not Outcome(AGREES, lost_us=200.0).shows(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "cause"),
+    [
+        ("import torch\ntorch.testing.assert_close(torch.ones(2), torch.zeros(2))", WRONG, ""),
+        ("x = 1", AGREES, ""),
+        ("import torch\ntorch.ones(2) + torch.ones(3)", INVALID, "RuntimeError"),
+        ("import sys\nfusec, eager = 9.0, 2.0\nsys.exit(fusec > 1.1 * eager)", SLOWER, ""),
+        ("import sys\nfusec, eager = 1.0, 2.0\nsys.exit(fusec > 1.1 * eager)", AGREES, ""),
+    ],
+)
+def test_a_file_comes_to_what_it_shows(text: str, kind: str, cause: str) -> None:
+    outcome = run_here(text)
+    assert (outcome.kind, outcome.cause) == (kind, cause)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["bisect", "model.py:Block"], "required"),
+        (["bisect", "--wrong"], "TARGET or SCRIPT"),
+        (["bisect", "--wrong", "--crash", "x.py"], "not allowed with"),
+        (["bisect", "--wrong", "missing.py"], "there is no file"),
+        (["bisect", "--wrong", "missing.py:Block", "--input", "f32[2]"], "there is no file"),
+        (["bisect", "--wrong", "conftest.py", "--input", "f32[2]"], "there is no file"),
+        (["bisect", "--wrong", "torch.nn:Softsign", "--input", "f23[2]"], "f23"),
+        (["bisect", "--wrong", "torch.nn:Softsign", "--inptu", "f32[2]"], "--inptu"),
+    ],
+)
+def test_a_wrong_line_is_refused(capsys, line: list[str], said: str) -> None:
+    assert main(line) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_once(capsys, tmp_path: Path) -> None:
+    line = ["bisect", "--wrong", "torch.nn:Softsign", "--input", "f32[2]", "-o", str(tmp_path)]
+    assert main(line) == 4
+    assert "cannot write" in capsys.readouterr().err
+
+
+# -- in processes of their own ---------------------------------------------------------------------
+
+
+def bisect(folder: Path, plant: str, *arguments: str) -> tuple[subprocess.CompletedProcess, dict]:
+    """Run ``fusec bisect`` in a folder with a plant in each process; check that it is quick."""
+    (folder / "model.py").write_text(MODEL)
+    (folder / "train.py").write_text(SCRIPT)
+    start = time.monotonic()
+    done = python(folder, plant, "-m", "fusec", "bisect", *arguments)
+    assert time.monotonic() - start < 180
+    return done, json.loads(done.stdout) if "--json" in arguments else {}
+
+
+def python(
+    folder: Path, plant: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess:
+    """Run Python with a plant, or with none."""
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    calls = f"from tests.bisect import plants\nplants.{plant}()\n" if plant else ""
+    (site / "sitecustomize.py").write_text(calls)
+    path = os.pathsep.join([str(site), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "FUSEC_CACHE": "0", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "kind", "stage"),
+    [
+        ("wrong_kernel", WRONG, questions.BEHIND),
+        ("wrong_pass", WRONG, "simplify"),
+        ("crashing_pass", CRASH, "share"),
+        ("killing_kernel", CRASH, LAUNCH),
+        ("slow_kernel", SLOWER, ""),
+    ],
+)
+def test_a_planted_fault_ends_with_a_file_that_shows_it(
+    tmp_path: Path, plant: str, kind: str, stage: str
+) -> None:
+    done, found = bisect(tmp_path, plant, "--json", f"--{kind}", "train.py", "--epochs", "3")
+    assert done.returncode == 1, done.stderr
+    assert (found["graph"], found["stage"], found["op"]) == ("forward", stage, "tanh")
+    assert found["line"] == TANH
+    if kind != CRASH:
+        assert found["kernel"] == "k0"
+    assert "Traceback" not in done.stderr
+    file = tmp_path / "fusec_repro.py"
+    assert file.read_text() == found["source"]
+    assert 10 <= len(found["source"].splitlines()) <= 40
+    shown = python(tmp_path, plant, file.name)
+    assert shown.returncode == (-8 if plant == "killing_kernel" else 1)
+    assert python(tmp_path, "", file.name).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_merge_that_is_wrong_is_named_and_fusion_off_helps(tmp_path: Path) -> None:
+    line = ["--wrong", "model.py:Block", "--input", "f32[4,16,32]", "f32[4,16,32]", "--train"]
+    done, _ = bisect(tmp_path, "wrong_merge", *line, "-o", "least.py")
+    assert done.returncode == 1, done.stderr
+    assert "  merge      tanh with var_mean" in done.stdout
+    assert "  gone with  fusion=False\n" in done.stdout
+    assert "python least.py\n\nfor a bug report:\n  fusec " in done.stdout
+    assert python(tmp_path, "wrong_merge", "least.py").returncode == 1
+
+
+@pytest.mark.slow
+def test_a_sound_script_ends_with_nothing_found(tmp_path: Path) -> None:
+    for kind in (WRONG, CRASH):
+        done, _ = bisect(tmp_path, "", f"--{kind}", "train.py")
+        assert (done.returncode, done.stdout) == (0, "nothing found\n"), done.stderr
+        assert "the script's own line []" in done.stderr
+    assert not (tmp_path / "fusec_repro.py").exists()
+
+
+@pytest.mark.slow
+def test_a_file_that_is_there_keeps_its_text_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "fusec_repro.py").write_text("mine")
+    done, _ = bisect(tmp_path, "crashing_pass", "--crash", "train.py")
+    assert (tmp_path / "fusec_repro.old.py").read_text() == "mine"
+    assert "fusec_repro.py was there: it is fusec_repro.old.py now" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_by_itself_is_the_user_s(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise ValueError('mine')\n")
+    done, _ = bisect(tmp_path, "", "--crash", "bad.py")
+    assert done.returncode == 3
+    assert "ValueError: mine" in done.stderr
+    assert "the model itself fails" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_told_by_its_signal() -> None:
+    with pytest.raises(Died) as death:
+        run_apart(os.abort)
+    assert death.value.how == "SIGABRT"
+    with pytest.raises(Died) as death:
+        run_apart(time.sleep, 60, seconds=0.5)
+    assert death.value.how == "hangs"
+    with pytest.raises(RuntimeError, match="ValueError"):
+        run_apart(int, "x")
+
+
+@pytest.mark.slow
+def test_torch_s_own_minifier_shrinks_a_crash_where_failures_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("Block())", 'Block(), backend="fusec")'))
+    strict = {"FUSEC_STRICT": "1"}
+    seen = python(tmp_path, "crashing_pass", "train.py", TORCHDYNAMO_REPRO_AFTER="dynamo", **strict)
+    assert "Minifier script written to" in seen.stderr
+    (launcher,) = tmp_path.rglob("minifier_launcher.py")
+    python(tmp_path, "crashing_pass", str(launcher), **strict)
+    least = (tmp_path / "repro.py").read_text()
+    assert "torch.tanh(h)" in least and "gelu" not in least
+    again = python(tmp_path, "crashing_pass", "repro.py", **strict)
+    assert again.returncode == 1 and "a planted crash" in again.stderr
