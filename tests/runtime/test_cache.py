@@ -361,7 +361,7 @@ def test_a_home_that_cannot_be_written_costs_one_warning(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     assert_memory_only(fresh(directory), caplog, "Permission denied")
 
 
