@@ -38,6 +38,7 @@ from fusec.runtime.frozen import Frozen, refreeze
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
 from fusec.torch_interior import TorchDynamoException, TracingContext, aot_autograd
 from fusec.trace import Trace
+from fusec.warm import Start
 
 __all__ = ["fusec", "refreeze", "reset"]
 
@@ -67,8 +68,9 @@ def fusec(
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
+    context = context_of(example_inputs, chosen)
     try:
-        return compile_with(gm, example_inputs, compile_one, context_of(example_inputs, chosen))
+        return start(gm, example_inputs, compile_one, context)
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
@@ -76,6 +78,22 @@ def fusec(
             raise
         explain_fallback("a graph, forward and backward,", error)
         return gm.forward
+
+
+def start(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_one: Callable[..., Any],
+    context: Context,
+) -> Callable[..., Any]:
+    """Return what Dynamo calls: from the cache, without AOTAutograd, where that has it."""
+    known = Start.of(gm, example_inputs, context)
+    if known is None:
+        return compile_with(gm, example_inputs, compile_one, context)
+    call = known.load()
+    if call is not None:
+        return call
+    return known.keep(compile_with(gm, example_inputs, known.noting(compile_one), context))
 
 
 def compile_with(
@@ -157,9 +175,10 @@ def compile_one_graph(
     name: str,
     options: Options,
     recorder: cuda_graphs.Recorder | None = None,
+    trace: Trace | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
-    call = compile_graph(graph, name, options)
+    call = compile_graph(graph, name, options, trace)
     if recorder is not None:
         call = recorder.record(call, graph, name)
     recipe = graph.meta.get(RECIPE)

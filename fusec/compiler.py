@@ -51,6 +51,7 @@ from fusec.runtime.clock import current_clock
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.memory_file import as_file
+from fusec.runtime.outside import Outside, of_graph
 from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
@@ -144,9 +145,7 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("key"):
-        salt = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
-        raced = _processor(device) if _races(options) else ""
-        key = graph_key(gm, *salt, options.key(), target.name, name, f"tf32={allows_tf32()}", raced)
+        key = graph_key(gm, *salt_of(device, target, options), name)
         cache = open_cache(options)
     with trace.timed("cache"):
         # An entry of the cache has neither stages nor sources.
@@ -159,11 +158,12 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         if options.cache:
             with trace.timed("cache"):
                 cache.store(key, blobs)
+    trace.key, trace.wrapper = key, blobs["wrapper.py"].decode()
     trace.manifest = blobs["manifest.json"]
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
-        source, parts = blobs["wrapper.py"].decode(), _compile_parts(gm, name, options)
-        bind = partial(executable.bind, source, kernels, gm, device, parts)
+        parts = _compile_parts(gm, name, options)
+        bind = partial(executable.bind, trace.wrapper, kernels, of_graph(gm, parts), device)
         title = graph_id(name)
         titles = partial(launch_titles, gm, name, trace.manifest)
         ranges = Ranges(f"fusec {title}", blobs["named.py"].decode(), titles)
@@ -174,6 +174,49 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
             return bind(clock=timed, ranges=ranges)
         verification = Verification(gm, name, strict=options.strict)
         return verification.around(bind(verification.watch, ranges=ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A compiled graph in the cache, and what it takes to bind it without its FX graph.
+
+    Attributes:
+        name: "forward", say.
+        key: of its entry.
+        titles: what traces call its launches.
+        outside: what its wrapper takes of the graph.
+    """
+
+    name: str
+    key: str
+    device: torch.device
+    titles: Mapping[str, str]
+    outside: Outside
+
+
+def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
+    """Return the callable of a graph that the cache has; None where it has it no more."""
+    name, key, device = stored.name, stored.key, stored.device
+    trace = Trace(name, phase=compile_phase, cached=True, key=key)
+    with trace.timed("cache"):
+        blobs = open_cache(options).load(key)
+    if blobs is None:
+        return None
+    RECENT.append(trace)
+    target = target_for(device, options)
+    trace.target, trace.manifest = target.name, blobs["manifest.json"]
+    trace.wrapper = blobs["wrapper.py"].decode()
+    with trace.timed("bind"):
+        kernels = _load(key, blobs, target, device)
+        named = Ranges(f"fusec {graph_id(name)}", blobs["named.py"].decode(), lambda: stored.titles)
+        return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=named)
+
+
+def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str, ...]:
+    """Return what the code of each graph depends on: versions, options, the machine."""
+    versions = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
+    raced = _processor(device) if _races(options) else ""
+    return (*versions, options.key(), target.name, f"tf32={allows_tf32()}", raced)
 
 
 def _compile_parts(
@@ -326,7 +369,7 @@ def _device_judge(
             arguments = argument_specs(compiled.schedule.graph)
             rehearse(compiled.wrapper, blobs, arguments, device)
         kernels = language.load(blobs, rows, device) if rows else {}
-        return executable.bind(compiled.wrapper, kernels, gm, device)
+        return executable.bind(compiled.wrapper, kernels, of_graph(gm), device)
 
     return DeviceJudge(cut, Context(target, options, Trace("race")), prepare, races)
 

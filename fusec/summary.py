@@ -193,9 +193,14 @@ def launched_externs(schedule: Schedule) -> list[Extern]:
     return found
 
 
+def is_heard() -> bool:
+    """Return True if the log or torch's trace is told of compiles."""
+    return logger.isEnabledFor(logging.INFO) or traces()
+
+
 def announce(gm: fx.GraphModule, trace: Trace) -> None:
     """Tell the log and torch's trace of a compile that is done, if anybody listens."""
-    if not (logger.isEnabledFor(logging.INFO) or traces()):
+    if not is_heard():
         return
     summary = summarize(gm, trace)
     logger.info("%s", summary)

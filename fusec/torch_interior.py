@@ -41,7 +41,7 @@ from torch.autograd import profiler
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.singleton_int import SingletonInt
@@ -86,8 +86,13 @@ __all__ = [
     "fake_mode",
     "forgetting_code",
     "functorch_config",
+    "functorch_digest",
     "get_decompositions",
     "gradient_function",
+    "has_modes",
+    "has_saved_tensor_hooks",
+    "is_autocasting",
+    "is_distributed_data_parallel",
     "is_profiling",
     "is_weight",
     "keep_versions",
@@ -96,11 +101,14 @@ __all__ = [
     "pytree",
     "qualified_name",
     "reinterpret",
+    "switch_gradients",
     "trace_artifact",
     "trace_log",
     "traces",
     "tracing",
+    "transforms",
     "unset_fake_temporarily",
+    "without_autocast",
 ]
 
 fake_mode: Callable[[], object | None] = functools.partial(
@@ -112,6 +120,36 @@ fake_mode: Callable[[], object | None] = functools.partial(
 def is_weight(tensor: object) -> bool:
     """Return True for a parameter or a buffer of a module, as Dynamo marks them."""
     return getattr(tensor, "_dynamo_static_input_type", None) is not None
+
+
+is_autocasting = torch._C._is_any_autocast_enabled
+"""Return True if autocast is on for some device."""
+without_autocast = torch._C._DisableAutocast
+"""A context in which no device has autocast: a tenth of what ``torch.autocast`` costs."""
+switch_gradients = torch._C._set_grad_enabled
+"""``torch.set_grad_enabled`` without a context: 50 ns."""
+transforms = torch._C._functorch.peek_interpreter_stack
+"""Return the innermost transformation of ``torch.func`` that runs, or None."""
+
+
+def functorch_digest() -> str:
+    """Return a digest of AOTAutograd's settings."""
+    return functorch_config.get_hash().hex()
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return True inside ``torch.autograd.graph.saved_tensors_hooks`` and what is like it."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def has_modes() -> bool:
+    """Return True if dispatch, or functions of torch, are overridden for a while."""
+    return bool(_get_current_dispatch_mode_stack()) or torch._C._len_torch_function_stack() > 0
+
+
+def is_distributed_data_parallel() -> bool:
+    """Return True while the forward of a ``DistributedDataParallel`` is compiled."""
+    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
 
 
 def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:

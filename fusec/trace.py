@@ -56,6 +56,7 @@ class Trace:
         target: the name of what kernels are made for.
         manifest: what the cache's entry says of its kernels, JSON.
         cached: the kernels came from the cache.
+        key, wrapper: of the graph's entry in the cache, and its wrapper's source; "" where none is.
         problem: why the graph runs as eager kernels, or None.
     """
 
@@ -68,6 +69,8 @@ class Trace:
     target: str = ""
     manifest: bytes = b""
     cached: bool = False
+    key: str = ""
+    wrapper: str = ""
     problem: str | None = None
 
     @contextmanager

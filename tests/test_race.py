@@ -47,6 +47,7 @@ from fusec.report.observe import Observed, observe
 from fusec.runtime import executable
 from fusec.runtime.autotune import Way
 from fusec.runtime.cache import Cache
+from fusec.runtime.outside import of_graph
 from fusec.runtime.verdicts import Lap, Verdict, all_verdicts
 from fusec.stages import Context
 from fusec.trace import Trace
@@ -78,7 +79,7 @@ def make_judge(
 ) -> Callable[[Cut], DeviceJudge]:
     def prepare(made: Compiled) -> Callable[[list[Any]], Any]:
         kernels = {name: InterpretedKernel(p) for name, p in made.programs.items()}
-        return executable.bind(made.wrapper, kernels, seen.graph, CPU)
+        return executable.bind(made.wrapper, kernels, of_graph(seen.graph), CPU)
 
     def make(cut: Cut) -> DeviceJudge:
         options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})

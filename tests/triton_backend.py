@@ -27,6 +27,7 @@ from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.runtime import executable, table
+from fusec.runtime.outside import of_graph
 from fusec.runtime.triton_kernel import describe
 from fusec.stages import Context
 from fusec.trace import Trace
@@ -133,7 +134,11 @@ def _compile_one(
         verification = Verification(graph, name, strict=True)
         call = verification.around(
             executable.bind(
-                compiled.wrapper, kernels, graph, torch.device("cpu"), watch=verification.watch
+                compiled.wrapper,
+                kernels,
+                of_graph(graph),
+                torch.device("cpu"),
+                watch=verification.watch,
             )
         )
 

@@ -38,6 +38,7 @@ from fusec.pipeline import compile_to_source
 from fusec.report.comparison import Comparison, compare, draws_numbers
 from fusec.report.terminal import format_table
 from fusec.runtime import executable
+from fusec.runtime.outside import of_graph
 from fusec.stages import Context
 from fusec.trace import Trace
 from fusec.verification import Verification
@@ -217,7 +218,9 @@ class Emulator:
                 raise
 
         cpu = torch.device("cpu")
-        return verification.around(executable.bind(wrapper, kernels, graph, cpu, watch=watch))
+        return verification.around(
+            executable.bind(wrapper, kernels, of_graph(graph), cpu, watch=watch)
+        )
 
 
 _DRAWN = (

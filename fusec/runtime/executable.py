@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
 
 from fusec.runtime.clock import GraphClock
+from fusec.runtime.outside import Outside
 from fusec.runtime.ranges import Ranges
 from fusec.torch_interior import OpOverload, empty_on_cpu, reinterpret
 
@@ -78,9 +77,8 @@ _PYTHON = {
 def bind(
     source: str,
     kernels: Mapping[str, Callable[..., None]],
-    gm: fx.GraphModule,
+    outside: Outside,
     device: torch.device,
-    parts: Mapping[str, Callable[..., Any]] | None = None,
     watch: Callable[..., None] | None = None,
     clock: GraphClock | None = None,
     ranges: Ranges | None = None,
@@ -90,23 +88,11 @@ def bind(
     Args:
         source: text printed by ``codegen.wrapper``.
         kernels: launchers by kernel name.
-        gm: the FX graph, which holds eager callables and constants by node name.
-        parts: what is called in the place of the graph's attributes of these names.
+        outside: the eager callables and constants of its FX graph.
         watch: what a verified wrapper calls after each launch.
         ranges: names the call and what it launches where a profiler runs.
         clock: times both, by the names of ``ranges``, if somebody watches.
     """
-    nodes = {node.name: node for node in gm.graph.nodes}
-
-    def constant(name: str, path: tuple[str | int, ...]) -> Any:
-        node = nodes[name]
-        value: Any = node
-        for step in path:
-            value = getattr(value, step) if isinstance(step, str) and value is node else value[step]
-        if not (isinstance(value, fx.Node) and value.op == "get_attr"):
-            return value
-        own = (parts or {}).get(str(value.target)) if path else None
-        return operator.attrgetter(str(value.target))(gm) if own is None else own
 
     def on_device(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -124,15 +110,13 @@ def bind(
         "window": window,
         "strided": reinterpret,
         "restride": restride,
-        "constant": constant,
         "watch": watch or (lambda *_: None),
         "aten": _Operators(torch.ops.aten),
         "mkldnn": _Operators(torch.ops.mkldnn),
         **DTYPES,
+        **outside.names(),
         **kernels,
     }
-    calls = [node for node in nodes.values() if node.op == "call_function"]
-    namespace.update((f"extern_{node.name}", _callee(node)) for node in calls)
     return _watched(source, namespace, ranges, clock)
 
 
@@ -172,32 +156,3 @@ def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:
     exec(compile(source, "<fusec wrapper>", "exec"), own)
     call: BoxedCall = own["call"]
     return call
-
-
-def _callee(node: fx.Node) -> Any:
-    """Return what a node calls; operations that take tuples or dictionaries get what was traced.
-
-    A wrapper prints lists of values, which operators of torch take in the place of tuples. A
-    dictionary of results becomes a list of its values, too.
-    """
-    target: Any = node.target
-    others = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple | dict)]
-    if isinstance(target, OpOverload) or not others:
-        return target
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        named = {name: _like(node.kwargs[name], value) for name, value in kwargs.items()}
-        result = target(*map(_like, node.args, args), **named)
-        return [result[k] for k in node.meta["val"]] if isinstance(result, dict) else result
-
-    return call
-
-
-def _like(traced: Any, value: Any) -> Any:
-    """Return a sequence or dictionary, and those in it, of the kind that was traced."""
-    if not isinstance(traced, tuple | list | dict) or not isinstance(value, tuple | list):
-        return value
-    if isinstance(traced, dict):
-        return dict(zip(traced, map(_like, traced.values(), value), strict=True))
-    items = map(_like, traced, value)
-    return tuple(items) if isinstance(traced, tuple) else list(items)

@@ -31,10 +31,10 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TypeAlias
 
 import torch
-from torch import fx
 
 from fusec.errors import KernelFault
 from fusec.runtime import executable
+from fusec.runtime.outside import NOTHING
 
 logger = logging.getLogger("fusec.race")
 
@@ -207,7 +207,7 @@ def _perform(
         from fusec.runtime import triton_kernel
 
         kernels = triton_kernel.unpack(blobs, device.index or 0)
-    call = executable.bind(wrapper, kernels, fx.GraphModule({}, fx.Graph()), device)
+    call = executable.bind(wrapper, kernels, NOTHING, device)
     given = [a.random(device) if isinstance(a, TensorSpec) else a for a in arguments]
     call(given)
     if device.type == "cuda":

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from torch import fx, nn
 
 from fusec.codegen.targets import find_target
 from fusec.codegen.wrapper import callee, print_wrapper
@@ -31,6 +30,7 @@ from fusec.ir.program import Program
 from fusec.passes.fuse import fuse, separate
 from fusec.passes.memory import plan_memory
 from fusec.runtime.executable import bind, restride
+from fusec.runtime.outside import NOTHING
 from tests.fuzz.graphs import Example
 from tests.fuzz.pipeline import lower_all, small_target
 from tests.ir.graphs import axes, buffer, graph, load, whole
@@ -274,15 +274,11 @@ def test_launches_have_their_own_names_in_the_form_for_profilers() -> None:
 # -- real tensors ----------------------------------------------------------------------------------
 
 
-def nothing() -> fx.GraphModule:
-    return fx.GraphModule(nn.Module(), fx.Graph())
-
-
 def bound(before: Graph, kernels: dict[str, Any]) -> Any:
     schedule = separate(before)
     programs = lower_all(schedule, find_target("cpu"))
     text = print_wrapper(schedule, plan_memory(schedule), programs, {k: k for k in programs})
-    return bind(text, kernels, nothing(), torch.device("cpu"))
+    return bind(text, kernels, NOTHING, torch.device("cpu"))
 
 
 def test_the_text_runs_and_calls_kernels_in_order() -> None:

@@ -14,6 +14,7 @@ from fusec.ir.text import print_graph
 from fusec.options import Options
 from fusec.pipeline import compile_to_source
 from fusec.runtime import executable
+from fusec.runtime.outside import of_graph
 from fusec.stages import Context
 from fusec.trace import Trace
 
@@ -56,7 +57,7 @@ def test_an_object_reaches_the_eager_kernel_and_leaves_as_it_is():
     gm, device = graph_with_an_object(), torch.device("cpu")
     made = compile_to_source(gm, Context(find_target("cpu"), Options(verify=True), Trace("g")))
     kernels = {name: lambda source, out: torch.exp(source, out=out) for name in made.programs}
-    call = executable.bind(made.wrapper, kernels, gm, device)
+    call = executable.bind(made.wrapper, kernels, of_graph(gm), device)
     given, x = Factor(3.0), torch.randn(4, 3)
     y, same = call([x, given, None])
     assert same is given

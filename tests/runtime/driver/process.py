@@ -35,6 +35,7 @@ from fusec.options import Options
 from fusec.report.observe import observe
 from fusec.report.stages import take_through
 from fusec.runtime import executable, triton_kernel
+from fusec.runtime.outside import of_graph
 from fusec.runtime.triton_kernel import TritonKernel, TritonSource
 
 DEVICE = 0
@@ -149,7 +150,7 @@ def bound(fn: Callable[..., Any], *inputs: Any, how: dict[str, Any], **options: 
         sources = [triton_source(made.compiled, name) for name in made.compiled.distinct]
         kernels = triton_kernel.unpack(triton_kernel.pack(sources, target.name), DEVICE)
         cpu = torch.device("cpu")
-        call = executable.bind(made.compiled.wrapper, kernels, one.graph, cpu)
+        call = executable.bind(made.compiled.wrapper, kernels, of_graph(one.graph), cpu)
         found.append(Bound(one.name, call, one.graph))
     return found
 

@@ -1,0 +1,161 @@
+"""The identity of a graph of Dynamo: equal keys mean that AOTAutograd would make the same of both.
+
+What AOTAutograd and fusec ask of a graph is in it: operations, arguments, the inputs' types,
+shapes and strides, who requires gradients, which share memory, and the settings of torch that
+decide how an operation is taken apart. Names of modules are, too: traces call launches by them.
+
+A graph that may depend on more has no key: `NoKey` says why. Operations of the user's own are
+Python that can change, most higher-order ones hold graphs that stay, symbolic sizes have guards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.frontend.origin import module_path
+from fusec.torch_interior import (
+    HigherOrderOperator,
+    OpOverload,
+    functorch_digest,
+    has_modes,
+    has_saved_tensor_hooks,
+    is_distributed_data_parallel,
+    pytree,
+)
+
+_ROOTS = ("torch", "_operator", "math", "builtins")
+_NAMESPACES = ("aten", "prims")
+_INLINED = ("tag_activation_checkpoint", "autograd_function_apply")
+_LITERALS = (
+    bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    type(None), type(...),
+)  # fmt: skip
+
+
+class NoKey(Exception):
+    """Why a graph has no key."""
+
+
+def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any], *salt: str) -> str:
+    """Return a hexadecimal digest of a graph of Dynamo, of its inputs and of ``salt``.
+
+    Raises:
+        NoKey: saying what of the graph a key cannot hold.
+    """
+    text = [*salt, *_settings(), _inputs(inputs), *_lines(gm)]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def shares_memory(inputs: Sequence[Any]) -> bool:
+    """Return True if two inputs are in one storage."""
+    storages = [i.untyped_storage()._cdata for i in inputs if isinstance(i, torch.Tensor)]
+    return len(set(storages)) < len(storages)
+
+
+def _lines(gm: fx.GraphModule) -> Iterator[str]:
+    for node in gm.graph.nodes:
+        yield f"{node.op} {node.name} {_target(node)} {_arguments(node)}"
+        yield module_path(node)
+        if node.op == "get_attr":
+            yield from _lines(_part(gm, str(node.target)))
+
+
+def _part(gm: fx.GraphModule, name: str) -> fx.GraphModule:
+    """Return the body of an operation that AOTAutograd inlines."""
+    part = operator.attrgetter(name)(gm)
+    if not isinstance(part, fx.GraphModule) or part.meta.get("_checkpoint_context_fn"):
+        raise NoKey(f"the attribute {name}: a constant, or a choice of what a checkpoint saves")
+    return part
+
+
+def _target(node: fx.Node) -> str:
+    target: Any = node.target
+    if _is_symbolic(node.meta.get("example_value")) or node.meta.get("custom"):
+        raise NoKey("symbolic sizes, or an annotation")
+    if node.op in ("placeholder", "output", "call_method", "get_attr"):
+        return str(target)
+    if isinstance(target, HigherOrderOperator) and target.name() in _INLINED:
+        return str(target.name())
+    if node.op != "call_function" or isinstance(target, HigherOrderOperator):
+        raise NoKey(f"{node.op} {target}")
+    if isinstance(target, OpOverload):
+        if target.namespace not in _NAMESPACES:
+            raise NoKey(f"the operation {target}")
+        return str(target)
+    home = str(getattr(target, "__module__", None) or "builtins")
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+    if home.partition(".")[0] not in _ROOTS or not isinstance(name, str) or "<" in name:
+        raise NoKey(f"the function {target}")
+    return f"{home}.{name}"
+
+
+def _is_symbolic(value: Any) -> bool:
+    return any(
+        isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)
+        or (isinstance(leaf, torch.Tensor) and leaf._has_symbolic_sizes_strides)
+        for leaf in pytree.tree_leaves(value)
+    )
+
+
+def _arguments(node: fx.Node) -> str:
+    return f"({', '.join(map(_text, node.args))}) {_text(node.kwargs)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, tuple | list):  # torch.Size, fx's own lists
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice{_text((value.start, value.stop, value.step))}"
+    if type(value) not in _LITERALS:
+        raise NoKey(f"an argument of type {type(value).__name__}")
+    return f"{type(value).__name__} {value!r}"
+
+
+def _inputs(inputs: Sequence[Any]) -> str:
+    storages: dict[int, int] = {}
+    return "\n".join(_input(one, storages) for one in inputs)
+
+
+def _input(value: Any, storages: dict[int, int]) -> str:
+    if type(value) in (bool, int, float):
+        return repr(value)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NoKey(f"an input of type {type(value).__name__}")
+    if value.layout is not torch.strided or value._has_symbolic_sizes_strides:
+        raise NoKey(f"an input with layout {value.layout}, or symbolic sizes")
+    facts = (
+        value.dtype, tuple(value.shape), value.stride(), value.storage_offset(), value.device,
+        value.requires_grad, value.is_leaf, value._is_view(), value.is_inference(),
+        value.is_conj(), value.is_neg(), getattr(value, "_dynamo_static_input_type", None),
+        storages.setdefault(value.untyped_storage()._cdata, len(storages)),
+    )  # fmt: skip
+    return repr(facts)
+
+
+def _settings() -> Iterator[str]:
+    """Yield the state of torch that decides what AOTAutograd makes of a graph."""
+    if has_saved_tensor_hooks() or has_modes() or is_distributed_data_parallel():
+        raise NoKey("hooks of saved tensors, modes, or DistributedDataParallel")
+    devices = ("cpu", "cuda")
+    autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    yield repr((
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
+        torch.is_autocast_cache_enabled(), torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled, cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
+        cudnn.allow_tf32, cuda.matmul.allow_bf16_reduced_precision_reduction,
+        cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled(),
+        functorch_digest(),
+    ))  # fmt: skip

@@ -1,0 +1,347 @@
+"""How a compiled graph is called from outside: what AOTAutograd knows of it, as plain data.
+
+AOTAutograd takes a graph of Dynamo apart, a forward and a backward, and puts a wrapper of its own
+around what was compiled: it saves tensors, says which results have gradients, gives tangents the
+strides that were traced. For most graphs that is a page of facts. A ``Convention`` holds them, and
+``around`` makes of two compiled graphs what Dynamo calls. So neither a start from the cache nor a
+loaded file runs AOTAutograd, and a call costs less than through a wrapper for all graphs.
+
+Graphs with more to it have none (``convention_of`` says why): results that are views of inputs,
+inputs that are replaced after the call, subclasses of tensors, symbolic sizes that are saved.
+
+Worked example: of ``y = (x @ w).relu()`` where w has a gradient the forward returns y and what is
+saved, and the backward takes that and the tangent of y::
+
+    Convention(outputs=(None,), autocast=False, Training(
+        differentiable=(True,), tangents=(Tangent(0, "", (2, 3), (3, 1)),), saved=2, ...))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.graph import increment_version
+
+from fusec.torch_interior import switch_gradients, transforms, without_autocast
+
+Boxed: TypeAlias = Callable[[list[Any]], Any]
+
+FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+"""Memory formats by name; a tangent has one of them, or strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """A gradient that a backward takes: of which result, and how it lies in memory.
+
+    Attributes:
+        output: the result's position.
+        format: a name of `FORMATS`, or "" where shape and strides are known.
+    """
+
+    output: int
+    format: str
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def laid_out(self, value: Any) -> Any:
+        """Return a gradient as the backward was traced with it, copied only if it lies otherwise.
+
+        Raises:
+            TypeError: for a tensor of a subclass, which no such graph was compiled for.
+        """
+        if not isinstance(value, torch.Tensor):
+            return value
+        if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+            raise TypeError(
+                f"the gradient of result {self.output} is a {type(value).__name__}; the compiled "
+                "function was traced with plain tensors"
+            )
+        if self.format:
+            return value.contiguous(memory_format=FORMATS[self.format])
+        if value.shape == self.shape and value.stride() == self.strides:
+            return value
+        made = torch.empty_strided(self.shape, self.strides, dtype=value.dtype, device=value.device)
+        return made.copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a forward with a backward has beyond its results.
+
+    Attributes:
+        differentiable: of each result, whether it has a gradient.
+        tangents: what the backward takes behind what was saved.
+        saved: how many tensors the forward returns for it behind the results.
+        unchecked: how many more, of which autograd does not ask whether they were written since.
+        fresh: results that are views in the graph, but to autograd are new tensors.
+        detached: inputs without a gradient, to which autograd need not lead.
+        any_gradient: whether some input requires gradients.
+        deterministic: whether ``torch.use_deterministic_algorithms`` was on.
+    """
+
+    differentiable: tuple[bool, ...]
+    tangents: tuple[Tangent, ...]
+    saved: int
+    unchecked: int
+    fresh: tuple[int, ...]
+    detached: tuple[int, ...]
+    any_gradient: bool
+    deterministic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """How a compiled graph is called.
+
+    Attributes:
+        outputs: of each result, the input that it is; None for one that the graph makes.
+        written: inputs that the graph writes to, of which autograd counts the versions.
+        autocast: whether autocast was on; the graph has its casts, and runs without it.
+        training: what there is for a backward; None at inference.
+    """
+
+    outputs: tuple[int | None, ...]
+    written: tuple[int, ...]
+    autocast: bool
+    training: Training | None = None
+
+    def around(self, forward: Boxed, backward: Boxed | None = None) -> Callable[..., Any]:
+        """Return what Dynamo calls with a graph's inputs; it returns the results in a list.
+
+        Args:
+            forward: takes inputs in a list that it empties, returns results and what is saved.
+            backward: takes what was saved and tangents so, returns a gradient for each input.
+        """
+        if self.training is None:
+            return self._around(_without_gradients(_without_autocast(forward, self.autocast)))
+        assert backward is not None
+        return self._around(_with_gradients(self, self.training, forward, backward))
+
+    def _around(self, run: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+        written = self.written
+        same = tuple((k, given) for k, given in enumerate(self.outputs) if given is not None)
+        if not written and not same:
+            return lambda *args: run(list(args))
+
+        def call(*args: Any) -> list[Any]:
+            if written:
+                increment_version(tuple(args[k] for k in written))
+            results = list(run(list(args)))
+            for k, given in same:
+                results[k] = args[given]
+            return results
+
+        return call
+
+    def to_json(self) -> bytes:
+        """Return the convention as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> Convention:
+        """Return the convention that ``to_json`` wrote.
+
+        Raises:
+            ValueError: for anything else; nothing in it is taken as it stands.
+        """
+        try:
+            return _convention(json.loads(text))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no calling convention: {error!r}") from error
+
+
+def _without_gradients(forward: Boxed) -> Boxed:
+    def run(args: list[Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(args)
+        switch_gradients(False)
+        try:
+            return forward(args)
+        finally:
+            switch_gradients(True)
+
+    return run
+
+
+def _without_autocast(call: Boxed, autocast: bool) -> Boxed:
+    if not autocast:
+        return call
+
+    def run(args: list[Any]) -> Any:
+        with without_autocast():
+            return call(args)
+
+    return run
+
+
+def _with_gradients(
+    convention: Convention, training: Training, forward: Boxed, backward: Boxed
+) -> Boxed:
+    """Return what runs a forward under autograd, as a function with a backward of its own."""
+    function = type("CompiledFunction", (torch.autograd.Function,), {
+        "forward": staticmethod(_forward(convention, training, forward)),
+        "backward": staticmethod(_backward(convention, training, backward)),
+    })  # fmt: skip
+    apply, detached = function.apply, training.detached  # type: ignore[attr-defined]
+
+    def run(args: list[Any]) -> Any:
+        for k in detached:
+            args[k] = args[k].detach()
+        if torch.is_grad_enabled():
+            return apply(*args)
+        with torch.enable_grad():  # a region without gradients may hold one with them
+            return apply(*args)
+
+    return run
+
+
+def _forward(convention: Convention, training: Training, forward: Boxed) -> Callable[..., Any]:
+    count = len(convention.outputs)
+    end = count + training.saved
+    constant = tuple(k for k, needed in enumerate(training.differentiable) if not needed)
+    same = tuple(k for k, given in enumerate(convention.outputs) if given is not None)
+    fresh = training.fresh
+    call = _without_autocast(forward, convention.autocast)
+
+    def run(ctx: Any, *args: Any) -> tuple[Any, ...]:
+        made = call(list(args))
+        ctx.save_for_backward(*map(_own, made[count:end]))
+        ctx.unchecked = [*map(_own, made[end : end + training.unchecked])]
+        results = list(made[:count])
+        for k in fresh:
+            results[k] = torch.ops.aten._unsafe_view(results[k], results[k].shape)
+        for k in same:
+            results[k] = None
+        ctx.mark_non_differentiable(*(
+            results[k] for k in constant if isinstance(results[k], torch.Tensor)
+        ))  # fmt: skip
+        ctx._materialize_non_diff_grads = False
+        return tuple(results)
+
+    return run
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a saved tensor without what it is a view of."""
+    return tensor.detach() if tensor._is_view() else tensor
+
+
+def _backward(convention: Convention, training: Training, backward: Boxed) -> Callable[..., Any]:
+    tangents, deterministic = training.tangents, training.deterministic
+    call = torch.compiler.disable(backward, reason="a compiled backward")
+    call = _without_autocast(call, convention.autocast)
+
+    def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        _refuse(deterministic)
+        args = [*ctx.saved_tensors, *ctx.unchecked]
+        args += [t.laid_out(gradients[t.output]) for t in tangents]
+
+        def compute() -> tuple[Any, ...]:
+            ctx.maybe_clear_saved_tensors()
+            return tuple(call(args))
+
+        if torch.is_grad_enabled() and (training.any_gradient or any(map(_needs_gradient, args))):
+            return _once(compute, args)
+        return compute()
+
+    return run
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _refuse(deterministic: bool) -> None:
+    """Raise RuntimeError where a backward may not run."""
+    if transforms() is not None:
+        raise RuntimeError(
+            "a compiled backward runs inside torch.func's vmap, grad or vjp, which is not "
+            "supported: put these inside torch.compile"
+        )
+    if torch.are_deterministic_algorithms_enabled() and not deterministic:
+        raise RuntimeError(
+            "this compiled backward runs with torch.use_deterministic_algorithms(True), and its "
+            "forward was compiled with False"
+        )
+
+
+def _once(compute: Callable[[], tuple[Any, ...]], args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return gradients whose own gradients are an error when they are asked for."""
+
+    class CompiledFunctionBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *unused: Any) -> Any:
+            return compute()
+
+        @staticmethod
+        def backward(ctx: Any, *unused: Any) -> Any:
+            raise RuntimeError(
+                "torch.compile with aot_autograd does not currently support double backward"
+            )
+
+    # What was saved is detached: with one input that requires gradients the results have a history.
+    apply: Callable[..., tuple[Any, ...]] = CompiledFunctionBackward.apply
+    return apply(torch.empty(0, requires_grad=True), *args)
+
+
+# -- from and to what it is made of ----------------------------------------------------------------
+
+
+def _convention(found: Any) -> Convention:
+    training = found["training"]
+    return Convention(
+        tuple(None if k is None else _count(k) for k in found["outputs"]),
+        _counts(found["written"]),
+        _flag(found["autocast"]),
+        None if training is None else _training(training, len(found["outputs"])),
+    )
+
+
+def _training(found: Any, outputs: int) -> Training:
+    made = Training(
+        tuple(map(_flag, found["differentiable"])),
+        tuple(map(_tangent, found["tangents"])),
+        _count(found["saved"]),
+        _count(found["unchecked"]),
+        _counts(found["fresh"]),
+        _counts(found["detached"]),
+        _flag(found["any_gradient"]),
+        _flag(found["deterministic"]),
+    )
+    positions = (*made.fresh, *(t.output for t in made.tangents))
+    if len(made.differentiable) != outputs or any(k >= outputs for k in positions):
+        raise ValueError("no calling convention: positions beyond the results")
+    return made
+
+
+def _tangent(found: Any) -> Tangent:
+    name = found["format"]
+    if name != "" and name not in FORMATS:
+        raise ValueError(f"no memory format: {name!r}")
+    return Tangent(_count(found["output"]), str(name), _counts(found["shape"]),
+                   _counts(found["strides"]))  # fmt: skip
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"no count: {value!r}")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(map(_count, values))
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"no flag: {value!r}")
+    return value

@@ -1,0 +1,189 @@
+"""What a printed wrapper takes of its FX graph: operators it calls by name, and constants.
+
+Most wrappers take nothing. Others call an operator that has no short name, or need a type, a
+device, a number; these can be written down, and a stored graph is bound without its FX graph.
+Tensors that a graph holds, graphs inside it and functions of the user's cannot: such a wrapper
+needs the graph.
+
+Worked example, of a dropout's seed::
+
+    {"calls": {"random_seeds_default": "fusec.random_seeds.default"},
+     "constants": [["random_seeds_default", ["args", 1], "device", "cpu"]]}
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from fusec.torch_interior import OpOverload
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_PREFIX = "extern_"
+_NAMESPACES = ("aten", "prims", "mkldnn", "fusec")
+_TYPES = (bool, int, float, str)
+_NAMED = (torch.dtype, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a wrapper takes of its graph.
+
+    Attributes:
+        calls: callables by the node's name.
+        constant: returns an argument of a node by the path that leads to it.
+    """
+
+    calls: Mapping[str, Callable[..., Any]]
+    constant: Callable[[str, Path], Any]
+
+    def names(self) -> dict[str, Any]:
+        """Return the names that a wrapper sees."""
+        calls = {f"{_PREFIX}{name}": call for name, call in self.calls.items()}
+        return {**calls, "constant": self.constant}
+
+
+def _no_constant(name: str, path: Path) -> Any:
+    raise KeyError(f"the wrapper has no constant {name} {path}")
+
+
+NOTHING = Outside({}, _no_constant)
+"""For a wrapper that takes nothing."""
+
+
+def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None = None) -> Outside:
+    """Return what a graph holds.
+
+    Args:
+        parts: what is called in the place of the graph's attributes of these names.
+    """
+    nodes = {node.name: node for node in gm.graph.nodes}
+
+    def constant(name: str, path: Path) -> Any:
+        value = _argument(nodes[name], path)
+        if not (isinstance(value, fx.Node) and value.op == "get_attr"):
+            return value
+        own = (parts or {}).get(str(value.target)) if path else None
+        return operator.attrgetter(str(value.target))(gm) if own is None else own
+
+    calls = {n.name: _callee(n) for n in nodes.values() if n.op == "call_function"}
+    return Outside(calls, constant)
+
+
+def describe(source: str, gm: fx.GraphModule) -> dict[str, Any] | None:
+    """Return what a wrapper takes of a graph, as JSON has it; None where that cannot be said."""
+    nodes = {node.name: node for node in gm.graph.nodes}
+    calls: dict[str, str] = {}
+    constants: list[list[Any]] = []
+    for taken in _taken(source):
+        node = nodes.get(taken if isinstance(taken, str) else taken[0])
+        if node is None:
+            return None
+        if isinstance(taken, str):
+            target: Any = node.target
+            if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES:
+                return None
+            calls[taken] = str(target)
+        else:
+            written = _written(_argument(node, taken[1]))
+            if written is None:
+                return None
+            constants.append([taken[0], list(taken[1]), *written])
+    return {"calls": calls, "constants": constants}
+
+
+def described(found: Any) -> Outside:
+    """Return what ``describe`` wrote down.
+
+    Raises:
+        ValueError: for anything else, and for an operator that torch has not.
+    """
+    try:
+        calls = {str(name): _operator(path) for name, path in found["calls"].items()}
+        values = {(name, tuple(path)): _read(kind, text)
+                  for name, path, kind, text in found["constants"]}  # fmt: skip
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"nothing that a wrapper takes: {error!r}") from error
+    return Outside(calls, lambda name, path: values[name, tuple(path)])
+
+
+def _taken(source: str) -> Iterator[str | tuple[str, Path]]:
+    """Yield the nodes that a wrapper calls, and the constants that it asks for."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="constant"), args=[name, path]):
+                yield ast.literal_eval(name), ast.literal_eval(path)
+            case ast.Name(id=str() as name) if name.startswith(_PREFIX):
+                yield name.removeprefix(_PREFIX)
+
+
+def _argument(node: fx.Node, path: Path) -> Any:
+    value: Any = node
+    for step in path:
+        value = getattr(value, step) if isinstance(step, str) and value is node else value[step]
+    return value
+
+
+def _written(value: Any) -> tuple[str, Any] | None:
+    """Return a constant's kind and text."""
+    if value is None or type(value) in _TYPES:
+        return "value", value
+    if isinstance(value, torch.device):
+        return "device", str(value)
+    if isinstance(value, _NAMED):
+        return "torch", str(value).removeprefix("torch.")
+    return None
+
+
+def _read(kind: str, text: Any) -> Any:
+    if kind == "device":
+        return torch.device(text)
+    if kind == "torch" and isinstance(found := getattr(torch, text), _NAMED):
+        return found
+    if kind == "value" and (text is None or type(text) in _TYPES):
+        return text
+    raise ValueError(f"no constant: {kind} {text!r}")
+
+
+def _operator(path: str) -> OpOverload:
+    namespace, name, overload = path.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    if namespace not in _NAMESPACES or not isinstance(found, OpOverload):
+        raise ValueError(f"no operator of torch: {path}")
+    return found
+
+
+def _callee(node: fx.Node) -> Any:
+    """Return what a node calls; operations that take tuples or dictionaries get what was traced.
+
+    A wrapper prints lists of values, which operators of torch take in the place of tuples. A
+    dictionary of results becomes a list of its values, too.
+    """
+    target: Any = node.target
+    others = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple | dict)]
+    if isinstance(target, OpOverload) or not others:
+        return target
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _like(node.kwargs[name], value) for name, value in kwargs.items()}
+        result = target(*map(_like, node.args, args), **named)
+        return [result[k] for k in node.meta["val"]] if isinstance(result, dict) else result
+
+    return call
+
+
+def _like(traced: Any, value: Any) -> Any:
+    """Return a sequence or dictionary, and those in it, of the kind that was traced."""
+    if not isinstance(traced, tuple | list | dict) or not isinstance(value, tuple | list):
+        return value
+    if isinstance(traced, dict):
+        return dict(zip(traced, map(_like, traced.values(), value), strict=True))
+    items = map(_like, traced, value)
+    return tuple(items) if isinstance(traced, tuple) else list(items)

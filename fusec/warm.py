@@ -1,0 +1,202 @@
+"""A start from the cache that runs no AOTAutograd: by the graph of Dynamo, and what it depends on.
+
+Of each such graph the cache has an entry that names the entries of its forward and backward and
+holds the calling convention (``runtime/convention.py``). If all of them are there, a graph of
+Dynamo is bound at once: nothing is traced, no pass runs. Whoever looks at a compile
+(``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``, a directory for stages) gets the long
+way, which has the graphs that there is something to say of; so does what has no key
+(``frontend/dynamo_key.py``), no convention (``calling.py``), or a wrapper that takes of its graph
+what cannot be written down (``runtime/outside.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.calling import NoConvention, convention_of
+from fusec.compiler import Stored, bind_stored, salt_of
+from fusec.frontend.capture import main_device
+from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
+from fusec.options import Options
+from fusec.runtime.cache import open_cache
+from fusec.runtime.clock import current_clock
+from fusec.runtime.convention import Convention
+from fusec.runtime.executable import BoxedCall
+from fusec.runtime.fake import with_memory_only
+from fusec.runtime.outside import describe, described
+from fusec.stages import Context
+from fusec.summary import is_heard, launch_titles, prints_code
+from fusec.torch_interior import (
+    TracingContext,
+    compile_phase,
+    counters,
+    debug_directory,
+    is_autocasting,
+)
+from fusec.trace import Trace
+
+logger = logging.getLogger("fusec.compile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A graph that was compiled, forward, backward or inference."""
+
+    gm: fx.GraphModule
+    call: BoxedCall
+    trace: Trace
+
+    def row(self) -> dict[str, Any]:
+        """Return what an entry says of it."""
+        trace, device = self.trace, str(main_device(self.gm))
+        titles = launch_titles(self.gm, trace.name, trace.manifest)
+        outside = describe(trace.wrapper, self.gm) if trace.key else None
+        return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
+
+
+@dataclass(slots=True)
+class Start:
+    """One graph of Dynamo, which the cache may know.
+
+    Attributes:
+        key: of its entry in the cache.
+        parts: what was compiled of it, "forward" and "backward", or "inference".
+        said: returns the convention, of the backward's graph.
+    """
+
+    gm: fx.GraphModule
+    key: str
+    options: Options
+    parts: dict[str, _Part] = field(default_factory=dict)
+    said: Callable[[fx.GraphModule | None], Convention | None] | None = None
+
+    @staticmethod
+    def of(gm: fx.GraphModule, inputs: Sequence[Any], context: Context) -> Start | None:
+        """Return a graph's start; None where the graph goes the long way."""
+        options = context.options
+        if not is_unseen(options):
+            return None
+        salt = salt_of(torch.device(context.target.device), context.target, options)
+        try:
+            if shares_memory(inputs):
+                raise NoKey("inputs that share memory")
+            key = dynamo_key(gm, inputs, *salt)
+        except NoKey as reason:
+            logger.debug("no start from the cache: %s", reason)
+            return None
+        return Start(gm, f"start {key}", options)
+
+    def load(self) -> Callable[..., Any] | None:
+        """Return what Dynamo calls, if the cache has all of it."""
+        found = open_cache(self.options).load(self.key) if self.options.cache else None
+        if found is None:
+            return None
+        try:
+            convention, parts = _read(found)
+        except ValueError as error:
+            logger.debug("an entry of another form: %s", error)
+            return None
+        calls = [bind_stored(part, self.options) for part in parts]
+        made = [call for call in calls if call is not None]
+        if len(made) < len(calls):
+            return None
+        for count in ("total", "ok"):  # as AOTAutograd counts
+            counters["aot_autograd"][count] += 1
+        return self._callable(convention.around(*made))
+
+    def noting(self, compile_one: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``compile_one``, which notes what it makes here.
+
+        A backward is compiled when it first runs; then the cache gets the entry.
+        """
+
+        def note(gm: fx.GraphModule, inputs: Sequence[Any], *, name: str) -> Any:
+            trace = Trace(name, phase=compile_phase)
+            call = compile_one(gm, inputs, name=name, trace=trace)
+            self.parts[name] = _Part(gm, call, trace)
+            if name == "backward" and self.said is not None:
+                self._store(self.said(gm))
+            return call
+
+        return note
+
+    def keep(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Store what was compiled; return what Dynamo calls, ``compiled`` where that does more."""
+        context = TracingContext.try_get()
+        if context is None or context.fw_metadata is None:
+            return compiled
+        self.said = partial(_convention, context.fw_metadata, is_autocasting())
+        convention = self.said(None) if "inference" in self.parts else None
+        if convention is None:
+            return compiled
+        self._store(convention)
+        return self._callable(convention.around(self.parts["inference"].call))
+
+    def _store(self, convention: Convention | None) -> None:
+        rows = {name: part.row() for name, part in self.parts.items()}
+        whole = all(row["outside"] is not None for row in rows.values())
+        if convention is None or not whole or not self.options.cache:
+            return
+        blobs = {"convention.json": convention.to_json(), "parts.json": json.dumps(rows).encode()}
+        open_cache(self.options).store(self.key, blobs)
+
+    def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        gm = self.gm
+        made = with_memory_only(lambda args: call(*args), lambda args: gm.forward(*args))
+        called: Callable[..., Any] = torch.compiler.disable(
+            lambda *args: made(args), reason="a compiled graph"
+        )
+        return called
+
+
+def _convention(
+    metadata: Any, autocast: bool, backward: fx.GraphModule | None
+) -> Convention | None:
+    """Return how a graph is called; None where AOTAutograd's wrapper does more."""
+    try:
+        return convention_of(metadata, backward, autocast)
+    except NoConvention as reason:
+        logger.debug("AOTAutograd's wrapper stays: %s", reason)
+        return None
+
+
+def is_unseen(options: Options) -> bool:
+    """Return True if nobody looks at this compile, and its calls need nothing of its graphs."""
+    looked = options.verify or options.dump_dir is not None or debug_directory() is not None
+    held = options.freeze or options.cudagraphs
+    return not (looked or held or prints_code() or is_heard() or current_clock() is not None)
+
+
+def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:
+    """Return an entry's content.
+
+    Raises:
+        ValueError: for anything that ``Start.keep`` does not write.
+    """
+    try:
+        convention = Convention.from_json(blobs["convention.json"])
+        rows = json.loads(blobs["parts.json"])
+        parts = [
+            Stored(
+                name,
+                str(row["key"]),
+                torch.device(row["device"]),
+                {str(launch): str(title) for launch, title in row["titles"].items()},
+                described(row["outside"]),
+            )
+            for name, row in rows.items()
+        ]
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(repr(error)) from error
+    expected = ["inference"] if convention.training is None else ["forward", "backward"]
+    if [part.name for part in parts] != expected:
+        raise ValueError(f"graphs {', '.join(part.name for part in parts)}")
+    return convention, parts
