@@ -32,15 +32,21 @@ from fusec.frontend.overlap import writes_shared_memory
 from fusec.options import Options
 from fusec.partition import Joint
 from fusec.passes.stage import fold
-from fusec.runtime import cuda_graphs
+from fusec.runtime import artifacts, cuda_graphs
 from fusec.runtime.fake import with_memory_only
 from fusec.runtime.frozen import Frozen, refreeze
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
-from fusec.torch_interior import TorchDynamoException, TracingContext, aot_autograd
+from fusec.torch_interior import (
+    TorchDynamoException,
+    TracingContext,
+    aot_autograd,
+    is_shipping,
+    without_its_caches,
+)
 from fusec.trace import Trace
 from fusec.warm import Start
 
-__all__ = ["fusec", "refreeze", "reset"]
+__all__ = ["artifacts", "fusec", "refreeze", "reset"]
 
 logger = logging.getLogger("fusec.compile")
 
@@ -87,6 +93,11 @@ def start(
     context: Context,
 ) -> Callable[..., Any]:
     """Return what Dynamo calls: from the cache, without AOTAutograd, where that has it."""
+    if is_shipping():
+        whole = Start(gm, "", context.options)
+        with without_its_caches():
+            compile_with(gm, example_inputs, whole.noting(compile_one), context)
+            return whole.ship(context)
     known = Start.of(gm, example_inputs, context)
     if known is None:
         return compile_with(gm, example_inputs, compile_one, context)

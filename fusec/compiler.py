@@ -158,8 +158,7 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         if options.cache:
             with trace.timed("cache"):
                 cache.store(key, blobs)
-    trace.key, trace.wrapper = key, blobs["wrapper.py"].decode()
-    trace.manifest = blobs["manifest.json"]
+    trace.key, trace.entry = key, blobs
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
         parts = _compile_parts(gm, name, options)
@@ -196,18 +195,19 @@ class Stored:
 
 def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
     """Return the callable of a graph that the cache has; None where it has it no more."""
-    name, key, device = stored.name, stored.key, stored.device
-    trace = Trace(name, phase=compile_phase, cached=True, key=key)
-    with trace.timed("cache"):
-        blobs = open_cache(options).load(key)
-    if blobs is None:
-        return None
+    blobs = open_cache(options).load(stored.key)
+    return None if blobs is None else bind_blobs(stored, blobs, options)
+
+
+def bind_blobs(stored: Stored, blobs: Mapping[str, bytes], options: Options) -> BoxedCall:
+    """Return the callable of a graph whose entry is at hand."""
+    name, device = stored.name, stored.device
+    trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, entry=blobs)
     RECENT.append(trace)
     target = target_for(device, options)
-    trace.target, trace.manifest = target.name, blobs["manifest.json"]
-    trace.wrapper = blobs["wrapper.py"].decode()
+    trace.target = target.name
     with trace.timed("bind"):
-        kernels = _load(key, blobs, target, device)
+        kernels = _load(stored.key, blobs, target, device)
         named = Ranges(f"fusec {graph_id(name)}", blobs["named.py"].decode(), lambda: stored.titles)
         return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=named)
 
@@ -384,7 +384,7 @@ def _dump(trace: Trace, language: str, directory: str) -> None:
 
 
 def _load(
-    key: str, blobs: dict[str, bytes], target: Target, device: torch.device
+    key: str, blobs: Mapping[str, bytes], target: Target, device: torch.device
 ) -> Mapping[str, Callable[..., None]]:
     """Return launchers by kernel name; a process loads each entry once a device."""
     with _lock:

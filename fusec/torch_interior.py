@@ -19,6 +19,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters, dynamo_timed, get_debug_dir
@@ -38,6 +39,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
 from torch.autograd import profiler
+from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
@@ -57,6 +59,9 @@ profiler_range = torch._C._profiler._RecordFunctionFast
 """``torch.profiler.record_function`` of a name, in a tenth of its time."""
 
 __all__ = [
+    "CacheArtifact",
+    "CacheArtifactFactory",
+    "CacheArtifactManager",
     "DataDependentOutputException",
     "DisableTorchFunctionSubclass",
     "DynamicOutputShapeException",
@@ -67,6 +72,7 @@ __all__ = [
     "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "OpOverload",
+    "SerializableCallable",
     "SingletonInt",
     "TorchDispatchMode",
     "TorchDynamoException",
@@ -94,6 +100,7 @@ __all__ = [
     "is_autocasting",
     "is_distributed_data_parallel",
     "is_profiling",
+    "is_shipping",
     "is_weight",
     "keep_versions",
     "min_cut_rematerialization_partition",
@@ -109,6 +116,7 @@ __all__ = [
     "transforms",
     "unset_fake_temporarily",
     "without_autocast",
+    "without_its_caches",
 ]
 
 fake_mode: Callable[[], object | None] = functools.partial(
@@ -130,6 +138,20 @@ switch_gradients = torch._C._set_grad_enabled
 """``torch.set_grad_enabled`` without a context: 50 ns."""
 transforms = torch._C._functorch.peek_interpreter_stack
 """Return the innermost transformation of ``torch.func`` that runs, or None."""
+
+
+def is_shipping() -> bool:
+    """Return True inside ``aot_compile``, which wants a `SerializableCallable`."""
+    return bool(functorch_config.bundled_autograd_cache)
+
+
+def without_its_caches() -> AbstractContextManager[object]:
+    """Switch AOTAutograd's caches off, which take the code of Inductor alone."""
+    patched: AbstractContextManager[object] = functorch_config.patch(
+        bundled_autograd_cache=False, force_autograd_cache=False, strict_autograd_cache=False,
+        bypass_autograd_cache_key=False, enable_autograd_cache=False,
+    )  # fmt: skip
+    return patched
 
 
 def functorch_digest() -> str:

@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,9 +54,9 @@ class Trace:
         wall_seconds: stage -> seconds, those that other processes take included.
         phase: is entered around each stage, with its name.
         target: the name of what kernels are made for.
-        manifest: what the cache's entry says of its kernels, JSON.
+        entry: what the cache has of it, by name.
         cached: the kernels came from the cache.
-        key, wrapper: of the graph's entry in the cache, and its wrapper's source; "" where none is.
+        key: of its entry in the cache.
         problem: why the graph runs as eager kernels, or None.
     """
 
@@ -67,10 +67,9 @@ class Trace:
     wall_seconds: dict[str, float] = field(default_factory=dict)
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
     target: str = ""
-    manifest: bytes = b""
+    entry: Mapping[str, bytes] = field(default_factory=dict)
     cached: bool = False
     key: str = ""
-    wrapper: str = ""
     problem: str | None = None
 
     @contextmanager
@@ -99,6 +98,16 @@ class Trace:
         if self.texts:
             self.records.pop(stage, None)
             self.records[stage] = Record(structure, text, before)
+
+    @property
+    def manifest(self) -> bytes:
+        """What the cache's entry says of its kernels, JSON."""
+        return self.entry.get("manifest.json", b"")
+
+    @property
+    def wrapper(self) -> str:
+        """The source of its wrapper."""
+        return self.entry.get("wrapper.py", b"").decode()
 
     @property
     def total_seconds(self) -> float:

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.archive import Packed, Shipped, pack, read_parts
 from fusec.calling import NoConvention, convention_of
 from fusec.compiler import Stored, bind_stored, salt_of
+from fusec.errors import Unsupported
 from fusec.frontend.capture import main_device
 from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
 from fusec.options import Options
@@ -31,7 +33,7 @@ from fusec.runtime.clock import current_clock
 from fusec.runtime.convention import Convention
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
-from fusec.runtime.outside import describe, described
+from fusec.runtime.outside import describe
 from fusec.stages import Context
 from fusec.summary import is_heard, launch_titles, prints_code
 from fusec.torch_interior import (
@@ -58,7 +60,7 @@ class _Part:
         """Return what an entry says of it."""
         trace, device = self.trace, str(main_device(self.gm))
         titles = launch_titles(self.gm, trace.name, trace.manifest)
-        outside = describe(trace.wrapper, self.gm) if trace.key else None
+        outside = describe(trace.wrapper, self.gm) if trace.entry else None
         return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
 
 
@@ -140,6 +142,28 @@ class Start:
         self._store(convention)
         return self._callable(convention.around(self.parts["inference"].call))
 
+    def ship(self, context: Context) -> Shipped:
+        """Return what was compiled, ahead of time and whole, as what can be saved.
+
+        Raises:
+            Unsupported: saying what of it cannot be.
+        """
+        tracing = TracingContext.try_get()
+        assert tracing is not None
+        backward = self.parts.get("backward")
+        graph = None if backward is None else backward.gm
+        try:
+            convention = convention_of(tracing.fw_metadata, graph, is_autocasting())
+        except NoConvention as reason:
+            raise Unsupported(f"a graph with {reason} cannot be saved") from reason
+        packed = [Packed(name, p.row(), p.trace.entry) for name, p in self.parts.items()]
+        for part in packed:
+            if part.row["outside"] is None:
+                problem = self.parts[part.name].trace.problem
+                raise Unsupported(problem or "its eager kernels need more than names of operators")
+        call = convention.around(*(part.call for part in self.parts.values()))
+        return Shipped(call, pack(convention, packed, context.target.name))
+
     def _store(self, convention: Convention | None) -> None:
         rows = {name: part.row() for name, part in self.parts.items()}
         whole = all(row["outside"] is not None for row in rows.values())
@@ -179,24 +203,10 @@ def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:
     """Return an entry's content.
 
     Raises:
-        ValueError: for anything that ``Start.keep`` does not write.
+        ValueError: for anything that ``Start`` does not write.
     """
     try:
         convention = Convention.from_json(blobs["convention.json"])
-        rows = json.loads(blobs["parts.json"])
-        parts = [
-            Stored(
-                name,
-                str(row["key"]),
-                torch.device(row["device"]),
-                {str(launch): str(title) for launch, title in row["titles"].items()},
-                described(row["outside"]),
-            )
-            for name, row in rows.items()
-        ]
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        return convention, read_parts(json.loads(blobs["parts.json"]), convention)
+    except KeyError as error:
         raise ValueError(repr(error)) from error
-    expected = ["inference"] if convention.training is None else ["forward", "backward"]
-    if [part.name for part in parts] != expected:
-        raise ValueError(f"graphs {', '.join(part.name for part in parts)}")
-    return convention, parts

@@ -39,7 +39,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,9 @@ ABANDONED_S = 3600
 
 LOCKS = 64
 """How many lock files there are; keys share them, so that their number stays bounded."""
+
+listeners: list[Callable[[str, Mapping[str, bytes]], None]] = []
+"""Are told of each entry that is found or stored."""
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.fusec")
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
@@ -144,11 +147,11 @@ class Cache:
         with self._lock:
             self._hits += blobs is not None
             self._misses += blobs is None
-        return None if blobs is None else dict(blobs)
+        return None if blobs is None else _told(key, dict(blobs))
 
     def store(self, key: str, blobs: Mapping[str, bytes]) -> None:
         """Keep `blobs` under `key`; a fault of the machine costs the entry on disk, no more."""
-        self._remember(key, dict(blobs))
+        self._remember(key, _told(key, dict(blobs)))
         if not self.limit_bytes:
             return
         content = encode(key, blobs)
@@ -319,6 +322,12 @@ class Cache:
         except (EnvironmentProblem, OSError) as fault:  # `store` will warn of it
             logger.debug("building without a lock: %s", fault)
             return None
+
+
+def _told(key: str, blobs: dict[str, bytes]) -> dict[str, bytes]:
+    for listen in listeners:
+        listen(key, blobs)
+    return blobs
 
 
 def open_cache(options: Options) -> Cache:
