@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -89,10 +90,17 @@ def _target(node: fx.Node) -> str:
             raise NoKey(f"the operation {target}")
         return str(target)
     home = str(getattr(target, "__module__", None) or "builtins")
-    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if home.partition(".")[0] not in _ROOTS or not isinstance(name, str) or "<" in name:
-        raise NoKey(f"the function {target}")
-    return f"{home}.{name}"
+    found: Any = sys.modules.get(home) if home.partition(".")[0] in _ROOTS else None
+    for name in (getattr(target, "__qualname__", ""), getattr(target, "__name__", "")):
+        if found is not None and _attribute(found, name) is target:
+            return f"{home}.{name}"
+    raise NoKey(f"the function {target}")
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
@@ -194,3 +195,16 @@ def test_a_subclass_of_tensor_has_none() -> None:
 
     with pytest.raises(NoKey, match="Own"):
         dynamo_key(fx.symbolic_trace(scaled), [X.as_subclass(Own)])
+
+
+def test_functions_that_torch_makes_at_import_are_known_by_name() -> None:
+    images = values(1, 2, 8, 8)
+    first, second, third = (
+        key_of(fn, images)
+        for fn in (
+            lambda x: F.max_pool2d(x, 2),
+            lambda x: F.max_pool2d(x, 2),
+            lambda x: F.avg_pool2d(x, 2),
+        )
+    )
+    assert first == second != third
