@@ -158,6 +158,7 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         if options.cache:
             with trace.timed("cache"):
                 cache.store(key, blobs)
+                _remember_compiler(options)
     trace.key, trace.entry = key, blobs
     with trace.timed("bind"):
         kernels = _load(key, blobs, target, device)
@@ -214,9 +215,29 @@ def bind_blobs(stored: Stored, blobs: Mapping[str, bytes], options: Options) -> 
 
 def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str, ...]:
     """Return what the code of each graph depends on: versions, options, the machine."""
-    versions = (fingerprint(), cpu_features(), cpp_kernel.compiler_identity(options.cxx))
+    versions = (fingerprint(), cpu_features(), _compiler(options))
     raced = _processor(device) if _races(options) else ""
     return (*versions, options.key(), target.name, f"tf32={allows_tf32()}", raced)
+
+
+def _compiler(options: Options) -> str:
+    """Return which C++ compiler kernels are from: where there is none, the cache's last one."""
+    here = cpp_kernel.compiler_identity(options.cxx)
+    if here != cpp_kernel.NO_COMPILER or not options.cache:
+        return here
+    last = open_cache(options).load(_LAST_COMPILER)
+    return here if last is None else last["identity"].decode()
+
+
+def _remember_compiler(options: Options) -> None:
+    """Tell later processes with the same cache, which may have no compiler, what built it."""
+    identity = {"identity": cpp_kernel.compiler_identity(options.cxx).encode()}
+    cache = open_cache(options)
+    if cache.load(_LAST_COMPILER) != identity:
+        cache.store(_LAST_COMPILER, identity)
+
+
+_LAST_COMPILER = "compiler"
 
 
 def _compile_parts(

@@ -2,11 +2,11 @@
 
 Of each such graph the cache has an entry that names the entries of its forward and backward and
 holds the calling convention (``runtime/convention.py``). If all of them are there, a graph of
-Dynamo is bound at once: nothing is traced, no pass runs. Whoever looks at a compile
-(``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``, a directory for stages) gets the long
-way, which has the graphs that there is something to say of; so does what has no key
+Dynamo is bound at once: nothing is traced, no pass runs. What has no key
 (``frontend/dynamo_key.py``), no convention (``calling.py``), or a wrapper that takes of its graph
-what cannot be written down (``runtime/outside.py``).
+what cannot be written down (``runtime/outside.py``) goes the long way. So does a compile that
+somebody looks at (``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``, a directory for
+stages), for there is nothing to say of graphs that were not traced; but it leaves an entry.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Start:
     def of(gm: fx.GraphModule, inputs: Sequence[Any], context: Context) -> Start | None:
         """Return a graph's start; None where the graph goes the long way."""
         options = context.options
-        if not is_unseen(options):
+        if options.freeze or options.cudagraphs:  # their calls need the graphs
             return None
         salt = salt_of(torch.device(context.target.device), context.target, options)
         try:
@@ -98,7 +98,9 @@ class Start:
 
     def load(self) -> Callable[..., Any] | None:
         """Return what Dynamo calls, if the cache has all of it."""
-        found = open_cache(self.options).load(self.key) if self.options.cache else None
+        if not (self.options.cache and is_unseen(self.options)):
+            return None
+        found = open_cache(self.options).load(self.key)
         if found is None:
             return None
         try:
@@ -140,6 +142,8 @@ class Start:
         if convention is None:
             return compiled
         self._store(convention)
+        if not is_unseen(self.options):
+            return compiled
         return self._callable(convention.around(self.parts["inference"].call))
 
     def ship(self, context: Context) -> Shipped:
@@ -193,10 +197,9 @@ def _convention(
 
 
 def is_unseen(options: Options) -> bool:
-    """Return True if nobody looks at this compile, and its calls need nothing of its graphs."""
+    """Return True if nobody looks at this compile, or at its calls."""
     looked = options.verify or options.dump_dir is not None or debug_directory() is not None
-    held = options.freeze or options.cudagraphs
-    return not (looked or held or prints_code() or is_heard() or current_clock() is not None)
+    return not (looked or prints_code() or is_heard() or current_clock() is not None)
 
 
 def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:

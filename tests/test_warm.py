@@ -16,6 +16,7 @@ from torch import nn
 import fusec
 from fusec import backend, warm
 from fusec.options import Options
+from fusec.runtime import cpp_kernel
 from fusec.runtime.cache import open_cache
 from tests.support import BACKEND, compare, run, values
 
@@ -239,9 +240,26 @@ def test_an_entry_that_is_not_whole_goes_the_long_way(broken: str) -> None:
     assert cache.load(key) != blobs, "the long way writes it anew"
 
 
-@pytest.mark.parametrize("option", ("verify", "freeze", "cudagraphs"))
-def test_what_needs_its_graphs_goes_the_long_way(option: str) -> None:
-    assert not warm.is_unseen(Options.from_compile(None, {**OPTIONS, option: True}))
+@pytest.mark.parametrize("option", ({"freeze": True}, {"cudagraphs": True}), ids=str)
+def test_what_needs_its_graphs_leaves_no_entry(
+    option: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in option.items():
+        monkeypatch.setitem(OPTIONS, name, value)
+    with torch.no_grad():
+        compiled(lambda x: x + 1)(values(3))
+    assert entries("start ") == []
+
+
+def test_what_somebody_looks_at_goes_the_long_way_and_leaves_an_entry() -> None:
+    def fn(x):
+        return torch.sin(x) + 1
+
+    for _ in range(2):
+        with fusec.watch() as seen:
+            compiled(fn)(values(3))
+        assert "graphs: 1" in str(seen)
+    assert len(entries("start ")) == 1
 
 
 def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +276,23 @@ def test_who_listens_gets_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not warm.is_unseen(options)
     monkeypatch.setattr(warm, "is_heard", lambda: True)
     assert not warm.is_unseen(options)
+
+
+def test_without_a_compiler_kernels_of_the_last_one_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fn(x):
+        return torch.sin(x) + 1
+
+    x = values(3, 4)
+    compiled(fn)(x)
+    cpp_kernel.compiler_identity.cache_clear()
+    monkeypatch.setattr(cpp_kernel, "find_compiler", lambda preferred: None)
+    monkeypatch.setattr(backend, "compile_with", traced)
+    try:
+        torch.testing.assert_close(compiled(fn)(x), fn(x))
+    finally:
+        cpp_kernel.compiler_identity.cache_clear()
 
 
 SCRIPT = """

@@ -30,6 +30,7 @@ OPTIMISE = ("-O2", "-fno-tree-vectorize")
 half of g++'s time and finds nothing."""
 
 
+NO_COMPILER = "none"
 DIVIDED_BY_ZERO = 2
 """The status of a kernel that met an integer divisor of zero; 1 is an index out of range."""
 
@@ -55,7 +56,7 @@ def compiler_identity(preferred: str | None) -> str:
     """Return what tells compilers apart without starting one: path, size, time of change."""
     path = find_compiler(preferred)
     if path is None:
-        return "none"
+        return NO_COMPILER
     status = os.stat(os.path.realpath(path))
     flags = " ".join((*FLAGS, *OPTIMISE))
     return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns} {flags}"
