@@ -26,6 +26,7 @@ ELSEWHERE = {
     "cli/line": "test_cli_line",
     "cli/model": "test_cli",
     "cli/output": "test_cli",
+    "cli/profile": "test_cli_profile",
     "cli/report": "test_cli_report",
     "cli/run": "test_cli_run",
     # A bisection is one thing, and each of its parts is read off what it ends with.
@@ -138,6 +139,7 @@ ELSEWHERE = {
     "report/comparison": "test_cli_check",
     "report/observe": "test_report",
     "report/page": "report/test_watching",
+    "report/profile_page": "report/test_profile",
     "report/script": "test_cli_run",
     "report/seen": "report/test_watching",
     "report/stages": "test_cli",

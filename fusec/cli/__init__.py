@@ -19,7 +19,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fusec import __version__
-from fusec.cli import bisect, cache, check, completion, doctor, dump, explain, report, run
+from fusec.cli import (
+    bisect,
+    cache,
+    check,
+    completion,
+    doctor,
+    dump,
+    explain,
+    profile,
+    report,
+    run,
+)
 from fusec.cli.output import said, show, write_nowhere
 from fusec.errors import (
     EnvironmentProblem,
@@ -36,6 +47,7 @@ from fusec.options import environment_variables
 COMMANDS = {
     "run": run,
     "report": report,
+    "profile": profile,
     "explain": explain,
     "check": check,
     "bisect": bisect,
@@ -142,7 +154,7 @@ _EXIT_CODES = """exit codes:
   2  wrong usage
   3  the model, the script or the compile failed
   4  the machine lacks something, or memory is full
-  (fusec run: the script's own, where it ends with one)"""
+  (fusec run, fusec profile: the script's own, where it ends with one)"""
 
 
 def _fail(error: Exception, args: list[str]) -> int:
@@ -154,7 +166,7 @@ def _fail(error: Exception, args: list[str]) -> int:
     seen = str(known) if isinstance(known, FusecError) else _unexpected(error)
     code = known.exit_code if isinstance(known, FusecError) else FusecError.exit_code
     print(f"fusec: error: {seen}\nnext: {_next(known, args)}", file=sys.stderr)
-    if "--json" in args and args[0] != "run":
+    if "--json" in args and args[0] not in ("run", "profile"):
         show(json.dumps({"schema": 1, "error": seen, "exit_code": code}))
     return code
 

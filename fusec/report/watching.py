@@ -84,7 +84,7 @@ class Watch:
     """What a block has seen so far: ``seen`` is the record of it, up to date; prints as it."""
 
     def __init__(self, what: str, listener: _Listener, clock: Clock) -> None:
-        self._what, self._told, self._clock = what, listener.told, clock
+        self._what, self._told, self.clock = what, listener.told, clock
         self._start, self._end = time.perf_counter(), 0.0
 
     @property
@@ -93,7 +93,7 @@ class Watch:
         metrics, graphs = self._told.metrics, self._told.graphs
         compiles = [row for row in metrics if row.get("co_name")]
         places = {str(row["compile_id"]): place_of_compile(row) for row in compiles}
-        totals = {graph.id: self._clock.totals(graph.id) for graph in graphs}
+        totals = {graph.id: self.clock.totals(graph.id) for graph in graphs}
         nowhere = Place("", 0, "")
         return Seen(
             self._what,

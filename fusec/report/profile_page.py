@@ -1,0 +1,72 @@
+"""The table that ``fusec profile`` prints."""
+
+from __future__ import annotations
+
+from fusec.report.profile import VIEWS, Entry, Profile
+from fusec.report.terminal import fitted_table, format_bytes
+
+_ROWS = 24
+"""Rows of the table; the JSON form has all."""
+_HEADER = ("time", "step", "calls", "bytes", "floor", "predicted", "")
+_TITLES = {"kernel": "kernels", "module": "modules", "line": "lines"}
+
+
+def profile_page(profile: Profile, by: str = "kernel") -> str:
+    """Return a profile as text, one row for each kernel, module or line of the user's."""
+    entries = VIEWS[by](profile)
+    shown, more = entries[:_ROWS], entries[_ROWS:]
+    rows = [_HEADER, *(_row(entry, profile.step_seconds) for entry in shown)]
+    if more:
+        others = Entry(f"{len(more)} more, which --json lists", sum(e.seconds for e in more))
+        rows.append(_row(others, profile.step_seconds))
+    rows += [_row(Entry(r.name, r.seconds), profile.step_seconds) for r in profile.rest]
+    rows.append(_row(Entry("the step", profile.step_seconds), profile.step_seconds))
+    table = fitted_table(rows, right=range(6), indent=2)
+    return "\n".join([*_head(profile), "", f"{_TITLES[by]}, by time", *table, "", *_rates(profile)])
+
+
+def _head(profile: Profile) -> list[str]:
+    launched = sum(one.seconds for one in profile.launches)
+    floor = sum(one.floor_seconds for one in profile.launches)
+    of = "one step, not warm" if profile.cold else f"the median of {profile.steps}"
+    threads = f", {profile.threads} thread{'s' * (profile.threads != 1)}"
+    device = profile.device + threads * profile.device.startswith("cpu")
+    calls = sum(one.calls for one in profile.launches)
+    return [
+        f"{profile.what} on {device}: {_time(profile.step_seconds)} a step ({of})",
+        f"{calls} launches take {_time(launched)}, of which their floor is {_time(floor)}",
+    ]
+
+
+def _row(entry: Entry, step: float) -> tuple[str, ...]:
+    measured = entry.calls > 0
+    return (
+        _time(entry.seconds),
+        f"{entry.seconds / step:.1%}",
+        _calls(entry.calls) if measured else "",
+        format_bytes(round(entry.bytes)) if measured else "",
+        f"{entry.floor_seconds / entry.seconds:.0%}" if measured and entry.seconds else "",
+        "" if entry.predicted_seconds is None else _time(entry.predicted_seconds),
+        entry.name,
+    )
+
+
+def _calls(calls: float) -> str:
+    return f"{calls:.0f} x" if calls == int(calls) else f"{calls:.1f} x"
+
+
+def _rates(profile: Profile) -> list[str]:
+    """Return by which rates the floor was computed."""
+    copies = [f"{format_bytes(size)} at {rate / 1e9:.3g} GB/s"
+              for size, rate in profile.copies.items()]  # fmt: skip
+    products = [f"{dtype} at {2 * rate / 1e9:.3g} GFLOP/s"
+                for dtype, rate in profile.products.items()]  # fmt: skip
+    lines = ["floor: the share of the time that PyTorch's own copy of as many bytes, or product,"]
+    lines.append("takes on this machine; predicted: what fusion priced it at")
+    return [*lines, *(f"  {', '.join(part)}" for part in (copies, products) if part)]
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
