@@ -564,6 +564,7 @@ def test_a_failing_pass_shows_the_stages_before_it(capsys, models, monkeypatch) 
         ("-0.5", -0.5),
         ("true", True),
         ("None", None),
+        ("[3, f32[2]]", [3, TensorInput("f32", (2,))]),
     ],
 )
 def test_specs_are_parsed(text: str, spec: object) -> None:
@@ -577,7 +578,7 @@ def test_specs_are_parsed(text: str, spec: object) -> None:
         "",
         "f32[",
         "f32[1.5]",
-        "[3]",
+        "[3",
         "i64[3]<0",
         "i64[3]<x",
         "f33[2]",

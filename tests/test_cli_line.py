@@ -13,7 +13,7 @@ import torch
 
 from fusec.cli import line, main
 from fusec.cli.completion import SHELLS
-from fusec.cli.inputs import TensorInput, parse_inputs
+from fusec.cli.inputs import TensorInput, each_call, parse_inputs
 from fusec.cli.line import constructed, is_target
 from fusec.codegen.targets import TARGETS
 from fusec.errors import UsageError
@@ -61,6 +61,9 @@ WRONG = {
     "bound": (["dump", "{m}:Net", "--input", "f32[8]<4"], 2, "a bound is"),
     "no spec": (["explain", "{m}:Net", "--input", "eight"], 2, "is no SPEC"),
     "size": (["explain", "{m}:Net", "--input", f"f32[{10**20},8]"], 2, "elements"),
+    "a dictionary": (["explain", "{m}:Net", "--input", "{{f32[8]}}"], 2, "name: SPEC"),
+    "in a list": (["explain", "{m}:Net", "--input", "[f32[8], f23[8]]"], 2, "mean 'f32'?"),
+    "no exported program": (["explain", "{d}/nope.pt2"], 2, "no file"),
     "twice": (["explain", "{m}:Net", "--input", "x=f32[8]", "x=f32[8]"], 2, "given twice"),
     "no file of inputs": (["explain", "{m}:Net", "--input", "@in.pt"], 2, "no file 'in.pt'"),
     "target": (["explain", "{m}:Net", "--target", "sm90"], 2, "Did you mean 'sm_90'?"),
@@ -272,6 +275,46 @@ def test_saved_and_nested_inputs_are_what_the_model_gets(capsys, model: Path) ->
     (graph,) = explained(capsys, target, "--input", f"@{file}")["graphs"]
     assert graph["bytes_moved"] == 4 * 32
     assert main(["check", target, "--input", f"@{file}"]) == 0
+
+
+def test_nested_inputs_may_be_written_as_they_are(capsys, model: Path) -> None:
+    (spec,) = parse_inputs(["([f32[8,2|4], 3], {by: i64[2]<9, off: none})"]).specs
+    small, large = TensorInput("f32", (8, 2)), TensorInput("f32", (8, 4))
+    index = TensorInput("i64", (2,), 9)
+    calls = each_call([spec])
+    assert calls == [[([t, 3], {"by": index, "off": None})] for t in (small, large)]
+    assert parse_inputs(["[]", "{}"]).specs == ([], {})
+    args = (f"{model}:nested", "--input", "[f32[8], f32[8]]", "{by: f32[8]}")
+    (graph,) = explained(capsys, *args)["graphs"]
+    assert graph["bytes_moved"] == 4 * 32
+    assert main(["check", *args]) == 0
+
+
+def test_an_exported_program_is_a_target_with_inputs_of_its_own(capsys, model: Path) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    file = str(model.parent / "layer.pt2")
+    torch.export.save(torch.export.export(layer, (torch.randn(4, 8),)), file)
+    assert len(explained(capsys, file)["graphs"]) == 1
+    assert len(explained(capsys, file, "--input", "f32[4,8]")["graphs"]) == 1
+    assert main(["check", file]) == 0
+    (model.parent / "none.pt2").write_text("nothing")
+    capsys.readouterr()
+    assert main(["explain", f"{model.parent}/none.pt2"]) == 2
+    assert "no file of torch.export.save" in capsys.readouterr().err
+
+
+def test_sparse_inputs_are_refused_by_check(capsys, model: Path) -> None:
+    file = model.parent / "sparse.pt"
+    torch.save([torch.eye(4).to_sparse()], file)
+    assert main(["check", f"{model}:several", "--input", f"@{file}"]) == 2
+    assert "torch.sparse_coo, which torch.compile does not take" in capsys.readouterr().err
+
+
+def test_a_machine_without_a_compiler_is_said_to_be_one(capsys, model: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fusec.runtime.cpp_kernel.find_compiler", lambda name: None)
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    assert main(["check", f"{model}:several", "--input", "f32[8]"]) == 4
+    assert "next: fusec doctor" in capsys.readouterr().err
 
 
 def test_full_memory_is_the_machine_s_fault(capsys, model: Path) -> None:

@@ -40,7 +40,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         nargs="?",
         help="path.py:name or module:name: a module, its class, a function, or a function without "
-        "arguments that returns a module; either with arguments: 'model.py:Block(64)'",
+        "arguments that returns a module; either with arguments: 'model.py:Block(64)'; or a "
+        "FILE.pt2 of torch.export.save",
     )
     parser.add_argument(
         "--input",

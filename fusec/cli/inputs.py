@@ -5,6 +5,8 @@ Grammar::
     INPUT  ::= [name '='] SPEC | '@' file                           input_ids=i64[2,16]<1000
     SPEC   ::= dtype '[' [sizes (',' sizes)*] ']' ['<' bound]       a tensor: bf16[8,128,768]
              | integer | float | 'true' | 'false' | 'none'          a number, or nothing
+             | '[' SPEC,* ']' | '(' SPEC,* ')'                      a list, a tuple of them
+             | '{' (name ':' SPEC),* '}'                            a dictionary
     sizes  ::= extent ('|' extent)*                                 one for each call: f32[8,16|24]
     dtype  ::= 'f32' | 'bf16' | 'f16' | 'f64' | 'i64' | 'i32' | 'i16' | 'i8' | 'u8' | 'bool'
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -86,7 +88,9 @@ class TensorInput:
         return torch.randint(0, 2 if self.dtype == "bool" else high, self.shape).to(dtype)
 
 
-Spec: TypeAlias = "TensorInput | int | float | bool | None"
+Spec: TypeAlias = (
+    "TensorInput | int | float | bool | list[Spec] | tuple[Spec, ...] | dict[str, Spec] | None"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
     Raises:
         UsageError: if two specs give several sizes, and not as many.
     """
-    tensors = [spec for spec in specs if isinstance(spec, TensorInput)]
+    tensors = [leaf for leaf in _leaves(list(specs)) if isinstance(leaf, TensorInput)]
     counts = {1 + len(spec.later) for spec in tensors if spec.later} or {1}
     if len(counts) > 1:
         raise UsageError(
@@ -172,7 +176,25 @@ def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
     return [[_of_call(spec, number) for spec in specs] for number in range(counts.pop())]
 
 
+def _leaves(spec: Spec) -> Iterator[Spec]:
+    match spec:
+        case list() | tuple():
+            for part in spec:
+                yield from _leaves(part)
+        case dict():
+            yield from _leaves(list(spec.values()))
+        case _:
+            yield spec
+
+
 def _of_call(spec: Spec, number: int) -> Spec:
+    match spec:
+        case list():
+            return [_of_call(part, number) for part in spec]
+        case tuple():
+            return tuple(_of_call(part, number) for part in spec)
+        case dict():
+            return {name: _of_call(part, number) for name, part in spec.items()}
     if not isinstance(spec, TensorInput) or not spec.later:
         return spec
     return replace(spec, shape=(spec.shape, *spec.later)[number], later=())
@@ -185,6 +207,8 @@ def parse_spec(text: str) -> Spec:
         UsageError: with the grammar, and the nearest dtype.
     """
     text = text.strip()
+    if text[:1] in _CLOSING and text.endswith(_CLOSING[text[:1]]):
+        return _nested(text)
     match = _TENSOR.fullmatch(text.replace(" ", ""))
     if match is not None:
         return _tensor(text, match)
@@ -196,6 +220,34 @@ def parse_spec(text: str) -> Spec:
         except ValueError:
             continue
     raise UsageError(f"input {text!r} is no SPEC. Write it as {EXAMPLES}.")
+
+
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+
+
+def _nested(text: str) -> Spec:
+    """Return the list, tuple or dictionary of SPECs that a text is."""
+    parts = _parts(text[1:-1])
+    if text[0] == "[":
+        return list(map(parse_spec, parts))
+    if text[0] == "(":
+        return tuple(map(parse_spec, parts))
+    pairs = [part.partition(":") for part in parts]
+    if not all(name.strip().isidentifier() and colon for name, colon, _ in pairs):
+        raise UsageError(f"input {text!r}: a dictionary is {{name: SPEC, ...}}.")
+    return {name.strip(): parse_spec(spec) for name, _, spec in pairs}
+
+
+def _parts(text: str) -> list[str]:
+    """Return a text in pieces, cut at the commas that stand in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in _CLOSING) - (letter in _CLOSING.values())
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts if any(map(str.strip, parts)) else []
 
 
 def _tensor(text: str, match: re.Match[str]) -> TensorInput:

@@ -15,6 +15,8 @@ from fusec.cli.inputs import parse_inputs
 from fusec.errors import NotWritable, UsageError, nearest
 from fusec.options import Options
 
+EXPORTED = ".pt2"
+"""How the name of a file ends that ``torch.export.save`` wrote."""
 FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 DEVICES = {
     "sm_80": ("a100", "a30", "ampere"),
@@ -61,7 +63,9 @@ def complete(arguments: argparse.Namespace) -> None:
 
 
 def is_target(text: str) -> bool:
-    """Return True for what reads as ``place:name``."""
+    """Return True for what reads as ``place:name``, or as the file of an exported program."""
+    if text.endswith(EXPORTED):
+        return True
     place, colon, name = text.partition("(")[0].rpartition(":")
     return bool(colon and place and name.replace(".", "").isidentifier())
 
@@ -72,6 +76,9 @@ def check_model_line(arguments: argparse.Namespace) -> None:
     parse_inputs(arguments.input)
     check_target_name(arguments.target)
     check_target_name(Options.from_compile(None, forced_options(arguments)).target)
+    if arguments.model.endswith(EXPORTED):
+        check_file(Path(arguments.model), FORM)
+        return
     place = arguments.model.partition("(")[0].rpartition(":")[0]
     if not is_target(arguments.model):
         raise UsageError(f"target {arguments.model!r} names nothing in a file or module. {FORM}.")
@@ -85,7 +92,7 @@ def check_file(path: Path, form: str) -> None:
     if path.is_file():
         return
     folder = path.parent if path.parent.is_dir() else Path()
-    near = nearest(path.name, [file.name for file in folder.glob("*.py")])
+    near = nearest(path.name, [file.name for file in folder.glob(f"*{path.suffix}")])
     hint = f" Did you mean {str(folder / near)!r}?" if near else ""
     raise UsageError(f"there is no file {str(path)!r}.{hint} {form}.")
 

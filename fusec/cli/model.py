@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from fusec.cli.inputs import Inputs, TensorInput, each_call
-from fusec.cli.line import FORM, constructed
+from fusec.cli.line import EXPORTED, FORM, constructed
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.report.arguments import positional, signature_of
@@ -52,7 +52,7 @@ def observe_call(
     """
     specs = _in_order(fn, given)
     with mode:
-        inputs = [s.make() if isinstance(s, TensorInput) else s for s in specs]
+        inputs = [pytree.tree_map_only(TensorInput, TensorInput.make, spec) for spec in specs]
     fn = fn.train(train) if isinstance(fn, nn.Module) else fn
     attempt = partial(observe, fn, inputs, train=train, mode=mode, **how)
     try:
@@ -82,6 +82,8 @@ def load_callable(
         UsageError: if there is no such thing, or it cannot be called with tensors.
         ModelError: if the user's code fails.
     """
+    if target.endswith(EXPORTED):
+        return _Exported(target)  # with real tensors: torch reads no fake ones
     head, bracket, arguments = target.partition("(")
     place, colon, name = head.rpartition(":")
     name += bracket + arguments
@@ -121,9 +123,9 @@ def load_with_inputs(
     fn = load_callable(target, len(given), nullcontext())
 
     def make(spec: Any) -> Any:
-        if isinstance(spec, TensorInput):
-            return spec.random().to(device)
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), spec)
+        made = pytree.tree_map_only(TensorInput, TensorInput.random, spec)
+        _refuse_sparse(made)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), made)
 
     calls = [[make(spec) for spec in call] for call in each_call(_in_order(fn, given))]
     if not isinstance(fn, nn.Module):
@@ -136,6 +138,16 @@ def load_with_inputs(
     return fn, calls
 
 
+def _refuse_sparse(inputs: Any) -> None:
+    """Raise UsageError for a tensor in a layout that ``torch.compile`` does not take."""
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and str(leaf.layout).startswith("torch.sparse"):
+            raise UsageError(
+                f"an input has the layout {leaf.layout}, which torch.compile does not take: calls "
+                "with such tensors run eagerly, and there is nothing to compare."
+            )
+
+
 def _runs(fn: nn.Module, inputs: Sequence[Any]) -> bool:
     """Return whether a copy of a module runs with copies of some inputs."""
     try:
@@ -144,6 +156,27 @@ def _runs(fn: nn.Module, inputs: Sequence[Any]) -> bool:
     except Exception:
         return False
     return True
+
+
+class _Exported(nn.Module):
+    """A program that ``torch.export.save`` wrote, as a module; its example inputs are defaults."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        try:
+            exported = torch.export.load(path)
+        except Exception as error:
+            raise UsageError(f"{path!r} is no file of torch.export.save: {error}.") from error
+        self.program = exported.module()
+        args, kwargs = exported.example_inputs or ((), {})
+        self.example_inputs = (*args, *kwargs.values())
+
+    def train(self, mode: bool = True) -> _Exported:
+        """Return itself: a program was exported in one of the modes."""
+        return self
+
+    def forward(self, *args: Any) -> Any:
+        return self.program(*args)
 
 
 # -- the module ------------------------------------------------------------------------------------
@@ -287,6 +320,8 @@ def _in_order(fn: Callable[..., Any], given: Inputs) -> list[Any]:
         UsageError: if the inputs do not fit the signature.
     """
     specs, named = given.read()
+    if isinstance(fn, _Exported) and not (specs or named):
+        return list(fn.example_inputs)
     try:
         return positional(fn, specs, named)
     except TypeError as error:
