@@ -57,7 +57,13 @@ from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
 from fusec.summary import announce, announce_code, graph_id, launch_titles, prints_code
-from fusec.torch_interior import compile_id, compile_phase, debug_directory, keep_versions
+from fusec.torch_interior import (
+    compile_id,
+    compile_phase,
+    debug_directory,
+    keep_versions,
+    traces_code,
+)
 from fusec.trace import Trace
 from fusec.verification import Verification
 
@@ -153,6 +159,8 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         wanted = options.cache and not printed
         blobs = cache.load(key) if wanted else None
     trace.cached = blobs is not None
+    if blobs is not None and traces_code():
+        _announce_cached(gm, name, target, options)
     if blobs is None:
         blobs = _build(gm, name, target, options, trace)
         if options.cache:
@@ -319,7 +327,7 @@ def _build(
 ) -> dict[str, bytes]:
     trace.texts = trace.texts or options.dump_dir is not None
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
-    announce_code(name, partial(print_code, compiled), partial(print_schedule, compiled.schedule))
+    _announce_code(name, compiled)
     if options.dump_dir is not None:
         _dump(trace, target.language, options.dump_dir)
     blobs = {
@@ -332,6 +340,21 @@ def _build(
         with trace.timed("build"):
             blobs.update(_LANGUAGES[target.language].build(compiled, target.name, options))
     return blobs
+
+
+def _announce_code(name: str, compiled: Compiled) -> None:
+    notation = partial(print_schedule, compiled.schedule)
+    announce_code(name, partial(print_code, compiled), notation, compiled.decisions)
+
+
+def _announce_cached(gm: fx.GraphModule, name: str, target: Target, options: Options) -> None:
+    """Tell torch's trace what the code of a graph in the cache is: an entry has no text of it."""
+    try:
+        untimed = replace(options, race_budget_s=0.0)
+        context = context_for(gm, target, untimed, Trace(name))
+        _announce_code(name, compile_to_source(gm, context))
+    except Exception:  # the program has its kernels
+        logger.debug("no code of %s for the trace", name, exc_info=True)
 
 
 def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Trace) -> Context:

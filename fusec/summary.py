@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import fx
 
 from fusec.frontend.multiplied import multiplied
 from fusec.frontend.origin import module_path, origin_of
+from fusec.ir.decision import Decision
 from fusec.ir.extern import Extern
 from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_launches
 from fusec.ir.names import SHOWN_OPERATIONS, identifier, operation_words
@@ -212,12 +213,25 @@ def prints_code() -> bool:
     return code_logger.isEnabledFor(logging.DEBUG)
 
 
-def announce_code(name: str, code: Callable[[], str], notation: Callable[[], str]) -> None:
-    """Tell the log and torch's trace what was generated for a graph, if anybody listens."""
+def announce_code(
+    name: str,
+    code: Callable[[], str],
+    notation: Callable[[], str],
+    decisions: Iterable[Decision],
+) -> None:
+    """Tell the log and torch's trace what was generated for a graph, if anybody listens.
+
+    Decisions are the merges taken and rejected, and what races found.
+    """
     if prints_code():
         code_logger.debug("graph %s%s:\n%s", name, f" [{compile_id()}]", code())
     trace_artifact(f"fusec_{name}_kernels", notation)
     trace_artifact(f"fusec_{name}_code", code)
+    trace_artifact(
+        f"fusec_{name}_decisions",
+        lambda: json.dumps([asdict(decision) for decision in decisions], indent=1),
+        json=True,
+    )
 
 
 def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:

@@ -28,6 +28,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, tracing
 from torch._logging import getArtifactLogger as artifact_logger
 from torch._logging import trace_structured
+from torch._logging.structured import INTERN_TABLE
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -97,6 +98,7 @@ __all__ = [
     "gradient_function",
     "has_modes",
     "has_saved_tensor_hooks",
+    "interned",
     "is_autocasting",
     "is_distributed_data_parallel",
     "is_profiling",
@@ -112,6 +114,7 @@ __all__ = [
     "trace_artifact",
     "trace_log",
     "traces",
+    "traces_code",
     "tracing",
     "transforms",
     "unset_fake_temporarily",
@@ -219,6 +222,16 @@ def is_profiling() -> bool:
     ``torch.autograd._profiler_enabled`` asks for the thread's own state, which takes 140.
     """
     return profiler._is_profiler_enabled
+
+
+def traces_code() -> bool:
+    """Return True if somebody listens to torch's trace who wants more than summaries."""
+    return any(not getattr(handler, "summaries_only", False) for handler in trace_log.handlers)
+
+
+def interned(number: int) -> str:
+    """Return the text that torch's trace has a number for: a file's name in a stack."""
+    return next((text for text, known in INTERN_TABLE.items() if known == number), "")
 
 
 def trace_artifact(name: str, text: Callable[[], str], *, json: bool = False) -> None:

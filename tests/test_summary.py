@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+import fusec
 from fusec import summary, torch_interior
 from fusec.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import trace_log
+
+CODE = ("fusec_inference_kernels", "fusec_inference_code", "fusec_inference_decisions")
 
 
 class Block(nn.Module):
@@ -98,7 +102,8 @@ def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
     with listening() as kept:
         compile_block(cache=False)
     found = {name: text for name, text in kept.found if name.startswith("fusec")}
-    assert list(found) == ["fusec_inference_kernels", "fusec_inference_code", ARTIFACT]
+    assert list(found) == [*CODE, ARTIFACT]
+    assert {"a", "b", "taken", "reason"} <= set(json.loads(found[CODE[2]])[0])
     assert found["fusec_inference_kernels"].startswith("kernel k0 -> ")
     made = GraphSummary.from_json(found[ARTIFACT])
     assert GraphSummary.from_json(made.to_json()) == made
@@ -108,6 +113,42 @@ def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
     assert "test_summary.py" in made.kernels[0].source[0]
     assert all(k.bytes and k.us for k in made.kernels)
     assert {"passes", "codegen", "build", "bind"} <= set(made.seconds)
+
+
+def test_the_trace_has_the_code_of_a_graph_that_is_in_the_cache() -> None:
+    compile_block()
+    with listening() as kept:
+        compile_block()
+    found = dict(kept.found)
+    assert GraphSummary.from_json(found[ARTIFACT]).cached
+    assert set(CODE) <= set(found) and 'extern "C" void' in found[CODE[1]]
+
+
+def test_a_watcher_has_no_code_made_of_a_graph_that_is_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_block()
+    monkeypatch.setattr("fusec.compiler.compile_to_source", None)
+    with fusec.watch() as watched:
+        compile_block(strict=True)
+    assert [graph.summary.cached for graph in watched.seen.graphs] == [True]
+
+
+def test_phases_are_in_the_timeline_of_the_trace() -> None:
+    events: list[str] = []
+
+    class Timeline(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "chromium_event" in record.metadata:  # type: ignore[attr-defined]
+                events.append(json.loads(record.payload)["name"])  # type: ignore[attr-defined]
+
+    handler = Timeline()
+    trace_log.addHandler(handler)
+    try:
+        compile_block(cache=False)
+    finally:
+        trace_log.removeHandler(handler)
+    assert {"fusec.passes", "fusec.codegen", "fusec.build"} <= set(events)
 
 
 def test_phases_are_in_torchs_table_of_compile_times() -> None:

@@ -106,6 +106,11 @@ def read_break(text: str) -> Break:
     return Break(_place(text), reason, remedy, bool(_SKIPPED.search(text)))
 
 
+def is_library(path: str) -> bool:
+    """Return True for a file of torch's, or of what Python starts programs with."""
+    return bool(_LIBRARY.search(path))
+
+
 def is_planned(text: str) -> bool:
     """Return True for the break that torch has put around each optimizer's step: it costs nothing.
 
@@ -152,7 +157,7 @@ def _place(text: str) -> Place:
     named = _PLACE.search(text)
     if not frames and named:
         frames = [Place(named[1], int(named[2]), "")]
-    own = [frame for frame in frames if not _LIBRARY.search(frame.path)] or frames
+    own = [frame for frame in frames if not is_library(frame.path)] or frames
     return with_code(own[-1]) if own else Place("", 0, "")
 
 
@@ -213,8 +218,12 @@ _REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
 # -- recompiles ----------------------------------------------------------------------------------
 
 
-def read_recompile(metrics: Mapping[str, Any]) -> Recompile | None:
-    """Return what the metrics of a compile say of why there was one again; None for a first one."""
+def read_recompile(metrics: Mapping[str, Any], place: Place) -> Recompile | None:
+    """Return what the metrics of a compile say of why there was one again; None for a first one.
+
+    Args:
+        place: what was compiled.
+    """
     reason = metrics.get("recompile_reason")
     if not reason:
         return None
@@ -223,7 +232,7 @@ def read_recompile(metrics: Mapping[str, Any]) -> Recompile | None:
     remedies = (r(m) for p, r in _RECOMPILE_REMEDIES if (m := re.search(p, said)) is not None)
     remedy = next(remedies, Remedy("keep the same what the guard names"))
     seconds = float(metrics.get("entire_frame_compile_time_s") or 0.0)
-    return Recompile(place_of_compile(metrics), said, remedy, seconds)
+    return Recompile(place, said, remedy, seconds)
 
 
 def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
@@ -253,6 +262,14 @@ def place_of_compile(metrics: Mapping[str, Any]) -> Place:
 
 
 _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+    (
+        r"___stack\d+",
+        lambda m: Remedy("it is compiled for what a graph break hands over: mend the break first"),
+    ),
+    (
+        r"len\(.*_modules\)|___check_obj_id|___check_type_id",
+        lambda m: Remedy("none: another object runs the same code, and is compiled for itself"),
+    ),
     (
         r"tensor '(.+)' size mismatch at index (\d+)",
         lambda m: Remedy(

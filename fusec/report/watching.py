@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,18 +27,20 @@ import torch
 from fusec.report.breaks import (
     Break,
     Place,
+    is_library,
     is_planned,
     merge_breaks,
     merge_recompiles,
     place_of_compile,
     read_break,
     read_recompile,
+    with_code,
 )
 from fusec.report.observe import UNSEEN
 from fusec.report.seen import Launch, Seen, SeenGraph, folded
 from fusec.runtime.clock import Clock, clock_running
 from fusec.summary import ARTIFACT, GraphSummary
-from fusec.torch_interior import trace_log
+from fusec.torch_interior import interned, trace_log
 
 _STAGES = ("key", "cache", "capture", "passes", "codegen", "build", "bind")
 _BREAK = "dynamo_graph_break_reason"
@@ -46,16 +48,26 @@ _BREAK = "dynamo_graph_break_reason"
 
 @dataclass(slots=True)
 class _Told:
-    """What torch's trace has said so far."""
+    """What torch's trace has said so far; ``callers`` are the user's lines that led to compiles."""
 
     graphs: list[GraphSummary] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     metrics: list[Mapping[str, Any]] = field(default_factory=list)
+    callers: dict[str, Place] = field(default_factory=dict)
     unseen: str = ""
+
+
+def _caller(stack: Sequence[Mapping[str, Any]]) -> Place:
+    """Return the last line of the user's in a stack of torch's trace."""
+    frames = [Place(interned(f["filename"]), f["line"], f["name"]) for f in stack]
+    own = [frame for frame in frames if not is_library(frame.path)] or frames
+    return with_code(own[-1]) if own else Place("", 0, "")
 
 
 class _Listener(logging.Handler):
     """Keeps what torch's trace says of breaks, graphs and compiles; never fails the program."""
+
+    summaries_only = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +87,9 @@ class _Listener(logging.Handler):
             self.told.unseen = payload
         elif name == ARTIFACT and payload:
             self.told.graphs.append(GraphSummary.from_json(payload))
+        if "dynamo_start" in metadata:
+            number = f"{metadata['frame_id']}/{metadata['frame_compile_id']}"
+            self.told.callers[number] = _caller(metadata["dynamo_start"]["stack"])
         for kind in ("compilation_metrics", "bwd_compilation_metrics"):
             if kind in metadata:
                 self.told.metrics.append(metadata[kind])
@@ -92,7 +107,7 @@ class Watch:
         """The record of what was seen up to now, or in the whole block once it is left."""
         metrics, graphs = self._told.metrics, self._told.graphs
         compiles = [row for row in metrics if row.get("co_name")]
-        places = {str(row["compile_id"]): place_of_compile(row) for row in compiles}
+        places = {str(row["compile_id"]): self._place(row) for row in compiles}
         totals = {graph.id: self.clock.totals(graph.id) for graph in graphs}
         nowhere = Place("", 0, "")
         return Seen(
@@ -103,12 +118,20 @@ class Watch:
                 for g in graphs
             ),
             merge_breaks(self._told.breaks),
-            merge_recompiles(r for row in metrics if (r := read_recompile(row)) is not None),
+            merge_recompiles(
+                r for row in metrics if (r := read_recompile(row, self._place(row))) is not None
+            ),
             tuple(launch for g in graphs for launch in _launches(g, totals[g.id])),
             _phases(metrics, graphs),
             _peak(),
             self._told.unseen,
         )
+
+    def _place(self, metrics: Mapping[str, Any]) -> Place:
+        """Return the function that a compile was of; of one of torch's own, the line it was for."""
+        place = place_of_compile(metrics)
+        caller = self._told.callers.get(str(metrics.get("compile_id")))
+        return caller if caller is not None and is_library(place.path) else place
 
     def _leave(self) -> None:
         self._end = time.perf_counter()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusec.report.breaks import Break, read_break, read_recompile
+from fusec.report.breaks import Break, Place, read_break, read_recompile
 from fusec.report.seen import Seen
 from fusec.report.watching import watch
 from tests.report import unclean
@@ -132,7 +132,7 @@ def test_a_compiled_optimizer_has_no_break_of_the_user_s() -> None:
 
 def test_the_line_of_a_guard_is_no_part_of_the_reason() -> None:
     reason = f"0/0: {'k == 3.5':<60}  # h = h + k  # m.py:14 in f"
-    found = read_recompile({"recompile_reason": reason, "co_name": "f", "co_filename": "m.py"})
+    found = read_recompile({"recompile_reason": reason}, Place("m.py", 1, "f"))
     assert found is not None and found.reason == "k == 3.5"
 
 
@@ -177,9 +177,10 @@ def test_the_remedy_of_a_recompile_removes_it() -> None:
         ("0/0: Unexpected recompilation: runtime guards failed", "none: "),
         ("0/0: self.training", "training and evaluation are two graphs"),
         ("0/0: GLOBAL_STATE changed: grad_mode", "with and without gradients"),
+        ("0/0: ___stack0 == 1.99", "mend the break first"),
         ("0/0: something else", "keep the same"),
     ],
 )
 def test_reasons_of_recompiles_have_remedies(reason: str, remedy: str) -> None:
-    found = read_recompile({"recompile_reason": reason, "co_name": "f", "co_filename": "m.py"})
+    found = read_recompile({"recompile_reason": reason}, Place("m.py", 1, "f"))
     assert found is not None and remedy in found.remedy.change

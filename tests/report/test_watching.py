@@ -140,3 +140,23 @@ def test_a_graph_that_nobody_watches_is_not_timed(monkeypatch: pytest.MonkeyPatc
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(Net(), backend="fusec", options={"strict": True})(torch.randn(8, 64))
+
+
+def test_a_module_of_torch_s_own_stands_at_the_line_that_calls_it() -> None:
+    torch._dynamo.reset()
+    with fusec.watch() as watched, torch.no_grad():
+        torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()), backend="fusec")(torch.ones(2, 8))
+    (graph,) = watched.seen.graphs
+    assert graph.place.path == __file__ and "nn.GELU()), backend" in graph.place.code
+    assert "external_utils" not in str(watched.seen)
+
+
+def test_two_modules_of_one_class_of_torch_s_are_no_recompile_to_mend() -> None:
+    torch._dynamo.reset()
+    with fusec.watch() as watched, torch.no_grad():
+        for width in (1, 2):
+            layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(width)])
+            torch.compile(layers, backend="fusec")(torch.ones(2, 8))
+    (again,) = watched.seen.recompiles
+    assert again.place.path == __file__
+    assert again.remedy.change.startswith("none: another object")
