@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,7 @@ def plot(data: dict[str, Any], path: Path) -> bool:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
+        print('no plot, for matplotlib is missing: pip install -e ".[bench]"', file=sys.stderr)
         return False
     rows = [r for r in data["results"] if r.get("ratios")]
     if not rows:

@@ -24,10 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import same
-from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.utils import logging as transformers_logging
 
 import fusec
+
+try:
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging as transformers_logging
+except ImportError as missing:
+    sys.exit(f'error: {missing.name} is missing: pip install -e ".[demo]"')
 
 TIMED_SECONDS = 15.0
 """How long each of the two comparisons is timed; at least three rounds of each."""

@@ -11,17 +11,23 @@ a list of its own. ``model.compile(backend="fusec")`` does the same for any Trai
 
 from __future__ import annotations
 
+import sys
 import tempfile
 
 import torch
 from torch.utils.data import Dataset
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PrinterCallback,
-    Trainer,
-    TrainingArguments,
-)
+
+try:
+    import accelerate  # noqa: F401  (the Trainer says so only when it begins)
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        PrinterCallback,
+        Trainer,
+        TrainingArguments,
+    )
+except ImportError as missing:
+    sys.exit(f'error: {missing.name} is missing: pip install -e ".[demo]"')
 
 LENGTH, VOCABULARY = 24, 32
 

@@ -11,6 +11,7 @@ first, which compiles.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -176,6 +177,8 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[list[float], lis
     chosen = parser.parse_args(arguments)
     if chosen.steps < 2:
         parser.error("--steps must be at least 2: the first one compiles")
+    if chosen.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error('--plot wants matplotlib: pip install -e ".[demo]"')
     shape = Shape(chosen.layers, Shape.heads, chosen.width, chosen.length)
     data = batches(chosen.steps, chosen.batch, chosen.length, chosen.device)
     settings: dict[str, Any] = {"device": chosen.device, "bf16": chosen.bf16}

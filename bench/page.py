@@ -1,0 +1,166 @@
+"""Tables and a picture of the results that are kept: `python -m bench.page`.
+
+Reads bench/results/*.json and writes docs/benchmarks.md, docs/images/benchmarks.png and the table
+between README's two comments. A case that was measured again on the same processor counts once, as
+it was measured last. Times are not compared across processors: ratios are of one process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+IMAGE = "docs/images/benchmarks.png"
+PEERS = {"eager/fusec": "eager / fusec", "inductor/fusec": "Inductor / fusec"}
+BLOCK = re.compile(r"(<!-- benchmark table: [^\n]*-->\n).*?(<!-- end of benchmark table -->)", re.S)
+CHOSEN = (
+    "residual+layernorm+gelu", "rmsnorm+rope", "masked softmax", "batchnorm+relu",
+    "cross-entropy 512x50257", "linear + cross-entropy",
+    "attention, written out 4x8", "attention, written out, causal 4x8",
+    "gpt2 124M", "llama block", "t5 block", "small mlp",
+)  # fmt: skip
+"""The beginnings of the cases that README shows, those that lose among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case: for each peer, how many times its time of fusec's, forward and in training."""
+
+    case: str
+    ratios: dict[str, tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was measured on one machine and day."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def parts() -> list[Part]:
+    """Return the runs on CPUs that are kept, the oldest first."""
+    texts = (path.read_text(encoding="utf-8") for path in ROOT.glob("bench/results/cpu*.json"))
+    runs = sorted((json.loads(text) for text in texts), key=lambda run: run["date"])
+    last = {(run["machine"]["processor"], case): run["date"] for run in runs for case in cases(run)}
+    found: dict[str, list[Row]] = {}
+    for run in runs:
+        processor, date = run["machine"]["processor"], run["date"]
+        mine = [case for case in cases(run) if last[processor, case] == date]
+        found.setdefault(title(run), []).extend(row(run, case) for case in mine)
+    return [Part(title, tuple(rows)) for title, rows in found.items()]
+
+
+def cases(run: dict[str, Any]) -> list[str]:
+    """Return what a run measured, each case once."""
+    return list(dict.fromkeys(name(result) for result in run["results"] if result.get("ratios")))
+
+
+def name(result: dict[str, Any]) -> str:
+    """Return what a case is called: its group where its name is a variant's, and its type."""
+    of = "attention, " if result["group"] == "attention" else ""
+    return f"{of}{result['name']}" + ("" if result["dtype"] == "fp32" else f", {result['dtype']}")
+
+
+def title(run: dict[str, Any]) -> str:
+    machine, versions = run["machine"], run["versions"]
+    processor = machine["processor"].replace("(R)", "").replace(" Processor", "")
+    return (
+        f"{processor}, {machine['cpu_capability']}, {machine['cores']} cores, "
+        f"torch {versions['torch'].partition('+')[0]}, {run['date'][:10]}"
+    )
+
+
+def row(run: dict[str, Any], case: str) -> Row:
+    of_mode = {
+        result["mode"]: result["ratios"] for result in run["results"] if name(result) == case
+    }
+    forward, training = of_mode.get("forward", {}), of_mode.get("training", {})
+    return Row(case, {peer: (forward.get(peer), training.get(peer)) for peer in PEERS})
+
+
+def table(shown: list[Row]) -> str:
+    """Return the rows in Markdown."""
+    lines = ["| case | " + " | ".join(PEERS.values()) + " |", "|---|" + "---|" * len(PEERS)]
+    for row in shown:
+        cells = (" / ".join(map(number, row.ratios[peer])) for peer in PEERS)
+        lines.append(f"| {row.case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def number(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def page() -> str:
+    """Return docs/benchmarks.md."""
+    head = (
+        "# Benchmarks\n\n"
+        "Times of eager and of Inductor over fusec's, forward / training; above 1, fusec is\n"
+        "faster. Medians of interleaved rounds in one process, fp32 unless said. The machines\n"
+        "were shared: take a few percent as noise. Written by `python -m bench.page` from\n"
+        "[bench/results](../bench/results); measured by `python -m bench.cpu`, as\n"
+        "[performance.md](performance.md) says.\n"
+    )
+    return head + "".join(f"\n## {part.title}\n\n{table([*part.rows])}" for part in parts())
+
+
+def short() -> str:
+    """Return README's table: of each chosen case, what was measured last."""
+    every = [row for part in reversed(parts()) for row in part.rows]
+    chosen = [next(row for row in every if row.case.startswith(start)) for start in CHOSEN]
+    return table(chosen)
+
+
+def picture(path: Path) -> None:
+    """Draw every ratio as a point on a logarithmic axis, a panel for each peer."""
+    try:
+        import matplotlib  # an extra
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        sys.exit('error: the picture wants matplotlib: pip install -e ".[bench]"')
+    shown = [row for part in parts() for row in part.rows]
+    figure, panels = pyplot.subplots(
+        1, 2, sharey=True, figsize=(9, 0.8 + 0.17 * len(shown)), layout="constrained"
+    )
+    for axes, (peer, label) in zip(panels, PEERS.items(), strict=True):
+        for mode, (name, marker) in enumerate((("forward", "o"), ("training", "D"))):
+            points = [(row.ratios[peer][mode], y) for y, row in enumerate(shown)]
+            filled = [(x, y) for x, y in points if x is not None]
+            face = "tab:blue" if mode == 0 else "none"
+            axes.scatter(*zip(*filled, strict=True), s=22, marker=marker, label=name,
+                         facecolors=face, edgecolors="tab:blue", zorder=2)  # fmt: skip
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_title(f"{label}: right of 1, fusec is faster", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(axis="both", linewidth=0.3)
+    panels[0].set_yticks(range(len(shown)), [row.case for row in shown], fontsize=7)
+    panels[0].invert_yaxis()
+    panels[0].margins(y=0.01)
+    panels[1].legend(fontsize=8, loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def main() -> int:
+    picture(ROOT / IMAGE)
+    (ROOT / "docs/benchmarks.md").write_text(page(), encoding="utf-8")
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    text = BLOCK.sub(lambda block: block[1] + short() + block[2], text)
+    readme.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The page, the table and the picture of benchmarks are what the command makes of the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import page
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    assert (page.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8") == page.page()
+
+
+def test_readme_has_the_table_that_the_command_writes() -> None:
+    readme = (page.ROOT / "README.md").read_text(encoding="utf-8")
+    (table,) = page.BLOCK.finditer(readme)
+    assert table[0] == table[1] + page.short() + table[2]
+
+
+def test_a_case_measured_again_on_a_processor_counts_once() -> None:
+    for part in page.parts():
+        cases = [row.case for row in part.rows]
+        assert len(set(cases)) == len(cases)
+    (_, *_, last) = page.parts()
+    (attention,) = (row for row in last.rows if row.case == "attention, written out 4x8x1024x64")
+    assert attention.ratios["eager/fusec"] == (4.0844, 2.206)  # of two measurements, the later
+
+
+@pytest.mark.slow
+def test_the_picture_is_small(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page.picture(tmp_path / "images" / "page.png")
+    assert (tmp_path / "images" / "page.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "images" / "page.png", page.ROOT / page.IMAGE):
+        assert path.stat().st_size < 150_000
