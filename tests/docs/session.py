@@ -24,7 +24,7 @@ from tests.docs.pages import ROOT, Step, files, steps
 
 EXACT = ("fusec explain", "fusec dump", "fusec check --static", "fusec check --emulate")
 """Commands that measure nothing."""
-PROGRESS = re.compile(r"^fusec: (?!error).*\n", re.MULTILINE)
+PROGRESS = re.compile(r"^fusec: (?!error|verified).*\n", re.MULTILINE)
 WARNED = re.compile(r"^\S+\.py:\d+: (?=\w*Warning: )")
 UNIT = r" ?(?:us|ms|s|min|[kMGT]?B(?:/s)?|[KMG]iB|%)\b|(?<=\d)%|(?<=\d)x\b"
 MEASURED = re.compile(
@@ -45,7 +45,8 @@ def play(page: str, directory: Path, *, update: bool) -> None:
         update: write what is printed into the page, where the page elides nothing.
     """
     write_files(page, directory)
-    answers = [(step, typed(step.line, directory)) for step in steps(page)]
+    exported: dict[str, str] = {}
+    answers = [(step, typed(step.line, directory, exported)) for step in steps(page)]
     if update:
         rewrite(page, answers)
     for step, printed in answers:
@@ -53,15 +54,20 @@ def play(page: str, directory: Path, *, update: bool) -> None:
             assert_alike(step, printed)
 
 
-def typed(line: str, directory: Path) -> str:
-    """Return what a line prints, both streams of it; the paths in it are those of a `directory`."""
-    printed = in_process(line, directory) if is_plain(line) else by_shell(line, directory)
+def typed(line: str, directory: Path, exported: dict[str, str]) -> str:
+    """Return what a line prints, both streams of it; the paths in it are those of a `directory`.
+
+    Args:
+        exported: the variables that lines before have set, to which an ``export`` adds.
+    """
+    if line.startswith("export "):
+        settings = line.replace("$PWD", str(directory)).split()[1:]
+        exported.update(setting.split("=", 1) for setting in settings)
+        return ""
+    plain = line.startswith("fusec ") and not re.search(r"[|;&$]", line) and not exported
+    printed = in_process(line, directory) if plain else by_shell(line, directory, exported)
     printed = PROGRESS.sub("", printed)
     return printed.replace(f"{directory}/", "").replace(f"{ROOT}/", "")
-
-
-def is_plain(line: str) -> bool:
-    return line.startswith("fusec ") and not re.search(r"[|;&$]|(?<!\d)>", line)
 
 
 def in_process(line: str, directory: Path) -> str:
@@ -74,13 +80,14 @@ def in_process(line: str, directory: Path) -> str:
     return printed.getvalue()
 
 
-def by_shell(line: str, directory: Path) -> str:
+def by_shell(line: str, directory: Path, exported: dict[str, str]) -> str:
     """Run a line in bash, where `fusec` and `python` are those of this process."""
     head = f'python() {{ {sys.executable} "$@"; }}; fusec() {{ python -m fusec "$@"; }}; '
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
+    path = ":".join((*exported.get("PYTHONPATH", "").split(), str(ROOT)))
     done = subprocess.run(
-        ["bash", "-c", head + line], cwd=directory, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ["bash", "-c", head + line], cwd=directory, text=True,
+        env={**os.environ, **exported, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.stdout
 
@@ -114,10 +121,7 @@ def rewrite(page: str, answers: list[tuple[Step, str]]) -> None:
     text = path.read_text(encoding="utf-8")
     for step, printed in reversed(answers):
         if not elides(step.printed):
-            text = (
-                text[: step.start]
-                + printed.strip("\n")
-                + "\n"
-                + text[step.start + len(step.printed) :]
-            )
+            ending = "\n" if printed.strip() else ""
+            after = text[step.start + len(step.printed) :]
+            text = text[: step.start] + printed.strip("\n") + ending + after
     path.write_text(text, encoding="utf-8")
