@@ -177,7 +177,10 @@ def report_graph(staged: Staged) -> GraphReport:
     )
     externs = tuple(
         ExternReport(
-            _on(staged.target, step.title), step.reason, nodes.get(step.node, ""), step_bytes(step)
+            on_target(staged.target, step.title),
+            step.reason,
+            nodes.get(step.node, ""),
+            step_bytes(step),
         )
         for step in launched_externs(schedule)
     )
@@ -193,7 +196,7 @@ def report_graph(staged: Staged) -> GraphReport:
         eager.launches,
         launches + sum(loop.launches for loop in loops),
         tuple(
-            replace(d, a=_on(staged.target, d.a), b=_on(staged.target, d.b))
+            replace(d, a=on_target(staged.target, d.a), b=on_target(staged.target, d.b))
             for d in _standing(staged.compiled.decisions, schedule)
         ),
         loops,
@@ -202,7 +205,7 @@ def report_graph(staged: Staged) -> GraphReport:
     return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
 
 
-def _on(target: Target, name: str) -> str:
+def on_target(target: Target, name: str) -> str:
     """Return a name without the device on which the graph was traced, where it is another."""
     return name.replace(_TRACED, "_attention") if target.assembly else name
 

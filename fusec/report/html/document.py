@@ -20,10 +20,11 @@ from fusec.ir import text
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Bundle, Extern, Kernel
+from fusec.ir.names import operation_words
 from fusec.passes.schedule.plan import print_plan
 from fusec.report.breaks import Break, Recompile
 from fusec.report.eager import EagerCall
-from fusec.report.explanation import GraphReport, report_graph
+from fusec.report.explanation import GraphReport, on_target, report_graph
 from fusec.report.html.folding import Alike, Segment, fold_calls, fold_steps, segments
 from fusec.report.html.layout import Layout, lay_out
 from fusec.report.html.machine_code import Judged
@@ -271,7 +272,7 @@ class _Drawer:
         moved = sum(s.bytes * (s.loop.rounds if s.loop else 1) for s in alike.members)
         return Box(
             kind=_kind(step),
-            title=_shortened([op.partition(".")[0] for op in step.computes]),
+            title=on_target(self.staged.target, _shortened(operation_words(step.computes))),
             names=tuple(s.name for s in alike.members),
             module=alike.module,
             bytes=step.bytes,
@@ -281,8 +282,8 @@ class _Drawer:
             timing=self.timing(step, checked, cost.us),
             reason=step.reason,
             lines=step.step.origin.source,
-            reads=tuple(map(_tensor, step.step.reads)),
-            writes=tuple(map(_tensor, step.step.writes)),
+            reads=tuple(map(self.tensor, step.step.reads)),
+            writes=tuple(map(self.tensor, step.step.writes)),
             decisions=_about(step, self.report.decisions),
             facts=() if checked is None else self.judged_facts(checked),
             faults=_of(step, self.staged, self.judged.faults if self.judged else ()),
@@ -293,6 +294,11 @@ class _Drawer:
             calls=_calls_of(alike, self.calls),
             expected="" if checked is None or checked.expected is None else str(checked.expected),
         )
+
+    def tensor(self, buffer: Buffer) -> Tensor:
+        """Return a buffer by the program's own name, where that has one for it."""
+        name = self.staged.observed.names.get(buffer.name, buffer.name)
+        return Tensor(name, text.print_type(buffer), buffer_bytes(buffer))
 
     def timing(self, step: DrawnStep, checked: CheckedKernel | None, modelled_us: float) -> Timing:
         seen = self.measured(self.staged, step)
@@ -356,7 +362,7 @@ def _kind(step: DrawnStep) -> str:
 def _call(alike: Alike[EagerCall]) -> Call:
     members = alike.members
     return Call(
-        alike.first.op.partition(".")[0],
+        operation_words([alike.first.op])[0],
         alike.count,
         sum(call.bytes for call in members),
         alike.module,
@@ -366,10 +372,6 @@ def _call(alike: Alike[EagerCall]) -> Call:
 
 def _shortened(ops: Sequence[str]) -> str:
     return " + ".join([*ops[:SHOWN_OPS], *["…"] * (len(ops) > SHOWN_OPS)]) or "copy"
-
-
-def _tensor(buffer: Buffer) -> Tensor:
-    return Tensor(buffer.name, text.print_type(buffer), buffer_bytes(buffer))
 
 
 def _edges(steps: Sequence[Alike[DrawnStep]]) -> list[tuple[int, int]]:

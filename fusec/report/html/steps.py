@@ -20,6 +20,7 @@ from fusec.ir.graph import (
     Schedule,
     argument_views,
 )
+from fusec.ir.names import operation_words
 from fusec.report.stages import Staged
 from fusec.report.traffic import step_bytes
 
@@ -72,13 +73,12 @@ class DrawnStep:
 
     @property
     def computes(self) -> tuple[str, ...]:
-        """The operations in it, each once."""
+        """The operations of the program's in it, each once: of an eager kernel its full name."""
         match self.step:
             case Extern():
                 return (self.step.title,)
             case Kernel() | Bundle():
-                names = (op.partition(".")[0].lstrip("_") for op in self.step.origin.ops)
-                return tuple(dict.fromkeys(names))
+                return operation_words(self.step.origin.ops)
 
     @property
     def buffers(self) -> frozenset[str]:
