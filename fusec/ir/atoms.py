@@ -6,6 +6,7 @@ owns the grammar.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -23,7 +24,7 @@ class Axis:
     Compared by identity: two axes of the same name never clash.
     """
 
-    __slots__ = ("__weakref__", "as_index", "extent", "limit", "name", "serial")
+    __slots__ = ("__weakref__", "as_index", "axes", "extent", "limit", "name", "serial")
 
     def __init__(self, name: str, extent: Index, limit: Index | None = None) -> None:
         self.name = name
@@ -31,10 +32,7 @@ class Axis:
         self.limit = limit
         self.serial = next(_serial)
         self.as_index: Index | None = None  # made and kept by `index`
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        return frozenset((self,))
+        self.axes: frozenset[Axis] = frozenset((self,))
 
     def __repr__(self) -> str:
         return self.name
@@ -163,3 +161,15 @@ class Runtime(Node):
 Atom: TypeAlias = Axis | Size | FloorDiv | Mod | Runtime
 Monomial: TypeAlias = tuple[Atom, ...]
 IntoIndex: TypeAlias = Union["Index", Axis, Size, FloorDiv, Mod, Runtime, int]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def atom_order(atom: Atom) -> tuple[str, str]:
+    """Return what the factors of a product are sorted by."""
+    return (type(atom).__name__, str(atom.serial).zfill(12))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def monomial_order(monomial: Monomial) -> tuple[tuple[str, str], ...]:
+    """Return what the terms of a sum are sorted by."""
+    return tuple(map(atom_order, monomial))

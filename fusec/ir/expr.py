@@ -34,12 +34,14 @@ from fusec.ir.index import (
     Index,
     IntoIndex,
     Mod,
+    Monomial,
     Runtime,
     contiguous_strides,
     floordiv,
     index,
     is_nonnegative,
     mod,
+    sum_of_terms,
 )
 from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
@@ -96,10 +98,8 @@ class Buffer:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _offset(strides: tuple[Index, ...], indices: tuple[Index, ...]) -> Index:
-    total = index(0)
-    for position, stride in zip(indices, strides, strict=True):
-        total = total + position * stride
-    return total
+    parts = [p * stride for p, stride in zip(indices, strides, strict=True)]
+    return sum_of_terms([term for p in parts for term in p.terms], sum(p.const for p in parts))
 
 
 class _Expr(Node):
@@ -495,13 +495,15 @@ def substitute(
     """
     if gather is None and (not value.axes or mapping.keys().isdisjoint(value.axes)):
         return value
-    total = index(value.const)
+    terms: list[tuple[Monomial, int]] = []
+    const = value.const
     for monomial, coefficient in value.terms:
-        product = index(coefficient)
-        for atom in monomial:
+        product = _substitute_atom(monomial[0], mapping, gather)
+        for atom in monomial[1:]:
             product = product * _substitute_atom(atom, mapping, gather)
-        total = total + product
-    return total
+        terms += [(m, c * coefficient) for m, c in product.terms]
+        const += product.const * coefficient
+    return sum_of_terms(terms, const)
 
 
 def _substitute_atom(

@@ -19,7 +19,19 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeGuard
 
-from fusec.ir.atoms import Atom, Axis, FloorDiv, IntoIndex, Mod, Monomial, Quotient, Runtime, Size
+from fusec.ir.atoms import (
+    Atom,
+    Axis,
+    FloorDiv,
+    IntoIndex,
+    Mod,
+    Monomial,
+    Quotient,
+    Runtime,
+    Size,
+    atom_order,
+    monomial_order,
+)
 from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
 
@@ -44,12 +56,11 @@ __all__ = [
     "most",
     "most_atom",
     "product",
+    "sum_of_terms",
 ]
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _atom_order(atom: Atom) -> tuple[str, str]:
-    return (type(atom).__name__, str(atom.serial).zfill(12))
+_NO_AXES: frozenset[Axis] = frozenset()
 
 
 class Index(Node):
@@ -60,25 +71,26 @@ class Index(Node):
     def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int) -> None:
         self.terms = terms
         self.const = const
-        axes: frozenset[Axis] = frozenset()
-        for monomial, _ in terms:
-            for atom in monomial:
-                axes |= atom.axes
-        self.axes = axes
+        of_atoms = [atom.axes for monomial, _ in terms for atom in monomial]
+        self.axes = of_atoms[0].union(*of_atoms[1:]) if of_atoms else _NO_AXES
 
     # -- arithmetic -------------------------------------------------------------------------------
 
     def __add__(self, other: IntoIndex) -> Index:
-        other = index(other)
+        if not isinstance(other, Index):
+            other = index(other)
         if not other.terms:
             return Index(self.terms, self.const + other.const) if other.const else self
-        return _sum((*self.terms, *other.terms), self.const + other.const)
+        if not self.terms:
+            return Index(other.terms, self.const + other.const) if self.const else other
+        return sum_of_terms((*self.terms, *other.terms), self.const + other.const)
 
     def __sub__(self, other: IntoIndex) -> Index:
         return self + index(other) * -1
 
     def __mul__(self, other: IntoIndex) -> Index:
-        other = index(other)
+        if not isinstance(other, Index):
+            other = index(other)
         if not other.terms:
             if other.const == 1:
                 return self
@@ -87,11 +99,11 @@ class Index(Node):
         if not self.terms:
             return other * self.const
         products = [
-            (tuple(sorted(m1 + m2, key=_atom_order)), c1 * c2)
+            (tuple(sorted(m1 + m2, key=atom_order)), c1 * c2)
             for m1, c1 in (*self.terms, *(((), self.const),))
             for m2, c2 in (*other.terms, *(((), other.const),))
         ]
-        return _sum(products, 0)
+        return sum_of_terms(products, 0)
 
     def __neg__(self) -> Index:
         return self * -1
@@ -133,14 +145,7 @@ class Index(Node):
 
     def coefficient(self, axis: Axis) -> Index | None:
         """Return k where this is ``k*axis + rest`` and neither k nor rest has the axis, or None."""
-        factors: list[tuple[Monomial, int]] = []
-        for monomial, coefficient in self.terms:
-            holding = [atom for atom in monomial if axis in atom.axes]
-            if holding == [axis]:
-                factors.append((_without(monomial, axis), coefficient))
-            elif holding:
-                return None
-        return _sum(factors, 0)
+        return _coefficient(self, axis) if axis in self.axes else _SMALL[0]
 
     def steps_by_one(self, axis: Axis) -> bool:
         """Return True if an axis walks memory by one element, where this is an offset."""
@@ -192,18 +197,31 @@ def index(value: IntoIndex) -> Index:
     return Index((((value,), 1),), 0)
 
 
-def _sum(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
+@functools.lru_cache(maxsize=1 << 14)
+def _coefficient(value: Index, axis: Axis) -> Index | None:
+    factors: list[tuple[Monomial, int]] = []
+    for monomial, coefficient in value.terms:
+        holding = [atom for atom in monomial if axis in atom.axes]
+        if holding == [axis]:
+            factors.append((_without(monomial, axis), coefficient))
+        elif holding:
+            return None
+    return sum_of_terms(factors, 0)
+
+
+def sum_of_terms(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
+    """Return the sum of multiples of products of atoms, in any order, and a constant."""
     merged: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         if not monomial:
             const += coefficient
         else:
             merged[monomial] = merged.get(monomial, 0) + coefficient
-    if any(isinstance(atom, Mod) for monomial in merged for atom in monomial):
+    if [atom for monomial in merged for atom in monomial if isinstance(atom, Mod)]:
         const += _rejoin_divisions(merged)
     kept = [(m, c) for m, c in merged.items() if c]
     if len(kept) > 1:
-        kept.sort(key=lambda term: tuple(map(_atom_order, term[0])))
+        kept.sort(key=lambda term: monomial_order(term[0]))
     return Index(tuple(kept), const)
 
 
@@ -228,7 +246,7 @@ def _division_pair(merged: dict[Monomial, int]) -> tuple[Monomial, Index, Index]
     """Return the monomial of some ``k*(x%n)``, ``k*n*(x//n)`` if that is there too, and ``k*x``."""
     for monomial, coefficient in merged.items():
         for atom in (a for a in monomial if coefficient and isinstance(a, Mod)):
-            scale = _sum([(_without(monomial, atom), coefficient)], 0)
+            scale = sum_of_terms([(_without(monomial, atom), coefficient)], 0)
             multiple = scale * atom.divisor * floordiv(atom.dividend, atom.divisor)
             if multiple.terms and not multiple.const and merged.items() >= set(multiple.terms):
                 return monomial, multiple, scale * atom.dividend
@@ -301,7 +319,7 @@ def _divide_terms(a: Index, b: Index) -> tuple[Index | None, Index]:
         ]
         if not parts:
             break
-        quotient = _sum(parts, 0)
+        quotient = sum_of_terms(parts, 0)
         total, rest = total + quotient, rest - quotient * b
     return total, rest
 
@@ -388,15 +406,15 @@ def _least(value: Index) -> Index | None:
     if not axes:
         return _bound_atoms(value, _is_varying)
     axis = min(axes, key=lambda a: (a.limit is None, -a.serial))
-    rest = _sum([(m, c) for m, c in value.terms if axis not in m], value.const)
+    rest = sum_of_terms([(m, c) for m, c in value.terms if axis not in m], value.const)
     factors = [(_without(m, axis), c) for m, c in value.terms if axis in m]
-    factor = _sum(factors, 0)
+    factor = sum_of_terms(factors, 0)
     if _sizes_nonnegative(factor):
         return _least(rest)
     if not _sizes_nonnegative(-factor):  # of both signs: the least of each term by itself
         if not all(_all_nonnegative(m) for m, _ in factors):
             return None
-        factor = _sum([(m, c) for m, c in factors if c < 0], 0)
+        factor = sum_of_terms([(m, c) for m, c in factors if c < 0], 0)
     loose = _least(rest + factor * (axis.extent - 1))
     tight = None if axis.limit is None else _least(rest + factor * (axis.limit - 1))
     if tight is None or (loose is not None and not _holds(tight) and not _holds(tight - loose)):
@@ -494,7 +512,7 @@ def _relaxed_terms(value: Index) -> Iterator[tuple[int, Index]]:
     for monomial, coefficient in value.terms:
         for atom in (a for a in monomial if _is_floor(a) and _is_positive(a.divisor)):
             others = _without(monomial, atom)
-            factor, left = _divide_terms(_sum([(others, coefficient)], 0), atom.divisor)
+            factor, left = _divide_terms(sum_of_terms([(others, coefficient)], 0), atom.divisor)
             if factor is not None and left is index(0) and _all_nonnegative(others):
                 low = atom.dividend - (atom.divisor - 1 if coefficient > 0 else 0)
                 yield atom.depth, factor * low - Index(((monomial, coefficient),), 0)

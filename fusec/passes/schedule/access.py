@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from fusec.ir.expr import Load, index_exprs
@@ -31,8 +32,16 @@ def accesses(kernel: Kernel) -> list[Access]:
     return found
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _points(offset: Index) -> int:
     return product(a.extent for a in offset.axes).hint()
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _steps(offset: Index) -> tuple[tuple[Axis, int | None], ...]:
+    """Return by how many elements an offset grows along each of its axes; None if not affine."""
+    found = ((axis, offset.coefficient(axis)) for axis in offset.axes)
+    return tuple((axis, None if by is None else by.hint()) for axis, by in found)
 
 
 def step(access: Access, axis: Axis) -> int | None:
@@ -66,21 +75,15 @@ def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
     Each access votes with its bytes: for an axis of unit step, against one of another step; an
     access that does not vary along the axis is free, as a broadcast.
     """
-    best: tuple[float, int] | None = None
-    chosen: Axis | None = None
-    found = accesses(kernel)
-    for position, axis in enumerate(candidates):
-        if axis.limit is not None or axis in limiting_axes(kernel):
-            continue
-        score = 0.0
-        for access in found:
-            by = step(access, axis)
-            weight = access.points * access.itemsize
+    scores: dict[Axis, int] = {}
+    contiguous: set[Axis] = set()
+    for access in accesses(kernel):
+        weight = access.points * access.itemsize
+        for axis, by in _steps(access.offset):
             if by == 1:
-                score += weight
-            elif by != 0:
-                score -= weight
-        rank = (score, position)
-        if any(step(a, axis) == 1 for a in found) and (best is None or rank > best):
-            best, chosen = rank, axis
-    return chosen
+                contiguous.add(axis)
+            if by != 0:
+                scores[axis] = scores.get(axis, 0) + (weight if by == 1 else -weight)
+    ends = limiting_axes(kernel)
+    able = [a for a in candidates if a in contiguous and a.limit is None and a not in ends]
+    return max(reversed(able), key=scores.__getitem__, default=None)
