@@ -1,8 +1,7 @@
 """The ``torch.compile`` backend, found by its entry point: ``torch.compile(m, backend="fusec")``.
 
 Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
-``compiler.compile_graph``. ``aot_autograd`` (not ``aot_module_simplified``) because DDP relies on a
-counter that it keeps. What is rewritten on the way stands in ``fusec/stages.py``.
+``compiler.compile_graph``. What is rewritten on the way stands in ``fusec/stages.py``.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
 from fusec.torch_interior import (
     TorchDynamoException,
     TracingContext,
-    aot_autograd,
     is_shipping,
+    run_autograd,
     without_its_caches,
 )
 from fusec.trace import Trace
@@ -116,7 +115,9 @@ def compile_with(
     """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     gm = fold(DYNAMO, gm, context)
     options = context.options
-    compiled: Callable[..., Any] = aot_autograd(
+    return run_autograd(
+        gm,
+        list(example_inputs),
         fw_compiler=partial(_compile_forward, compile_one),
         bw_compiler=partial(compile_one, name="backward"),
         inference_compiler=partial(_compile_inference, compile_one, context, example_inputs),
@@ -125,8 +126,7 @@ def compile_with(
             eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
         ),
         keep_inference_input_mutations=True,
-    )(gm, list(example_inputs))
-    return compiled
+    )
 
 
 def _compile_forward(

@@ -40,6 +40,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fusec.frontend.equal_calls import share_equal_calls
 from fusec.frontend.fallbacks import draws_random_numbers, talks_to_ranks
 from fusec.frontend.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
 from fusec.frontend.shapes import to_torch_dtype
@@ -125,7 +126,10 @@ def partition(
     _save_what_is_not_free(joint.graph)
     _leave_constants_to_the_last(joint.graph)
     _hide_attention(joint.graph)
-    with _cut(memory_budget, cse=not _names_sizes(joint.graph)):
+    if functorch_config.cse and not _names_sizes(joint.graph):
+        share_equal_calls(joint.graph)
+        joint.graph.set_codegen(fx.graph.CodeGen())  # arguments by name, not as nested lists
+    with _cut(memory_budget):
         forward, backward = min_cut_rematerialization_partition(
             joint,
             joined.inputs,
@@ -142,17 +146,13 @@ def partition(
 # -- what the cut may do ---------------------------------------------------------------------------
 
 
-def _cut(memory_budget: float, *, cse: bool) -> AbstractContextManager[Any]:
-    """Return the settings of AOTAutograd's min-cut under which it runs; see the module.
-
-    Args:
-        cse: equal nodes become one before the cut.
-    """
+def _cut(memory_budget: float) -> AbstractContextManager[Any]:
+    """Return the settings of AOTAutograd's min-cut under which it runs; see the module."""
     budget = min(memory_budget, functorch_config.activation_memory_budget)
     patched: AbstractContextManager[Any] = functorch_config.patch(
         ban_recompute_materialized_backward=False,
         activation_memory_budget=max(budget, LEAST_BUDGET),
-        cse=functorch_config.cse and cse,
+        cse=False,  # `share_equal_calls` does that
     )
     return patched
 

@@ -14,16 +14,18 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 from torch._C import DisableTorchFunctionSubclass
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, disable
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis, TorchDynamoException
 from torch._dynamo.utils import counters, dynamo_timed, get_debug_dir
 from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, tracing
 from torch._logging import getArtifactLogger as artifact_logger
@@ -79,7 +81,6 @@ __all__ = [
     "TorchDynamoException",
     "TracingContext",
     "TransformGetItemToIndex",
-    "aot_autograd",
     "artifact_logger",
     "compile_id",
     "compile_phase",
@@ -110,6 +111,7 @@ __all__ = [
     "pytree",
     "qualified_name",
     "reinterpret",
+    "run_autograd",
     "switch_gradients",
     "trace_artifact",
     "trace_log",
@@ -184,6 +186,33 @@ def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
     """
     found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", otherwise)
     return found
+
+
+def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[..., Any]:
+    """Return what runs a graph of Dynamo's, its parts compiled as AOTAutograd's arguments say.
+
+    What torch's ``aot_autograd`` does. That imports Inductor's scheduler, 0.2 CPU-seconds of each
+    process, for the log that ``TORCH_COMPILE_DEBUG=1`` asks for; it also flattens inputs.
+    """
+    if debug_directory() is not None or any(isinstance(i, list | tuple | dict) for i in inputs):
+        logged: Callable[..., Any] = aot_autograd(**how)(gm, inputs)
+        return logged
+
+    def compile_backward(*arguments: Any, **named: Any) -> Any:
+        made = disable(how["bw_compiler"], reason="compiles a backward")(*arguments, **named)
+        return disable(made, reason="is a compiled backward")
+
+    counters["aot_autograd"]["total"] += 1
+    try:
+        made = aot_module_simplified(gm, inputs, **{**how, "bw_compiler": compile_backward})
+    except TensorifyScalarRestartAnalysis:
+        raise
+    except Exception:
+        counters["aot_autograd"]["not_ok"] += 1
+        raise
+    counters["aot_autograd"]["ok"] += 1
+    compiled: Callable[..., Any] = disable(made, reason="is a compiled graph")
+    return compiled
 
 
 @contextmanager
