@@ -34,6 +34,7 @@ from fusec.passes.stage import fold
 from fusec.runtime import artifacts, cuda_graphs
 from fusec.runtime.fake import with_memory_only
 from fusec.runtime.frozen import Frozen, refreeze
+from fusec.runtime.heap import settled_heap
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
 from fusec.torch_interior import (
     TorchDynamoException,
@@ -75,7 +76,8 @@ def fusec(
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
     context = context_of(example_inputs, chosen)
     try:
-        return start(gm, example_inputs, compile_one, context)
+        with settled_heap():
+            return start(gm, example_inputs, compile_one, context)
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
@@ -189,7 +191,8 @@ def compile_one_graph(
     trace: Trace | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
-    call = compile_graph(graph, name, options, trace)
+    with settled_heap():  # a backward may be compiled when it is first needed
+        call = compile_graph(graph, name, options, trace)
     if recorder is not None:
         call = recorder.record(call, graph, name)
     recipe = graph.meta.get(RECIPE)

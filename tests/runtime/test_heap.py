@@ -1,0 +1,60 @@
+"""A compile's collections pass over what was there before it, and leave the heap as it was."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from fusec.runtime.heap import FROZEN_AT_START, OBJECTS, settled_heap
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.unfreeze()
+    yield
+    gc.set_threshold(*before)
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_what_was_there_is_frozen_inside_and_not_behind() -> None:
+    before = gc.get_threshold()
+    with settled_heap():
+        assert gc.get_freeze_count() > FROZEN_AT_START
+        assert gc.get_threshold() == (OBJECTS, *before[1:])
+    assert not gc.get_freeze_count()
+    assert gc.get_threshold() == before
+
+
+def test_the_outermost_block_ends_it() -> None:
+    with settled_heap():
+        with settled_heap():
+            pass
+        assert gc.get_freeze_count()
+    assert not gc.get_freeze_count()
+
+
+def test_an_error_ends_it() -> None:
+    with pytest.raises(ValueError, match="x"), settled_heap():
+        raise ValueError("x")
+    assert not gc.get_freeze_count()
+
+
+def test_a_heap_that_the_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    with settled_heap():
+        pass
+    assert gc.get_freeze_count() > FROZEN_AT_START
+
+
+def test_who_collects_by_hand_is_left_alone() -> None:
+    gc.disable()
+    with settled_heap():
+        assert not gc.get_freeze_count()
+    gc.enable()
+    gc.set_threshold(0)
+    with settled_heap():
+        assert gc.get_threshold()[0] == 0
