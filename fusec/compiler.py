@@ -239,10 +239,11 @@ def _compiler(options: Options) -> str:
 
 def _remember_compiler(options: Options) -> None:
     """Tell later processes with the same cache, which may have no compiler, what built it."""
-    identity = {"identity": cpp_kernel.compiler_identity(options.cxx).encode()}
-    cache = open_cache(options)
-    if cache.load(_LAST_COMPILER) != identity:
-        cache.store(_LAST_COMPILER, identity)
+    about = {"model": "(the C++ compiler that made them)", "graph": "", "target": ""}
+    identity = cpp_kernel.compiler_identity(options.cxx).encode()
+    blobs, cache = {ABOUT: json.dumps(about).encode(), "identity": identity}, open_cache(options)
+    if cache.load(_LAST_COMPILER) != blobs:
+        cache.store(_LAST_COMPILER, blobs)
 
 
 _LAST_COMPILER = "compiler"

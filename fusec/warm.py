@@ -31,6 +31,7 @@ from fusec.options import Options
 from fusec.runtime.cache import open_cache
 from fusec.runtime.clock import current_clock
 from fusec.runtime.convention import Convention
+from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
 from fusec.runtime.outside import describe
@@ -173,7 +174,12 @@ class Start:
         whole = all(row["outside"] is not None for row in rows.values())
         if convention is None or not whole or not self.options.cache:
             return
-        blobs = {"convention.json": convention.to_json(), "parts.json": json.dumps(rows).encode()}
+        about = json.loads(next(iter(self.parts.values())).trace.entry[ABOUT])
+        blobs = {
+            ABOUT: json.dumps({**about, "graph": "start"}).encode(),
+            "convention.json": convention.to_json(),
+            "parts.json": json.dumps(rows).encode(),
+        }
         open_cache(self.options).store(self.key, blobs)
 
     def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
