@@ -87,15 +87,15 @@ class Start:
         options = context.options
         if options.freeze or options.cudagraphs:  # their calls need the graphs
             return None
-        salt = salt_of(torch.device(context.target.device), context.target, options)
         try:
+            key = dynamo_key(gm, inputs)
             if shares_memory(inputs):
                 raise NoKey("inputs that share memory")
-            key = dynamo_key(gm, inputs, *salt)
         except NoKey as reason:
             logger.debug("no start from the cache: %s", reason)
             return None
-        return Start(gm, f"start {key}", options)
+        salt = salt_of(torch.device(context.target.device), context.target, options)
+        return Start(gm, " ".join(("start", key, *salt)), options)
 
     def load(self) -> Callable[..., Any] | None:
         """Return what Dynamo calls, if the cache has all of it."""

@@ -262,6 +262,16 @@ def test_what_somebody_looks_at_goes_the_long_way_and_leaves_an_entry() -> None:
     assert len(entries("start ")) == 1
 
 
+def test_other_options_have_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x):
+        return torch.sin(x) + 1
+
+    compiled(fn)(values(3))
+    monkeypatch.setitem(OPTIONS, "fusion", False)
+    compiled(fn)(values(3))
+    assert len(entries("start ")) == 2
+
+
 def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPTIONS, "cache", False)
     compiled(lambda x: x + 1)(values(3))

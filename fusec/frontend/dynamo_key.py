@@ -43,13 +43,13 @@ class NoKey(Exception):
     """Why a graph has no key."""
 
 
-def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any], *salt: str) -> str:
-    """Return a hexadecimal digest of a graph of Dynamo, of its inputs and of ``salt``.
+def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Return a hexadecimal digest of a graph of Dynamo, of its inputs and of torch's settings.
 
     Raises:
         NoKey: saying what of the graph a key cannot hold.
     """
-    text = [*salt, *_settings(), _inputs(inputs), *_lines(gm)]
+    text = [*_settings(), _inputs(inputs), *_lines(gm)]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 

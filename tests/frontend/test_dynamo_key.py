@@ -15,13 +15,13 @@ from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
 from tests.support import values
 
 
-def key_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, salt: str = "") -> str:
+def key_of(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> str:
     """Return the key of the one graph of a function."""
     found: list[Any] = []
 
     def backend(gm: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
         try:
-            found.append(dynamo_key(gm, given, salt))
+            found.append(dynamo_key(gm, given))
         except NoKey as reason:
             found.append(reason)
         return gm.forward
@@ -59,7 +59,6 @@ OTHERS: dict[str, Callable[[], str]] = {
     "a gradient": lambda: key_of(scaled, values(4, 4).requires_grad_()),
     "a parameter": lambda: key_of(scaled, nn.Parameter(values(4, 4))),
     "a leaf": lambda: key_of(scaled, values(4, 4).requires_grad_() * 1),
-    "salt": lambda: key_of(scaled, X, salt="other options"),
 }
 
 
