@@ -68,8 +68,15 @@ def environment() -> Environment:
 
 
 def within(module: str, frame: str) -> str:
-    """Return a module's path from its frame on: "mlp" for "h.*.mlp" in the frame "h.*"."""
-    return module.removeprefix(frame).lstrip(".") if frame else module
+    """Return a module's path from its frame on.
+
+    In the frame "h.*" that is "mlp" for "h.*.mlp", and "2: mlp" for the "h.2.mlp" of one layer.
+    """
+    outer = frame.removesuffix("*")
+    if outer == frame or not module.startswith(outer):
+        return module
+    layer, _, inner = module.removeprefix(outer).partition(".")
+    return inner if layer == "*" else f"{layer}: {inner}".rstrip(": ")
 
 
 def packed(value: Any) -> str:

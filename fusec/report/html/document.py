@@ -25,7 +25,14 @@ from fusec.passes.schedule.plan import print_plan
 from fusec.report.breaks import Break, Recompile
 from fusec.report.eager import EagerCall
 from fusec.report.explanation import GraphReport, on_target, report_graph
-from fusec.report.html.folding import Alike, Segment, fold_calls, fold_steps, segments
+from fusec.report.html.folding import (
+    Alike,
+    Segment,
+    fold_calls,
+    fold_steps,
+    layer_of,
+    segments,
+)
 from fusec.report.html.layout import Layout, lay_out
 from fusec.report.html.machine_code import Judged
 from fusec.report.html.roofline import Roof, cost_of, roof_of
@@ -399,13 +406,21 @@ def _about(step: DrawnStep, decisions: Sequence[Decision]) -> tuple[Decision, ..
 
 
 def _calls_of(alike: Alike[DrawnStep], calls: Sequence[Alike[EagerCall]]) -> tuple[int, ...]:
-    """Return the eager launches on whose lines, in whose modules, a step computes."""
-    lines, modules = set(alike.first.step.origin.source), set(alike.first.modules)
-    return tuple(
-        k
-        for k, call in enumerate(calls)
-        if any(
-            member.line in lines and (not modules or member.module in modules)
-            for member in call.members
-        )
-    )
+    """Return the eager launches on whose lines a step computes.
+
+    Of those of one line, they are the ones in the step's modules; where none is, because another
+    kernel stores what is made there, the ones in its layer.
+    """
+    modules = set(alike.first.modules)
+    layers = {layer_of(module) for module in modules}
+    found: set[int] = set()
+    for line in alike.first.step.origin.source:
+        on_line = [
+            (k, call.module)
+            for k, group in enumerate(calls)
+            for call in group.members
+            if call.line == line
+        ]
+        own = {k for k, module in on_line if module in modules or not modules}
+        found |= own or {k for k, module in on_line if layer_of(module) in layers}
+    return tuple(sorted(found))

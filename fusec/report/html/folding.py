@@ -130,7 +130,7 @@ def _layers(
     paths = [(step.module, alike.count) for alike in steps for step in alike.members]
     paths += [(call.module, alike.count) for alike in calls for call in alike.members]
     for module, count in paths:
-        frame, number = _prefix(module)
+        frame, number = layer_of(module)
         if frame:
             found.setdefault(frame, set()).add(number)
             if count > 1:
@@ -138,15 +138,18 @@ def _layers(
     return {frame: numbers for frame, numbers in found.items() if frame in repeated} | {"": set()}
 
 
-def _prefix(module: str) -> tuple[str, str]:
-    """Return ("transformer.h.*", "3") for "transformer.h.3.mlp"; ("", "") without a number."""
+def layer_of(module: str) -> tuple[str, str]:
+    """Return the frame and the number of a module's layer: ("h.*", "3") for "h.3.mlp".
+
+    Without a number, ("", "").
+    """
     parts = module.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdigit() or part == "*"), None)
     return ("", "") if at is None else (".".join((*parts[:at], "*")), parts[at])
 
 
 def _frame(module: str, layers: dict[str, set[str]]) -> str:
-    frame, _ = _prefix(module)
+    frame, _ = layer_of(module)
     return frame if len(layers.get(frame, ())) > 1 else ""
 
 

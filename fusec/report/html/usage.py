@@ -7,7 +7,7 @@ holds, for as long as it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
@@ -34,7 +34,8 @@ class Usage:
     """Memory over a call.
 
     Attributes:
-        largest: the largest buffers at the moment when most is held, (name, bytes).
+        largest: the largest buffers at the moment when most is held, (name, bytes): inputs by the
+            program's names.
     """
 
     moments: tuple[Moment, ...]
@@ -54,10 +55,10 @@ def usage_of(staged: Staged) -> Usage | None:
     record = staged.trace.records.get("memory")
     if staged.compiled is None or record is None or not staged.compiled.schedule.steps:
         return None
-    return _usage(record.structure.schedule, record.structure.memory)
+    return _usage(record.structure.schedule, record.structure.memory, staged.observed.names)
 
 
-def _usage(schedule: Schedule, memory: Memory) -> Usage:
+def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str]) -> Usage:
     given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     given -= set(memory.unread)
     given |= {constant.buffer for constant in schedule.constants}
@@ -80,7 +81,7 @@ def _usage(schedule: Schedule, memory: Memory) -> Usage:
         for buffer in plan.freed:
             held.pop(buffer, None)
     ranked = sorted(largest.items(), key=lambda item: -item[1])[:LARGEST]
-    return Usage(tuple(moments), tuple((buffer.name, size) for buffer, size in ranked))
+    return Usage(tuple(moments), tuple((names.get(b.name, b.name), size) for b, size in ranked))
 
 
 def _made(step: Step) -> tuple[Buffer, ...]:
@@ -95,7 +96,7 @@ def _made(step: Step) -> tuple[Buffer, ...]:
 def _inside(step: Step, bodies: Iterator[Memory]) -> int:
     match step:
         case RowLoop(body=Schedule() as body):
-            inner = _usage(body, next(bodies))
+            inner = _usage(body, next(bodies), {})
             return max((moment.made for moment in inner.moments), default=0)
         case _:
             return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fusec.cli import main
 from fusec.report.html import render
 from fusec.report.html.document import Document
 from tests.report.html.conftest import HOSTILE
@@ -217,3 +218,19 @@ def test_it_prints_all_graphs_within_the_paper(page: webdriver.Chrome) -> None:
     page.set_window_size(1500, 1000)
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert wide <= 794 and shown == "none"
+
+
+@pytest.mark.slow
+def test_gpt2_xl_in_training_is_small_and_opens(
+    browser: webdriver.Chrome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "xl.html"
+    target = ["examples/gpt2_xl.py:step", "--input", "i64[1,1024]<50257", "--train"]
+    assert main(["report", *target, "--target", "sm_90", "-o", str(path)]) == 0
+    assert path.stat().st_size < 1_000_000
+    page = opened(browser, path.as_uri())
+    frames = [frame.text for frame in page.find_elements(By.CSS_SELECTOR, ".frame h4")]
+    assert set(frames) == {"48 × model.transformer.h.*"}
+    assert len(page.find_elements(By.CSS_SELECTOR, ".box")) < 100
+    assert page.get_log("browser") == []

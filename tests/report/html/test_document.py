@@ -73,6 +73,22 @@ def test_a_kernel_is_beside_the_eager_launches_on_its_lines(document: Document) 
         assert "layer_norm" in {forward.calls[k].op for k in box.calls}
 
 
+def test_a_shared_line_counts_where_its_module_is() -> None:
+    """Two linears call one line of a library: a kernel behind one of them has nothing of both."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.GELU(), torch.nn.GELU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.fft.fft(self.a(x)).real)
+
+    (graph,) = document_of("twice", "cpu", stage(Twice(), [torch.randn(8, 8)]), Seen("")).graphs
+    kernels = [box for box in graph.boxes if box.kind == "kernel"]
+    assert [[graph.calls[k].module for k in box.calls] for box in kernels] == [["a"], ["b"]]
+
+
 def test_a_measured_time_goes_before_the_model_s(staged: list[Staged]) -> None:
     modelled = document_of("net", "cpu", staged, Seen("net"))
     measured = document_of(

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fusec.errors import EnvironmentProblem
-from fusec.report.html import render
+from fusec.report.html import render, within
 from fusec.report.html.document import Document
 from tests.report.html.conftest import HOSTILE
 
@@ -91,6 +91,14 @@ def test_the_same_document_is_the_same_page(page: str, document: Document) -> No
 def test_without_breaks_there_is_nothing_red(calm: Document) -> None:
     page = render(calm)
     assert "Graph breaks</h2>" not in page and 'class="break"' not in page
+
+
+def test_modules_are_named_from_their_frame_on() -> None:
+    assert within("a.h.*.mlp", "a.h.*") == "mlp"
+    assert within("a.h.2.mlp.act", "a.h.*") == "2: mlp.act"
+    assert within("a.h.2", "a.h.*") == "2"
+    assert within("a.last", "a.h.*") == within("a.last", "") == "a.last"
+    assert within("mlp", "4 rounds of 256 rows") == "mlp"
 
 
 def test_a_missing_jinja2_is_named(document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
