@@ -82,6 +82,20 @@ def test_graphs_of_a_run_are_collected_with_their_times(model: Path) -> None:
     assert 0 < spent * 3 <= document.run_seconds * 1e6
 
 
+def test_a_graph_whose_compile_failed_is_drawn_as_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr("fusec.compiler.compile_to_source", fail)
+    monkeypatch.setattr("fusec.report.stages.compile_to_source", fail)
+    with watch("here") as watched, collecting() as collected, pytest.warns(match="planted"):
+        torch.compile(lambda x: torch.sin(x) * 37, backend="fusec")(torch.randn(8))
+    (graph,) = collected.document(watched.seen).graphs
+    assert "planted" in graph.problem and not graph.boxes
+    assert [call.op for call in graph.calls] == ["sin", "mul"]
+
+
 @pytest.mark.parametrize("command", ["report", "run"])
 def test_where_nothing_can_be_written_nothing_is_compiled(
     capsys, model: Path, tmp_path: Path, command: str

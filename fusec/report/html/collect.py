@@ -15,7 +15,7 @@ from torch import fx
 
 from fusec.codegen.targets import find_target
 from fusec.compiler import LISTENERS, target_for
-from fusec.errors import Unsupported
+from fusec.errors import Unsupported, describe_failure
 from fusec.frontend.capture import main_device
 from fusec.options import Options
 from fusec.report.eager import graph_cost
@@ -76,7 +76,10 @@ def _staged(graph: fx.GraphModule, name: str, options: Options) -> Staged:
         target = target_for(main_device(graph), options)
     except Unsupported as problem:
         return Staged(observed, find_target("cpu"), Trace(name), None, problem.reason)
-    return take_through(observed, target, options)
+    made = take_through(observed, target, options)
+    if made.failure is None:
+        return made
+    return Staged(observed, target, made.trace, None, describe_failure(made.failure))  # as it ran
 
 
 def _times(seen: Seen) -> Mapping[tuple[str, object], tuple[int, float]]:

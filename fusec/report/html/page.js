@@ -76,18 +76,23 @@
     return parts;
   };
 
-  // Comments, strings, words and numbers of Triton, C++ and assembly, each in a span of its own.
-  const TOKENS =
-    /(#(?!include|pragma|define).*|\/\/.*)|("(?:[^"\\\n]|\\.)*")|\b(def|for|in|if|else|return|import|from|while|static|const|void|float|double|int|auto|extern|inline|template|kernel|grid|inside|sum|max|min|exp|tl|gl)\b|\b(\d[\w.]*)\b/g;
+  // Comments, strings, words and numbers of a language, each in a span of its own.
+  const COMMENTS = { Triton: "#.*", "C++": "//.*", PTX: "//.*", SASS: "//.*|/\\*.*?\\*/" };
+  const WORDS =
+    "def|for|in|if|else|return|import|from|while|static|const|void|float|double|int|auto|extern|" +
+    "inline|template|kernel|grid|inside|sum|max|min|exp|tl|gl";
   const LONGEST = 120000; // characters to colour: more would take a while
-  const coloured = (text) => {
+  const coloured = (text, label) => {
     const made = make("pre", "", { tabindex: "0" });
     if (text.length > LONGEST) {
       made.textContent = text;
       return made;
     }
+    const comment = COMMENTS[label] || "(?!)";
+    const tokens = new RegExp(
+      `(${comment})|("(?:[^"\\\\\\n]|\\\\.)*")|\\b(${WORDS})\\b|\\b(\\d[\\w.]*)\\b`, "g");
     let from = 0;
-    for (const found of text.matchAll(TOKENS)) {
+    for (const found of text.matchAll(tokens)) {
       const kind = "cswn"[found.slice(1).findIndex((group) => group !== undefined)];
       made.append(text.slice(from, found.index), make("span", found[0], { class: `hl-${kind}` }));
       from = found.index + found[0].length;
@@ -102,7 +107,7 @@
     if (!names.includes(tab)) tab = "Overview";
     const listing = box.listings.find(([label]) => label === tab);
     const content = make("div", "", { role: "tabpanel", "aria-label": tab });
-    content.append(...(listing ? [coloured(data.texts[listing[1]])] : overview(box)));
+    content.append(...(listing ? [coloured(data.texts[listing[1]], tab)] : overview(box)));
     const bar = make("div", "", { role: "tablist", class: "tabs" });
     for (const name of names) {
       const chosen = name === tab;

@@ -131,6 +131,9 @@ def test_tabs_show_notation_schedule_and_source(page: webdriver.Chrome, document
             "textContent"
         )
         assert text == document.texts[listing.text]
+        comments = [c.text for c in page.find_elements(By.CSS_SELECTOR, "#panel .hl-c")]
+        assert bool(comments) == (listing.label == "C++")  # "//" divides in index notation
+        assert all(comment.startswith("//") for comment in comments)
 
 
 def test_the_keyboard_goes_through_boxes_and_tabs(page: webdriver.Chrome) -> None:
