@@ -60,7 +60,7 @@ def test_a_script_s_steps_are_profiled_behind_its_own_output(capsys, script: Pat
     assert main(["profile", "--json", str(file), str(script), "--steps", "8", "fail"]) == 7
     printed, _ = capsys.readouterr()
     assert printed.startswith("done ['--steps', '8', 'fail']\ntrain.py on cpu, ")
-    assert "a step (the median of 5)" in printed
+    assert "a step (the mean of the middle half of 5)" in printed
     assert "a backward: " in printed and "the optimizer's step" in printed
     document = json.loads(file.read_text())
     total = sum(row["seconds"] for row in (*document["launches"], *document["rest"]))
@@ -73,7 +73,7 @@ def test_a_model_is_profiled_by_line_with_options_on_both_sides(capsys, script: 
     line = ["--by", "line", place, "--input", "f32[8,32]", "--steps", "3", "--trace", str(trace)]
     assert main(["profile", *line]) == 0
     printed, said = capsys.readouterr()
-    assert printed.startswith(f"{place} on cpu, ") and "the median of 3" in printed
+    assert printed.startswith(f"{place} on cpu, ") and "the middle half of 3" in printed
     assert "train.py:12 in forward: return torch.tanh(self.a(x))" in " ".join(printed.split())
     assert "compiling and running" in said
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}

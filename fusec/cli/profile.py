@@ -6,8 +6,9 @@
 
 TARGET is run with random inputs on this machine, a call a step, with --train forward and backward.
 A script runs as it is, compiled as fusec run does; its steps end with those of its optimizer, or
-begin where its first graph is called again. Times are medians over steps that are warm. Behind
-the launches stand the Python between them, the optimizer and all else: rows add up to a step.
+begin where its first graph is called again. Times are means over the middle half of the warm steps.
+Behind the launches stand the Python between them, the optimizer and all else: rows add up to the
+step.
 For a script, options of fusec come before it, the script's own behind it.
 """
 

@@ -19,7 +19,7 @@ import torch
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, {"cpu": 1 << 28, "cuda": 1 << 30}
 _SIDE = {"cpu": 1024, "cuda": 8192}
-_TIMES = 5
+_TIMES = 15
 """Runs of which the best counts."""
 _BATCH = {"cpu": 1, "cuda": 10}
 """Calls of one run: a GPU's are over before the host knows."""

@@ -1,9 +1,9 @@
 """Where a step's time goes: each launch's, what it moves, its floor and the price, and the rest.
 
-A launch is a kernel of fusec's or an eager kernel within a graph of fusec's. Seconds are medians
-over steps, and so are those of the whole step; what no launch takes is in rows of its own: the
-Python between launches of a graph, the optimizer, and all else (Python, guards, autograd, what is
-not compiled). Rows add up to the step.
+A launch is a kernel of fusec's or an eager kernel in a graph of fusec's. What no launch takes is in
+rows of its own: the Python between launches of a graph, the optimizer, and all else (Python,
+guards, autograd, what is not compiled). Seconds are means over the middle half of the steps, by the
+time that each took: so rows add up to the step, which medians of each row do not.
 
 *floor* is the least time by the machine's own rates (``ceilings.py``), *predicted* what fusion
 priced the kernel at; of eager kernels that are no products there is no price.
@@ -65,10 +65,10 @@ class Launched:
     computes: str
     eager: bool
     source: tuple[str, ...]
-    calls: int
+    calls: float
     seconds: float
-    bytes: int
-    multiplied: Mapping[str, int]
+    bytes: float
+    multiplied: Mapping[str, float]
     floor_seconds: float
     predicted_seconds: float | None
 
@@ -98,7 +98,7 @@ class Profile:
     """What ``fusec profile`` shows.
 
     Attributes:
-        steps: how many the medians are of.
+        steps: of how many the middle half counts.
         cold: nothing but a step that warms up was seen.
     """
 
@@ -190,10 +190,11 @@ def profile_of(
             f"{what} has no step to profile: nothing is compiled, or what is runs once. "
             "(--all compiles every model that a script calls.)"
         )
-    step = statistics.median(lap.seconds for lap in laps)
+    middle = _middle(laps)
+    step = statistics.fmean(lap.seconds for lap in middle)
     ceilings = Ceilings(device)
-    launches = tuple(one for graph in graphs for one in _launches(graph, laps, ceilings))
-    rest = tuple(_rest(graphs, laps, step, sum(one.seconds for one in launches)))
+    launches = tuple(one for graph in graphs for one in _launches(graph, middle, ceilings))
+    rest = tuple(_rest(graphs, middle, step, sum(one.seconds for one in launches)))
     threads = torch.get_num_threads()
     rates = dict(sorted(ceilings.copies.items())), ceilings.products
     cold = not steps.laps
@@ -205,7 +206,7 @@ def _launches(graph: GraphSummary, laps: Sequence[Lap], ceilings: Ceilings) -> I
     again = " backward" * graph.name.startswith("backward")
     launches: tuple[KernelSummary | ExternSummary, ...] = (*graph.kernels, *graph.externs)
     for one in launches:
-        calls, seconds = _median((graph.id, one.name), laps)
+        calls, seconds = _mean((graph.id, one.name), laps)
         if not calls:
             continue
         floor = ceilings.floor_seconds(one.bytes, dict(one.multiplied))
@@ -231,10 +232,17 @@ def _computes(one: KernelSummary | ExternSummary) -> str:
     return f"{operation_words((one.op,))[0]}, eager"
 
 
-def _median(key: tuple[str, str], laps: Sequence[Lap]) -> tuple[int, float]:
-    """Return the calls and seconds of a launch in a step, as of most steps."""
+def _middle(laps: Sequence[Lap]) -> list[Lap]:
+    """Return laps without the fastest and the slowest quarter."""
+    ranked = sorted(laps, key=lambda lap: lap.seconds)
+    quarter = len(laps) // 4
+    return ranked[quarter : len(laps) - quarter]
+
+
+def _mean(key: tuple[str, str], laps: Sequence[Lap]) -> tuple[float, float]:
+    """Return the calls and seconds of a launch in a step."""
     spent = [lap.spent.get(key, (0, 0.0)) for lap in laps]
-    return int(statistics.median(n for n, _ in spent)), statistics.median(s for _, s in spent)
+    return statistics.fmean(n for n, _ in spent), statistics.fmean(s for _, s in spent)
 
 
 def _rest(
@@ -242,9 +250,9 @@ def _rest(
 ) -> Iterator[Rest]:
     """Yield what takes the rest of a step."""
     left = step - launched
-    whole = sum(_median((graph.id, ""), laps)[1] for graph in graphs)
+    whole = sum(_mean((graph.id, ""), laps)[1] for graph in graphs)
     between = min(max(whole - launched, 0.0), max(left, 0.0))
-    optimizer = min(_median(OPTIMIZER, laps)[1], max(left - between, 0.0))
+    optimizer = min(_mean(OPTIMIZER, laps)[1], max(left - between, 0.0))
     yield Rest("between launches of a graph: Python, memory", between)
     if optimizer:
         yield Rest("the optimizer's step", optimizer)

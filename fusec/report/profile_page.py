@@ -28,13 +28,13 @@ def profile_page(profile: Profile, by: str = "kernel") -> str:
 def _head(profile: Profile) -> list[str]:
     launched = sum(one.seconds for one in profile.launches)
     floor = sum(one.floor_seconds for one in profile.launches)
-    of = "one step, not warm" if profile.cold else f"the median of {profile.steps}"
+    of = "one step, not warm" if profile.cold else f"the mean of the middle half of {profile.steps}"
     threads = f", {profile.threads} thread{'s' * (profile.threads != 1)}"
     device = profile.device + threads * profile.device.startswith("cpu")
     calls = sum(one.calls for one in profile.launches)
     return [
         f"{profile.what} on {device}: {_time(profile.step_seconds)} a step ({of})",
-        f"{calls} launches take {_time(launched)}, of which their floor is {_time(floor)}",
+        f"{calls:.0f} launches take {_time(launched)}, of which their floor is {_time(floor)}",
     ]
 
 

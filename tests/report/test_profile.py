@@ -47,6 +47,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     """The profile of a training step, and the trace of it."""
     torch._dynamo.reset()
     file = tmp_path_factory.mktemp("profile") / "trace.json"
+    ended: list[Steps] = []
+
+    def steps(clock: Clock) -> Steps:
+        ended.append(Steps(clock, file))
+        return ended[0]
+
     found = profile_model(
         "net",
         Net(),
@@ -55,8 +61,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
         train=True,
         dynamic=False,
         options={"strict": True, "race": "library"},
-        found=lambda clock: Steps(clock, file),
+        found=steps,
     )
+    launched = {key for lap in ended[0].laps for key in lap.spent if key[1]}
+    assert launched == {(one.graph, one.name) for one in found.launches}
     return found, file
 
 
@@ -153,7 +161,7 @@ GRAPH = GraphSummary("0/0", "forward", "cpu", False, "", (), (), {})
 
 
 def test_the_rest_is_split_in_what_is_known_of_it() -> None:
-    steps = steps_with([lap_of(n) for n in (9, 9, 10, 30, 10)])
+    steps = steps_with([lap_of(n) for n in (9, 9, 10, 30, 10, 2)])
     found = profile_of("script", torch.device("cpu"), [GRAPH], steps)
     assert found.step_seconds == 10
     assert [part.seconds for part in found.rest] == [5, 1, 4]
