@@ -247,6 +247,23 @@ class Verification:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+class Exact(fx.Interpreter):
+    """Runs a graph in fp64, without any rounding in between."""
+
+    def fetch_attr(self, target: str) -> Any:
+        """Return a constant of the graph."""
+        return _double(super().fetch_attr(target))
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation for fp64 where the graph asks for a shorter type."""
+        args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Take an argument."""
+        return _double(super().placeholder(target, args, kwargs))
+
+
 def _identity(node: fx.Node) -> Held:
     """Return which value a node is; an element of a tuple is a result of what made the tuple."""
     source = node.args[0] if node.args else None

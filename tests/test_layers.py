@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "warm": WHOLE | {"archive", "calling", "compiler"},
     "backend": WHOLE | {"compiler", "partition", "warm"},
     "report": WHOLE | {"compiler", "dumps", "backend", "emulator", "verification"},
-    "bisect": WHOLE | {"blame", "compiler", "backend", "partition", ""},
+    "bisect": WHOLE | {"blame", "compiler", "backend", "partition", "verification", ""},
     "cli": WHOLE | {"compiler", "dumps", "report", "bisect", "emulator", ""},
     "": {"backend", "report"},
     "__main__": {"cli"},

@@ -26,7 +26,7 @@ from fusec.bisect.recorder import (
 from fusec.bisect.recorder import record as record_program
 from fusec.bisect.shrink import shrink
 from fusec.bisect.smaller import simpler
-from fusec.bisect.source import CRASH, SLOWER, SLOWER_BY, WRONG, Fault, as_file
+from fusec.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.bisect.trial import HANGS, Apart, Died, Outcome, run_apart, try_file
 from fusec.errors import FusecError, ModelError
 
@@ -35,6 +35,8 @@ SECONDS = 100.0
 _TRIALS = 300
 _SUSPECTS = 3
 """Kernels, and graphs, that are timed again by themselves."""
+_SLOWER_BY = 1.1
+"""From which share of eager's time on fusec counts as slower."""
 _SAMPLE_US = 2000.0
 
 Runner = Callable[[Any], Any]
@@ -107,16 +109,17 @@ class Hunt:
 
     def _slowest(self, timings: Iterable[Timing]) -> Culprit | None:
         """Return the kernel that loses most to eager, by itself, or else the graph that does."""
-        rows = [t for t in timings if t.fusec_us > SLOWER_BY * t.eager_us and t.excerpts]
-        rows.sort(key=lambda t: t.eager_us - t.fusec_us)
+        rows = [t for t in timings if t.fusec_us > _SLOWER_BY * t.eager_us and t.excerpts]
+        rows.sort(key=lambda t: -t.lost_us)
         kernels = [row for row in rows if row.kernel][:_SUSPECTS]
         graphs = [row for row in rows if not row.kernel][:_SUSPECTS]
         for row in (*kernels, *graphs):
             what = f"kernel {row.kernel}" if row.kernel else "the graph"
             said = f"{what} takes {row.fusec_us:.1f} us, eager {row.eager_us:.1f} us"
             self.say(f"{said}: timing it by itself")
-            fault = Fault(SLOWER, options=row.options, calls=_calls(row))
-            outcome = Outcome(SLOWER, lost_us=row.fusec_us - row.eager_us)
+            calls, lost = _calls(row), row.lost_us
+            fault = Fault(SLOWER, options=row.options, calls=calls, lost_us=lost)
+            outcome = Outcome(SLOWER)
             for excerpt in row.excerpts:
                 if self.attempt(as_file(excerpt, fault)).shows(outcome):
                     return Culprit(
@@ -126,7 +129,8 @@ class Hunt:
                         row.options,
                         row.kernel,
                         said=said,
-                        calls=fault.calls,
+                        calls=calls,
+                        lost_us=lost,
                     )
         return None
 
@@ -138,14 +142,15 @@ class Hunt:
         self.say(f"{what}graph {culprit.graph!r}{where}: {culprit.said}")
         finding = Finding.of(self.kind, culprit)
         for excerpt in culprit.excerpts:
-            fault = Fault(self.kind, finding.title, culprit.options, culprit.calls)
+            options, calls, lost = culprit.options, culprit.calls, culprit.lost_us
+            fault = Fault(self.kind, finding.title, options, calls, lost)
             if self.attempt(as_file(excerpt, fault)).shows(culprit.outcome):
                 break
         else:
             return replace(finding, unshown=True)
         small = self._shrunk(excerpt, fault, culprit.outcome)
         self.say("asking which options, which merge and which stage make the difference")
-        return questions.answer(self, finding, small, fault, culprit.outcome)
+        return questions.answer(self, finding, small, fault)
 
     def _shrunk(self, excerpt: Excerpt, fault: Fault, wanted: Outcome) -> Excerpt:
         end = time.monotonic() + self.seconds

@@ -19,9 +19,9 @@ from fusec.backend import compile_with, context_of
 from fusec.bisect.excerpt import Excerpt, TensorType, static
 from fusec.bisect.finding import Finding
 from fusec.bisect.meaning import differs
-from fusec.bisect.source import SLOWER, WRONG, Fault, as_file, functions, plain_name
+from fusec.bisect.source import WRONG, Fault, as_file, functions, plain_name
 from fusec.bisect.steps import record_steps
-from fusec.bisect.trial import AGREES, Died, Outcome
+from fusec.bisect.trial import AGREES, Died
 from fusec.compiler import context_for, target_for
 from fusec.frontend.capture import main_device
 from fusec.options import Options
@@ -45,16 +45,9 @@ Gone = Callable[[Mapping[str, Any]], bool]
 """Whether a fault is gone under some options."""
 
 
-def answer(
-    hunt: Hunt, finding: Finding, excerpt: Excerpt, fault: Fault, wanted: Outcome
-) -> Finding:
-    """Return a finding with what is known once all was asked.
-
-    Args:
-        excerpt: the least one.
-        wanted: what its file comes to.
-    """
-    gone = partial(_is_gone, hunt, excerpt, fault, wanted)
+def answer(hunt: Hunt, finding: Finding, excerpt: Excerpt, fault: Fault) -> Finding:
+    """Return a finding with what is known once all was asked of the least program."""
+    gone = partial(_is_gone, hunt, excerpt, fault)
     helps = helping(gone, excerpt, fault.options)
     limit = guilty_merge(gone) if "fusion=False" in helps else 0
     options = {**fault.options, "merge_limit": limit}
@@ -70,13 +63,10 @@ def answer(
     return replace(found, source=as_file(excerpt, replace(fault, title=found.title)))
 
 
-def _is_gone(
-    hunt: Hunt, excerpt: Excerpt, fault: Fault, wanted: Outcome, more: Mapping[str, Any]
-) -> bool:
+def _is_gone(hunt: Hunt, excerpt: Excerpt, fault: Fault, more: Mapping[str, Any]) -> bool:
     """Return True if an excerpt is sound under some options."""
     text = as_file(excerpt, replace(fault, options={**fault.options, **more}))
-    outcome = hunt.attempt(text)
-    return outcome.kind == AGREES or (fault.kind == SLOWER and not outcome.shows(wanted))
+    return hunt.attempt(text).kind == AGREES
 
 
 def helping(gone: Gone, excerpt: Excerpt, given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from fusec.runtime.agreement import disagreement
 from fusec.runtime.clock import Clock, clock_running
 from fusec.summary import graph_id
 from fusec.torch_interior import TorchDynamoException, pytree
+from fusec.verification import Exact
 
 _ROUNDS = 15
 _MOST_KERNELS = 24
@@ -84,7 +85,7 @@ class Culprit:
     Attributes:
         outcome: what a file that shows the fault has to come to.
         excerpts: that may show it, the smallest first.
-        calls: that are timed at once.
+        calls, lost_us: of a kernel or graph that is slower, as of ``Fault``.
     """
 
     graph: str
@@ -97,6 +98,7 @@ class Culprit:
     line: str = ""
     said: str = ""
     calls: int = 1
+    lost_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,11 @@ class Timing:
     fusec_us: float
     excerpts: tuple[Excerpt, ...]
     options: Mapping[str, Any]
+
+    @property
+    def lost_us(self) -> float:
+        """How much longer than eager a call takes."""
+        return self.fusec_us - self.eager_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,17 +279,18 @@ class Recorder:
         self, gm: fx.GraphModule, call: Callable[..., Any], args: list[Any], graph: Begun
     ) -> Any:
         """Run a graph, and compare what it returns with what its nodes compute eagerly."""
-        copies = [_copy(arg) for arg in args]
+        copies, others = ([_copy(arg) for arg in args] for _ in range(2))
         state = torch.get_rng_state()
         expected = run_eagerly(gm)(copies)
         torch.set_rng_state(state)
         made = call(args)
-        pairs = [
-            (ours.detach(), theirs.detach())
-            for ours, theirs in zip(*map(pytree.tree_leaves, (made, expected)), strict=True)
-            if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
-        ]
-        problem = disagreement([a for a, _ in pairs], [b for _, b in pairs])
+
+        def exact() -> Sequence[torch.Tensor]:
+            torch.set_rng_state(state)
+            with torch.no_grad():
+                return _tensors(Exact(gm).run(*others))
+
+        problem = disagreement(_tensors(made), _tensors(expected), exact)
         if problem is not None:
             self.tell(
                 Culprit(
@@ -304,12 +312,20 @@ class Recorder:
             made = compiled(*args)
             if first:
                 first = False
-                ours, theirs = _in_turn([_call_of(compiled, args), _call_of(eager, args)])
+                calls = [_call_of(compiled, args), _call_of(eager, args)]
+                _in_turn(calls, rounds=1)  # the backward is compiled, caches are warm
+                self._forget_times()
+                ours, theirs = _in_turn(calls)
                 excerpts = _all(graph.excerpt)
                 self.tell(Timing("Dynamo", "", theirs, ours, excerpts, graph.options))
             return made
 
         return run
+
+    def _forget_times(self) -> None:
+        spent = self._clock.spent.values() if self._clock is not None else ()
+        for one in spent:
+            one.calls, one.timed, one.seconds = 0, 0, 0.0
 
     def finish(self) -> None:
         """Compare the kernels with eager that took the most time."""
@@ -328,10 +344,10 @@ class Recorder:
                 self.tell(Timing(*row))
 
 
-def _in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
+def _in_turn(calls: Sequence[Callable[[], Any]], rounds: int = _ROUNDS) -> list[float]:
     """Return the medians of the microseconds of each call, measured in turn."""
     spent: list[list[float]] = [[] for _ in calls]
-    for _ in range(_ROUNDS + 2):
+    for _ in range(rounds + 2):
         for call, own in zip(calls, spent, strict=True):
             start = time.perf_counter()
             call()
@@ -361,6 +377,11 @@ def _leaf(arg: Any) -> Any:
 
 
 # -- graphs as excerpts ----------------------------------------------------------------------------
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(results)
+    return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _all(*excerpts: Excerpt | None) -> tuple[Excerpt, ...]:

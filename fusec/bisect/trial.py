@@ -47,19 +47,15 @@ class Outcome:
         cause: of a crash, the exception's type or the signal's name.
         stage: of a crash, where known.
         said: the error's text.
-        lost_us: of what was timed, how much longer than eager a call takes.
     """
 
     kind: str
     cause: str = ""
     stage: str = ""
     said: str = ""
-    lost_us: float = 0.0
 
     def shows(self, fault: Outcome) -> bool:
-        """Return True for the same fault, as far as this can tell; of a loss, half of it."""
-        if fault.kind == SLOWER:
-            return self.kind == SLOWER and self.lost_us >= fault.lost_us / 2
+        """Return True for the same fault, as far as this can tell."""
         return (self.kind, self.cause, self.stage) == (fault.kind, fault.cause, fault.stage)
 
 
@@ -146,12 +142,11 @@ def try_file(text: str, apart: Apart = run_apart) -> Outcome:
 
 def run_here(text: str) -> Outcome:
     """Return what running a file's text comes to, in this process."""
-    own: dict[str, Any] = {"__name__": "__main__"}
     with _quiet():
         try:
-            exec(compile(text, _FILE, "exec"), own)
+            exec(compile(text, _FILE, "exec"), {"__name__": "__main__"})
         except SystemExit as ended:
-            return Outcome(SLOWER if ended.code else AGREES, lost_us=own["fusec"] - own["eager"])
+            return Outcome(SLOWER if ended.code else AGREES)
         except Exception as error:
             return outcome_of(error)
     return Outcome(AGREES)

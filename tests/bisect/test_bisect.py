@@ -18,7 +18,7 @@ from fusec import stages
 from fusec.bisect import questions
 from fusec.bisect.hunt import Hunt
 from fusec.bisect.source import CRASH, SLOWER, WRONG
-from fusec.bisect.trial import AGREES, INVALID, LAUNCH, Died, Outcome, run_apart, run_here
+from fusec.bisect.trial import AGREES, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.cli import main
 from fusec.errors import FusecError
 from tests.bisect import plants
@@ -135,21 +135,14 @@ def test_the_merge_with_which_a_fault_comes_is_found_in_few_trials() -> None:
     assert questions.guilty_merge(lambda more: True) == 0
 
 
-def test_half_of_a_loss_is_the_same_fault() -> None:
-    wanted = Outcome(SLOWER, lost_us=100.0)
-    assert Outcome(SLOWER, lost_us=60.0).shows(wanted)
-    assert not Outcome(SLOWER, lost_us=40.0).shows(wanted)
-    assert not Outcome(AGREES, lost_us=200.0).shows(wanted)
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "cause"),
     [
         ("import torch\ntorch.testing.assert_close(torch.ones(2), torch.zeros(2))", WRONG, ""),
         ("x = 1", AGREES, ""),
         ("import torch\ntorch.ones(2) + torch.ones(3)", INVALID, "RuntimeError"),
-        ("import sys\nfusec, eager = 9.0, 2.0\nsys.exit(fusec > 1.1 * eager)", SLOWER, ""),
-        ("import sys\nfusec, eager = 1.0, 2.0\nsys.exit(fusec > 1.1 * eager)", AGREES, ""),
+        ("import sys\nsys.exit(9.0 - 2.0 > 3.5)", SLOWER, ""),
+        ("import sys\nsys.exit(3.0 - 2.0 > 3.5)", AGREES, ""),
     ],
 )
 def test_a_file_comes_to_what_it_shows(text: str, kind: str, cause: str) -> None:
@@ -301,6 +294,6 @@ def test_torch_s_own_minifier_shrinks_a_crash_where_failures_are_errors(tmp_path
     (launcher,) = tmp_path.rglob("minifier_launcher.py")
     python(tmp_path, "crashing_pass", str(launcher), **strict)
     least = (tmp_path / "repro.py").read_text()
-    assert "torch.tanh(h)" in least and "gelu" not in least
+    assert "torch.tanh(" in least and "gelu" not in least
     again = python(tmp_path, "crashing_pass", "repro.py", **strict)
     assert again.returncode == 1 and "a planted crash" in again.stderr
