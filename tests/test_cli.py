@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ import torch
 
 from fusec.cli import COMMANDS, main
 from fusec.cli.inputs import TensorInput, parse_spec
+from fusec.cli.output import _style
 from fusec.errors import UsageError
 from fusec.options import Options, environment_variables
 from fusec.report.stages import STAGES
@@ -418,6 +420,31 @@ def test_doctor_reports_this_machine(capsys) -> None:
     assert code in (0, 4)
     for word in ("torch", "triton", "processor", "C++ compiler", "GPU", "cache"):
         assert word in out
+
+
+def test_doctor_shows_what_is_set_and_the_free_disk(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FUSEC_FUSION", "0")
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "not" / "yet"))
+    out = run(capsys, "doctor")[1]
+    assert re.search(r"^FUSEC_FUSION +0$", out, re.MULTILINE)
+    assert re.search(r"^disk +[\d.]+ GiB free$", out, re.MULTILINE)
+    full = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 4 and "FUSEC_CACHE_SIZE_MB" in out and "\n1 problem\n" in out
+
+
+def test_on_a_terminal_headings_are_bold_and_source_lines_are_whole() -> None:
+    styles = [_style(line) for line in EXPLAINED.splitlines()]
+    assert styles == ["bold", "", "bold", "", "dim"]
+
+
+EXPLAINED = """graph inference
+  bytes     66.1 MB  62.9 MB  62.9 MB
+  kernels
+    k0  12.6 MB  add, add_2
+          block.py:15 in forward: h = x + r
+"""
 
 
 def test_doctor_fails_without_a_compiler(capsys, monkeypatch) -> None:

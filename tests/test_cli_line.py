@@ -89,6 +89,10 @@ WRONG = {
     "a target to emulate": (["check", "--emulate", "{m}:Net", "--target", "sm_100"], 2, "'sm_90'?"),
     "an option's name": (["explain", "{m}:Net", "--option", "fuson=0"], 2, "mean 'fusion'?"),
     "an option's value": (["explain", "{m}:Net", "--option", "fusion=maybe"], 2, "not 1 or 0"),
+    "an option like no other": (["doctor", "--nope"], 2, "arguments: --nope.\nnext"),
+    "no place for a report": (["run", "-o", "/proc/a.html", "{m}"], 4, "cannot write"),
+    "no place for verdicts": (["cache", "export", "/proc/x"], 4, "another directory"),
+    "a shell that is missing": (["completion"], 2, "bash|zsh"),
     "no directory for dumps": (["dump", "{m}:Net", "-o", "/proc/nope"], 4, "cannot write"),
 }
 

@@ -68,8 +68,9 @@ class _Parser(argparse.ArgumentParser):
         """Return which option a misspelt one of this command, or of any, most likely meant."""
         words = [word.rstrip(":,") for word in message.split()]
         wrong = [word for word in words if word.startswith("--")]
-        near = nearest(wrong[0].partition("=")[0], _options(self)) if wrong else None
-        return f" Did you mean {near!r}?" if near and near not in words else ""
+        names = [option.removeprefix("--") for option in _options(self)]
+        near = nearest(wrong[0].partition("=")[0].removeprefix("--"), names) if wrong else None
+        return f" Did you mean '--{near}'?" if near and f"--{near}" not in words else ""
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:

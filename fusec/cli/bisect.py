@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.inputs import EXAMPLES, parse_inputs
 from fusec.cli.line import FORM, check_file, is_target
-from fusec.cli.output import progress, show
+from fusec.cli.output import check_writable, progress, show
 from fusec.errors import NotWritable, UsageError
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what is at fault, and write the file; return 1 if something is."""
     program = _program(arguments)
     file = arguments.file.absolute()
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise NotWritable(f"cannot write {file}: it is a directory, or in one that is not yours")
+    check_writable(file)
     # Local: it imports torch, which a wrong command line shall not wait for.
     from fusec.bisect.hunt import Hunt
 

@@ -1,4 +1,4 @@
-"""Check this machine: versions, C++ compiler, Triton's tools, GPU, vector width, cache directory.
+"""Check this machine: versions, C++ compiler, Triton's tools, GPU, vector width, cache, variables.
 
 Exit code 4 if something is missing that fusec needs to compile for this machine.
 """
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from fusec import __version__
 from fusec.cli.output import show
 from fusec.errors import EnvironmentProblem, FusecError
-from fusec.options import Options
-from fusec.runtime.cache import open_cache
+from fusec.options import Options, environment_variables
+from fusec.runtime.cache import Stats, open_cache
 from fusec.runtime.cpp_kernel import build, find_compiler, vector_width
 
 HELP = "check versions, compilers, GPU and cache on this machine"
@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         if finding.problem:
             show(f"{'':<{width}}  {finding.problem}")
     failed = sum(bool(finding.problem) for finding in findings)
-    show(f"\n{failed} problems" if failed else "\neverything fusec needs is here")
+    show(
+        f"\n{failed} problem{'s' * (failed != 1)}" if failed else "\neverything fusec needs is here"
+    )
     return EnvironmentProblem.exit_code if failed else 0
 
 
@@ -140,7 +142,31 @@ def _cache(options: Options) -> list[Finding]:
     stats = cache.stats()
     seen = f"{stats.directory}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
     written = "a file cannot be written" if problem or stats.problem else "a file can be written"
-    return [Finding("cache", f"{seen}; {written}", problem or stats.problem or "")]
+    found = [Finding("cache", f"{seen}; {written}", problem or stats.problem or "")]
+    return [*found, *_space(stats)]
+
+
+def _space(stats: Stats) -> list[Finding]:
+    """Return how much room there is for the cache, where it is."""
+    folder = stats.directory
+    while folder is not None and not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if folder is None:
+        return []
+    free = shutil.disk_usage(folder).free
+    needed = max(stats.limit_bytes - stats.bytes, 0)
+    advice = f"The cache may take {needed / 2**20:.0f} MiB more: FUSEC_CACHE_SIZE_MB bounds it."
+    return [Finding("disk", f"{free / 2**30:.1f} GiB free", advice if free < _LITTLE else "")]
+
+
+_LITTLE = 64 << 20
+"""Free bytes below which a large model's kernels do not fit."""
+
+
+def _variables(options: Options) -> list[Finding]:
+    """Return the environment variables of fusec's that are set."""
+    names = [variable.name for variable in environment_variables()]
+    return [Finding(name, os.environ[name]) for name in (*names, "CXX") if os.environ.get(name)]
 
 
 CHECKS: tuple[Callable[[Options], list[Finding]], ...] = (
@@ -150,4 +176,5 @@ CHECKS: tuple[Callable[[Options], list[Finding]], ...] = (
     _triton,
     _gpu,
     _cache,
+    _variables,
 )

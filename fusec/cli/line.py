@@ -155,6 +155,8 @@ def check_directory(path: Path | None) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NotWritable(f"cannot write to {path}: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise NotWritable(f"cannot write to {path}: it is not yours to write")
 
 
 def constructed(name: str) -> tuple[str, list[Any], dict[str, Any]] | None:

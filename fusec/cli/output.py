@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
-from fusec.errors import EnvironmentProblem
+from fusec.errors import EnvironmentProblem, NotWritable
 
 _quiet = ContextVar("quiet", default=False)
 
@@ -59,6 +61,30 @@ def show_report(report: Any, *, json: bool) -> None:
     show(report.to_json() if json else str(report))
 
 
+def check_writable(path: Path) -> None:
+    """Raise NotWritable if a file cannot be written; one that is not there is not made."""
+    there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text.
+
+    Raises:
+        NotWritable: if that fails.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+
+
 @contextmanager
 def user_code(arguments: argparse.Namespace) -> Iterator[None]:
     """Run a model: what it prints goes to stderr, and torch logs nothing that nobody asked for.
@@ -95,9 +121,20 @@ def _show_in_colour(text: str, language: str) -> bool:
         from rich.syntax import Syntax
     except ImportError:
         return False
-    console = Console(highlight=True, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
     if language == "text":
-        console.print(text, markup=False)
+        for line in text.splitlines():
+            console.print(line, style=_style(line), markup=False)
     else:
         console.print(Syntax(text, language, background_color="default"))
     return True
+
+
+def _style(line: str) -> str:
+    """Return how a line of a report looks: headings bold, lines of the user's code dim."""
+    if _SOURCE.match(line):
+        return "dim"
+    return "bold" if line[:3].strip() and "  " not in line.strip() else ""
+
+
+_SOURCE = re.compile(r" {6,}\S+:\d+ in [^:]+(: |$)")

@@ -14,13 +14,11 @@ Nothing runs, and no GPU is needed. A report of a script that runs: fusec run -o
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from fusec.cli.dump import add_model_arguments, stage_model
 from fusec.cli.line import check_model_line
-from fusec.cli.output import progress, show
-from fusec.errors import NotWritable
+from fusec.cli.output import check_writable, progress, show, write_file
 
 HELP = "write an HTML report: graphs, kernels and their code, roofline, memory"
 DEFAULT = Path("report.html")
@@ -42,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report of every graph, and print where."""
     check_model_line(arguments)
-    check_report(arguments.output)
+    check_writable(arguments.output)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report.html import environment, render
     from fusec.report.html.document import document_of
@@ -60,21 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_report(path: Path) -> None:
-    """Raise NotWritable if a report cannot be written."""
-    folder = path.resolve().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise NotWritable(f"cannot write {path}: it is a directory, or in none that you may write")
-
-
 def write_report(path: Path, html: str) -> None:
     """Write a report and print its name.
 
     Raises:
         NotWritable: if that fails.
     """
-    try:
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+    write_file(path, html)
     show(str(path))

@@ -16,15 +16,14 @@ Options of fusec come before the script, the script's own behind it. The exit co
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 
 from fusec.cli.line import check_file
-from fusec.cli.output import progress, show
-from fusec.cli.report import check_report, write_report
-from fusec.errors import NotWritable, UsageError
+from fusec.cli.output import check_writable, progress, show, write_file
+from fusec.cli.report import write_report
+from fusec.errors import UsageError
 
 HELP = "run a script and show breaks, recompiles, time by module and kernel"
 
@@ -60,7 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.report.watching import watch
 
     if report is not None:
-        check_report(report)
         environment()  # what is missing is said before the script runs
     with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
         code, replaced = run_script(path, own, every=arguments.all)
@@ -71,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     try:
         if record is not None:
-            _write(record, seen.to_json())
+            write_file(record, f"{seen.to_json()}\n")
     finally:
         with redirect_stdout(output):
             show(f"\n{seen}")
@@ -89,13 +87,7 @@ def _script(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
     record = arguments.json
     if record is not None and not record.resolve().parent.is_dir():
         raise UsageError(f"there is no directory for --json {str(record)!r}.")
-    if record is not None and (record.is_dir() or not os.access(record.resolve().parent, os.W_OK)):
-        raise NotWritable(f"cannot write {record}: it is a directory, or in one that is not yours")
+    for file in (record, arguments.output):
+        if file is not None:
+            check_writable(file)
     return Path(script), own
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror}") from error

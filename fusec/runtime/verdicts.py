@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import EnvironmentProblem, UsageError
+from fusec.errors import EnvironmentProblem, NotWritable, UsageError
 from fusec.runtime.cache import Cache
 
 logger = logging.getLogger("fusec.race")
@@ -219,7 +219,7 @@ def export_verdicts(cache: Cache, path: Path) -> int:
     try:
         _write(path, text)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}.") from error
+        raise NotWritable(f"cannot write {path}: {error.strerror or error}.") from error
     return len(verdicts)
 
 
