@@ -64,6 +64,8 @@ def show_report(report: Any, *, json: bool) -> None:
 def check_writable(path: Path) -> None:
     """Raise NotWritable if a file cannot be written; one that is not there is not made."""
     there = path.exists()
+    if there and not (path.is_file() or path.is_dir()):  # a pipe, such as /dev/stdout
+        return
     try:
         with path.open("ab"):
             pass

@@ -87,3 +87,18 @@ def test_a_clean_model_has_no_breaks() -> None:
     explained = fusec.explain(unclean.Chosen(), torch.randn(8, 32))
     assert (explained.breaks, explained.unseen) == ((), "")
     assert "break" not in str(explained)
+
+
+def test_a_function_that_one_call_compiles_twice_is_a_recompile() -> None:
+    def part(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos() + 1
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return part(x), part(x[:4])
+
+    explained = fusec.explain(model, torch.randn(8))
+    assert {one.place.function for one in explained.recompiles} == {"part"}
+    text = str(explained)
+    assert "recompiles: " in text and "size mismatch at index 0. expected 8, actual 4" in text
