@@ -12,7 +12,7 @@ alike share the comparison); ``loops`` runs it for the body of each loop over ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from fusec.passes.coalesce import coalesce
 from fusec.passes.contract import Cut, Judge, cut_with_products, judge_by_model
 from fusec.passes.dead_code import dead_code
 from fusec.passes.eager_rounding import round_as_eager
-from fusec.passes.fuse import fuse, separate
+from fusec.passes.fuse import Judged, fuse, separate
 from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
 from fusec.passes.libraries import Chooser, choose_libraries
@@ -74,6 +74,7 @@ class Context:
         make_judge: gives the judge between the ways to run a product; by default the cost model.
         choose_library: says which library computes a product; by default that which it names.
         judge_format: says what a convolution gains by channels-last images; by default a rule.
+        judged: what fusion found of groups: the next graph that is tried has many of them again.
     """
 
     target: Target
@@ -82,6 +83,7 @@ class Context:
     make_judge: Callable[[Cut], Judge] | None = None
     choose_library: Chooser | None = None
     judge_format: FormatJudge | None = None
+    judged: Judged = field(default_factory=Judged, compare=False)
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         """Return what a stage makes of a structure, verified and kept as the options say.
@@ -269,7 +271,8 @@ def _cut(graph: Graph, context: Context) -> Schedule:
     if not context.options.fusion:
         return separate(graph)
     target = context.target
-    return fuse(graph, target.machine, target.accepts, context.options.merge_limit)
+    limit = context.options.merge_limit
+    return fuse(graph, target.machine, target.accepts, limit, context.judged)
 
 
 FUSE = (

@@ -18,7 +18,7 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx as nx
 
@@ -80,8 +80,25 @@ class _Group:
     alike: tuple[Index, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was found of groups, by their form: a price, or the pieces of a reason against them.
+
+    It holds for one machine, in any graph: ``contract`` cuts one again and again.
+
+    Attributes:
+        kinds: the forms of definitions, numbered.
+        known: what was found, by the numbers of a group's definitions and what they have in common.
+    """
+
+    kinds: dict[object, int] = field(default_factory=dict)
+    known: dict[tuple[object, ...], _Estimate | tuple[str | int, ...]] = field(default_factory=dict)
+
+
 class _Fuser:
-    def __init__(self, graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool]) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool], judged: Judged
+    ) -> None:
         self.graph = graph
         self.machine = machine
         self.accepts = accepts
@@ -99,10 +116,9 @@ class _Fuser:
         self.lines = {k: canonical(line) for k, line in self.definitions.items()}
         self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
         self.reads = {k: line.reads for k, line in self.definitions.items()}
-        kinds: dict[object, int] = {}
+        kinds, self.known = judged.kinds, judged.known
         self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
         self.attempts: dict[tuple[int, ...], _Estimate | str] = {}
-        self.known: dict[tuple[object, ...], _Estimate | tuple[str | int, ...]] = {}
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -377,15 +393,20 @@ def _named(reason: tuple[str | int, ...], buffers: list[Buffer]) -> str:
 
 
 def fuse(
-    graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool], limit: int = 1 << 30
+    graph: Graph,
+    machine: Machine,
+    accepts: Callable[[Kernel], bool],
+    limit: int = 1 << 30,
+    judged: Judged | None = None,
 ) -> Schedule:
     """Return the graph cut into kernels, with every merge that was considered.
 
     Args:
         accepts: whether the target's schedules can run a kernel.
         limit: merges that are taken; the best come first.
+        judged: what is known of groups already, and what is found.
     """
-    fuser = _Fuser(graph, machine, accepts)
+    fuser = _Fuser(graph, machine, accepts, Judged() if judged is None else judged)
     fuser.run(limit)
     return fuser.schedule()
 

@@ -27,7 +27,7 @@ from fusec.ir.index import index
 from fusec.ir.monoid import SUM
 from fusec.passes import fuse as fusion
 from fusec.passes.dag import Order
-from fusec.passes.fuse import TOO_LARGE, fuse
+from fusec.passes.fuse import TOO_LARGE, Judged, fuse
 from fusec.passes.inline import inline
 from fusec.passes.machine import Tuning
 from fusec.passes.simplify import simplify
@@ -160,6 +160,18 @@ def test_layers_that_are_alike_are_judged_once() -> None:
     few, many = judged(8), judged(16)
     assert many[1] == 2 * few[1]
     assert many[0] <= few[0] + 2
+
+
+def test_a_graph_that_is_cut_again_is_judged_once() -> None:
+    """``contract`` opens calls and closes them: most groups of the next graph are known."""
+    target, known, example = find_target("cpu"), Judged(), layers(4)
+    cuts = []
+    for unifications in (False, True):
+        with mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified:
+            cuts.append(fuse(example, target.machine, target.accepts, judged=known))
+        left = len(kernels(cuts[-1]))
+        assert (unified.call_count == left) is unifications  # those of the kernels themselves
+    assert cuts[0].decisions == cuts[1].decisions
 
 
 def test_a_reason_names_the_buffers_of_its_own_layer() -> None:
