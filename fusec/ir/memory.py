@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder, reach
-from fusec.ir.extern import Fresh, Product
+from fusec.ir.extern import Alias, Fresh, Product
 from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, Store
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import check
@@ -340,3 +340,30 @@ def bytes_of(buffer: Buffer) -> int:
     """Return how many bytes a buffer's memory has, at the hints of sizes."""
     extents: tuple[Index, ...] = buffer.base.flat().shape
     return extents[0].hint() * buffer.dtype.itemsize
+
+
+def peak_bytes(schedule: Schedule, memory: Memory) -> int:
+    """Return the most bytes that what a schedule makes takes at once, at the hints of sizes.
+
+    Its inputs and constants are not counted. What eager kernels need inside is not known.
+    """
+    given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
+    bodies = iter(zip(schedule.loops, memory.bodies, strict=True))
+    held: dict[Buffer, int] = {}
+    most = 0
+    for step, plan in zip(schedule.steps, memory.steps, strict=True):
+        for allocation in plan.allocated:
+            if allocation.over is not None:
+                held.pop(allocation.over, None)
+            held[allocation.buffer] = bytes_of(allocation.buffer)
+        match step:
+            case Extern() if not isinstance(step.effect, Alias):
+                held.update((b, bytes_of(b)) for b in step.writes if b not in given)
+        inside = 0
+        if isinstance(step, RowLoop):
+            loop, body = next(bodies)
+            inside = peak_bytes(loop.schedule, body)
+        most = max(most, sum(held.values()) + inside)
+        for buffer in plan.freed:
+            held.pop(buffer, None)
+    return most

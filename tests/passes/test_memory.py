@@ -24,8 +24,11 @@ from fusec.ir.interp import run_schedule
 from fusec.ir.memory import (
     Allocation,
     Memory,
+    all_apart,
+    bytes_of,
     footprint,
     overwritable,
+    peak_bytes,
     print_memory,
     verify_memory,
 )
@@ -72,6 +75,16 @@ def test_a_chain_lies_in_two_places() -> None:
         "t2 over t0",
         "t3 over t1; free t2",
     ]
+
+
+def test_a_peak_counts_what_is_in_memory_at_once() -> None:
+    """Two of a chain's results are, its input aside; of one that lies over another, one."""
+    four, over = chain_of(4), reading(lambda t, m, c: load(t, m, c))
+    size = bytes_of(four.kernels[0].writes[0])
+    assert peak_bytes(four, plan_memory(four)) == 2 * size
+    assert peak_bytes(four, all_apart(four)) == 4 * size
+    assert peak_bytes(over, plan_memory(over)) == 2 * 4 * 8 * 8
+    assert peak_bytes(over, plan_memory(over, overwritable)) == 4 * 8 * 8
 
 
 def test_an_input_that_nobody_reads_goes_at_once() -> None:
