@@ -195,6 +195,7 @@ def observe(
     options: Options | None = None,
     target: Target | None = None,
     texts: bool = False,
+    adapt: Callable[[Context], Context] = lambda context: context,
 ) -> tuple[Observed, ...]:
     """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
 
@@ -205,6 +206,7 @@ def observe(
         target: for which they are compiled; by default CPUs. A training step is cut in forward and
             backward according to what its kernels can compute again.
         texts: keep what the stages before capture made.
+        adapt: changes the context of the compile, its judges say.
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
     Raises:
         ModelError: what the model itself raised.
@@ -217,7 +219,7 @@ def observe(
     chosen = options or Options.from_compile(None, None)
     target = target or find_target("cpu")
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
-    context = Context(target, chosen, Trace("joint", texts=texts), judge_format=known)
+    context = adapt(Context(target, chosen, Trace("joint", texts=texts), judge_format=known))
     observer = _Observer(mode, context)
     with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
@@ -250,6 +252,7 @@ def observe_run(
     options: Options,
     target: Target,
     texts: bool = False,
+    adapt: Callable[[Context], Context] = lambda context: context,
 ) -> tuple[Observed, ...]:
     """Return what ``observe`` does, from a call on real tensors, whose values a model may ask for.
 
@@ -257,7 +260,7 @@ def observe_run(
         ModelError: what the model itself raised.
     """
     known = format_judge(target, replace(options, race_budget_s=0.0))
-    context = Context(target, options, Trace("joint", texts=texts), judge_format=known)
+    context = adapt(Context(target, options, Trace("joint", texts=texts), judge_format=known))
     observer = _RunObserver(new_fake_mode(), context)
     args = pytree.tree_map(partial(_real_input, train=train), list(inputs))
     with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():

@@ -6,6 +6,7 @@ The IR has no device, so that a graph traced on the CPU compiles for any row of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +20,7 @@ from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
 from fusec.runtime import cpp_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
-from fusec.stages import all_stages
+from fusec.stages import Context, all_stages
 from fusec.trace import Record, Trace
 
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
@@ -96,13 +97,22 @@ def choose_target(name: str | None) -> Target:
     return find_target(wanted or this_machine(), width, tiles=tiles, tf32=allows_tf32())
 
 
-def take_through(observed: Observed, target: Target, options: Options) -> Staged:
-    """Compile one graph to source text, keeping the text of each stage that it reaches."""
+def take_through(
+    observed: Observed,
+    target: Target,
+    options: Options,
+    adapt: Callable[[Context], Context] = lambda context: context,
+) -> Staged:
+    """Compile one graph to source text, keeping the text of each stage that it reaches.
+
+    Args:
+        adapt: changes the context of the compile, its judges say.
+    """
     trace = Trace(observed.name, texts=True)
     try:
         # Nothing is timed for a report, but it shows what races here have measured.
         untimed = replace(options, race_budget_s=0.0)
-        context = context_for(observed.graph, target, untimed, trace)
+        context = adapt(context_for(observed.graph, target, untimed, trace))
         compiled = compile_to_source(observed.graph, context)
     except Unsupported as problem:
         return Staged(observed, target, trace, None, problem.reason)
