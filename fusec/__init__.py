@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "explain", "kernels", "refreeze", "watch"]
+__all__ = ["__version__", "expect", "explain", "kernels", "refreeze", "watch"]
 
 
 def __dir__() -> list[str]:
@@ -18,6 +18,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
     from fusec.backend import refreeze
     from fusec.report import explain, kernels
+    from fusec.report.expect import expect
     from fusec.report.watching import watch
 else:
 
@@ -27,6 +28,10 @@ else:
             from fusec import report
 
             return getattr(report, name)
+        if name == "expect":
+            from fusec.report import expect  # local, as above
+
+            return expect.expect
         if name == "watch":
             from fusec.report import watching  # local, as above
 

@@ -1,6 +1,6 @@
 """The error catalogue: every exception that fusec raises on purpose.
 
-Seven families, told apart by who can do something about them:
+Eight families, told apart by who can do something about them:
 
     Unsupported                      nobody has to: the operation runs as an eager kernel
     UsageError                       the caller: a bad option, mode, target, input spec or stage
@@ -8,10 +8,11 @@ Seven families, told apart by who can do something about them:
     BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
     InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
     WrongKernel                      fusec: a kernel's results are off, found by the option verify
+    ContractBroken                   the caller: a model compiles to other than `fusec.expect` asks
     KernelFault                      fusec: a candidate of a race crashed or hung, and is dropped
 
 A message says what was seen, where, and what to do next. Each class carries the exit code that the
-command line ends with; 0 is success and 1 a failed check, neither of which is an exception.
+command line ends with; 0 is success and 1 a failed check, of which only a test's is an exception.
 
 Exceptions cross process boundaries (kernels are built in parallel), so each can be pickled: what
 `__init__` needs by position is in `args`, the rest is an ordinary attribute.
@@ -103,6 +104,12 @@ def describe_frame(error: BaseException) -> str:
         return ""
     line = f": {own[-1].line}" if own[-1].line else ""
     return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}{line}"
+
+
+class ContractBroken(FusecError, AssertionError):
+    """A model compiles to something else than ``fusec.expect`` asks for: a test that fails."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class IndexOutOfRange(IndexError, RuntimeError):

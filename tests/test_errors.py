@@ -9,6 +9,7 @@ import pytest
 from fusec import errors
 from fusec.errors import (
     BuildError,
+    ContractBroken,
     EnvironmentProblem,
     FusecError,
     InternalError,
@@ -37,6 +38,7 @@ ONE_OF_EACH = [
     KernelFault("did not end in 20 s"),
     InternalError(object(), stage="lower"),
     WrongKernel("k0", "forward", "add", "add.Tensor", "max error 1", ("model.py:1 in forward",)),
+    ContractBroken("kernels: 2, expected 1"),
 ]
 
 
@@ -70,6 +72,7 @@ def test_exit_codes_tell_usage_environment_and_compile_errors_apart() -> None:
         "InternalError": 3,
         "KernelFault": 3,
         "WrongKernel": 3,
+        "ContractBroken": 1,
     }
 
 

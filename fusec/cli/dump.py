@@ -8,7 +8,7 @@ fusec dump model.py:gpt --input "i64[2,64]<50257" --train -o dumps
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,9 @@ from fusec.cli.output import progress, show, user_code
 from fusec.errors import NotWritable, UsageError
 
 if TYPE_CHECKING:
+    from fusec.codegen.targets import Target
     from fusec.report.stages import Staged
+    from fusec.stages import Context
 
 HELP = "print any stage of a model's compile, from the FX graph down to machine code"
 DEFAULT_STAGE = "source"
@@ -160,17 +162,30 @@ def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys((*changed, *levels)))
 
 
-def stage_model(arguments: argparse.Namespace, *, texts: bool = False) -> list[Staged]:
+def stage_model(
+    arguments: argparse.Namespace,
+    *,
+    texts: bool = False,
+    choose: Callable[[str | None], Target] | None = None,
+    adapt: Callable[[Context], Context] = lambda context: context,
+) -> list[Staged]:
     """Return every graph of the model that the command line names, compiled to source text.
 
     Args:
         texts: keep what the stages before capture made.
+        choose: says which target a name means; by default what this machine has counts.
+        adapt: changes the context of each compile.
     """
     with user_code(arguments):
-        return _stage_model(arguments, texts)
+        return _stage_model(arguments, texts, choose, adapt)
 
 
-def _stage_model(arguments: argparse.Namespace, texts: bool) -> list[Staged]:
+def _stage_model(
+    arguments: argparse.Namespace,
+    texts: bool,
+    choose: Callable[[str | None], Target] | None,
+    adapt: Callable[[Context], Context],
+) -> list[Staged]:
     # Local: these import torch, which `fusec --help` shall not wait for.
     import torch
 
@@ -180,24 +195,25 @@ def _stage_model(arguments: argparse.Namespace, texts: bool) -> list[Staged]:
     from fusec.report.stages import choose_target, take_through
 
     given = parse_inputs(arguments.input)
-    choose_target(arguments.target)  # a wrong one is said before the model is loaded
+    choose = choose or choose_target
+    choose(arguments.target)  # a wrong one is said before the model is loaded
     options = Options.from_compile(None, forced_options(arguments))
     progress(f"tracing {arguments.model}")
-    how = {"dynamic": arguments.dynamic, "options": options, "texts": texts}
+    how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
     if arguments.run:
         cpu = torch.device("cpu")
         fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
-        target = choose_target(arguments.target)  # after what the model's file sets in torch
+        target = choose(arguments.target)  # after what the model's file sets in torch
         seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
     else:
         mode = new_fake_mode()
         fn = load_callable(arguments.model, len(given), mode)
-        target = choose_target(arguments.target)  # as above
+        target = choose(arguments.target)  # as above
         seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
     staged = []
     for one in seen:
         progress(f"compiling graph {one.name} for {target.name}")
-        staged.append(take_through(one, target, options))
+        staged.append(take_through(one, target, options, adapt))
     return staged
 
 

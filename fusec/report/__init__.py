@@ -8,7 +8,7 @@ Worked example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,9 +95,7 @@ def explain(
         ModelError: if the model itself fails with these inputs.
     """
     with watch() as watched:
-        staged = _stage(
-            fn, positional(fn, inputs, named) if named else inputs, train, target, dynamic, race
-        )
+        staged = stage_call(fn, inputs, named, train, target, dynamic, race)
     return explanation(choose_target(target).name, staged, watched.seen)
 
 
@@ -126,25 +124,26 @@ def kernels(
             staged.target.language,
             staged,
         )
-        for staged in _stage(
-            fn, positional(fn, inputs, named) if named else inputs, train, target, dynamic, race
-        )
+        for staged in stage_call(fn, inputs, named, train, target, dynamic, race)
         if staged.compiled is not None
         for step in all_launches(staged.compiled.schedule)
     )
 
 
-def _stage(
+def stage_call(
     fn: Callable[..., Any],
     inputs: Sequence[Any],
+    named: Mapping[str, Any],
     train: bool,
     target: str | None,
     dynamic: bool,
     race: str | None,
 ) -> list[Staged]:
+    """Return the graphs of ``fn(*inputs, **named)``, compiled to source text, as of ``explain``."""
     row = choose_target(target)
     options = Options.from_compile(None, None if race is None else {"race": race})
-    seen = observe(fn, inputs, train=train, dynamic=dynamic, options=options, target=row)
+    given = positional(fn, inputs, named) if named else inputs
+    seen = observe(fn, given, train=train, dynamic=dynamic, options=options, target=row)
     staged = [take_through(one, row, options) for one in seen]
     for one in staged:
         one.check()

@@ -118,17 +118,7 @@ def verify_plan(kernel: Kernel, plan: Plan) -> None:
 
 def print_plan(name: str, plan: Plan) -> str:
     """Return the plan on one line."""
-    parts = []
-    for b in plan.bindings:
-        match b.kind:
-            case LoopKind.LANES:
-                text = f"lanes({b.tile})"
-            case _:
-                text = b.kind.value + (f"*{b.tile}" if b.tile > 1 else "")
-                text += f" by {b.chunk}" if b.chunk else ""
-                text += f" in {b.fold}" if b.fold > 1 else ""
-                text += " transposed" if b.transposed else ""
-        parts.append(f"{b.axis.name}={text}")
+    parts = [f"{b.axis.name}={print_binding(b)}" for b in plan.bindings]
     tunables = f"warps={plan.warps}" + (
         f" stages={plan.stages}" if plan.dots or plan.stages > 1 else ""
     )
@@ -137,3 +127,13 @@ def print_plan(name: str, plan: Plan) -> str:
     tunables += f" {plan.roles}" if plan.roles else ""
     tunables += f" programs={plan.programs}" if plan.programs else ""
     return f"plan {name}    {'  '.join(parts)}    {tunables}"
+
+
+def print_binding(binding: Binding) -> str:
+    """Return how an axis runs: "lanes(1024)", "loop*16 by 4"."""
+    if binding.kind is LoopKind.LANES:
+        return f"lanes({binding.tile})"
+    text = str(binding.kind.value) + (f"*{binding.tile}" if binding.tile > 1 else "")
+    text += f" by {binding.chunk}" if binding.chunk else ""
+    text += f" in {binding.fold}" if binding.fold > 1 else ""
+    return text + (" transposed" if binding.transposed else "")

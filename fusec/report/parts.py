@@ -1,0 +1,125 @@
+"""What a launch computes, as the program says it: operations, each with its module and its line.
+
+A kernel's parts are the nodes of the traced graph between what it stores and what it loads, also
+those that were substituted into others. Views are none: they are indices. A node's operation is the
+one that the program calls, so that what this is taken apart into is one part.
+
+Worked example: ``self.ln_2(x + r)`` in a layer is ``add`` and ``layer_norm of h.*.ln_2``, both
+``at model.py:41 in forward: y = self.ln_2(x + r)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fusec.frontend.origin import called, module_path, op_name, origin_of
+from fusec.ir.graph import Bundle, Kernel
+from fusec.ir.names import identifier, operation_words
+from fusec.report.seen import folded
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operation of the program.
+
+    Attributes:
+        op: as people call it: "layer_norm".
+        module: where it belongs, layers folded: "h.*.ln_2"; "" for the model itself.
+        line: the user's, "model.py:41 in forward: ..."; "" where none is known.
+    """
+
+    op: str
+    module: str = ""
+    line: str = ""
+
+    @property
+    def code(self) -> str:
+        """The line without its number, which changes with what stands above it."""
+        return without_number(self.line)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What stays where a line is written in another way."""
+        return self.op, self.module
+
+
+def without_number(line: str) -> str:
+    """Return "model.py in forward: ..." for "model.py:41 in forward: ..."."""
+    place, where, code = line.partition(" in ")
+    file, _, number = place.rpartition(":")
+    return f"{file}{where}{code}" if number.isdigit() else line
+
+
+class Program:
+    """The nodes of a traced graph, by the names that buffers have from them."""
+
+    def __init__(self, graph: fx.Graph, calls: Iterable[str]) -> None:
+        """Args: calls: the nodes that run as eager kernels, where a kernel ends."""
+        self._nodes: dict[str, fx.Node] = {identifier(n.name): n for n in graph.nodes}
+        self._number = {node: k for k, node in enumerate(graph.nodes)}
+        self._calls = frozenset(calls)
+
+    def part(self, name: str, op: str) -> Part:
+        """Return a node that runs as an eager kernel; ``op`` where it is no node of the graph."""
+        node = self._nodes.get(identifier(name))
+        return Part(op) if node is None else _part_of(node, _word(node))
+
+    def parts(self, launch: Kernel | Bundle) -> tuple[Part, ...]:
+        """Return what a kernel computes, in the order of the program."""
+        words = operation_words(map(_plain, launch.origin.ops))
+        reached = sorted(self._between(launch), key=self._number.__getitem__)
+        parts = [_part_of(node, word) for node in reached if (word := _word(node)) in words]
+        found = tuple(dict.fromkeys(parts))
+        return found or tuple(map(Part, words))
+
+    def _between(self, launch: Kernel | Bundle) -> set[fx.Node]:
+        """Return the nodes between what a launch stores and what it loads."""
+        read = {b.name for b in launch.reads} - {b.name for b in launch.writes}
+        ends = {self._of_part(name) for name in read}
+        waiting = [node for b in launch.writes if (node := self._node(b.name)) is not None]
+        found: set[fx.Node] = set()
+        while waiting:
+            node = waiting.pop()
+            if node in found or node.op != "call_function" or self._ends_before(node, read):
+                continue
+            found.add(node)
+            if node not in ends:
+                waiting += node.all_input_nodes
+        return found
+
+    def _ends_before(self, node: fx.Node, read: set[str]) -> bool:
+        return identifier(node.name) in read or node.name in self._calls
+
+    def _node(self, name: str) -> fx.Node | None:
+        return self._nodes.get(name) or self._of_part(name)
+
+    def _of_part(self, name: str) -> fx.Node | None:
+        """Return the node of which a buffer holds a part: ``sum_2_part`` is of ``sum_2``."""
+        while "_" in name:
+            name = name.rpartition("_")[0]
+            if name in self._nodes:
+                return self._nodes[name]
+        return None
+
+
+def _part_of(node: fx.Node, op: str) -> Part:
+    lines = origin_of(node).source
+    return Part(op, folded(module_path(node)), lines[0] if lines else "")
+
+
+def _word(node: Any) -> str:
+    return operation_words([_plain(op_name(called(node)))])[0]
+
+
+def _plain(op: str) -> str:
+    """Return an operation without the device on which the graph was traced."""
+    return op.replace("_flash_attention_for_cpu", "_attention")
+
+
+def title(parts: Iterable[Part]) -> str:
+    """Return what some parts are called together: "add + layer_norm"."""
+    return " + ".join(dict.fromkeys(part.op for part in parts)) or "kernel"
