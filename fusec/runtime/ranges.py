@@ -3,7 +3,8 @@
 A wrapper is printed in two forms, and the second, in which launches have names, is bound when a
 profiler first runs. Which of them runs is asked once a call of the graph, so that a launch costs
 nothing more while no profiler runs. On a GPU the range is around the launch, which the trace joins
-to its kernel. ``emit_nvtx`` and ``emit_itt`` of ``torch.autograd.profiler`` show ranges, too.
+to its kernel. ``emit_nvtx`` and ``emit_itt`` of ``torch.autograd.profiler`` say that they run as a
+profiler does, and hear of ranges by the same callbacks: those are NVTX ranges then.
 
 Worked example, a line of the second form, which a trace calls "h.3.ln_2: add + layer_norm"::
 
