@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def test_a_script_s_steps_are_profiled_behind_its_own_output(capsys, script: Pat
     assert main(["profile", "--json", str(file), str(script), "--steps", "8", "fail"]) == 7
     printed, _ = capsys.readouterr()
     assert printed.startswith("done ['--steps', '8', 'fail']\ntrain.py on cpu, ")
-    assert "a step (the mean of the middle half of 5)" in printed
+    # A backward that is compiled beside its forward leaves one more step that is warm.
+    assert re.search(r"a step \(the mean of the middle half of [56]\)", printed)
     assert "a backward: " in printed and "the optimizer's step" in printed
     document = json.loads(file.read_text())
     total = sum(row["seconds"] for row in (*document["launches"], *document["rest"]))
