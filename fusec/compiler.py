@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +24,13 @@ from fusec.codegen import triton
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.dumps import process_dump, stage_files
-from fusec.errors import EnvironmentProblem, Unsupported, UsageError, describe_failure
+from fusec.errors import (
+    EnvironmentProblem,
+    Unsupported,
+    UsageError,
+    describe_failure,
+    warn_user,
+)
 from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
@@ -121,10 +126,9 @@ def explain_fallback(graph: str, error: Exception) -> None:
         return
     logger.debug("%s failed", graph, exc_info=error)
     place = str(blame(error))
-    warnings.warn(
+    warn_user(
         f"fusec: {graph} runs as eager kernels, because compiling it failed{' ' * bool(place)}"
-        f"{place}: {describe_failure(error)}",
-        stacklevel=2,
+        f"{place}: {describe_failure(error)}"
     )
 
 

@@ -24,7 +24,9 @@ import difflib
 import os
 import re
 import shlex
+import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -95,11 +97,7 @@ class ModelError(FusecError):
 def describe_frame(error: BaseException) -> str:
     """Return the last line of the user's code that an exception passed, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if not (_LIBRARIES.search(frame.filename) or frame.filename.startswith(_HERE))
-    ]
+    own = [frame for frame in frames if _is_users(frame.filename)]
     if not own:
         return ""
     line = f": {own[-1].line}" if own[-1].line else ""
@@ -110,6 +108,26 @@ class ContractBroken(FusecError, AssertionError):
     """A model compiles to something else than ``fusec.expect`` asks for: a test that fails."""
 
     exit_code: ClassVar[int] = 1
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the user's code that is running now, or here if there is none."""
+    frame = sys._getframe(1)
+    running = frame
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    at = running if frame is None else frame
+    warnings.warn_explicit(
+        message,
+        UserWarning,
+        at.f_code.co_filename,
+        at.f_lineno,
+        registry=at.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_users(filename: str) -> bool:
+    return not (_LIBRARIES.search(filename) or filename.startswith(_HERE))
 
 
 class IndexOutOfRange(IndexError, RuntimeError):

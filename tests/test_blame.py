@@ -35,6 +35,7 @@ def test_the_warning_of_a_fallback_names_stage_operation_line_and_what_to_do(pla
     assert "compiling it failed in stage 'share' at tanh.default" in text
     assert "(test_blame.py:17 in model: y = torch.tanh(x)): ValueError: a planted crash." in text
     assert "`fusec bisect --crash SCRIPT`" in text
+    assert caught[0].filename == __file__
 
 
 def test_the_error_under_strict_can_be_blamed(planted) -> None:

@@ -159,7 +159,8 @@ def outcome_of(error: Exception) -> Outcome:
     inner = getattr(error, "inner_exception", None) or error
     said = str(inner).strip()[:_LINES]
     if frames[-1].endswith(os.path.join("testing", "_comparison.py")):
-        return Outcome(WRONG, said=said)
+        lines = [line for line in said.splitlines() if line]
+        return Outcome(WRONG, said="; ".join(lines[1:3]))  # how many, and where the most
     stage = stage_of(inner)
     if not stage and "<fusec wrapper>" in frames:
         stage = LAUNCH

@@ -14,10 +14,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fusec import compiler, stages
+import torch
+from torch import fx
+
+from fusec import backend, compiler, stages
 from fusec.ir.expr import Expr, Op
 from fusec.ir.graph import Def, Graph, Line
 from fusec.ir.rewrite import rewrite
+from fusec.passes.stage import Stage
 from tests.planted import adds_a_hundredth
 
 Launch = Callable[..., None]
@@ -75,7 +79,7 @@ def crashing_pass() -> None:
                 raise ValueError("a planted crash")
         return graph
 
-    _instead("share", share)
+    stages.FUSE = _with_before(stages.FUSE, "share", share)
 
 
 def wrong_pass() -> None:
@@ -91,13 +95,28 @@ def wrong_pass() -> None:
 
         return replace(graph, nodes=tuple(map(changed, graph.nodes)))
 
-    _instead("simplify", simplify)
+    stages.FUSE = _with_before(stages.FUSE, "simplify", simplify)
 
 
-def _instead(name: str, function: Callable[[Any], Any]) -> None:
-    stages.FUSE = tuple(
+def _with_before(
+    listed: tuple[Stage, ...], name: str, function: Callable[[Any], Any]
+) -> tuple[Stage, ...]:
+    """Return a list of stages, in which a function runs before the one of a name."""
+    return tuple(
         replace(stage, run=lambda made, context, run=stage.run: run(function(made), context))
         if stage.name == name
         else stage
-        for stage in stages.FUSE
+        for stage in listed
     )
+
+
+def wrong_rewrite() -> None:
+    """The stage `masked_writes`, on Dynamo's graph, takes tanh for a sine."""
+
+    def sine(gm: fx.GraphModule) -> fx.GraphModule:
+        for node in gm.graph.nodes:
+            node.target = torch.sin if node.target is torch.tanh else node.target
+        gm.recompile()
+        return gm
+
+    backend.DYNAMO = _with_before(backend.DYNAMO, "masked_writes", sine)
