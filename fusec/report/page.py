@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fusec.report.breaks import paragraph
 from fusec.report.seen import Launch, Seen, SeenGraph
-from fusec.report.terminal import format_bytes, format_table
+from fusec.report.terminal import fitted_table, format_bytes, format_table, wrapped
 
 _ROWS = 12
 """Rows of a table; the JSON form has all."""
@@ -22,7 +22,7 @@ def page(seen: Seen) -> str:
         _launches("eager kernels, by time", seen.slowest(eager=True)),
         _compiles(seen),
     ]
-    lines = [_head(seen)]
+    lines = wrapped(_head(seen), following="  ")
     for section in sections:
         lines += ["", *section] if section else []
     return "\n".join(lines)
@@ -59,7 +59,7 @@ def _counted(seen: Seen) -> str:
         "fallback": sum(bool(graph.summary.problem) for graph in seen.graphs),
     }
     said = [f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items() if n]
-    return ", ".join(said) or "eager kernels that take long"
+    return ", ".join(said) or "what takes long"
 
 
 def _graphs(graphs: Sequence[SeenGraph]) -> list[str]:
@@ -81,9 +81,9 @@ def _graphs(graphs: Sequence[SeenGraph]) -> list[str]:
             )
         )
     hits = sum(graph.summary.cached for graph in graphs)
-    table = format_table(rows, right=(3, 4, 5, 6, 7))
+    table = fitted_table(rows, right=(3, 4, 5, 6, 7), names=(1,), indent=2)
     title = f"graphs: {len(graphs)}, {hits} from the cache"
-    return [title, *_indented(table), *_more(len(graphs), 2 * _ROWS)]
+    return [title, *table, *_more(len(graphs), 2 * _ROWS)]
 
 
 def _modules(seen: Seen) -> list[str]:
@@ -105,14 +105,16 @@ def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
     rows = [launch for launch in launches if launch.calls]
     if not rows:
         return []
-    table = format_table(
+    table = fitted_table(
         [
             (_time(row.seconds), f"{row.calls} x", row.name, row.module, row.reason)
             for row in rows[:_ROWS]
         ],
         right=(0, 1),
+        names=(2, 3),
+        indent=2,
     )
-    return [title, *_indented(table), *_more(len(rows), _ROWS)]
+    return [title, *table, *_more(len(rows), _ROWS)]
 
 
 def _compiles(seen: Seen) -> list[str]:

@@ -26,10 +26,15 @@ from fusec.report.breaks import Break, Place, Recompile
 from fusec.summary import GraphSummary
 
 SCHEMA = 1
-_BY_CHOICE = "contraction: runs in the library"
-"""The reason of products, which the library computes because it is fast there."""
+_BY_CHOICE = "runs in the library"
+"""How the reason of products and attentions ends: the library computes what is fast there."""
 _SLOW_SHARE = 0.1
 """The share of a program's time in graphs from which an eager kernel is worth a line of advice."""
+
+
+_LAUNCH_SECONDS = 1e-5
+"""What a launch may take, its host's part included."""
+_MANY_CALLS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +158,26 @@ def _advice(seen: Seen) -> Iterable[tuple[int, float, str]]:
         yield 2, again.seconds, f"{again.place}\n{again.said}\n-> {again.remedy}"
     for launch in seen.slowest(eager=True):
         share = launch.seconds / seen.run_seconds if seen.run_seconds else 0.0
-        if share > _SLOW_SHARE and launch.reason != _BY_CHOICE:
+        if share > _SLOW_SHARE and not launch.reason.endswith(_BY_CHOICE):
             where = f" of {launch.module}" if launch.module else ""
             text = f"{launch.name}{where} takes {share:.0%} of the graphs' time: {launch.reason}"
             yield 3, launch.seconds, text
+    for graph in seen.graphs:
+        launches = len(graph.summary.kernels) + len(graph.summary.externs)
+        if not graph.summary.problem and _is_launch_bound(graph, launches, seen.seconds):
+            each = graph.run_seconds / graph.calls * 1e6
+            yield (
+                4,
+                graph.run_seconds,
+                f"{graph.place}\ngraph {graph.summary.id} is launch-bound: {launches} launches in "
+                f"{each:.3g} us a call\n-> larger batches, or fewer calls; on a GPU, "
+                'mode="reduce-overhead"',
+            )
+
+
+def _is_launch_bound(graph: SeenGraph, launches: int, seconds: float) -> bool:
+    """Return True for a graph of many short calls: nothing in it takes as long as a launch."""
+    if graph.calls < _MANY_CALLS or not launches:
+        return False
+    short = graph.run_seconds / graph.calls / launches < _LAUNCH_SECONDS
+    return short and graph.run_seconds > _SLOW_SHARE * seconds

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import fusec
-from fusec.report.seen import Seen, folded
+from fusec.report.breaks import Place
+from fusec.report.seen import Launch, Seen, SeenGraph, folded
 from fusec.runtime.clock import current_clock
+from fusec.summary import GraphSummary, KernelSummary
 from fusec.torch_interior import trace_log
 
 
@@ -160,3 +163,35 @@ def test_two_modules_of_one_class_of_torch_s_are_no_recompile_to_mend() -> None:
     (again,) = watched.seen.recompiles
     assert again.place.path == __file__
     assert again.remedy.change.startswith("none: another object")
+
+
+def launch_bound(calls: int, microseconds: float) -> Seen:
+    kernel = KernelSummary("k0", "k0", ("add",), "", ())
+    made = GraphSummary("0/0", "inference", "cpu", False, "", (kernel, kernel), (), {})
+    graph = SeenGraph(made, Place("m.py", 3, "f"), calls, calls * microseconds / 1e6)
+    return Seen("m.py", seconds=calls * microseconds / 1e6 * 2, graphs=(graph,))
+
+
+def test_many_short_calls_are_said_to_be_bound_by_launches() -> None:
+    (advice,) = launch_bound(1000, 12.0).advice()
+    assert "inference 0/0 is launch-bound: 2 launches in 12 us a call" in advice
+    assert launch_bound(10, 12.0).advice() == launch_bound(1000, 100.0).advice() == []
+
+
+def test_what_the_library_computes_by_choice_is_no_advice() -> None:
+    reason = "contraction with its bias: runs in the library"
+    seen = replace(
+        launch_bound(10, 50.0),
+        launches=(Launch("", "addmm.default", "up", True, reason, 10, 4e-4),),
+    )
+    assert seen.advice() == []
+    sorting = replace(seen.launches[0], name="sort.default", reason="sorting")
+    assert len(replace(seen, launches=(sorting,)).advice()) == 1
+
+
+def test_the_page_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = launch_bound(1000, 12.0)
+    name = "k0: " + " + ".join(["scaled_dot_product_flash_attention_for_cpu"] * 4)
+    launch = Launch("", name, "transformer.h.*.attn.c_proj", True, "no lowering " * 9, 9, 1.0)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, str(replace(made, launches=(launch,))).splitlines())) <= 80
