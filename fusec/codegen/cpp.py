@@ -27,7 +27,7 @@ from importlib import resources
 from fusec.codegen.cpp_text import comment, literal
 from fusec.codegen.orient import has_dots
 from fusec.codegen.transposed import Block, transposed_block
-from fusec.codegen.unrolling import MOST_UNROLLED, is_unrolled
+from fusec.codegen.unrolling import MOST_UNROLLED, has_many_gathers, is_unrolled
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import (
@@ -114,6 +114,7 @@ class Printer:
         self.place = 0  # where `hoisted` goes: the line in front of all loops
         self.unrounded = _used_by_puts_alone(program.body)
         self.positions: dict[Expr, Index] = {}
+        self.calls = has_many_gathers(program.body, self.lane)
 
     def name(self, item: Axis | Buffer | Size) -> str:
         """Return the C++ name of an axis, buffer or size."""
@@ -450,7 +451,8 @@ class Printer:
         if by is not None:
             at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
             return f"{verb}g{kind}({at}{tail})"
-        return f"{verb}i{kind}({pointer}, {self.vector_index(offset, I64)}{tail})"
+        called = "called_" if self.calls and (verb, mask is None) == ("ld", False) else ""
+        return f"{called}{verb}i{kind}({pointer}, {self.vector_index(offset, I64)}{tail})"
 
     def guarded(self, guard: Expr | None, offset: Index) -> tuple[str, bool] | None:
         """Return a load's guard and whether it has lanes, gathers checked for their range."""
@@ -567,7 +569,9 @@ class Printer:
             case FloorDiv() | Mod() if self.lane in atom.axes:
                 a = self.vector_index(atom.dividend, dtype)
                 b = self.vector_index(atom.divisor, dtype)
-                return f"{'f_floordiv' if isinstance(atom, FloorDiv) else 'f_remainder'}({a}, {b})"
+                name = "floordiv" if isinstance(atom, FloorDiv) else "remainder"
+                called = self.calls and dtype is I64
+                return f"{'called' if called else 'f'}_{name}({a}, {b})"
             case Runtime() if self.is_vector(atom.expr):
                 text = self.operand(atom.expr, True)
                 return text if atom.expr.dtype is dtype else f"to_{kind}({text})"

@@ -27,6 +27,7 @@
 //   ldm_D(p, m)   stm_D(p, v, m)           those where the mask is set; others read 0
 //   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
 //   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
+//   called_ldim_D, called_floordiv, called_remainder    the same as calls, where a kernel has many
 //   ldt_D(t, p, s, n)                      t[k * FUSEC_W + l] = p[l * s + k] for all l and k < n,
 //   ldtm_D(t, p, s, n, m)                  n <= FUSEC_W: a block, transposed; 0 where the mask is not set;
 //                                          t has FUSEC_W * FUSEC_W elements, the rest is undefined
@@ -692,6 +693,7 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
     auto r = fusec_ldim((const raw *)p, o, m);                                          \
     return decode;                                                                      \
   }                                                                                     \
+  FUSEC_RARE V called_ldim_##D(const m_##D *p, vi64 o, vm m) { return ldim_##D(p, o, m); } \
   FUSEC_INLINE void st_##D(m_##D *p, V v) { fusec_st((raw *)p, encode); }               \
   FUSEC_INLINE void st_##D##_n(m_##D *p, V v, long long n) {                            \
     fusec_stn((raw *)p, encode, n);                                                     \
@@ -934,6 +936,8 @@ FUSEC_INT_DIVISION(f_floordiv, true, false)
 FUSEC_INT_DIVISION(f_remainder, true, true)
 FUSEC_INT_DIVISION(f_truncdiv, false, false)
 FUSEC_INT_DIVISION(f_fmod, false, true)
+FUSEC_RARE vi64 called_floordiv(vi64 x, vi64 y) { return f_floordiv(x, y); }
+FUSEC_RARE vi64 called_remainder(vi64 x, vi64 y) { return f_remainder(x, y); }
 
 // A distance out of range shifts everything out, as in torch.
 template <class T> FUSEC_INLINE T fusec_shl(T x, T y) {

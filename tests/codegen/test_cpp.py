@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import fusec
 from fusec.codegen import cpp
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import find_target
+from fusec.codegen.unrolling import MOST_GATHERS
 from fusec.errors import InvalidIR
 from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Load, Op, Var
@@ -224,3 +226,18 @@ def test_a_softmax_of_channels_that_are_last_turns_what_it_reads(classes: int) -
     exact = x.double().softmax(1)
     error = (compile_with(lambda x: x.softmax(1))(x) - exact).abs().max()
     assert error <= 2 * (x.softmax(1) - exact).abs().max()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_many_gathers_are_calls_that_read_what_copies_do(many: bool) -> None:
+    """Rows that are padded and then cut elsewhere: where a lane reads takes a division."""
+    widths = range(1, MOST_GATHERS + 2 if many else 3)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        parts = [F.pad(x, (k, 1)).flatten()[:36] for k in widths]
+        return functools.reduce(torch.add, parts)
+
+    x = torch.randn(4, 9)
+    [kernel] = fusec.kernels(fn, x)
+    assert ("called_ldim_f32(" in kernel.source) is many
+    torch.testing.assert_close(compile_with(fn)(x), fn(x))

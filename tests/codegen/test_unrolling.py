@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fusec.codegen.unrolling import MOST_UNROLLED, is_unrolled
+from fusec.codegen.unrolling import MOST_GATHERS, MOST_UNROLLED, has_many_gathers, is_unrolled
 from fusec.ir.dtype import BOOL, F32
 from fusec.ir.expr import Buffer, Load, Var
-from fusec.ir.index import Axis, Index, Size, index
+from fusec.ir.index import Axis, Index, Size, floordiv, index
 from fusec.ir.program import For, Let, Statement
 
 LANE = Axis("lane", index(16))
@@ -57,3 +57,14 @@ def test_a_loop_that_starts_late_has_as_many_iterations_as_are_left() -> None:
     late = For(Axis("k", index(8)), index(7), (index(8),), (body,) * 9)
     assert is_unrolled(late, LANE)
     assert not is_unrolled(loop(8, *late.body), LANE)
+
+
+def test_many_gathers_under_masks_are_calls() -> None:
+    lane = index(LANE)
+    masked = Var("m", BOOL, frozenset({LANE}), 1)
+    gathered = floordiv(lane * 9 + 4, index(8))
+    assert not has_many_gathers(read(gathered, MOST_GATHERS, masked), LANE)
+    assert has_many_gathers((loop(2, *read(gathered, MOST_GATHERS + 1, masked)),), LANE)
+    assert not has_many_gathers(read(gathered, MOST_GATHERS + 1), LANE)
+    assert not has_many_gathers(read(2 * lane, MOST_GATHERS + 1, masked), LANE)
+    assert not has_many_gathers(read(gathered, MOST_GATHERS + 1, masked), None)
