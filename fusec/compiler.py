@@ -10,7 +10,8 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.outside import Outside, of_graph
+from fusec.runtime.progress import long_compile, say
 from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
@@ -99,7 +101,8 @@ def compile_graph(
     if asked is not None and options.dump_dir is None:
         options = replace(options, dump_dir=str(Path(asked, "fusec")))
     try:
-        call = _compile(gm, name, options, trace)
+        with long_compile(f"graph {name}"), _telling(trace):
+            call = _compile(gm, name, options, trace)
     except Exception as error:
         if options.strict and not isinstance(error, Unsupported):
             raise
@@ -110,6 +113,22 @@ def compile_graph(
     for listener in LISTENERS:
         listener(gm, name, options)
     return call
+
+
+@contextmanager
+def _telling(trace: Trace) -> Iterator[None]:
+    """Say each stage as it begins, if a line of a terminal shows what a compile is at."""
+    phase = trace.phase
+
+    def told(stage: str) -> AbstractContextManager[Any]:
+        say(stage)
+        return phase(stage)
+
+    trace.phase = told
+    try:
+        yield
+    finally:
+        trace.phase = phase
 
 
 def explain_fallback(graph: str, error: Exception) -> None:
@@ -458,6 +477,7 @@ class _Language:
 
 def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str, bytes]:
     unit = cpp_unit(compiled, cpp_kernel.vector_width())
+    say(f"the C++ compiler builds kernels: {len(compiled.distinct)}")
     return {"kernels.so": cpp_kernel.build(unit, options)}
 
 

@@ -29,9 +29,7 @@ import contextlib
 import functools
 import logging
 import math
-import shutil
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +41,7 @@ from torch import Tensor
 
 from fusec.errors import InternalError
 from fusec.runtime.agreement import disagreement
+from fusec.runtime.progress import race_line
 from fusec.runtime.stopwatch import Stopwatch, sets_of_inputs, stopwatch
 from fusec.runtime.verdicts import NO_TIME, Lap, Verdict, duration
 from fusec.torch_interior import disable_modes
@@ -439,20 +438,9 @@ def _apart_from_the_model(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _line(progress: Progress | None) -> Iterator[Progress]:
-    """Yield what takes progress; on a terminal one line, which is written over and then emptied."""
+    """Yield what takes progress: by default a line of the terminal."""
     if progress is not None:
         yield progress
         return
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda message: None
-        return
-    width = max(shutil.get_terminal_size().columns - 1, 1)
-
-    def write(text: str) -> None:
-        print(f"\r{text[:width]:<{width}}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield lambda message: write(f"fusec: race: {message}")
-    finally:
-        write("")
-        print("\r", end="", file=sys.stderr, flush=True)
+    with race_line() as say:
+        yield say

@@ -34,6 +34,7 @@ import torch
 
 from fusec.errors import BuildError, UsageError
 from fusec.runtime import table
+from fusec.runtime.progress import say
 from fusec.runtime.triton_interior import (
     MULTIPLE,
     TensorDescriptor,
@@ -225,8 +226,11 @@ def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dic
     """
     workers = max(1, min(len(kernels), threads or os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="fusec-build") as pool:
-        compiled = pool.map(lambda kernel: compile_kernel(kernel, target), kernels)
-        return {asm.name: asm.binary for asm in compiled}
+        built = {}
+        for asm in pool.map(lambda kernel: compile_kernel(kernel, target), kernels):
+            built[asm.name] = asm.binary
+            say(f"{len(built)} of {len(kernels)} kernels built")
+        return built
 
 
 def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, bytes]:
