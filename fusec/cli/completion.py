@@ -65,4 +65,4 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     **{name: choices_of(name) for name in ("race", "descriptors", "roles")},
 }
 """Argument -> what may stand there. Parsers have none of it: their errors know what is nearest."""
-_FILES = ("model", "script", "directory", "file", "output")
+_FILES = ("model", "script", "directory", "file", "output", "check")

@@ -24,7 +24,7 @@ from fusec.report.stages import choose_target
 from fusec.report.terminal import format_bytes
 from fusec.report.watching import watch
 
-Limit: TypeAlias = int | tuple[int | None, int | None]
+Limit: TypeAlias = float | tuple[float | None, float | None]
 SHOWN = 12
 """Launches, and rejected merges, that a message names."""
 
@@ -85,32 +85,32 @@ def _off(what: str, limit: Limit, seen: int) -> Iterator[str]:
         yield f"{what}: {shown}, expected {_wanted(low, high)}"
 
 
-def _bounds(what: str, limit: object) -> tuple[int | None, int | None]:
+def _bounds(what: str, limit: object) -> tuple[float | None, float | None]:
     match limit:
         case bool():
             pass
-        case int():
+        case int() | float():
             return limit, limit
-        case (int() | None as low, int() | None as high):
+        case (int() | float() | None as low, int() | float() | None as high):
             return low, high
     raise UsageError(
         f"{what}={limit!r}: give a number, or (least, most), of which one may be None."
     )
 
 
-def _wanted(low: int | None, high: int | None) -> str:
+def _wanted(low: float | None, high: float | None) -> str:
     match low, high:
         case None, _:
-            return f"at most {high:,}"
+            return f"at most {high:,.0f}"
         case _, None:
-            return f"at least {low:,}"
+            return f"at least {low:,.0f}"
         case _:
-            return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
 def _off_externs(expected: Limit | Sequence[str], ops: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with the eager kernels."""
-    if isinstance(expected, int) or (
+    if isinstance(expected, int | float) or (
         isinstance(expected, tuple) and not all(isinstance(e, str) for e in expected)
     ):
         yield from _off("externs", expected, len(ops))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fusec.codegen.targets import CPP, Target, find_target
 from fusec.compiler import allows_tf32
+from fusec.errors import UsageError
 from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder
@@ -167,13 +168,20 @@ def read_target(described: str) -> Target:
     """Return the target that a text describes; of TF32, what torch's settings say now.
 
     Raises:
-        UsageError: if there is no such target.
-        ValueError: if the text is none of ``describe_target``.
+        UsageError: if there is no such target, or it has no such facts.
     """
     name, *facts = described.split(", ")
-    lanes = [int(fact.removesuffix(" lanes")) for fact in facts if fact.endswith(" lanes")]
-    width = lanes[0] if lanes else 16
-    return find_target(name, width, tiles="tiles" in facts, tf32=allows_tf32())
+    widths = [width for width in _WIDTHS if f"{width} lanes" in facts]
+    found = find_target(
+        name, widths[0] if widths else 16, tiles="tiles" in facts, tf32=allows_tf32()
+    )
+    if {*describe_target(found).split(", ")} - {"tf32"} != {name, *facts} - {"tf32"}:
+        raise UsageError(f"the lock's target {described!r} is none that this fusec knows.")
+    return found
+
+
+_WIDTHS = (16, 8, 4)
+"""Lanes of f32 of a CPU's vectors."""
 
 
 def lock_graph(staged: Staged) -> LockedGraph:

@@ -22,7 +22,14 @@ from fusec.cli import main
 from tests.docs.console import inside
 from tests.docs.pages import ROOT, Step, files, steps
 
-EXACT = ("fusec explain", "fusec dump", "fusec check --static", "fusec check --emulate")
+EXACT = (
+    "fusec explain",
+    "fusec dump",
+    "fusec lock",
+    "cat",
+    "fusec check --static",
+    "fusec check --emulate",
+)
 """Commands that measure nothing."""
 PROGRESS = re.compile(r"^fusec: (?!error|verified).*\n", re.MULTILINE)
 WARNED = re.compile(r"^\S+\.py:\d+: (?=\w*Warning: )")

@@ -9,7 +9,15 @@ import pytest
 from fusec.errors import UsageError
 from fusec.ir.decision import Decision
 from fusec.passes.fuse import DETOUR
-from fusec.report.lock import Asked, Lock, LockedCall, LockedGraph, LockedKernel
+from fusec.report.lock import (
+    Asked,
+    Lock,
+    LockedCall,
+    LockedGraph,
+    LockedKernel,
+    describe_target,
+    read_target,
+)
 from fusec.report.lock_changes import Changes, compare_locks
 from fusec.report.lock_text import parse_lock, print_lock
 from fusec.report.parts import Part
@@ -118,6 +126,21 @@ def test_a_file_that_ends_too_soon_is_refused_at_any_line() -> None:
     for count in range(len(lines)):
         with pytest.raises(UsageError, match=r"'model.lock' is no file of `fusec lock`, at"):
             parse_lock("".join(lines[:count]), "model.lock")
+
+
+@pytest.mark.parametrize(
+    "described", ["cpu, 16 lanes, tiles", "cpu, 8 lanes", "cpu, 4 lanes", "sm_90"]
+)
+def test_a_target_is_read_as_it_is_described(described: str) -> None:
+    assert describe_target(read_target(described)) == described
+
+
+@pytest.mark.parametrize(
+    "described", ["cpu", "cpu, 3 lanes", "cpu, x lanes", "sm_90, tiles", "gpu"]
+)
+def test_a_target_that_is_none_is_refused(described: str) -> None:
+    with pytest.raises(UsageError):
+        read_target(described)
 
 
 # -- changes ---------------------------------------------------------------------------------------
