@@ -100,6 +100,8 @@ def test_the_text_is_the_same_each_time_and_has_no_timing(
     assert "\ntarget sm_90\n" in first and "warps 1" in first
     assert " us" not in first and " ms" not in first
     assert check(folder, capsys)[0] == 0
+    dynamic = lock(folder, capsys, *given, "--dynamic")
+    assert "\ndynamic\n" in dynamic and "sums any as loop*64, warps 1" in dynamic
 
 
 def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(

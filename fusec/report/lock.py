@@ -231,13 +231,16 @@ def _kernel(launch: Kernel | Bundle, program: Program, staged: Staged) -> Locked
 def _order_of_sums(launch: Kernel | Bundle, plan: Plan, *, has_warps: bool) -> str:
     """Return how the axes run that are no grid's, and by how many warps; "" where none is reduced.
 
+    A symbolic extent is "any": what it is called depends on names in the program.
+
     Lanes, tiles and parts are what the order of a sum's terms depends on.
     """
     values = [store.expr for kernel in launch.kernels for store in kernel.stores]
     if not any(isinstance(node, Reduce) for node in postorder(values)):
         return ""
     inner = [b for b in plan.bindings if b.kind is not LoopKind.GRID]
-    axes = [f"{b.axis.extent} as {print_binding(b)}" for b in inner]
+    extents = [str(b.axis.extent) if b.axis.extent.is_constant else "any" for b in inner]
+    axes = [f"{n} as {print_binding(b)}" for n, b in zip(extents, inner, strict=True)]
     return ", ".join(axes + [f"warps {plan.warps}"] * has_warps)
 
 

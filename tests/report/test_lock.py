@@ -136,7 +136,7 @@ def test_a_target_is_read_as_it_is_described(described: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "described", ["cpu", "cpu, 3 lanes", "cpu, x lanes", "sm_90, tiles", "gpu"]
+    "described", ["cpu", "cpu, 3 lanes", "cpu, x lanes", "sm_90, tiles", "sm_1"]
 )
 def test_a_target_that_is_none_is_refused(described: str) -> None:
     with pytest.raises(UsageError):
