@@ -83,7 +83,9 @@ class Finding:
     def to_json(self, indent: int | None = 2) -> str:
         """Return the JSON form."""
         fields: dict[str, Any] = asdict(self)
-        return json.dumps({"schema": SCHEMA, **fields, "sentence": self.sentence}, indent=indent)
+        return json.dumps(
+            {"schema": SCHEMA, "found": True, **fields, "sentence": self.sentence}, indent=indent
+        )
 
     def __str__(self) -> str:
         rows = {

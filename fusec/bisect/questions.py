@@ -23,6 +23,7 @@ from fusec.bisect.source import WRONG, Fault, as_file, functions, plain_name
 from fusec.bisect.steps import record_steps
 from fusec.bisect.trial import AGREES, Died
 from fusec.compiler import context_for, target_for
+from fusec.errors import FusecError
 from fusec.frontend.capture import main_device
 from fusec.options import Options
 from fusec.pipeline import compile_to_source
@@ -157,5 +158,5 @@ def _asked(hunt: Hunt, work: Callable[..., str], *args: Any) -> str:
     try:
         said: str = hunt.apart(work, *args)
         return said
-    except (Died, RuntimeError):
+    except (Died, FusecError, RuntimeError):
         return ""

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fusec.bisect.source import CRASH, SLOWER, WRONG
-from fusec.errors import stage_of
+from fusec.errors import FusecError, stage_of
 
 AGREES, INVALID, HANGS = "agrees", "invalid", "hangs"
 SECONDS = 60.0
@@ -73,6 +73,8 @@ def run_apart(work: Callable[..., Any], *args: Any, seconds: float | None = SECO
         work: a function of a module, which can be pickled, as its arguments and result can.
     Raises:
         Died: if the process ended otherwise, by a signal say, or took too long.
+        FusecError: which the function raised.
+        RuntimeError: for any other exception.
     """
     ours, theirs = _server().Pipe(duplex=False)
     process = _server().Process(target=_child, args=(theirs, work, args))
@@ -118,7 +120,9 @@ def _child(answers: Connection, work: Callable[..., Any], args: tuple[Any, ...])
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
     try:
         answer = work(*args)
-    except Exception as error:
+    except FusecError as error:
+        answer = _Failed(error)
+    except Exception as error:  # which may not be one that can be pickled
         answer = _Failed(RuntimeError(f"{type(error).__name__}: {error}"))
     answers.send(answer)
     answers.close()

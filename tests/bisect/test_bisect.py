@@ -20,7 +20,7 @@ from fusec.bisect.hunt import Hunt
 from fusec.bisect.source import CRASH, SLOWER, WRONG
 from fusec.bisect.trial import AGREES, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.cli import main
-from fusec.errors import FusecError
+from fusec.errors import FusecError, UsageError
 from tests.bisect import plants
 
 ROOT = Path(__file__).parents[2]
@@ -272,7 +272,10 @@ def test_a_script_that_fails_by_itself_is_the_user_s(tmp_path: Path) -> None:
     done, _ = bisect(tmp_path, "", "--crash", "bad.py")
     assert done.returncode == 3
     assert "ValueError: mine" in done.stderr
-    assert "the model itself fails" in done.stderr
+    assert done.stderr.count("the model itself fails") == 1
+    done, _ = bisect(tmp_path, "", "--wrong", "model.py:Blok", "--input", "f32[4,16,32]")
+    assert done.returncode == 2
+    assert "Valid: Block." in done.stderr
 
 
 @pytest.mark.slow
@@ -285,6 +288,12 @@ def test_a_process_that_dies_is_told_by_its_signal() -> None:
     assert death.value.how == "hangs"
     with pytest.raises(RuntimeError, match="ValueError"):
         run_apart(int, "x")
+    with pytest.raises(UsageError, match="odd"):
+        run_apart(_refuse)
+
+
+def _refuse() -> None:
+    raise UsageError("odd")
 
 
 @pytest.mark.slow
