@@ -26,8 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before any test module is imported: neither the user's settings nor the user's cache may
-    # decide what a test sees. Subprocesses inherit both.
+    # Before any test module is imported: neither the user's settings, cache nor terminal may
+    # decide what a test sees. Subprocesses inherit them.
+    os.environ["COLUMNS"] = "100"
     for name in [name for name in os.environ if name.startswith("FUSEC_")]:
         del os.environ[name]
     directory = tempfile.mkdtemp(prefix="fusec-tests-")

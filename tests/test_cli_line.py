@@ -338,3 +338,10 @@ def test_an_error_of_the_model_is_all_that_is_said(model: Path) -> None:
     assert done.returncode == 3
     assert "the model itself fails" in done.stderr
     assert len(done.stderr.splitlines()) < 10
+
+
+@pytest.mark.parametrize("args", [["explain", "{m}:Net", "--input", "f23[8]"], ["cache", "path"]])
+def test_a_wrong_line_that_asks_for_json_gets_json(capsys, model: Path, args: list[str]) -> None:
+    assert main([*filled(args, model), "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1 and document["exit_code"] == 2 and document["error"]
