@@ -137,13 +137,14 @@ def check_target(name: str) -> None:
 def judge(
     staged: Sequence[Staged],
     say: Callable[[str], None] = lambda _: None,
-    assembled: Callable[[Staged, str], CompiledAsm] = assemble,
+    assembled: Callable[[Staged, str], CompiledAsm] | None = None,
 ) -> LintReport:
     """Compile the kernels of some graphs, all for one target, and report on them.
 
     Args:
         say: gets a line of progress for each graph.
-        assembled: compiles a kernel of a graph, by its name; several are asked for at a time.
+        assembled: compiles a kernel of a graph, by its name, if not ``assemble``; several are asked
+            for at a time.
     Raises:
         UsageError: for a target without static checks.
         Exception: what stopped the compile of a graph.
@@ -158,7 +159,7 @@ def judge(
         )
         if one.compiled is not None and one.compiled.distinct:
             say(f"graph {one.name}: machine code of {len(one.compiled.distinct)} kernels")
-            kernels += _checked_kernels(one, assembled)
+            kernels += _checked_kernels(one, assembled or assemble)
     target = staged[0].target.name if staged else ""
     return LintReport(target, tuple(graphs), tuple(kernels))
 
