@@ -212,5 +212,6 @@ def manifest(compiled: Compiled, machine: Machine) -> bytes:
     described = {
         "kernels": kernel_rows(compiled),
         "summary": facts(compiled.schedule, compiled.code, work),
+        "taken": wrapper.taken(compiled.schedule),
     }
     return json.dumps(described, sort_keys=True).encode()

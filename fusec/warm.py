@@ -61,7 +61,7 @@ class _Part:
         """Return what an entry says of it."""
         trace, device = self.trace, str(main_device(self.gm))
         titles = launch_titles(self.gm, trace.name, trace.manifest)
-        outside = describe(trace.wrapper, self.gm) if trace.entry else None
+        outside = describe(json.loads(trace.manifest)["taken"], self.gm) if trace.entry else None
         return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
 
 

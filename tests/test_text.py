@@ -17,12 +17,14 @@ OF_OTHERS = {
     "fusec/cli/__init__.py": "quotes what the user typed",
     "fusec/cli/inputs.py": "what the user typed",
     "fusec/cli/line.py": "what the user typed",
+    "fusec/dumps.py": "names of files and folders",
     "fusec/cli/lock.py": "quotes what the user typed",
     "fusec/errors.py": "file names in a traceback",
     "fusec/emulator/parse.py": "the PTX that Triton prints",
     "fusec/frontend/origin.py": "the stack traces of FX nodes",
     "fusec/ir/names.py": "which characters of a wanted name an identifier has",
     "fusec/report/breaks.py": "what Dynamo says of graph breaks and guards",
+    "fusec/report/explained.py": "the names of FX nodes",
     "fusec/report/lock_text.py": "a file that people review, merge and edit",
     "fusec/runtime/cache.py": "names of files, and /proc/cpuinfo",
     "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
@@ -31,6 +33,7 @@ OF_OTHERS = {
 """Text that fusec did not print."""
 
 LEFT = {
+    "fusec/cli/output.py": "which lines of a report are the user's code, to be dim",
     "fusec/report/explanation.py": "a kernel's source lines, which programs hold as text",
     "fusec/report/widths.py": "which line of a printed kernel is which access",
 }

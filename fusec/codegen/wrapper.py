@@ -24,8 +24,8 @@ profilers (``runtime/ranges.py``): its launches have names, ``named("k3", k0, mm
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
@@ -356,7 +356,40 @@ def callee(extern: Extern) -> str:
     """Return what an extern is called by: its name if a library has it, or a bound name."""
     if extern.target.startswith(("aten.", "mkldnn.")):
         return extern.target
-    return f"extern_{extern.node}"
+    return f"{_EXTERN}{extern.node}"
+
+
+def taken(schedule: Schedule) -> dict[str, list[Any]]:
+    """Return what a schedule's wrapper takes of the FX graph.
+
+    Returns:
+        "calls": nodes whose callables it calls; "constants": nodes, and paths among arguments.
+    """
+    calls: list[str] = []
+    constants: list[tuple[str, tuple[str | int, ...]]] = []
+    for step in schedule.steps:
+        match step:
+            case RowLoop():
+                inner = taken(step.schedule)
+                calls += inner["calls"]
+                constants += inner["constants"]
+            case Constant():
+                constants.append((step.node, ()))
+            case Extern():
+                calls += [step.node] * callee(step).startswith(_EXTERN)
+                constants += [(one.node, one.path) for one in _constants(step.arguments)]
+    return {"calls": list(dict.fromkeys(calls)), "constants": list(dict.fromkeys(constants))}
+
+
+def _constants(arguments: Iterable[Argument]) -> Iterator[NodeConstant]:
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _constants(argument)
+        elif isinstance(argument, NodeConstant):
+            yield argument
+
+
+_EXTERN = "extern_"
 
 
 def _tuple(values: tuple[Index, ...], names: Callable[[Size], str]) -> str:

@@ -13,9 +13,8 @@ Worked example, of a dropout's seed::
 
 from __future__ import annotations
 
-import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,26 +76,25 @@ def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None 
     return Outside(calls, constant)
 
 
-def describe(source: str, gm: fx.GraphModule) -> dict[str, Any] | None:
-    """Return what a wrapper takes of a graph, as JSON has it; None where that cannot be said."""
+def describe(taken: Mapping[str, Any], gm: fx.GraphModule) -> dict[str, Any] | None:
+    """Return what a wrapper takes of a graph, with its values, as JSON has it.
+
+    Args:
+        taken: nodes that it calls, and constants by node and path, as its printer says.
+    Returns:
+        None where a value cannot be written down.
+    """
     nodes = {node.name: node for node in gm.graph.nodes}
-    calls: dict[str, str] = {}
-    constants: list[list[Any]] = []
-    for taken in _taken(source):
-        node = nodes.get(taken if isinstance(taken, str) else taken[0])
-        if node is None:
-            return None
-        if isinstance(taken, str):
-            target: Any = node.target
-            if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES:
-                return None
-            calls[taken] = str(target)
-        else:
-            written = _written(_argument(node, taken[1]))
-            if written is None:
-                return None
-            constants.append([taken[0], list(taken[1]), *written])
-    return {"calls": calls, "constants": constants}
+    targets: dict[str, Any] = {name: nodes[name].target for name in taken["calls"]}
+    values = [(name, path, _written(_argument(nodes[name], path)))
+              for name, path in taken["constants"]]  # fmt: skip
+    named = all(isinstance(t, OpOverload) and t.namespace in _NAMESPACES for t in targets.values())
+    if not named or any(written is None for _, _, written in values):
+        return None
+    return {
+        "calls": {name: str(target) for name, target in targets.items()},
+        "constants": [[name, list(path), *(written or ())] for name, path, written in values],
+    }
 
 
 def described(found: Any) -> Outside:
@@ -112,16 +110,6 @@ def described(found: Any) -> Outside:
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"nothing that a wrapper takes: {error!r}") from error
     return Outside(calls, lambda name, path: values[name, tuple(path)])
-
-
-def _taken(source: str) -> Iterator[str | tuple[str, Path]]:
-    """Yield the nodes that a wrapper calls, and the constants that it asks for."""
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Call(func=ast.Name(id="constant"), args=[name, path]):
-                yield ast.literal_eval(name), ast.literal_eval(path)
-            case ast.Name(id=str() as name) if name.startswith(_PREFIX):
-                yield name.removeprefix(_PREFIX)
 
 
 def _argument(node: fx.Node, path: Path) -> Any:

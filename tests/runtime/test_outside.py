@@ -20,18 +20,11 @@ def graph_of(target: Any, *args: Any, **named: Any) -> fx.GraphModule:
     return fx.GraphModule({}, graph)
 
 
-SOURCE = """
-def call(args):
-    return extern_made(constant('made', ('args', 0)), dtype=constant('made', ('kwargs', 'dtype')))
-"""
-
-
 def test_operators_types_and_devices_are_written_down() -> None:
     gm = graph_of(aten.zeros.default, [2, 3], dtype=torch.int64, device=torch.device("cpu"))
-    source = SOURCE.replace("('args', 0)", "('args', 0, 1)").replace(
-        "dtype=", "device=constant('made', ('kwargs', 'device')), dtype="
-    )
-    text = json.dumps(describe(source, gm))
+    paths = [("args", 0, 1), ("kwargs", "device"), ("kwargs", "dtype")]
+    taken = {"calls": ["made"], "constants": [("made", path) for path in paths]}
+    text = json.dumps(describe(json.loads(json.dumps(taken)), gm))
     assert json.loads(text) == {
         "calls": {"made": "aten.zeros.default"},
         "constants": [
@@ -42,14 +35,12 @@ def test_operators_types_and_devices_are_written_down() -> None:
     }
     found, whole = described(json.loads(text)), of_graph(gm)
     assert found.calls == whole.calls
-    for path in (("args", 0, 1), ("kwargs", "device"), ("kwargs", "dtype")):
+    for path in paths:
         assert found.constant("made", path) == whole.constant("made", path)
 
 
 def test_a_wrapper_that_takes_nothing_is_described_so() -> None:
-    found = describe(
-        "def call(args):\n    return aten.mm.default(*args)", graph_of(aten.mm.default)
-    )
+    found = describe({"calls": [], "constants": []}, graph_of(aten.mm.default))
     assert found == {"calls": {}, "constants": []} and described(found).names().keys() == {
         "constant"
     }
@@ -67,7 +58,8 @@ def own(x: torch.Tensor) -> torch.Tensor:
     ids=("the user's function", "a tensor", "Python's function"),
 )
 def test_what_cannot_be_written_down_needs_the_graph(gm: fx.GraphModule) -> None:
-    assert describe(SOURCE.replace(", dtype=constant('made', ('kwargs', 'dtype'))", ""), gm) is None
+    taken = {"calls": ["made"], "constants": [("made", ("args", 0))]}
+    assert describe(taken, gm) is None
 
 
 BAD = [
