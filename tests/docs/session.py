@@ -91,9 +91,10 @@ def by_shell(line: str, directory: Path, exported: dict[str, str]) -> str:
     """Run a line in bash, where `fusec` and `python` are those of this process."""
     head = f'python() {{ {sys.executable} "$@"; }}; fusec() {{ python -m fusec "$@"; }}; '
     path = ":".join((*exported.get("PYTHONPATH", "").split(), str(ROOT)))
+    own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}  # of the tests
     done = subprocess.run(
         ["bash", "-c", head + line], cwd=directory, text=True,
-        env={**os.environ, **exported, "PYTHONPATH": path},
+        env={**own, **exported, "PYTHONPATH": path},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.stdout
