@@ -118,8 +118,9 @@ def _arguments(node: fx.Node) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, fx.Node):
         return f"%{value.name}"
-    if isinstance(value, tuple | list):  # torch.Size, fx's own lists
-        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, tuple | list):  # x[0, 1] is an element, x[[0, 1]] two rows
+        kind = "tuple" if isinstance(value, tuple) else "list"  # torch.Size, fx's own lists
+        return f"{kind}[{', '.join(map(_text, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, slice):

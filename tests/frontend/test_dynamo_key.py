@@ -67,6 +67,11 @@ def test_another_graph_or_input_has_another_key(name: str) -> None:
     assert OTHERS[name]() != key_of(scaled, X)
 
 
+def test_a_tuple_of_indices_is_no_list_of_them() -> None:
+    one, rows = key_of(lambda x: x[0, 1], X), key_of(lambda x: x[[0, 1]], X)
+    assert one == key_of(lambda x: x[0, 1], X) != rows == key_of(lambda x: x[[0, 1]], X)
+
+
 def no_gradients() -> Any:
     return torch.no_grad()
 
