@@ -38,6 +38,8 @@ _SUSPECTS = 3
 _SLOWER_BY = 1.1
 """From which share of eager's time on fusec counts as slower."""
 _SAMPLE_US = 2000.0
+_ENDED = "exit 0"
+"""How a process ends that calls ``os._exit`` when all is done."""
 
 Runner = Callable[[Any], Any]
 """Runs the user's program, given the backend that takes fusec's place."""
@@ -175,7 +177,7 @@ def observe(program: Runner, kind: str, apart: Apart) -> tuple[list[Event], str]
     """Return what happened while a program ran in a process of its own, and how that died, or "".
 
     Raises:
-        ModelError: if the program raised what is no fault of fusec's.
+        ModelError: if the program raised what is no fault of fusec's, or died before a compile.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "events"
@@ -184,10 +186,13 @@ def observe(program: Runner, kind: str, apart: Apart) -> tuple[list[Event], str]
         try:
             apart(record_program, program, kind, file, seconds=None)
         except Died as ended:
-            death = ended.how
+            death = "" if ended.how == _ENDED else ended.how
         except RuntimeError as error:
             raise ModelError(str(error)) from error
-        return read_events(file), death
+        events = read_events(file)
+    if death and not any(isinstance(event, Begun) for event in events):
+        raise ModelError(f"the process ended by {death} before anything was compiled")
+    return events, death
 
 
 def _died(events: list[Event], death: str, most: int) -> Culprit | None:

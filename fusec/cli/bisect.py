@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.inputs import EXAMPLES, parse_inputs
 from fusec.cli.line import FORM, check_file, is_target
-from fusec.cli.output import check_writable, progress, show
+from fusec.cli.output import check_writable, hush, progress, show
 from fusec.errors import NotWritable, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _FILE = Path("fusec_repro.py")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    kinds = parser.add_mutually_exclusive_group(required=True)
+    kinds = parser.add_mutually_exclusive_group()
     for kind, what in {
         "wrong": "results differ from eager's",
         "crash": "a compile or a launch fails",
@@ -78,11 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         help="path.py:name or module:name; or a Python file, and its own arguments",
     )
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is at fault, and write the file; return 1 if something is."""
-    program = _program(arguments)
+    program = read_program(arguments)
     file = arguments.file.absolute()
     check_writable(file)
     # Local: it imports torch, which a wrong command line shall not wait for.
@@ -128,25 +129,30 @@ def _write(file: Path, finding: Finding) -> bool:
 # -- the program -----------------------------------------------------------------------------------
 
 
-def _program(arguments: argparse.Namespace) -> Any:
+def read_program(arguments: argparse.Namespace) -> Any:
     """Return what runs the user's program, given a backend in fusec's place.
 
     Raises:
         UsageError: for what is neither a TARGET nor a script.
     """
-    given = [one for one in arguments.program if one != "--"]
+    given = arguments.program[arguments.program[:1] == ["--"] :]
     if not given and len(arguments.input) > 1 and _names(arguments.input[-1]):
         given = [arguments.input.pop()]  # --input SPEC TARGET took it
-    arguments.program = given
     if not given:
         raise UsageError(f"The following arguments are required: TARGET or SCRIPT. {FORM}.")
     first, *own = given
+    if is_target(first):
+        _take_rest(arguments, own)
+    arguments.program = given
+    if arguments.kind is None:
+        raise UsageError(
+            "One of --wrong --crash --slower is required; options stand before a script."
+        )
     if not is_target(first):
         check_file(Path(first), "SCRIPT is a Python file")
         if arguments.input:
             raise UsageError(f"--input is for a TARGET, as {first}:NAME; a script makes its own.")
         return partial(call_script, Path(first), own, arguments.all)
-    _take_rest(arguments, own)
     parse_inputs(arguments.input)
     place = first.partition("(")[0].rpartition(":")[0]
     if place.endswith(".py"):
@@ -160,20 +166,13 @@ def _names(text: str) -> bool:
 
 def _take_rest(arguments: argparse.Namespace, own: list[str]) -> None:
     """Read the options that stand behind a TARGET, which the script's own arguments would be."""
-    rest = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    rest.add_argument("--input", action="extend", nargs="+", default=arguments.input)
-    for name in ("--train", "--dynamic", "--json", "--traceback"):
-        word = name.removeprefix("--")
-        rest.add_argument(name, action="store_true", default=getattr(arguments, word))
-    rest.add_argument("-o", dest="file", type=Path, default=arguments.file)
-    rest.add_argument("--seconds", type=float, default=arguments.seconds)
-    try:
-        found, unknown = rest.parse_known_args(own)
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from error
-    if unknown:
-        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}.")
-    vars(arguments).update(vars(found))
+    arguments.program = []
+    arguments.parser.parse_args(own, arguments)
+    hush(arguments.quiet)
+    if arguments.program:
+        raise UsageError(
+            f"{arguments.program[0]!r} stands behind a TARGET, which takes options alone."
+        )
 
 
 def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:
@@ -187,11 +186,11 @@ def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:
     from sys import stderr
 
     from fusec.errors import ModelError
-    from fusec.report.script import FAILED, run_script
+    from fusec.report.script import run_script
 
     with redirect_stdout(stderr):
-        code, _ = run_script(path, own, every=every, backend=backend)
-    if code == FAILED:
+        ran = run_script(path, own, every=every, backend=backend)
+    if ran.raised:
         raise ModelError(f"{path.name} ended with an exception that is none of fusec's, see above")
 
 

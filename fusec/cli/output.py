@@ -34,6 +34,12 @@ def said(quiet: bool) -> Iterator[None]:
         _quiet.reset(token)
 
 
+def hush(quiet: bool) -> None:
+    """Say nothing more in this command where ``--quiet`` is read late, from behind a TARGET."""
+    if quiet:
+        _quiet.set(True)
+
+
 def show(text: str, language: str = "text") -> None:
     """Print a result; on a terminal in colour, where rich is installed and NO_COLOR is not set.
 

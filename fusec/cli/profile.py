@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from fusec.cli.inputs import EXAMPLES, parse_inputs
 from fusec.cli.line import check_file, check_model_line, forced_options, is_target
-from fusec.cli.output import progress, show, user_code
+from fusec.cli.output import hush, progress, show, user_code
 from fusec.errors import NotWritable, UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def _read_rest(arguments: argparse.Namespace) -> None:
         return
     arguments.what = None
     arguments.parser.parse_args(what[1:], arguments)
+    hush(arguments.quiet)
     if arguments.what is not None:
         raise UsageError(
             f"{arguments.what[0]!r} stands behind a TARGET, which takes options alone."
@@ -168,7 +169,7 @@ def _profile_script(arguments: argparse.Namespace) -> int:
     with watch(path.name) as watched:
         steps = Steps(watched.clock, arguments.trace)
         with steps.found_in_a_script():
-            code, _ = run_script(path, own, every=arguments.all)
+            ran = run_script(path, own, every=arguments.all)
     with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
         sys.stdout.flush()
     graphs = [graph.summary for graph in watched.seen.graphs]
@@ -176,7 +177,7 @@ def _profile_script(arguments: argparse.Namespace) -> int:
         progress("no trace: the script has too few steps")
     with redirect_stdout(output):
         _show(profile_of(path.name, this_device(), graphs, steps), arguments)
-    return code
+    return ran.code
 
 
 def _show(made: Profile, arguments: argparse.Namespace) -> None:

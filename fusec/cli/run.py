@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     if report is not None:
         environment()  # what is missing is said before the script runs
     with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
-        code, replaced = run_script(path, own, every=arguments.all)
-    if replaced:
-        progress(f"{replaced} x torch.compile without backend='fusec': compiled by fusec here")
+        ran = run_script(path, own, every=arguments.all)
+    if ran.taken:
+        progress(f"{ran.taken} x torch.compile without backend='fusec': compiled by fusec here")
     seen = watched.seen
     with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
         sys.stdout.flush()
@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
             show(f"\n{seen}")
             if collected is not None:
                 write_report(report, render(collected.document(seen)))
-    if not seen.graphs and not seen.breaks and not arguments.all:
+    if not (seen.graphs or seen.breaks or arguments.all or ran.code):
         progress("the script compiles nothing; --all compiles every model that it calls")
-    return code
+    return ran.code
 
 
 def _script(arguments: argparse.Namespace) -> tuple[Path, list[str]]:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -33,12 +34,23 @@ INTERRUPTED = 130
 _DEFAULT = "inductor"
 
 
-def run_script(
-    path: Path, arguments: Sequence[str], *, every: bool, backend: Any = "fusec"
-) -> tuple[int, int]:
-    """Run a script; return its exit code and how many compiles fusec took from another backend.
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a script ended.
 
-    What ends it, an interrupt too, is shown as Python shows it.
+    Attributes:
+        code: its exit code.
+        raised: an exception ended it, so that FAILED is no code of its own.
+        taken: how many compiles fusec took from another backend.
+    """
+
+    code: int
+    raised: bool
+    taken: int
+
+
+def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: Any = "fusec") -> Ran:
+    """Run a script; what ends it, an interrupt too, is shown as Python shows it.
 
     Args:
         every: compile the models that it does not, too.
@@ -57,24 +69,27 @@ def run_script(
         _main_module(main),
         _compiling_all() if every else _nothing(),
     ):
-        code = _run(main, file)
+        code, raised = _run(main, file)
         _join(before)
-        return code, taken.count
+        return Ran(code, raised, taken.count)
 
 
-def _run(main: ModuleType, file: str) -> int:
+def _run(main: ModuleType, file: str) -> tuple[int, bool]:
+    """Return a script's exit code, and whether it raised."""
     try:
         with io.open_code(file) as source:
-            code = compile(source.read(), file, "exec", dont_inherit=True)
-        exec(code, vars(main))
+            program = compile(source.read(), file, "exec", dont_inherit=True)
+        exec(program, vars(main))
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return code, False
     except (Exception, KeyboardInterrupt) as error:
         _print_as_python(error, file)
-        return FAILED if isinstance(error, Exception) else INTERRUPTED
-    return 0
+        raised = isinstance(error, Exception)
+        return FAILED if raised else INTERRUPTED, raised
+    return 0, False
 
 
 def _print_as_python(error: BaseException, file: str) -> None:

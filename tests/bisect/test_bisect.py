@@ -19,8 +19,9 @@ from fusec.bisect import questions
 from fusec.bisect.hunt import Hunt
 from fusec.bisect.source import CRASH, SLOWER, WRONG
 from fusec.bisect.trial import AGREES, INVALID, LAUNCH, Died, run_apart, run_here
-from fusec.cli import main
-from fusec.errors import FusecError, UsageError
+from fusec.cli import main, new_parser
+from fusec.cli.bisect import call_script, read_program
+from fusec.errors import FusecError, ModelError, UsageError
 from tests.bisect import plants
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +161,9 @@ def test_a_file_comes_to_what_it_shows(text: str, kind: str, cause: str) -> None
         (["bisect", "--wrong", "missing.py:Block", "--input", "f32[2]"], "there is no file"),
         (["bisect", "--wrong", "conftest.py", "--input", "f32[2]"], "there is no file"),
         (["bisect", "--wrong", "torch.nn:Softsign", "--input", "f23[2]"], "f23"),
+        (["bisect", "torch.nn:Softsign", "--input", "f32[2]"], "--wrong --crash --slower"),
+        (["bisect", "conftest.py", "--wrong"], "stand before a script"),
+        (["bisect", "--wrong", "torch.nn:Softsign", "f32[2]"], "'f32[2]' stands behind a TARGET"),
         (["bisect", "--wrong", "torch.nn:Softsign", "--inptu", "f32[2]"], "--inptu"),
     ],
 )
@@ -256,6 +260,42 @@ def test_a_sound_script_ends_with_nothing_found(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, "nothing found\n"), done.stderr
         assert "the script's own line []" in done.stderr
     assert not (tmp_path / "fusec_repro.py").exists()
+
+
+def test_a_process_that_dies_before_a_compile_is_the_user_s() -> None:
+    def dies(*_: Any, **__: Any) -> None:
+        raise Died("SIGSEGV")
+
+    for kind in (CRASH, WRONG):
+        with pytest.raises(ModelError, match="ended by SIGSEGV before anything was compiled"):
+            Hunt(kind, print, dies).run(step)
+
+
+def test_a_script_may_end_its_process_itself() -> None:
+    def ends(*_: Any, **__: Any) -> None:
+        raise Died("exit 0")
+
+    assert Hunt(CRASH, print, ends).run(step) is None
+
+
+def test_options_may_stand_behind_a_target() -> None:
+    line = ["bisect", "torch.nn:Softsign", "--crash", "--input", "f32[2]", "--json", "-q"]
+    arguments = new_parser().parse_args(line)
+    assert read_program(arguments).args == ("torch.nn:Softsign", ("f32[2]",), False, False)
+    assert (arguments.kind, arguments.json, arguments.quiet) == (CRASH, True, True)
+    line = ["bisect", "--wrong", str(Path(__file__)), "--crash", "--", "-q"]
+    arguments = new_parser().parse_args(line)
+    assert read_program(arguments).args == (Path(__file__), ["--crash", "--", "-q"], False)
+    assert (arguments.kind, arguments.quiet) == (WRONG, False)
+
+
+def test_a_script_may_end_with_any_exit_code_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    for code in ("0", "3", "130"):
+        call_script(script, [code], False, "eager")
+    with pytest.raises(ModelError, match=r"ends\.py ended with an exception"):
+        call_script(script, ["no number"], False, "eager")
 
 
 @pytest.mark.slow
