@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "expect", "explain", "kernels", "refreeze", "watch"]
+__all__ = ["__version__", "expect", "explain", "kernels", "load", "refreeze", "watch"]
 
 
 def __dir__() -> list[str]:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name 
     from fusec.report import explain, kernels
     from fusec.report.expect import expect
     from fusec.report.watching import watch
+    from fusec.runtime.model import load
 else:
 
     def __getattr__(name: str) -> Any:
@@ -36,6 +37,10 @@ else:
             from fusec.report import watching  # local, as above
 
             return watching.watch
+        if name == "load":
+            from fusec.runtime import model  # local, as above
+
+            return model.load
         if name == "refreeze":
             from fusec import backend  # local, as above
 

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,12 +52,13 @@ from fusec.pipeline import (
 )
 from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
-from fusec.runtime.cache import cpu_features, cpu_model, fingerprint, open_cache
+from fusec.runtime.cache import fingerprint, open_cache
 from fusec.runtime.clock import current_clock
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
-from fusec.runtime.memory_file import as_file
-from fusec.runtime.outside import Outside, of_graph
+from fusec.runtime.loading import Stored, load_kernels
+from fusec.runtime.outside import of_graph
+from fusec.runtime.processor import cpu_features, cpu_model
 from fusec.runtime.progress import long_compile, say
 from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
@@ -169,7 +170,13 @@ def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
     return call
 
 
-def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
+def compile_entry(
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace
+) -> Mapping[str, bytes]:
+    """Return what the cache has of a graph, which is compiled if it has nothing; ``trace``, too.
+
+    Nothing of it is loaded, so that its device need not be here.
+    """
     device = main_device(gm)
     target = target_for(device, options)
     trace.target = target.name
@@ -191,8 +198,13 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
                 cache.store(key, blobs)
                 _remember_compiler(options)
     trace.key, trace.entry = key, blobs
+    return blobs
+
+
+def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
+    blobs, key, device = compile_entry(gm, name, options, trace), trace.key, main_device(gm)
     with trace.timed("bind"):
-        kernels = _load(key, blobs, target, device)
+        kernels = _load(key, blobs, device)
         parts = _compile_parts(gm, name, options)
         bind = partial(executable.bind, trace.wrapper, kernels, of_graph(gm, parts), device)
         title = graph_id(name)
@@ -207,39 +219,18 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         return verification.around(bind(verification.watch, ranges=ranges))
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A compiled graph in the cache, and what it takes to bind it without its FX graph.
-
-    Attributes:
-        name: "forward", say.
-        key: of its entry.
-        titles: what traces call its launches.
-        outside: what its wrapper takes of the graph.
-    """
-
-    name: str
-    key: str
-    device: torch.device
-    titles: Mapping[str, str]
-    outside: Outside
-
-
 def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
     """Return the callable of a graph that the cache has; None where it has it no more."""
     blobs = open_cache(options).load(stored.key)
-    return None if blobs is None else bind_blobs(stored, blobs, options)
-
-
-def bind_blobs(stored: Stored, blobs: Mapping[str, bytes], options: Options) -> BoxedCall:
-    """Return the callable of a graph whose entry is at hand."""
+    if blobs is None:
+        return None
     name, device = stored.name, stored.device
     trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, entry=blobs)
     RECENT.append(trace)
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("bind"):
-        kernels = _load(stored.key, blobs, target, device)
+        kernels = _load(stored.key, blobs, device)
         named = Ranges(f"fusec {graph_id(name)}", blobs["named.py"].decode(), lambda: stored.titles)
         return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=named)
 
@@ -362,7 +353,7 @@ def _build(
     }
     if compiled.programs:
         with trace.timed("build"):
-            blobs.update(_LANGUAGES[target.language].build(compiled, target.name, options))
+            blobs.update(_BUILDS[target.language](compiled, target.name, options))
     return blobs
 
 
@@ -427,16 +418,16 @@ def _device_judge(
     gm: fx.GraphModule, target: Target, options: Options, races: Races, cut: Cut
 ) -> Judge:
     device = races.device
-    language = _LANGUAGES[target.language]
+    build = _BUILDS[target.language]
 
     def prepare(compiled: Compiled) -> Callable[[list[Any]], Any]:
-        blobs = dict(language.build(compiled, target.name, options)) if compiled.programs else {}
+        blobs = dict(build(compiled, target.name, options)) if compiled.programs else {}
         rows = kernel_rows(compiled)
         launches = list(all_launches(compiled.schedule))
         if device.type == "cuda" and len(launches) == len(compiled.schedule.steps):  # all kernels
             arguments = argument_specs(compiled.schedule.graph)
             rehearse(compiled.wrapper, blobs, arguments, device)
-        kernels = language.load(blobs, rows, device) if rows else {}
+        kernels = load_kernels(blobs, rows, device)
         return executable.bind(compiled.wrapper, kernels, of_graph(gm), device)
 
     return DeviceJudge(cut, Context(target, options, Trace("race")), prepare, races)
@@ -452,39 +443,22 @@ def _dump(trace: Trace, language: str, directory: str) -> None:
 
 
 def _load(
-    key: str, blobs: Mapping[str, bytes], target: Target, device: torch.device
+    key: str, blobs: Mapping[str, bytes], device: torch.device
 ) -> Mapping[str, Callable[..., None]]:
     """Return launchers by kernel name; a process loads each entry once a device."""
     with _lock:
         loaded = _libraries.get((key, device))
         if loaded is None:
             rows = json.loads(blobs["manifest.json"])["kernels"]
-            loaded = _LANGUAGES[target.language].load(blobs, rows, device) if rows else {}
+            loaded = load_kernels(blobs, rows, device)
             _libraries[key, device] = loaded
         return loaded
-
-
-Kernels = Mapping[str, Callable[..., None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Language:
-    """How the sources of one language become launchers: blobs for the cache, then callables."""
-
-    build: Callable[[Compiled, str, Options], Mapping[str, bytes]]
-    load: Callable[[Mapping[str, bytes], list[dict[str, Any]], torch.device], Kernels]
 
 
 def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str, bytes]:
     unit = cpp_unit(compiled, cpp_kernel.vector_width())
     say(f"the C++ compiler builds kernels: {len(compiled.distinct)}")
     return {"kernels.so": cpp_kernel.build(unit, options)}
-
-
-def _load_cpp(
-    blobs: Mapping[str, bytes], rows: list[dict[str, Any]], device: torch.device
-) -> Kernels:
-    return cpp_kernel.load(as_file(blobs["kernels.so"]), rows)
 
 
 def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[str, bytes]:
@@ -522,16 +496,8 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
     )
 
 
-def _load_triton(
-    blobs: Mapping[str, bytes], rows: list[dict[str, Any]], device: torch.device
-) -> Kernels:
-    from fusec.runtime import triton_kernel  # local, as above
-
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return triton_kernel.unpack(blobs, index)
-
-
-_LANGUAGES = {
-    "cpp": _Language(_build_cpp, _load_cpp),
-    "triton": _Language(_build_triton, _load_triton),
+_BUILDS: Mapping[str, Callable[[Compiled, str, Options], Mapping[str, bytes]]] = {
+    "cpp": _build_cpp,
+    "triton": _build_triton,
 }
+"""How the sources of one language become what the cache keeps."""

@@ -41,7 +41,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
-from torch.autograd import profiler
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import _get_qualified_name as qualified_name
@@ -51,15 +50,8 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_modes
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.singleton_int import SingletonInt
 
-reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""A window of a tensor by sizes, strides and an offset from its first element, without a version
-counter of the tensor's: for what is only read. Half the time of ``torch.as_strided``."""
-empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
-"""``torch.empty_strided`` of sizes, strides and a type, in a third of its time."""
 gradient_function: Callable[[], Any] = torch._C._current_autograd_node
 """Return the gradient's function that runs in this thread, or None."""
-profiler_range = torch._C._profiler._RecordFunctionFast
-"""``torch.profiler.record_function`` of a name, in a tenth of its time."""
 
 __all__ = [
     "CacheArtifact",
@@ -86,11 +78,9 @@ __all__ = [
     "compile_phase",
     "core_aten_decompositions",
     "counters",
-    "current_device_getter",
     "debug_directory",
     "disable_modes",
     "dynamo_config",
-    "empty_on_cpu",
     "fake_mode",
     "forgetting_code",
     "functorch_config",
@@ -102,25 +92,20 @@ __all__ = [
     "interned",
     "is_autocasting",
     "is_distributed_data_parallel",
-    "is_profiling",
     "is_shipping",
     "is_weight",
     "keep_versions",
     "min_cut_rematerialization_partition",
-    "profiler_range",
     "pytree",
     "qualified_name",
-    "reinterpret",
     "run_autograd",
-    "switch_gradients",
     "trace_artifact",
     "trace_log",
     "traces",
     "traces_code",
     "tracing",
-    "transforms",
     "unset_fake_temporarily",
-    "without_autocast",
+    "whole_backward",
     "without_its_caches",
 ]
 
@@ -137,12 +122,6 @@ def is_weight(tensor: object) -> bool:
 
 is_autocasting = torch._C._is_any_autocast_enabled
 """Return True if autocast is on for some device."""
-without_autocast = torch._C._DisableAutocast
-"""A context in which no device has autocast: a tenth of what ``torch.autocast`` costs."""
-switch_gradients = torch._C._set_grad_enabled
-"""``torch.set_grad_enabled`` without a context: 50 ns."""
-transforms = torch._C._functorch.peek_interpreter_stack
-"""Return the innermost transformation of ``torch.func`` that runs, or None."""
 
 
 def is_shipping() -> bool:
@@ -156,6 +135,14 @@ def without_its_caches() -> AbstractContextManager[object]:
         bundled_autograd_cache=False, force_autograd_cache=False, strict_autograd_cache=False,
         bypass_autograd_cache_key=False, enable_autograd_cache=False,
     )  # fmt: skip
+    return patched
+
+
+def whole_backward() -> AbstractContextManager[object]:
+    """Compile backwards with their forwards, not when they first run."""
+    patched: AbstractContextManager[object] = functorch_config.patch(
+        force_non_lazy_backward_lowering=True
+    )
     return patched
 
 
@@ -177,15 +164,6 @@ def has_modes() -> bool:
 def is_distributed_data_parallel() -> bool:
     """Return True while the forward of a ``DistributedDataParallel`` is compiled."""
     return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
-
-
-def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
-    """Return what asks for the current GPU's number; a build for CPUs alone has but ``otherwise``.
-
-    Without the check for initialisation that ``torch.cuda.current_device`` makes each time.
-    """
-    found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", otherwise)
-    return found
 
 
 def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[..., Any]:
@@ -243,14 +221,6 @@ and ``payload``."""
 def traces() -> bool:
     """Return True if somebody listens to torch's trace."""
     return bool(trace_log.handlers)
-
-
-def is_profiling() -> bool:
-    """Return True while a profiler of torch runs, or ``emit_nvtx``: 40 ns, as a flag of a module.
-
-    ``torch.autograd._profiler_enabled`` asks for the thread's own state, which takes 140.
-    """
-    return profiler._is_profiler_enabled
 
 
 def traces_code() -> bool:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.archive import Packed, Shipped, pack, read_parts
+from fusec.archive import Packed, Shipped, pack
 from fusec.calling import NoConvention, convention_of
-from fusec.compiler import Stored, bind_stored, salt_of
+from fusec.compiler import bind_stored, salt_of
 from fusec.errors import Unsupported
 from fusec.frontend.capture import main_device
 from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
@@ -34,6 +34,7 @@ from fusec.runtime.convention import Convention
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
+from fusec.runtime.loading import Spec, Stored, read_parts, spec_of
 from fusec.runtime.outside import describe
 from fusec.stages import Context
 from fusec.summary import is_heard, launch_titles, prints_code
@@ -153,6 +154,16 @@ class Start:
         Raises:
             Unsupported: saying what of it cannot be.
         """
+        convention, packed = self.packed()
+        call = convention.around(*(part.call for part in self.parts.values()))
+        return Shipped(call, pack(convention, packed, context.target))
+
+    def packed(self) -> tuple[Convention, list[Packed]]:
+        """Return what an archive holds of what was compiled.
+
+        Raises:
+            Unsupported: saying what of it cannot be saved.
+        """
         tracing = TracingContext.try_get()
         assert tracing is not None
         backward = self.parts.get("backward")
@@ -161,13 +172,15 @@ class Start:
             convention = convention_of(tracing.fw_metadata, graph, is_autocasting())
         except NoConvention as reason:
             raise Unsupported(f"a graph with {reason} cannot be saved") from reason
-        packed = [Packed(name, p.row(), p.trace.entry) for name, p in self.parts.items()]
+        packed = [
+            Packed(name, part.row(), part.trace.entry, _arguments(part.gm))
+            for name, part in self.parts.items()
+        ]
         for part in packed:
             if part.row["outside"] is None:
                 problem = self.parts[part.name].trace.problem
                 raise Unsupported(problem or "its eager kernels need more than names of operators")
-        call = convention.around(*(part.call for part in self.parts.values()))
-        return Shipped(call, pack(convention, packed, context.target.name))
+        return convention, packed
 
     def _store(self, convention: Convention | None) -> None:
         rows = {name: part.row() for name, part in self.parts.items()}
@@ -189,6 +202,19 @@ class Start:
             lambda *args: made(args), reason="a compiled graph"
         )
         return called
+
+
+def _arguments(gm: fx.GraphModule) -> tuple[Spec, ...]:
+    """Return what a graph takes; None for what is no tensor, or has symbolic sizes."""
+    values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    return tuple(_spec(value) for value in values)
+
+
+def _spec(value: Any) -> Spec:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    sizes = (*value.shape, *value.stride())
+    return spec_of(value) if all(type(n) is int for n in sizes) else None
 
 
 def _convention(

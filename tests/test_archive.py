@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fusec import archive
-from fusec.archive import BadArchive, Packed, Shipped, pack, unpack
+from fusec.archive import Packed, Shipped, pack
+from fusec.codegen.targets import find_target
+from fusec.runtime import loading
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import decode, encode
+from fusec.runtime.loading import BadArchive, unpack
 from tests.support import BACKEND, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own archives")
@@ -93,8 +95,6 @@ block, x = Block(), values(4, 8, seed=3)
 with open(sys.argv[1], "rb") as file:
     call = torch.compiler.load_compiled_function(file)
 torch.testing.assert_close(call(block, x)[0], block(x)[0])
-import fusec.compiler
-assert fusec.compiler.RECENT[-1].cached
 """
 
 
@@ -160,11 +160,14 @@ def with_about(content: bytes, **changed: Any) -> bytes:
 
 
 REFUSED = {
-    "format": ({"format": 99}, "format 99, this fusec reads 1"),
+    "format": ({"format": 99}, "format 99, this fusec reads 2"),
     "torch": ({"machine": {"torch": "1.0.0"}}, "made with torch 1.0.0, and"),
     "fusec": ({"machine": {"fusec": "9.9"}}, "made with fusec 9.9, and"),
     "processor": ({"machine": {"processor": "avx9000 amx-tomorrow"}}, "amx-tomorrow avx9000"),
-    "device": ({"machine": {"target": "sm_90", "processor": ""}}, "no CUDA device|this device is"),
+    "device": (
+        {"machine": {"target": "sm_90", "device": "cuda", "processor": ""}},
+        "no CUDA device|this device is",
+    ),
     "graphs": ({"parts": {}}, "graphs"),
 }
 
@@ -179,7 +182,7 @@ def test_another_machine_is_told_what_it_lacks(content: bytes, name: str) -> Non
 def test_fewer_features_of_the_processor_are_an_error(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "cpu_features", lambda: "x86_64 sse2")
+    monkeypatch.setattr(loading, "cpu_features", lambda: "x86_64 sse2")
     with pytest.raises(BadArchive, match=r"that this one lacks: .*avx"):
         unpack(content)
 
@@ -210,5 +213,6 @@ def test_an_archive_without_kernels_is_an_error(content: bytes) -> None:
 
 
 def test_bytes_of_a_graph_are_those_that_it_was_made_of() -> None:
-    content = pack(Convention((None,), (), autocast=False), [Packed("inference", {}, {})], "cpu")
+    part = Packed("inference", {}, {"wrapper.py": b""})
+    content = pack(Convention((None,), (), autocast=False), [part], find_target("cpu"))
     assert Shipped.serialize_compile_artifacts(Shipped(len, content)) == content

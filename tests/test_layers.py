@@ -35,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "passes": LOW | {"trace", "ir"},
     "codegen": LOW | {"trace", "ir", "passes"},
     "torch_interior": set(),
-    "runtime": LOW | {"torch_interior"},
+    "runtime": LOW | {"torch_interior", ""},
     "emulator": LOW | {"runtime"},
     "structures": COMPILER | {"partition"},
     "stages": COMPILER | {"frontend", "partition", "structures"},
@@ -53,8 +53,9 @@ LAYERS: dict[str, set[str]] = {
     "backend": WHOLE | {"compiler", "partition", "warm"},
     "report": WHOLE | {"compiler", "dumps", "backend", "emulator", "verification"},
     "bisect": WHOLE | {"blame", "compiler", "backend", "partition", "verification", ""},
-    "cli": WHOLE | {"compiler", "dumps", "report", "bisect", "emulator", ""},
-    "": {"backend", "report"},
+    "building": WHOLE | {"archive", "backend", "compiler", "report", "warm"},
+    "cli": WHOLE | {"building", "compiler", "dumps", "report", "bisect", "emulator", ""},
+    "": {"backend", "report", "runtime"},
     "__main__": {"cli"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`."""
@@ -63,7 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "frontend": {"torch", "sympy"},
     "passes": {"networkx"},
     "torch_interior": {"torch"},
-    "runtime": {"torch", "triton", "platformdirs"},
+    "runtime": {"torch", "triton", "platformdirs", "safetensors"},
     "emulator": {"torch"},
     "structures": {"torch"},
     "stages": {"torch"},
@@ -77,6 +78,7 @@ LIBRARIES: dict[str, set[str]] = {
     "archive": {"torch"},
     "warm": {"torch"},
     "backend": {"torch"},
+    "building": {"torch"},
     "report": {"torch", "jinja2"},
     "blame": {"torch"},
     "bisect": {"torch"},
@@ -92,12 +94,12 @@ PINNED = {
 }
 """Libraries with one home. It may be part of a layer that may not import the library as a whole."""
 
-INTERIOR = re.compile(r"fusec/torch_interior\.py")
+INTERIOR = re.compile(r"fusec/(torch_interior|runtime/interior)\.py")
 TREES = re.compile(r"fusec/runtime/cuda_graphs\.py")
 """What takes torch's private names, and what takes those of its CUDA graph trees."""
 
 WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "platformdirs", "rich", "transformers"}
-WATCHED |= {"jinja2"}
+WATCHED |= {"jinja2", "safetensors"}
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 from fusec.emulator.vocabulary import PIPES, enumerations, handlers
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
-from fusec.runtime.cache import cpu_features, open_cache
+from fusec.runtime.cache import open_cache
 from fusec.runtime.memory_file import as_file
+from fusec.runtime.processor import cpu_features
 
 _FOLDER = Path(__file__).parent / "engine"
 _PARTS = (

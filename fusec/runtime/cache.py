@@ -362,47 +362,6 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-# Extensions of the instruction set that a compiler may use for arithmetic, by the prefix of their
-# names in /proc/cpuinfo; the rest of that line is about virtual machines and power.
-_X86_PREFIXES = (
-    "sse",
-    "ssse",
-    "avx",
-    "fma",
-    "f16c",
-    "bmi",
-    "abm",
-    "popcnt",
-    "movbe",
-    "amx",
-    "gfni",
-)
-_ARM_PREFIXES = ("asimd", "fp", "sve", "sme", "bf16", "i8mm", "fcma", "atomics")
-
-
-@functools.cache
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the architecture and its vector extensions: "x86_64 avx avx2 fma ..."."""
-    architecture = platform.machine()
-    try:
-        text = cpuinfo.read_text()
-    except OSError:
-        return f"{architecture} {platform.processor()}".strip()
-    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    prefixes = _ARM_PREFIXES if architecture in ("aarch64", "arm64") else _X86_PREFIXES
-    flags = {flag for flag in listed[1].split() if flag.startswith(prefixes)} if listed else set()
-    return " ".join((architecture, *sorted(flags)))
-
-
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what the processor calls itself: "AMD EPYC 9R14"; "" where the system does not say."""
-    try:
-        found = re.search(r"^model name\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
-    except OSError:
-        return platform.processor()
-    return found[1].strip() if found else ""
-
-
 def _version(distribution: str) -> str:
     # The metadata, because importing both packages takes more than a second.
     try:

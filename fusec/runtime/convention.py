@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
-from fusec.torch_interior import switch_gradients, transforms, without_autocast
+from fusec.runtime.interior import switch_gradients, transforms, without_autocast
 
 Boxed: TypeAlias = Callable[[list[Any]], Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange
 from fusec.options import Options
-from fusec.runtime import table
+from fusec.runtime import processor, table
 
 logger = logging.getLogger("fusec.build")
 
@@ -87,9 +87,7 @@ def has_tiles() -> bool:
 
 
 def _flags() -> set[str]:
-    from fusec.runtime.cache import cpu_features
-
-    return set(cpu_features().replace(":", " ").replace(",", " ").split())
+    return set(processor.cpu_features().replace(":", " ").replace(",", " ").split())
 
 
 def build(source: str, options: Options) -> bytes:

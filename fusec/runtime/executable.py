@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.runtime.clock import GraphClock
+from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
 from fusec.runtime.outside import Outside
 from fusec.runtime.ranges import Ranges
-from fusec.torch_interior import OpOverload, empty_on_cpu, reinterpret
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Any]
 """Takes the arguments in one list, which it empties, so that memory is free as soon as may be."""

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fusec.torch_interior import OpOverload
+from fusec.runtime.interior import OpOverload
 
 Path: TypeAlias = tuple[str | int, ...]
 

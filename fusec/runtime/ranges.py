@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fusec.torch_interior import is_profiling, profiler_range
+from fusec.runtime.interior import is_profiling, profiler_range
 
 Call: TypeAlias = Callable[[list[Any]], Any]
 

@@ -34,6 +34,7 @@ import torch
 
 from fusec.errors import BuildError, UsageError
 from fusec.runtime import table
+from fusec.runtime.interior import current_device_getter
 from fusec.runtime.progress import say
 from fusec.runtime.triton_interior import (
     MULTIPLE,
@@ -45,7 +46,6 @@ from fusec.runtime.triton_interior import (
     parse_target,
     tool_path,
 )
-from fusec.torch_interior import current_device_getter
 
 MAX_SIZE = 2**31 - 2**20
 """The greatest size that a launch may pass: what ``ir.program.MAX_SIZE`` assumes."""

@@ -15,7 +15,7 @@ from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.options import Options
 from fusec.passes.cost import price
 from fusec.passes.schedule.plan import LoopKind, Plan
-from fusec.runtime import cache, cpp_kernel
+from fusec.runtime import cpp_kernel, processor
 from tests.passes.schedule.flat import attention, products
 
 
@@ -82,7 +82,7 @@ def test_this_machine_s_target_has_the_tiles_of_its_cpu(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = f"x86_64 avx512f avx512bw avx512dq avx512vl {flag}"
-    monkeypatch.setattr(cache, "cpu_features", lambda: features)
+    monkeypatch.setattr(processor, "cpu_features", lambda: features)
     monkeypatch.setattr(cpp_kernel, "vector_width", cpp_kernel.vector_width.__wrapped__)
     target = target_for(torch.device("cpu"), Options())
     assert (BF16 in target.machine.widened) is (flag != "amx_bf16")

@@ -18,7 +18,8 @@ import pytest
 
 from fusec.options import Options
 from fusec.runtime import cache as cache_module
-from fusec.runtime.cache import Cache, cpu_features, fingerprint, open_cache
+from fusec.runtime.cache import Cache, fingerprint, open_cache
+from fusec.runtime.processor import cpu_features
 
 MB = 1 << 20
 BLOBS = {"kernels.so": b"\x7fELF" + bytes(range(256)) * 40, "plan.json": b"{}", "empty": b""}

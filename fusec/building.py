@@ -1,0 +1,365 @@
+"""``fusec build``: a model as one file, which ``fusec.load`` calls without compiling.
+
+The model is traced on fake tensors, once for each target, by Dynamo, which has to see one graph: it
+takes arguments of any nesting and the module's tensors as the graph's arguments, and AOTAutograd
+makes of the graph what it makes of any other, gradients and written buffers included. (An exported
+graph, ``torch.export``, is one of ATen, in which fusec's rewrites of Dynamo's graphs find nothing.)
+What is what is then known by identity: an argument of the graph *is* a tensor of the call or of the
+module, and a tensor of the result *is* one that the graph returned.
+
+What is written down: ``runtime/model.py``, which reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fusec.archive import pack
+from fusec.backend import compile_with, context_of
+from fusec.codegen.targets import find_target
+from fusec.compiler import compile_entry
+from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
+from fusec.options import Options
+from fusec.report.arguments import signature_of
+from fusec.report.breaks import break_lines, merge_breaks, read_break
+from fusec.report.observe import new_fake_mode, observe
+from fusec.report.watching import watch
+from fusec.runtime import trees
+from fusec.runtime.convention import Convention
+from fusec.runtime.entry import encode
+from fusec.runtime.executable import BoxedCall
+from fusec.runtime.loading import spec_of
+from fusec.runtime.model import CALLING, HELD, KEY, named_tensors
+from fusec.torch_interior import (
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDynamoException,
+    forgetting_code,
+    unset_fake_temporarily,
+    whole_backward,
+)
+from fusec.trace import Trace
+from fusec.warm import Start
+
+_BY = {
+    inspect.Parameter.POSITIONAL_ONLY: "order",
+    inspect.Parameter.VAR_POSITIONAL: "order",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
+    inspect.Parameter.KEYWORD_ONLY: "name",
+    inspect.Parameter.VAR_KEYWORD: "name",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a model is called: by order, by name, and whether results have gradients."""
+
+    args: tuple[Any, ...]
+    named: Mapping[str, Any] = field(default_factory=dict)
+    train: bool = False
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was compiled, and with what it was called.
+
+    Attributes:
+        given, returned: the graph's arguments and results, of the call that was traced.
+    """
+
+    convention: Convention | None = None
+    parts: list[Any] = field(default_factory=list)
+    given: tuple[Any, ...] = ()
+    returned: tuple[Any, ...] = ()
+
+
+def build(
+    fn: Callable[..., Any],
+    call: Call,
+    targets: Sequence[Options],
+    mode: FakeTensorMode | None = None,
+) -> bytes:
+    """Return the archive of a module or function.
+
+    Args:
+        targets: the options of a compile for each; the first that runs on a machine is taken.
+        mode: to which the module's tensors belong, if they are fake.
+    Raises:
+        UsageError: for arguments and results that are no data, and a graph break: it lists lines.
+        Unsupported: for what cannot be saved.
+        ModelError: what the model itself raised.
+    """
+    variants: dict[str, bytes] = {}
+    for options in targets:
+        name, content = _variant(fn, call, options, mode or new_fake_mode())
+        variants[name] = content
+    return encode(KEY, variants)
+
+
+def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """Return what ``--with-weights`` writes: parameters and buffers by their first names."""
+    if not isinstance(fn, nn.Module):
+        return {}
+    first: dict[int, str] = {}
+    named = named_tensors(fn)
+    for name, tensor in named.items():
+        first.setdefault(id(tensor), name)
+    return {name: named[name].detach().contiguous() for name in first.values()}
+
+
+def _variant(
+    fn: Callable[..., Any], call: Call, options: Options, mode: FakeTensorMode
+) -> tuple[str, bytes]:
+    """Return a target's name, and the archive of its graph."""
+    if isinstance(fn, nn.Module):
+        fn.train(call.train)
+    target = find_target(options.target or "cpu")
+    move = partial(_faked, mode=mode, device=torch.device(target.device), moved={})
+    seen = _Seen()
+    with mode, torch.set_grad_enabled(call.train), forgetting_code(), whole_backward():
+        fake = _fake_module(fn, mode, move)
+        args, named = _mapped(move, list(call.args)), _mapped(move, dict(call.named))
+        compiled = torch.compile(
+            fake, backend=partial(_compile, seen, options), fullgraph=True, dynamic=False
+        )
+        try:
+            result = compiled(*args, **named)
+        except TorchDynamoException as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, FusecError):
+                raise inner from error
+            _explain(fn, call, error, mode)
+            raise
+    if seen.convention is None:
+        raise UsageError("the model computes nothing with tensors.")
+    calling, held = _describe(fn, fake, (args, named), result, seen)
+    beside = {CALLING: json.dumps(calling).encode(), **held}
+    return target.name, pack(seen.convention, seen.parts, target, beside)
+
+
+# -- tracing ---------------------------------------------------------------------------------------
+
+
+def _compile(
+    seen: _Seen, options: Options, gm: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile Dynamo's graph, and return what runs it on fake tensors."""
+
+    def compile_one(graph: fx.GraphModule, _: Sequence[Any], *, name: str, trace: Trace) -> Any:
+        with unset_fake_temporarily():  # kernels are timed with real tensors
+            compile_entry(graph, name, options, trace)
+        return _not_here(name)
+
+    context = context_of(inputs, options)
+    start = Start(gm, "", options)
+    compile_with(gm, inputs, start.noting(compile_one), context)
+    seen.convention, seen.parts = start.packed()
+
+    def run(*args: Any) -> Any:
+        seen.given, seen.returned = args, tuple(gm.forward(*args))
+        return seen.returned
+
+    return run
+
+
+def _not_here(name: str) -> BoxedCall:
+    def call(args: list[Any]) -> Any:
+        raise Unsupported(f"graph {name!r} was built for a file; load that to run it")
+
+    return call
+
+
+def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTensorMode) -> None:
+    """Raise the error for a model that is not one graph."""
+    with watch() as watched:
+        try:
+            observe(fn, list(call.args), train=call.train, mode=mode)
+        except ModelError:
+            raise
+        except Exception:  # what is known is said
+            pass
+    breaks = watched.seen.breaks or merge_breaks([read_break(str(error))])
+    if not any(one.place.path for one in breaks):
+        raise UsageError(f"the model is not one graph: {describe_failure(error)}") from error
+    lines = "\n".join(break_lines(breaks))
+    raise UsageError(f"the model is not one graph, which an archive needs.\n{lines}") from error
+
+
+def _faked(
+    tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, moved: dict[int, Any]
+) -> torch.Tensor:
+    """Return a tensor without memory on a device: one for each."""
+    found = moved.get(id(tensor))
+    if found is not None:
+        made: torch.Tensor = found[1]
+        return made
+    fake: torch.Tensor = tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+    if fake.device.type != device.type:
+        with torch.no_grad():
+            strides = fake.stride()
+            other = torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=device)
+        parameter = isinstance(tensor, nn.Parameter)
+        fake = nn.Parameter(other, tensor.requires_grad) if parameter else other
+    moved[id(tensor)] = tensor, fake  # which keeps the id
+    return fake
+
+
+def _fake_module(
+    fn: Callable[..., Any], mode: FakeTensorMode, move: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., Any]:
+    """Return a copy of a module whose tensors are fake, on another device; a function as it is."""
+    if not isinstance(fn, nn.Module):
+        return fn
+    with FakeCopyMode(mode):
+        made = copy.deepcopy(fn)
+    for part in made.modules():
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+        for table in tables:
+            for name, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    table[name] = move(value)
+    return made
+
+
+def _mapped(move: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return nested arguments with each tensor moved."""
+    match value:
+        case torch.Tensor():
+            return move(value)
+        case tuple() | list():
+            return type(value)(_mapped(move, part) for part in value)
+        case dict():
+            return {key: _mapped(move, part) for key, part in value.items()}
+        case _:
+            return value
+
+
+# -- what it is called with, as data ---------------------------------------------------------------
+
+
+def _describe(
+    fn: Callable[..., Any],
+    fake: Callable[..., Any],
+    given: tuple[list[Any], dict[str, Any]],
+    result: Any,
+    seen: _Seen,
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return how the graph is called, as ``runtime.model.read_calling`` reads it.
+
+    Also the values of buffers that no ``state_dict`` has, by name.
+    """
+    tensors: list[tuple[str, torch.Tensor]] = []
+
+    def leaf(tensor: torch.Tensor, path: str) -> trees.Tree:
+        tensors.append((path, tensor))
+        return {"tensor": len(tensors) - 1}
+
+    arguments = [
+        {"name": name, "by": by, "tree": trees.describe(value, name, leaf)}
+        for name, by, value in _arguments(fn, *given)
+    ]
+    weights, held = _weights(fn, fake, seen)
+    positions = {id(t): k for k, (_, t) in reversed(list(enumerate(tensors)))}
+    positions |= {id(t): len(tensors) + k for k, (t, _) in enumerate(weights)}
+    made = {id(t): k for k, t in enumerate(seen.returned)}
+
+    def returned(tensor: torch.Tensor, path: str) -> trees.Tree:
+        if id(tensor) in positions:
+            return {"argument": positions[id(tensor)]}
+        if id(tensor) in made:
+            return {"tensor": made[id(tensor)]}
+        raise UsageError(f"{path} is a tensor that the model's graph does not return.")
+
+    rows = [
+        {"path": path, "spec": spec_of(tensor), "gradient": tensor.requires_grad}
+        for path, tensor in tensors
+    ]
+    calling = {
+        "arguments": arguments,
+        "tensors": rows,
+        "weights": [row for _, row in weights],
+        "graph": [_position(positions, k, argument) for k, argument in enumerate(seen.given)],
+        "result": trees.describe(result, "result", returned),
+    }
+    return calling, held
+
+
+def _position(positions: Mapping[int, int], k: int, argument: Any) -> int:
+    found = positions.get(id(argument))
+    if found is None:
+        raise UsageError(
+            f"argument {k} of the graph, a {type(argument).__name__}, is neither an input nor a "
+            "tensor of the module: make it a parameter, a buffer or an input."
+        )
+    return found
+
+
+def _arguments(
+    fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+) -> list[tuple[str, str, Any]]:
+    """Return (name, how it may be given, value) of each argument.
+
+    Raises:
+        UsageError: if they do not fit the signature.
+    """
+    parameters = signature_of(fn)
+    if not parameters:
+        return [(f"argument {k}", "order", value) for k, value in enumerate(args)]
+    try:
+        bound = inspect.Signature(list(parameters.values())).bind(*args, **named)
+    except TypeError as error:
+        raise UsageError(f"the inputs do not fit ({', '.join(parameters)}): {error}.") from error
+    found: list[tuple[str, str, Any]] = []
+    for name, value in bound.arguments.items():
+        by = _BY[parameters[name].kind]
+        match parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                found += [(f"{name}[{k}]", by, part) for k, part in enumerate(value)]
+            case inspect.Parameter.VAR_KEYWORD:
+                found += [(key, by, part) for key, part in value.items()]
+            case _:
+                found.append((name, by, value))
+    return found
+
+
+def _weights(
+    fn: Callable[..., Any], fake: Callable[..., Any], seen: _Seen
+) -> tuple[list[tuple[torch.Tensor, dict[str, Any]]], dict[str, bytes]]:
+    """Return the tensors of the module that the graph takes, each with its row, and held values."""
+    if not isinstance(fn, nn.Module) or not isinstance(fake, nn.Module):
+        return [], {}
+    names: dict[int, list[str]] = {}
+    for name, tensor in named_tensors(fake).items():
+        names.setdefault(id(tensor), []).append(name)
+    saved, real = fn.state_dict().keys(), named_tensors(fn)
+    rows, held = [], {}
+    for tensor in {id(t): t for t in seen.given if id(t) in names}.values():
+        own = names[id(tensor)]
+        kept = not any(name in saved for name in own)
+        if kept:
+            held[f"{HELD}{own[0]}"] = _content(own[0], real[own[0]])
+        parameter = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        row = {"names": own, "spec": spec_of(tensor), "parameter": parameter, "held": kept}
+        rows.append((tensor, row))
+    return rows, held
+
+
+def _content(name: str, tensor: torch.Tensor) -> bytes:
+    """Return a tensor's elements."""
+    if isinstance(tensor, FakeTensor):
+        raise UsageError(
+            f"{name} is in no state_dict, so that the archive holds its value, and the model was "
+            "built without memory: give --with-weights."
+        )
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""

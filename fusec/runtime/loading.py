@@ -1,0 +1,312 @@
+"""Archives, read: a compiled graph from its bytes, with nothing of the compiler's.
+
+An archive says what it was made for, and is refused where that differs: fusec and torch of the same
+release, the device, and a processor with the features that its code may use. What it says of itself
+is JSON, and names, counts or sizes in it that another hand wrote could lead native code out of
+bounds. So the wrapper, which is code and trusted as such, has the last word (``contract``): it ends
+with the digest of all that stands beside it, and with the shape of each argument, which is compared
+at each call.
+
+Worked example, the end of a wrapper::
+
+    DESCRIBED = "9f86d081..."
+    ARGUMENTS = (("f32", (4, 8), (8, 1)), ("f32", (16, 8), (8, 1)))
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+import fusec
+from fusec.errors import UsageError
+from fusec.runtime import cpp_kernel
+from fusec.runtime.convention import Convention
+from fusec.runtime.entry import decode
+from fusec.runtime.executable import DTYPES, BoxedCall, bind
+from fusec.runtime.memory_file import as_file
+from fusec.runtime.outside import Outside, described
+from fusec.runtime.processor import cpu_features
+from fusec.runtime.ranges import Ranges
+
+FORMAT = 2
+KEY = "fusec archive"
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""Names of element types, by torch's."""
+
+Spec: TypeAlias = "tuple[str, tuple[int, ...], tuple[int, ...]] | None"
+"""A tensor's element type, shape and strides; None for what is not checked."""
+
+
+class BadArchive(UsageError):
+    """Bytes are no archive, or one that does not run here: the message says what is missing."""
+
+
+class NotHere(BadArchive):
+    """An archive was made for another machine, or other releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A compiled graph, and what it takes to bind it without its FX graph.
+
+    Attributes:
+        name: "forward", say.
+        key: of its entry in the cache.
+        titles: what traces call its launches.
+        outside: what its wrapper takes of the graph.
+    """
+
+    name: str
+    key: str
+    device: torch.device
+    titles: Mapping[str, str]
+    outside: Outside
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """An archive that runs here.
+
+    Attributes:
+        target, device: what its kernels are for, and torch's name of the device type.
+        call: is called with a graph's inputs, and returns its results in a list.
+        convention: how that calls what was compiled.
+        arguments: what the first graph takes.
+        beside: what else the archive holds, by name.
+    """
+
+    target: str
+    device: str
+    call: Callable[..., Any]
+    convention: Convention
+    arguments: tuple[Spec, ...]
+    beside: Mapping[str, bytes]
+
+
+def unpack(content: bytes, device: str | None = None) -> Unpacked:
+    """Return a compiled graph from an archive's bytes.
+
+    Args:
+        device: torch's name of the type that is wanted, if not any.
+    Raises:
+        NotHere: saying what this machine lacks.
+        BadArchive: saying what is wrong with the bytes.
+    """
+    blobs = decode(KEY, content)
+    if blobs is None:
+        raise BadArchive("These bytes are no archive of fusec, or they are damaged.")
+    try:
+        about = json.loads(blobs["about.json"])
+        made_for = about["machine"]
+        check_machine(about["format"], made_for)
+        if device not in (None, made_for["device"]):
+            raise NotHere(f"The archive's kernels are for {made_for['target']}, not for {device}.")
+        convention = Convention.from_json(blobs["convention.json"])
+        parts = read_parts(about["parts"], convention)
+        calls, specs = zip(*(_bind(part, blobs) for part in parts), strict=True)
+    except (KeyError, ValueError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
+        raise BadArchive(f"The archive says nothing that this version knows: {error!r}") from error
+    return Unpacked(
+        made_for["target"],
+        made_for["device"],
+        convention.around(*calls),
+        convention,
+        specs[0],
+        blobs,
+    )
+
+
+def read_parts(rows: Any, convention: Convention) -> list[Stored]:
+    """Return what an entry of the cache, or an archive, says of its graphs.
+
+    Raises:
+        ValueError: for anything that ``warm`` does not write.
+    """
+    try:
+        parts = [
+            Stored(
+                str(name),
+                str(row["key"]),
+                torch.device(row["device"]),
+                {str(launch): str(title) for launch, title in row["titles"].items()},
+                described(row["outside"]),
+            )
+            for name, row in rows.items()
+        ]
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(repr(error)) from error
+    expected = ["inference"] if convention.training is None else ["forward", "backward"]
+    if [part.name for part in parts] != expected:
+        raise ValueError(f"graphs {', '.join(part.name for part in parts)}")
+    return parts
+
+
+def load_kernels(
+    blobs: Mapping[str, bytes], rows: list[dict[str, Any]], device: torch.device
+) -> Mapping[str, Callable[..., None]]:
+    """Return launchers by kernel name.
+
+    Args:
+        blobs: with a shared library, or code for a GPU.
+        rows: of the manifest.
+    """
+    if not rows:
+        return {}
+    if "kernels.so" in blobs:
+        return cpp_kernel.load(as_file(blobs["kernels.so"]), rows)
+    # Local: Triton takes 0.2 s to import, and only GPU graphs need it.
+    from fusec.runtime import triton_kernel
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return triton_kernel.unpack(blobs, index)
+
+
+def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, tuple[Spec, ...]]:
+    """Return what an archive's graph is called by, and what it takes."""
+    own = blobs_of(part.name, blobs)
+    if not {"wrapper.py", "named.py", "manifest.json"} <= own.keys():
+        raise BadArchive(f"The archive has no whole graph {part.name!r}.")
+    source = own["wrapper.py"].decode()
+    described_by, specs = read_contract(source)
+    if described_by != digest_beside(blobs):
+        raise BadArchive(
+            f"What the archive says of its graph {part.name!r} is not what its code was made with."
+        )
+    kernels = load_kernels(own, json.loads(own["manifest.json"])["kernels"], part.device)
+    ranges = Ranges(f"fusec {part.name}", own["named.py"].decode(), lambda: part.titles)
+    call = bind(source, kernels, part.outside, part.device, ranges=ranges)
+    return _checked(call, specs, part.name), specs
+
+
+def blobs_of(name: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return what belongs to one graph of an archive."""
+    prefix = f"{name}/"
+    return {n.removeprefix(prefix): blob for n, blob in blobs.items() if n.startswith(prefix)}
+
+
+# -- what code says of its arguments ---------------------------------------------------------------
+
+
+def contract(beside: str, specs: Sequence[Spec]) -> str:
+    """Return the lines that end a wrapper in an archive.
+
+    Args:
+        beside: as of ``digest_beside``.
+        specs: of the arguments.
+    """
+    return f'\nDESCRIBED = "{beside}"\nARGUMENTS = {tuple(specs)!r}\n'
+
+
+def read_contract(source: str) -> tuple[str, tuple[Spec, ...]]:
+    """Return what ``contract`` wrote, without running anything.
+
+    Raises:
+        ValueError: if it is not there.
+    """
+    *_, beside, arguments = source.rstrip("\n").rsplit("\n", 2)
+    if not (beside.startswith("DESCRIBED = ") and arguments.startswith("ARGUMENTS = ")):
+        raise ValueError("a wrapper that does not say what it takes")
+    found = [ast.literal_eval(line.partition(" = ")[2]) for line in (beside, arguments)]
+    return str(found[0]), tuple(found[1])
+
+
+def digest_beside(blobs: Mapping[str, bytes]) -> str:
+    """Return the digest of all that an archive holds but its wrappers, which name it."""
+    digest = hashlib.sha256()
+    for name in sorted(blobs):
+        if not name.endswith("/wrapper.py"):
+            digest.update(f"{name}\0{len(blobs[name])}\0".encode())
+            digest.update(hashlib.sha256(blobs[name]).digest())
+    return digest.hexdigest()
+
+
+def spec_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Return what a tensor is."""
+    return NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), tensor.stride()
+
+
+def _checked(call: BoxedCall, specs: tuple[Spec, ...], name: str) -> BoxedCall:
+    """Return ``call``, which refuses arguments that its kernels were not made for."""
+    wanted = [
+        None if spec is None else (DTYPES[spec[0]], torch.Size(spec[1]), spec[2]) for spec in specs
+    ]
+
+    def run(args: list[Any]) -> Any:
+        if len(args) != len(wanted):
+            raise BadArchive(f"graph {name!r} takes {len(wanted)} arguments, not {len(args)}")
+        for k, (arg, want) in enumerate(zip(args, wanted, strict=True)):
+            if want is None:
+                continue
+            if (arg.dtype, arg.shape, arg.stride()) != want and not _same(arg, want):
+                raise BadArchive(
+                    f"argument {k} of graph {name!r} is {spec_of(arg)}, made for {specs[k]}"
+                )
+        return call(args)
+
+    return run
+
+
+def _same(arg: torch.Tensor, want: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> bool:
+    """Return True if a tensor differs but in strides along axes of extent one."""
+    dtype, shape, strides = want
+    if (arg.dtype, arg.shape) != (dtype, shape):
+        return False
+    return arg.numel() == 0 or all(
+        n == 1 or a == b for n, a, b in zip(shape, arg.stride(), strides, strict=True)
+    )
+
+
+# -- what this machine is --------------------------------------------------------------------------
+
+
+def machine(target: str, device: str) -> dict[str, str]:
+    """Return what an archive made here needs.
+
+    Args:
+        target: what its kernels are for: "cpu", "sm_90".
+        device: torch's name of the device type.
+    """
+    return {
+        "fusec": fusec.__version__,
+        "torch": torch.__version__.partition("+")[0],
+        "target": target,
+        "device": device,
+        "processor": cpu_features() if device == "cpu" else "",
+    }
+
+
+def check_machine(version: Any, made_for: Mapping[str, str]) -> None:
+    """Raise BadArchive where an archive was made for another machine."""
+    if version != FORMAT:
+        raise NotHere(f"The archive has format {version!r}, this fusec reads {FORMAT}.")
+    target, device = made_for["target"], made_for["device"]
+    here = machine(target, device)
+    for name in ("fusec", "torch"):
+        if made_for[name] != here[name]:
+            raise NotHere(
+                f"The archive was made with {name} {made_for[name]}, and {here[name]} is installed."
+            )
+    if device != "cpu":
+        _check_device(target)
+    missing = set(made_for["processor"].split()) - set(here["processor"].split())
+    if missing:
+        raise NotHere(
+            "The archive's kernels use features of a processor that this one lacks: "
+            f"{' '.join(sorted(missing))}. Build it here, or on a processor without them."
+        )
+
+
+def _check_device(target: str) -> None:
+    if not torch.cuda.is_available():
+        raise NotHere(f"The archive's kernels are for {target}, and there is no CUDA device.")
+    major, minor = torch.cuda.get_device_capability()
+    here = f"sm_{major}{minor}"
+    if target != here:
+        raise NotHere(f"The archive's kernels are for {target}; this device is {here}.")

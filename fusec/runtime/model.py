@@ -1,0 +1,467 @@
+"""``fusec.load``: a model of an archive, called as it was called when it was built.
+
+``fusec build`` writes an archive with one compiled graph for each target, how it is called as data
+(``runtime/trees.py``), and which weights it takes by name. Loading imports torch and this folder:
+no Dynamo, no AOTAutograd, no pass and no compiler.
+
+Worked example::
+
+    model = fusec.load("model.fusec", weights="model.safetensors")
+    logits = model(tokens, mask=mask)
+    for name, parameter in model.named_parameters(): ...     # of one that was built with --train
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusec.errors import EnvironmentProblem, UsageError
+from fusec.runtime import trees
+from fusec.runtime.entry import decode
+from fusec.runtime.executable import DTYPES, restride
+from fusec.runtime.loading import BadArchive, NotHere, Spec, Unpacked, spec_of, unpack
+from fusec.runtime.trees import Tree
+
+KEY = "fusec model"
+CALLING = "calling.json"
+HELD = "held/"
+"""Prefix of the values of buffers that are in no ``state_dict``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the model's call.
+
+    Attributes:
+        by: how it may be given: "order", "name" or "either".
+    """
+
+    name: str
+    by: str
+    tree: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor among the arguments.
+
+    Attributes:
+        path: what to call it: "batch['mask']".
+        gradient: it may require one.
+    """
+
+    path: str
+    spec: Spec
+    gradient: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}: {shown(self.spec)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter or a buffer.
+
+    Attributes:
+        names: what the model calls it; several, if it is shared.
+        parameter: it is trained.
+        held: the archive has its value.
+    """
+
+    names: tuple[str, ...]
+    spec: Spec
+    parameter: bool
+    held: bool
+
+    def __str__(self) -> str:
+        return f"{self.names[0]}: {shown(self.spec)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How a model is called, and what its graph takes and returns.
+
+    Attributes:
+        graph: of each argument of the graph, its position among tensors and then weights.
+        result: of tensors that the graph returns, or that it was given, by the same positions.
+    """
+
+    arguments: tuple[Argument, ...]
+    tensors: tuple[Tensor, ...]
+    weights: tuple[Weight, ...]
+    graph: tuple[int, ...]
+    result: Tree
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """Return the tensors of a call.
+
+        Raises:
+            UsageError: naming an argument that is missing, or not what it was built with.
+        """
+        given = self._given(args, named)
+        tensors: list[Any] = []
+        for argument in self.arguments:
+            if argument.name in given:
+                trees.take(argument.tree, given[argument.name], argument.name, tensors)
+            elif "value" not in argument.tree:
+                raise UsageError(f"{argument.name} is missing. The model takes {self}.")
+        return tensors
+
+    def _given(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        ordered = [a.name for a in self.arguments if a.by != "name"]
+        if len(args) > len(ordered):
+            raise UsageError(f"{len(args)} arguments in order. The model takes {self}.")
+        given = dict(zip(ordered, args, strict=False))
+        known = {a.name for a in self.arguments if a.by != "order"}
+        for name, value in named.items():
+            if name in given or name not in known:
+                twice = "is given twice" if name in given else "is none of its arguments"
+                raise UsageError(f"{name} {twice}. The model takes {self}.")
+            given[name] = value
+        return given
+
+    def __str__(self) -> str:
+        values = [f"{a.name}={a.tree['value']!r}" for a in self.arguments if "value" in a.tree]
+        return ", ".join([*map(str, self.tensors), *values]) or "nothing"
+
+
+class Model:
+    """A model of an archive.
+
+    Attributes:
+        target: what its kernels are for.
+        trains: results have gradients: it was built with ``--train``.
+    """
+
+    def __init__(self, unpacked: Unpacked, calling: Calling) -> None:
+        self._call, self._calling = unpacked.call, calling
+        self._written = frozenset(calling.graph[k] for k in unpacked.convention.written)
+        self._weights: list[torch.Tensor] = []
+        self._wanted = [_wanted(tensor.spec) for tensor in calling.tensors]
+        self.target, self.device = unpacked.target, torch.device(unpacked.device)
+        self.trains = unpacked.convention.training is not None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the model takes: ``("x: f32[4, 8]", ...)``."""
+        return tuple(map(str, self._calling.tensors))
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is trained, by name."""
+        for weight, tensor in zip(self._calling.weights, self._weights, strict=True):
+            if weight.parameter:
+                yield weight.names[0], tensor
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield what is trained, as an optimizer takes it."""
+        return (tensor for _, tensor in self.named_parameters())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers by name; they share memory with the model's."""
+        rows = zip(self._calling.weights, self._weights, strict=True)
+        return {name: t.detach() for weight, t in rows for name in weight.names}
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor] | nn.Module) -> None:
+        """Take other weights, whose memory is used where device, type and strides are right.
+
+        Raises:
+            UsageError: naming those that are missing or not as they were when it was built.
+        """
+        found = named_tensors(weights) if isinstance(weights, nn.Module) else weights
+        chosen, problems = [], []
+        for weight in self._calling.weights:
+            tensor = next((found[name] for name in weight.names if name in found), None)
+            if tensor is None:
+                problems.append(f"{weight} is missing")
+            elif spec_of(tensor)[:2] != (weight.spec or ())[:2]:
+                problems.append(f"{weight} is wanted, {shown(spec_of(tensor))} was given")
+            else:
+                chosen.append(self._placed(tensor, weight))
+        if problems:
+            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise UsageError(f"The weights do not fit: {'; '.join(problems[:5])}{more}.")
+        _refuse_shared(chosen, [k - len(self._wanted) for k in self._written])
+        self._weights = chosen
+
+    def _placed(self, tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
+        assert weight.spec is not None
+        with torch.no_grad():
+            placed = restride(tensor.to(self.device), weight.spec[2])
+        if weight.parameter and self.trains and not placed.requires_grad:
+            placed = placed.detach().requires_grad_()
+        return placed
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Return what the model does.
+
+        Raises:
+            UsageError: naming an argument that is not what the model was built for.
+        """
+        tensors = self._calling.bind(args, named)
+        for k, want in enumerate(self._wanted):
+            tensors[k] = self._fitting(k, tensors[k], want)
+        everything = [*tensors, *self._weights]
+        if self._written:
+            self._refuse_written(tensors)
+        results = self._call(*(everything[k] for k in self._calling.graph))
+        return trees.put(self._calling.result, results, everything)
+
+    def _fitting(self, k: int, tensor: torch.Tensor, want: Any) -> torch.Tensor:
+        """Return a tensor as its kernels read it; copied, if it lies otherwise and is but read."""
+        of = self._calling.tensors[k]
+        dtype, shape, strides = want
+        if tensor.dtype != dtype or tensor.shape != shape or tensor.layout is not torch.strided:
+            raise UsageError(f"{of.path} is {shown(spec_of(tensor))}; {shown(of.spec)} is wanted.")
+        if tensor.device.type != self.device.type:
+            raise UsageError(f"{of.path} is on {tensor.device}; {self.device.type} is wanted.")
+        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_neg() or tensor.is_conj():
+            raise UsageError(f"{of.path} is a {type(tensor).__name__}; a plain tensor is wanted.")
+        if tensor.requires_grad and not of.gradient and torch.is_grad_enabled():
+            raise UsageError(
+                f"{of.path} requires a gradient, which the model was not built to compute: detach "
+                "it, or call the model within torch.no_grad()."
+            )
+        if tensor.stride() == strides:
+            return tensor
+        if k in self._written:
+            laid = restride(tensor, strides)
+            if laid is not tensor:
+                raise UsageError(
+                    f"{of.path} is written to, and has strides {tensor.stride()}; {strides} are "
+                    "wanted."
+                )
+        return restride(tensor, strides)
+
+    def _refuse_written(self, tensors: list[Any]) -> None:
+        """Raise UsageError where a call writes to memory that it reads elsewhere."""
+        count = len(tensors)
+        written = {
+            k: (tensors[k] if k < count else self._weights[k - count]) for k in self._written
+        }
+        for k, tensor in enumerate(tensors):
+            others = written if k not in written else dict(enumerate([*tensors, *self._weights]))
+            if any(j != k and _overlap(tensor, other) for j, other in others.items()):
+                path = self._calling.tensors[k].path
+                raise UsageError(f"{path} shares memory with what the model writes to: copy it.")
+
+    def __repr__(self) -> str:
+        trained = "a training step" if self.trains else "inference"
+        size = sum(t.numel() * t.element_size() for t in self._weights)
+        lines = [*self.inputs, f"{len(self._weights)} weights, {size / 1e6:.1f} MB"]
+        return "\n  ".join([f"fusec.Model for {self.target}, {trained}:", *lines])
+
+
+def load(
+    path: str | Path,
+    *,
+    weights: str | Path | Mapping[str, torch.Tensor] | nn.Module | None = None,
+    sha256: str | None = None,
+    device: str | None = None,
+) -> Model:
+    """Return the model of an archive, which ``fusec build`` wrote. Nothing is compiled.
+
+    Args:
+        weights: a safetensors file, which is mapped; tensors by name; a module. By default the file
+            beside the archive of the same name, with ``.safetensors`` at its end.
+        sha256: the archive's digest, as ``sha256sum`` prints it: another file is refused.
+        device: "cpu" or "cuda", where the archive is for both; by default what it names first.
+    Raises:
+        BadArchive: if the file is none, is damaged, or runs not on this machine: it says why.
+        UsageError: if weights do not fit.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256.lower():
+        raise BadArchive(f"{path} has not the SHA-256 {sha256}.")
+    model, held = _choose(content, device)
+    beside = path.with_suffix(".safetensors")
+    wanted = [w for w in model._calling.weights if not w.held]
+    if weights is None and wanted:
+        if not beside.exists():
+            raise UsageError(
+                f"The model has {len(wanted)} weights, and there is no {beside.name} beside it: "
+                "pass weights= a safetensors file, tensors by name, or a module."
+            )
+        weights = beside
+    found = mapped(Path(weights)) if isinstance(weights, str | Path) else weights
+    named = named_tensors(found) if isinstance(found, nn.Module) else found
+    model.load_weights({**held, **(named or {})})
+    return model
+
+
+def _choose(content: bytes, device: str | None) -> tuple[Model, dict[str, torch.Tensor]]:
+    """Return the first model of an archive that runs here, and the buffers in it."""
+    variants = decode(KEY, content)
+    if not variants:
+        raise BadArchive("The file is no archive of fusec build, or it is damaged.")
+    reasons = []
+    for name, variant in variants.items():
+        try:
+            unpacked = unpack(variant, device)
+        except NotHere as reason:
+            reasons.append(f"{name}: {reason}")
+            continue
+        return _read(unpacked)
+    raise BadArchive("\n".join(reasons))
+
+
+def _read(unpacked: Unpacked) -> tuple[Model, dict[str, torch.Tensor]]:
+    try:
+        calling = read_calling(json.loads(unpacked.beside[CALLING]), unpacked)
+        held = {
+            name: _held(weight.spec, unpacked.beside[f"{HELD}{weight.names[0]}"])
+            for weight in calling.weights
+            if weight.held
+            for name in weight.names
+        }
+        return Model(unpacked, calling), held
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BadArchive(f"The archive says nothing that this version knows: {error!r}") from error
+
+
+def _held(spec: Spec, content: bytes) -> torch.Tensor:
+    assert spec is not None
+    dtype, shape, strides = _wanted(spec)
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0)
+    return restride(flat.reshape(shape).to(dtype), strides)
+
+
+def mapped(path: Path) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of a safetensors file, mapped: pages that are read, processes share.
+
+    Raises:
+        EnvironmentProblem: if safetensors is not installed.
+        UsageError: if it is no such file.
+    """
+    try:
+        # Local: only models with weights in a file need it.
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "weights in a file need safetensors: pip install 'fusec[weights]'"
+        ) from error
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{path} is no safetensors file: {error}.") from error
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a module computes with: parameters, buffers and tensors in attributes, by name.
+
+    One that is shared has several names.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        own = {**vars(part), **part._parameters, **part._buffers}
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{prefix}.{name}" if prefix else name] = value
+    return found
+
+
+def shown(spec: Spec) -> str:
+    """Return a tensor's type as the command line spells it: "f32[4, 8]"."""
+    return "another" if spec is None else f"{spec[0]}{list(spec[1])}"
+
+
+def _wanted(spec: Spec) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
+    assert spec is not None
+    return DTYPES[spec[0]], torch.Size(spec[1]), tuple(spec[2])
+
+
+def _refuse_shared(weights: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+    """Raise UsageError if a weight that is written to shares memory with another."""
+    rows = sorted((t.data_ptr(), _end(t), k) for k, t in enumerate(weights) if t.numel())
+    end, owner = 0, -1
+    for start, behind, k in rows:
+        if start < end and {k, owner} & set(written):
+            raise UsageError("A buffer that the model writes to shares memory with another weight.")
+        end, owner = max((end, owner), (behind, k))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() < _end(other) and other.data_ptr() < _end(one)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Return the address behind a tensor's last element."""
+    if not tensor.numel():
+        return tensor.data_ptr()
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+# -- from and to JSON ------------------------------------------------------------------------------
+
+
+def read_calling(found: Any, unpacked: Unpacked) -> Calling:
+    """Return how a model is called.
+
+    Raises:
+        ValueError: for anything that ``fusec build`` does not write, and for tensors that are not
+            those which the code says it takes.
+    """
+    tensors = tuple(
+        Tensor(str(t["path"]), _spec(t["spec"]), bool(t["gradient"])) for t in found["tensors"]
+    )
+    weights = tuple(
+        Weight(tuple(map(str, w["names"])), _spec(w["spec"]), bool(w["parameter"]), bool(w["held"]))
+        for w in found["weights"]
+    )
+    count = len(tensors)
+    arguments = tuple(
+        Argument(str(a["name"]), str(a["by"]), trees.checked(a["tree"], count))
+        for a in found["arguments"]
+    )
+    everything: tuple[Tensor | Weight, ...] = (*tensors, *weights)
+    graph = tuple(_position(k, len(everything)) for k in found["graph"])
+    wanted = [everything[k].spec for k in graph]
+    if wanted != list(unpacked.arguments) or not all(weight.names for weight in weights):
+        raise ValueError("other arguments than the code takes")
+    results = len(unpacked.convention.outputs)
+    result = trees.checked(found["result"], results, len(everything))
+    if list(_positions([a.tree for a in arguments])) != list(range(count)):
+        raise ValueError("tensors in another order")
+    return Calling(arguments, tensors, weights, graph, result)
+
+
+def _positions(of: Sequence[Tree]) -> Iterator[int]:
+    """Yield the positions of the tensors of trees, in order."""
+    for tree in of:
+        ((kind, inner),) = tree.items()
+        match kind:
+            case "tensor":
+                yield inner
+            case "tuple" | "list":
+                yield from _positions(inner)
+            case "dict":
+                yield from _positions([part for _, part in inner])
+
+
+def _position(value: Any, end: int) -> int:
+    if type(value) is not int or not 0 <= value < end:
+        raise ValueError(f"no position: {value!r}")
+    return value
+
+
+def _spec(found: Any) -> Spec:
+    dtype, shape, strides = found
+    sizes = (*shape, *strides)
+    if dtype not in DTYPES or len(shape) != len(strides):
+        raise ValueError(f"no type: {found!r}")
+    if not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError(f"no sizes: {found!r}")
+    return dtype, tuple(shape), tuple(strides)
