@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import map_aggregate
 
 from fusec.archive import pack
 from fusec.backend import compile_with, context_of
@@ -29,7 +31,7 @@ from fusec.codegen.targets import find_target
 from fusec.compiler import compile_entry
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
 from fusec.options import Options
-from fusec.report.arguments import signature_of
+from fusec.report.arguments import positional, signature_of
 from fusec.report.breaks import break_lines, merge_breaks, read_break
 from fusec.report.observe import new_fake_mode, observe
 from fusec.report.watching import watch
@@ -39,12 +41,14 @@ from fusec.runtime.entry import encode
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.loading import spec_of
 from fusec.runtime.model import CALLING, HELD, KEY, named_tensors
+from fusec.stages import Context
 from fusec.torch_interior import (
     FakeCopyMode,
     FakeTensor,
     FakeTensorMode,
     TorchDynamoException,
     forgetting_code,
+    pytree,
     unset_fake_temporarily,
     whole_backward,
 )
@@ -99,6 +103,7 @@ def build(
         Unsupported: for what cannot be saved.
         ModelError: what the model itself raised.
     """
+    _arguments(fn, call.args, call.named)
     variants: dict[str, bytes] = {}
     for options in targets:
         name, content = _variant(fn, call, options, mode or new_fake_mode())
@@ -114,7 +119,14 @@ def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
     named = named_tensors(fn)
     for name, tensor in named.items():
         first.setdefault(id(tensor), name)
-    return {name: named[name].detach().contiguous() for name in first.values()}
+    weights: dict[str, torch.Tensor] = {}
+    places: set[int] = set()
+    for name in first.values():
+        tensor = named[name].detach().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        weights[name] = tensor.clone() if place in places else tensor  # the file has no views
+        places.add(place)
+    return weights
 
 
 def _variant(
@@ -124,7 +136,8 @@ def _variant(
     if isinstance(fn, nn.Module):
         fn.train(call.train)
     target = find_target(options.target or "cpu")
-    move = partial(_faked, mode=mode, device=torch.device(target.device), moved={})
+    traced = target.device if torch.cuda.is_available() else "cpu"
+    move = partial(_faked, mode=mode, device=torch.device(traced), moved={})
     seen = _Seen()
     with mode, torch.set_grad_enabled(call.train), forgetting_code(), whole_backward():
         fake = _fake_module(fn, mode, move)
@@ -155,12 +168,16 @@ def _compile(
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph, and return what runs it on fake tensors."""
 
+    context = context_of(inputs, options)
+    if options.target is not None:
+        context = Context(find_target(options.target), options, Trace("joint"))
+
     def compile_one(graph: fx.GraphModule, _: Sequence[Any], *, name: str, trace: Trace) -> Any:
+        _move_graph(graph, torch.device(context.target.device))
         with unset_fake_temporarily():  # kernels are timed with real tensors
             compile_entry(graph, name, options, trace)
         return _not_here(name)
 
-    context = context_of(inputs, options)
     start = Start(gm, "", options)
     compile_with(gm, inputs, start.noting(compile_one), context)
     seen.convention, seen.parts = start.packed()
@@ -170,6 +187,34 @@ def _compile(
         return seen.returned
 
     return run
+
+
+def _move_graph(gm: fx.GraphModule, device: torch.device) -> None:
+    """Make a graph that was traced without a GPU one of a GPU's tensors.
+
+    Raises:
+        UsageError: for a kernel of CPUs, which tracing on a GPU would not have chosen.
+    """
+    here = torch.device("cpu")
+    if device == here:
+        return
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, FakeTensor) and value.device == here:
+            with value.fake_mode, torch.no_grad():
+                strides = value.stride()
+                return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=device)
+        return device if value == here and isinstance(value, torch.device) else value
+
+    for node in gm.graph.nodes:
+        if re.search(r"for_cpu|mkldnn", str(node.target)):
+            raise UsageError(
+                f"{node.target} is of CPUs alone: for {device.type}, build with a torch for CUDA."
+            )
+        node.args, node.kwargs = map_aggregate((node.args, node.kwargs), moved)
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(moved, node.meta["val"])
+    gm.recompile()
 
 
 def _not_here(name: str) -> BoxedCall:
@@ -183,7 +228,8 @@ def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTen
     """Raise the error for a model that is not one graph."""
     with watch() as watched:
         try:
-            observe(fn, list(call.args), train=call.train, mode=mode)
+            inputs = positional(fn, call.args, call.named)
+            observe(fn, inputs, train=call.train, mode=mode)
         except ModelError:
             raise
         except Exception:  # what is known is said

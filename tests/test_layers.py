@@ -82,7 +82,7 @@ LIBRARIES: dict[str, set[str]] = {
     "report": {"torch", "jinja2"},
     "blame": {"torch"},
     "bisect": {"torch"},
-    "cli": {"torch", "rich"},
+    "cli": {"torch", "rich", "safetensors"},
 }
 """Which layers may import what from outside the standard library; the others, nothing."""
 

@@ -17,6 +17,7 @@ SMALL = 60
 ELSEWHERE = {
     # The command line is tested as a user meets it.
     "cli/bisect": "bisect/test_bisect",
+    "cli/build": "test_building",
     "cli/cache": "test_cli",
     "cli/check": "test_cli_check",
     "cli/completion": "test_cli_line",
@@ -59,6 +60,9 @@ ELSEWHERE = {
     "emulator/decode": "emulator/test_parse",
     "emulator/flow": "emulator/test_engine",
     "emulator/vocabulary": "emulator/test_rules",
+    # Archives are read as they are written.
+    "runtime/loading": "test_archive",
+    "runtime/model": "test_building",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "dumps": "test_cli",

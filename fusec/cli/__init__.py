@@ -21,6 +21,7 @@ from typing import NoReturn
 from fusec import __version__
 from fusec.cli import (
     bisect,
+    build,
     cache,
     check,
     completion,
@@ -53,6 +54,7 @@ COMMANDS = {
     "check": check,
     "bisect": bisect,
     "dump": dump,
+    "build": build,
     "lock": lock,
     "cache": cache,
     "doctor": doctor,

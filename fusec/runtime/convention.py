@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
-from fusec.runtime.interior import switch_gradients, transforms, without_autocast
+from fusec.runtime.interior import switch_gradients, transforms, untraced, without_autocast
 
 Boxed: TypeAlias = Callable[[list[Any]], Any]
 
@@ -237,7 +237,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 def _backward(convention: Convention, training: Training, backward: Boxed) -> Callable[..., Any]:
     tangents, deterministic = training.tangents, training.deterministic
-    call = torch.compiler.disable(backward, reason="a compiled backward")
+    call = untraced(backward, "a compiled backward")
     call = _without_autocast(call, convention.autocast)
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:

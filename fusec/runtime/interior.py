@@ -6,7 +6,9 @@ Nothing here does: a process that loads an archive has none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -21,6 +23,7 @@ __all__ = [
     "reinterpret",
     "switch_gradients",
     "transforms",
+    "untraced",
     "without_autocast",
 ]
 
@@ -45,6 +48,14 @@ def is_profiling() -> bool:
     ``torch.autograd._profiler_enabled`` asks for the thread's own state, which takes 140.
     """
     return profiler._is_profiler_enabled
+
+
+def untraced(call: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Return ``call``, into which Dynamo does not look; itself, in a process that has no Dynamo."""
+    if "torch._dynamo" not in sys.modules:
+        return call  # torch.compiler.disable imports it, which takes a second
+    disabled: Callable[..., Any] = torch.compiler.disable(call, reason=reason)
+    return disabled
 
 
 def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:

@@ -254,9 +254,8 @@ class Model:
 
     def __repr__(self) -> str:
         trained = "a training step" if self.trains else "inference"
-        size = sum(t.numel() * t.element_size() for t in self._weights)
-        lines = [*self.inputs, f"{len(self._weights)} weights, {size / 1e6:.1f} MB"]
-        return "\n  ".join([f"fusec.Model for {self.target}, {trained}:", *lines])
+        weights = f"{len(self._calling.weights)} weights"
+        return "\n  ".join([f"{self.target}, {trained}", *self.inputs, weights])
 
 
 def load(
@@ -426,6 +425,8 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
         Argument(str(a["name"]), str(a["by"]), trees.checked(a["tree"], count))
         for a in found["arguments"]
     )
+    if any(w.parameter and not _wanted(w.spec)[0].is_floating_point for w in weights):
+        raise ValueError("parameters that are no numbers with gradients")
     everything: tuple[Tensor | Weight, ...] = (*tensors, *weights)
     graph = tuple(_position(k, len(everything)) for k in found["graph"])
     wanted = [everything[k].spec for k in graph]

@@ -1,0 +1,126 @@
+"""Write a model as one file, which ``fusec.load`` calls without compiling anything.
+
+  fusec build model.py:Block --input f32[8,256] -o block.fusec
+  fusec build model.py:gpt --input "i64[2,64]<50257" --train --with-weights -o gpt.fusec
+  fusec build model.py:Block --input f32[8,256] --target sm_90,cpu -o block.fusec
+
+The model has to be one graph: where Dynamo would end it, the lines are listed. Inputs may have
+names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs. The
+parameters' values are no part of the file: --with-weights writes them beside it, in a file of the
+same name that ends with .safetensors; without, the model takes no memory.
+With several targets the file has kernels for each, and the first that runs on a machine is taken.
+No GPU is needed to build for one: ways to run products then go by rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusec.cli.dump import add_model_arguments
+from fusec.cli.inputs import TensorInput, parse_inputs
+from fusec.cli.line import check_model_line, check_target_name, forced_options, known_target
+from fusec.cli.output import progress, show, user_code
+from fusec.errors import EnvironmentProblem, NotWritable, UsageError
+from fusec.options import Options
+
+if TYPE_CHECKING:
+    import torch
+
+HELP = "write a model as one file, which fusec.load calls without compiling"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--with-weights", action="store_true", help="write parameters and buffers beside it"
+    )
+    parser.add_argument("-o", dest="file", metavar="FILE", type=Path, help="default: model.fusec")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file, and say what is in it."""
+    targets = (arguments.target or "").split(",")
+    arguments.target = None
+    check_model_line(arguments)
+    for target in targets:
+        check_target_name(target or None)
+    _check_inputs(arguments)
+    path: Path = arguments.file or Path("model.fusec")
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.building import build, weights_of
+    from fusec.cli.model import load_callable
+    from fusec.report.observe import new_fake_mode
+
+    mode, forced = new_fake_mode(), forced_options(arguments)
+    options = [_options(target or known_target(arguments), forced) for target in targets]
+    given = parse_inputs(arguments.input)
+    progress(f"building {arguments.model}")
+    with user_code(arguments):
+        memory = nullcontext() if arguments.with_weights else mode
+        fn = load_callable(arguments.model, len(given), memory)
+        content = build(fn, _call(arguments, mode), options, mode)
+    _write(path, content)
+    show(f"{path}: {len(content) / 1e3:.0f} kB, SHA-256 {hashlib.sha256(content).hexdigest()}")
+    if arguments.with_weights:
+        _write_weights(path.with_suffix(".safetensors"), weights_of(fn))
+    return 0
+
+
+def _check_inputs(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for what an archive does not have."""
+    given = parse_inputs(arguments.input)
+    if arguments.dynamic:
+        raise UsageError(
+            "an archive has the sizes of its inputs: leave out --dynamic, and build one for each."
+        )
+    if arguments.run:
+        raise UsageError("--run is for models whose graphs depend on values; an archive has one.")
+    specs = (*given.specs, *given.named.values())
+    if any(isinstance(spec, TensorInput) and spec.later for spec in specs):
+        raise UsageError("an archive has one size of each input: leave out the others.")
+
+
+def _options(target: str | None, forced: dict[str, Any]) -> Options:
+    """Return the options of a compile for a target; for this machine's CPU ways may be timed."""
+    from fusec.report.stages import choose_target  # local, as above
+
+    row = choose_target(target)
+    own = {} if row.device == "cpu" else {"target": row.name}
+    return Options.from_compile(None, {**forced, **own})
+
+
+def _call(arguments: argparse.Namespace, mode: Any) -> Any:
+    from fusec.building import Call  # local, as above
+
+    specs, named = parse_inputs(arguments.input).read()
+    with mode:
+        made = [spec.make() if isinstance(spec, TensorInput) else spec for spec in specs]
+        own = {n: s.make() if isinstance(s, TensorInput) else s for n, s in named.items()}
+    return Call(tuple(made), own, arguments.train)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    try:
+        from safetensors.torch import save_file  # local: only this needs it
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "--with-weights needs safetensors: pip install 'fusec[weights]'"
+        ) from error
+    try:
+        save_file(weights, path)
+    except OSError as error:
+        raise NotWritable(f"cannot write {path}: {error}") from error
+    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    show(f"{path}: {size / 1e6:.1f} MB")

@@ -1,0 +1,405 @@
+"""Models as files: built by ``fusec build``, called by ``fusec.load``."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusec
+from fusec.building import Call, build, weights_of
+from fusec.cli import main
+from fusec.errors import ModelError, UsageError
+from fusec.options import Options
+from fusec.runtime import loading
+from fusec.runtime.entry import decode, encode
+from fusec.runtime.loading import BadArchive, contract, digest_beside, read_contract
+from fusec.runtime.model import CALLING, KEY, Model
+from tests.support import BACKEND, values
+from tests.test_archive import python
+
+pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own archives")
+
+
+class Net(nn.Module):
+    """A norm with statistics, a buffer that no state_dict has, nested inputs and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.register_buffer("scale", torch.full((16,), 2.0), persistent=False)
+
+    def forward(
+        self, x: torch.Tensor, *, more: dict[str, list[torch.Tensor]], flag: bool = True
+    ) -> dict[str, Any]:
+        y = F.gelu(self.norm(self.up(x))) * self.scale + more["a"][0]
+        return {"y": y, "rest": (y.sum(), None, 3, x)}
+
+
+HERE = [Options.from_compile(None, None)]
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def arguments(seed: int = 1) -> tuple[torch.Tensor, dict[str, Any]]:
+    return values(4, 8, seed=seed), {"more": {"a": [values(4, 16, seed=seed + 1)]}}
+
+
+def content_of(train: bool) -> bytes:
+    torch._dynamo.reset()
+    x, named = arguments()
+    return build(net(), Call((x,), named, train), HERE)
+
+
+@pytest.fixture(scope="module")
+def inference() -> bytes:
+    return content_of(False)
+
+
+@pytest.fixture(scope="module")
+def training() -> bytes:
+    return content_of(True)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Model]:
+    def from_bytes(content: bytes, **how: Any) -> Model:
+        path = tmp_path / "net.fusec"
+        path.write_bytes(content)
+        return fusec.load(path, **how)
+
+    return from_bytes
+
+
+def test_a_loaded_model_does_what_the_model_does(inference: bytes, load: Any) -> None:
+    model = load(inference, weights=net())
+    x, named = arguments(seed=5)
+    found, expected = model(x, **named), net().eval()(x, **named)
+    torch.testing.assert_close(found["y"], expected["y"])
+    torch.testing.assert_close(found["rest"][0], expected["rest"][0])
+    assert found["rest"][1:3] == (None, 3)
+    assert found["rest"][3] is x
+    assert model.inputs == ("x: f32[4, 8]", "more['a'][0]: f32[4, 16]")
+    assert repr(model).startswith("cpu, inference\n  x: f32[4, 8]")
+
+
+def test_it_trains_as_the_model_does(training: bytes, load: Any) -> None:
+    own, expected = net(), net()
+    model = load(training, weights=own)
+    for step in range(2):
+        x, named = arguments(seed=7 + step)
+        for call in (model, expected):
+            call(x, **named)["rest"][0].backward()
+    for (name, wanted), (same, parameter) in zip(
+        expected.named_parameters(), sorted(model.named_parameters(), key=order), strict=True
+    ):
+        assert (name, parameter is own.get_parameter(name)) == (same, True)
+        torch.testing.assert_close(parameter.grad, wanted.grad)
+    for name, buffer in expected.named_buffers():
+        torch.testing.assert_close(own.get_buffer(name), buffer)
+    assert own.norm.num_batches_tracked == 2
+
+
+def order(row: tuple[str, torch.Tensor]) -> int:
+    return [name for name, _ in net().named_parameters()].index(row[0])
+
+
+def test_weights_are_exchanged_and_may_come_from_a_mapped_file(
+    inference: bytes, load: Any, tmp_path: Path
+) -> None:
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    other = net()
+    with torch.no_grad():
+        other.up.weight.mul_(3)
+    save_file(weights_of(other), tmp_path / "net.safetensors")
+    model, (x, named) = load(inference), arguments()
+    expected = other.eval()(x, **named)["y"]
+    torch.testing.assert_close(model(x, **named)["y"], expected)
+    assert "net.safetensors" in Path("/proc/self/maps").read_text()
+    model.load_weights(net())
+    assert not torch.allclose(model(x, **named)["y"], expected)
+    torch.testing.assert_close(model.state_dict()["up.weight"], net().up.weight.detach())
+
+
+def wrong(**changed: Any) -> Callable[[Model], object]:
+    x, named = arguments()
+    given = {"x": x, **named, **changed}
+    return lambda model: model(**given)
+
+
+WRONG = {
+    "a size": (wrong(x=values(5, 8)), r"x is f32\[5, 8\]; f32\[4, 8\] is wanted"),
+    "a type": (wrong(x=values(4, 8).double()), r"x is f64\[4, 8\]; f32"),
+    "nested": (wrong(more={"a": [3]}), r"more\['a'\]\[0\] is 3; a tensor is wanted"),
+    "a key": (wrong(more={"b": []}), "more is a dictionary of b; a dictionary of a is wanted"),
+    "a length": (wrong(more={"a": []}), r"more\['a'\] is a list of 0; a list of 1 is wanted"),
+    "a name": (wrong(y=1), "y is none of its arguments"),
+    "a gradient": (wrong(x=values(4, 8).requires_grad_()), "x requires a gradient"),
+    "none": (lambda model: model(), "x is missing. The model takes x: f32"),
+    "many": (lambda model: model(1, 2, 3), "3 arguments in order"),
+    "twice": (lambda model: model(values(4, 8), x=values(4, 8)), "x is given twice"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_is_named_with_what_is_wanted(
+    inference: bytes, load: Any, case: str
+) -> None:
+    call, said = WRONG[case]
+    with pytest.raises(UsageError, match=said):
+        call(load(inference, weights=net()))
+
+
+def test_arguments_with_other_strides_are_copied(inference: bytes, load: Any) -> None:
+    x, named = arguments()
+    model, other = load(inference, weights=net()), x.t().contiguous().t()
+    assert other.stride() != x.stride()
+    assert torch.equal(model(other, **named)["y"], model(x, **named)["y"])
+
+
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total.add_(x)
+        return x * 2
+
+
+def test_what_is_written_may_not_share_memory(load: Any) -> None:
+    torch._dynamo.reset()
+    model = load(build(Counts(), Call((values(4), values(4))), HERE))
+    total, x = torch.zeros(8), values(4)
+    model(x, total[:4])
+    assert torch.equal(total[:4], x)
+    with pytest.raises(UsageError, match="shares memory with what the model writes to"):
+        model(total[1:5], total[:4])
+    with pytest.raises(UsageError, match="total is written to, and has strides"):
+        model(x, total[::2])
+
+
+def test_weights_that_do_not_fit_are_named(inference: bytes, load: Any) -> None:
+    with pytest.raises(UsageError, match=r"up.weight: f32\[16, 8\] is missing"):
+        load(inference, weights={})
+    with pytest.raises(UsageError, match=r"wanted, f32\[3, 8\] was given"):
+        load(inference, weights={**weights_of(net()), "up.weight": values(3, 8)})
+    with pytest.raises(UsageError, match=r"there is no net[.]safetensors beside it"):
+        load(inference)
+
+
+def test_a_digest_pins_a_file(inference: bytes, load: Any) -> None:
+    digest = hashlib.sha256(inference).hexdigest()
+    load(inference, weights=net(), sha256=digest)
+    with pytest.raises(BadArchive, match="has not the SHA-256"):
+        load(inference, weights=net(), sha256=digest[::-1])
+
+
+def test_another_machine_is_told_what_it_lacks(
+    inference: bytes, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "cpu_features", lambda: "x86_64 sse2")
+    with pytest.raises(BadArchive, match=r"cpu: .*that this one lacks: .*avx"):
+        load(inference, weights=net())
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    with pytest.raises(BadArchive, match=r"9[.]9[.]9 is installed"):
+        load(inference, weights=net())
+
+
+# -- what is built ---------------------------------------------------------------------------------
+
+
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    print("seen")
+    y = y * 2
+    torch._dynamo.graph_break()
+    return y * 3
+
+
+def test_graph_breaks_are_an_error_that_lists_lines() -> None:
+    with pytest.raises(
+        UsageError, match=r"(?s)graph breaks: 2.*print\(\"seen\"\).*graph_break\(\)"
+    ):
+        build(breaks, Call((values(4),)), HERE)
+
+
+def test_what_is_no_data_is_named() -> None:
+    with pytest.raises(UsageError, match="result is a set"):
+        build(lambda x: {x + 1}, Call((values(4),)), HERE)
+    with pytest.raises(UsageError, match="the inputs do not fit"):
+        build(net(), Call((values(4, 8), values(4))), HERE)
+    with pytest.raises(ModelError, match=r"same reduction dim|cannot be multiplied"):
+        build(nn.Linear(3, 4), Call((values(4, 8),)), HERE)
+
+
+def test_the_module_and_its_statistics_stay_as_they_are() -> None:
+    own, before = net(), copy.deepcopy(net().state_dict())
+    x, named = arguments()
+    build(own, Call((x,), named, train=True), HERE)
+    assert all(torch.equal(own.state_dict()[name], value) for name, value in before.items())
+
+
+@pytest.mark.slow
+def test_a_file_for_a_gpu_is_built_without_one(load: Any) -> None:
+    x, named = arguments()
+    gpu = Options.from_compile(None, {"target": "sm_90"})
+    content = build(net(), Call((x,), named, train=True), [gpu, *HERE])
+    variants = decode(KEY, content)
+    assert variants is not None
+    assert list(variants) == ["sm_90", "cpu"]
+    inner = decode(loading.KEY, variants["sm_90"])
+    assert inner is not None
+    assert inner["backward/triton.json"]
+    if not torch.cuda.is_available():
+        assert load(content, weights=net()).target == "cpu"
+        with pytest.raises(BadArchive, match="for sm_90, and there is no CUDA device"):
+            load(content, weights=net(), device="cuda")
+
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+
+    def forward(self, x, mask=None):
+        y = self.up(x).relu()
+        return y if mask is None else y * mask
+"""
+
+
+def test_the_command_writes_a_file_and_weights_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("safetensors")
+    (tmp_path / "model.py").write_text(MODEL)
+    line = [f"{tmp_path / 'model.py'}:Block", "--input", "f32[4,8]", "mask=f32[4,16]"]
+    assert main(["build", *line, "--with-weights", "-o", str(tmp_path / "b.fusec")]) == 0
+    content = (tmp_path / "b.fusec").read_bytes()
+    assert hashlib.sha256(content).hexdigest() in capsys.readouterr().out
+    model = fusec.load(tmp_path / "b.fusec")
+    assert model(values(4, 8), mask=values(4, 16)).shape == (4, 16)
+    assert main(["build", *line, "--dynamic"]) == 2
+    assert "leave out --dynamic" in capsys.readouterr().err
+
+
+# -- who runs it, and who wrote it -----------------------------------------------------------------
+
+RUN = """
+import sys, torch
+before = set(sys.modules)
+import fusec
+model = fusec.load(sys.argv[1])
+model(torch.ones(4, 8), more={"a": [torch.ones(4, 16)]})["rest"][0]
+added = {name for name in sys.modules if name not in before}
+heavy = ("torch._dynamo", "torch._functorch", "torch._inductor", "sympy", "triton", "networkx",
+         "transformers", "filelock")
+print(sorted(name for name in added if name.startswith(heavy)))
+assert not any(name.startswith(heavy) for name in added)
+own = {name for name in added if name.startswith("fusec.")}
+allowed = ("fusec.runtime", "fusec.errors", "fusec.options")
+assert all(name.startswith(allowed) for name in own), own
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", (False, True))
+def test_loading_imports_no_compiler(
+    inference: bytes, training: bytes, train: bool, tmp_path: Path
+) -> None:
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    (tmp_path / "net.fusec").write_bytes(training if train else inference)
+    save_file(weights_of(net()), tmp_path / "net.safetensors")
+    nothing = str(tmp_path / "cache")
+    python(RUN, tmp_path / "net.fusec", FUSEC_CACHE_DIR=nothing, FUSEC_CXX="/bin/false")
+
+
+def changed(found: Any, draw: random.Random) -> Any:
+    """Return JSON with one thing in it changed."""
+    if isinstance(found, dict) and found and draw.random() < 0.95:
+        key = draw.choice(list(found))
+        if draw.random() < 0.1:
+            return {name: value for name, value in found.items() if name != key}
+        return {**found, key: changed(found[key], draw)}
+    if isinstance(found, list) and found and draw.random() < 0.9:
+        k = draw.randrange(len(found))
+        if draw.random() < 0.2:
+            return found[:k] + found[k + 1 :]
+        if draw.random() < 0.2:
+            return [*found, found[k]]
+        return [*found[:k], changed(found[k], draw), *found[k + 1 :]]
+    if type(found) is int and draw.random() < 0.7:
+        return draw.choice((found + 1, found - 1, found * 1000, -found, 1 << 70))
+    return draw.choice((None, True, 3, -1, 0.5, "f64", "k9", [], {}, [3], "aten.mm.default"))
+
+
+def remade(content: bytes, draw: random.Random, *, trusted: bool) -> bytes:
+    """Return an archive with one change in what it says of itself, its digests made right again.
+
+    Args:
+        trusted: also those that the code has, which only who writes code can make right.
+    """
+    variants = decode(KEY, content)
+    assert variants is not None
+    blobs = decode(loading.KEY, variants["cpu"])
+    assert blobs is not None
+    described = [name for name in blobs if name.endswith(".json")]
+    name = CALLING if trusted else draw.choice(described)
+    blobs[name] = json.dumps(changed(json.loads(blobs[name]), draw)).encode()
+    if trusted:
+        for wrapper in (name for name in blobs if name.endswith("/wrapper.py")):
+            source = blobs[wrapper].decode()
+            specs = read_contract(source)[1]
+            body = source.partition("\nDESCRIBED = ")[0]
+            blobs[wrapper] = (body + contract(digest_beside(blobs), specs)).encode()
+    return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
+
+
+COUNTS = (50, pytest.param(1000, marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("trusted", (False, True))
+def test_lies_are_errors_or_right_answers(
+    training: bytes, load: Any, trusted: bool, count: int
+) -> None:
+    draw, own = random.Random(0), net()
+    x, named = arguments()
+    expected = copy.deepcopy(own)(x, **named)["y"]
+    answers = 0
+    for _ in range(count):
+        lie = remade(training, draw, trusted=trusted)
+        try:
+            result = load(lie, weights=copy.deepcopy(own))(x, **named)
+        except UsageError:
+            continue
+        answers += 1
+        if not trusted:
+            torch.testing.assert_close(result["y"], expected)
+    assert answers < count
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_damaged_files_are_errors(inference: bytes, load: Any, count: int) -> None:
+    draw, end = random.Random(1), len(inference)
+    for _ in range(count):
+        damaged = bytearray(inference)
+        damaged[draw.randrange(end)] ^= 1 << draw.randrange(8)
+        if draw.random() < 0.3:
+            del damaged[draw.randrange(end) :]
+        with pytest.raises(BadArchive):
+            load(bytes(damaged), weights=net())
