@@ -61,6 +61,7 @@ ELSEWHERE = {
     "emulator/flow": "emulator/test_engine",
     "emulator/vocabulary": "emulator/test_rules",
     # Archives are read as they are written.
+    "runtime/interior": "test_building",
     "runtime/loading": "test_archive",
     "runtime/model": "test_building",
     # What every compile runs through.

@@ -427,10 +427,8 @@ def test_kernels_for_a_gpu_run_first_in_another_process(
             raise KernelFault("did not end in 20 s")
 
     for blobs in ({}, {"crash": b""}):
-        language = SimpleNamespace(
-            build=lambda *_, blobs=blobs: blobs, load=lambda *_: done.append("loaded") or {}
-        )
-        monkeypatch.setitem(compiler._LANGUAGES, "triton", language)
+        monkeypatch.setitem(compiler._BUILDS, "triton", lambda *_, blobs=blobs: blobs)
+        monkeypatch.setattr(compiler, "load_kernels", lambda *_: done.append("loaded") or {})
         monkeypatch.setattr(compiler, "rehearse", rehearse)
         options = Options.from_compile(None, {"cache": False})
         races = Races(torch.device("cuda", 0), 20.0, "salt", None)

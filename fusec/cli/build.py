@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         fn = load_callable(arguments.model, len(given), memory)
         content = build(fn, _call(arguments, mode), options, mode)
     _write(path, content)
-    show(f"{path}: {len(content) / 1e3:.0f} kB, SHA-256 {hashlib.sha256(content).hexdigest()}")
+    show(f"{path}: {len(content) / 1e3:.0f} kB")
+    show(f"sha256: {hashlib.sha256(content).hexdigest()}")
     if arguments.with_weights:
         _write_weights(path.with_suffix(".safetensors"), weights_of(fn))
     return 0

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 import fusec
 from fusec.compiler import RECENT
 from fusec.runtime import ranges
+from fusec.runtime.interior import is_profiling
 from fusec.runtime.ranges import Ranges
-from fusec.torch_interior import is_profiling
 
 
 class Layer(nn.Module):
