@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import compile_time, cpu
+from bench import compile_time, cpu, start
 
 
 def main() -> int:
@@ -14,7 +14,7 @@ def main() -> int:
     parser.add_argument("--out", default="build/bench", help="default %(default)s")
     options = parser.parse_args()
     shared = ["--out", options.out, *(["--quick"] if options.quick else [])]
-    return max(cpu.main(shared), compile_time.main(shared))
+    return max(cpu.main(shared), compile_time.main(shared), start.main(shared))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The JSON that every benchmark writes, its table and its plot.
 
-    {"schema": 1, "kind": "cpu" | "compile" | "gpu", "date", "machine": {...}, "versions": {...},
+    {"schema": 1, "kind": "cpu" | "compile" | "start" | "gpu", "date", "machine": {...}, "versions": {...},
      "settings": {...},
      "results": [{"group", "name", "mode", "dtype",
                   "peers": {PEER: {"median_ms", "p20_ms", "p80_ms", "samples", "error", "accurate",

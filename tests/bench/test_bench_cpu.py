@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import compile_time, cpu, memory, memory_child, record, timing, workloads
+from bench import compile_time, cpu, memory, memory_child, record, start, timing, workloads
 from tests.support import BACKEND
 
 
@@ -84,6 +84,14 @@ def test_records_name_no_machine(tmp_path, monkeypatch):
     import socket
 
     assert socket.gethostname() not in run.path.read_text()
+
+
+@pytest.mark.slow
+def test_a_start_is_counted_from_the_first_instruction_of_a_process(tmp_path):
+    assert start.main(["--quick", "--out", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "start.json").read_text())["results"]
+    found = row["peers"]["fusec"]
+    assert found["median_cpu_s"] > found["median_import_s"] > 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""What it takes to start a model that was built: `python -m bench.start [--quick]`.
+
+GPT-2 (124M, random weights) is built once, with its weights beside it. Then processes of their own
+load it and compute the logits of 8 tokens; each reports of itself, from its start to the first
+output, with torch's import:
+
+* `wall_s`: by the clock, the parent's before it starts the process included;
+* `cpu_s`: CPU seconds;
+* `import_s`: CPU seconds before fusec is imported: Python's own, and torch's.
+
+The weights' pages are in the page cache. Logits are compared with eager's once. The bar is 1.5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import record
+
+PROCESSES = 5
+CHILD = """
+import json, sys, time
+import torch
+imported = time.process_time()
+import fusec
+logits = fusec.load(sys.argv[1])(torch.arange(8)[None])
+found = {"wall_s": time.time() - float(sys.argv[2]), "cpu_s": time.process_time(),
+         "import_s": imported}
+assert "torch._dynamo" not in sys.modules
+torch.save(logits, sys.argv[1] + ".logits")
+print(json.dumps(found))
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny model: a check")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="default %(default)s")
+    options = parser.parse_args(arguments)
+    run = record.Record("start", options.out, quick=options.quick, peers=["fusec"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gpt2.fusec"
+        expected = build(path, quick=options.quick)
+        samples = [start(path) for _ in range(2 if options.quick else PROCESSES)]
+        check(path, expected)
+    row = {f"median_{name}": statistics.median(s[name] for s in samples) for name in samples[0]}
+    row |= {"samples": len(samples), "least_wall_s": min(s["wall_s"] for s in samples)}
+    name = "tiny gpt2, 8 tokens" if options.quick else "gpt2 124M, 8 tokens"
+    run.add({"group": "fusec.load", "name": name, "mode": "inference", "peers": {"fusec": row},
+             "ratios": {}})  # fmt: skip
+    print(f"{name}: {row['median_wall_s']:.2f} s to the first output ({row['least_wall_s']:.2f} at "
+          f"least), {row['median_cpu_s']:.2f} CPU-seconds, of which {row['median_import_s']:.2f} "
+          "are Python's and torch's import")  # fmt: skip
+    print(f"numbers: {run.path}")
+    return 0
+
+
+def build(path: Path, *, quick: bool) -> Any:
+    """Write the archive and its weights; return eager's logits."""
+    # Local: a benchmark's --help needs neither.
+    import torch
+    from safetensors.torch import save_file
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from fusec.building import Call, weights_of
+    from fusec.building import build as build_archive
+    from fusec.options import Options
+
+    size = {"n_layer": 2, "n_embd": 64, "n_head": 2} if quick else {}
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(use_cache=False, **size)).eval()
+    call = Call((torch.arange(8)[None],))
+    path.write_bytes(build_archive(model, call, [Options.from_compile(None, None)]))
+    save_file(weights_of(model), path.with_suffix(".safetensors"))
+    with torch.no_grad():
+        return model(*call.args).logits
+
+
+def start(path: Path) -> dict[str, float]:
+    """Load the archive in a process of its own."""
+    command = [sys.executable, "-c", CHILD, str(path), str(time.time())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def check(path: Path, expected: Any) -> None:
+    """Compare the logits that a process computed with eager's."""
+    import torch
+
+    made = torch.load(f"{path}.logits")
+    torch.testing.assert_close(made["logits"], expected, rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
