@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -207,7 +206,7 @@ def _move_graph(gm: fx.GraphModule, device: torch.device) -> None:
         return device if value == here and isinstance(value, torch.device) else value
 
     for node in gm.graph.nodes:
-        if re.search(r"for_cpu|mkldnn", str(node.target)):
+        if any(word in str(node.target) for word in ("for_cpu", "mkldnn")):
             raise UsageError(
                 f"{node.target} is of CPUs alone: for {device.type}, build with a torch for CUDA."
             )

@@ -364,7 +364,7 @@ def remade(content: bytes, draw: random.Random, *, trusted: bool) -> bytes:
         for wrapper in (name for name in blobs if name.endswith("/wrapper.py")):
             source = blobs[wrapper].decode()
             specs = read_contract(source)[1]
-            body = source.partition("\nDESCRIBED = ")[0]
+            body = source.partition("\n# described: ")[0]
             blobs[wrapper] = (body + contract(digest_beside(blobs), specs)).encode()
     return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
 

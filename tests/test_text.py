@@ -29,7 +29,8 @@ OF_OTHERS = {
     "fusec/report/breaks.py": "what Dynamo says of graph breaks and guards",
     "fusec/report/explained.py": "the names of FX nodes",
     "fusec/report/lock_text.py": "a file that people review, merge and edit",
-    "fusec/runtime/cache.py": "names of files, and /proc/cpuinfo",
+    "fusec/runtime/cache.py": "names of files",
+    "fusec/runtime/processor.py": "/proc/cpuinfo",
     "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
     "fusec/runtime/triton_interior.py": "names of targets",
 }

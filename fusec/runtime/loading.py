@@ -9,13 +9,12 @@ at each call.
 
 Worked example, the end of a wrapper::
 
-    DESCRIBED = "9f86d081..."
-    ARGUMENTS = (("f32", (4, 8), (8, 1)), ("f32", (16, 8), (8, 1)))
+    # described: 9f86d081...
+    # arguments: [["f32", [4, 8], [8, 1]], ["f32", [16, 8], [8, 1]]]
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -194,6 +193,9 @@ def blobs_of(name: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
 # -- what code says of its arguments ---------------------------------------------------------------
 
 
+_DESCRIBED, _ARGUMENTS = "\n# described: ", "\n# arguments: "
+
+
 def contract(beside: str, specs: Sequence[Spec]) -> str:
     """Return the lines that end a wrapper in an archive.
 
@@ -201,7 +203,7 @@ def contract(beside: str, specs: Sequence[Spec]) -> str:
         beside: as of ``digest_beside``.
         specs: of the arguments.
     """
-    return f'\nDESCRIBED = "{beside}"\nARGUMENTS = {tuple(specs)!r}\n'
+    return f"{_DESCRIBED}{beside}{_ARGUMENTS}{json.dumps(specs)}\n"
 
 
 def read_contract(source: str) -> tuple[str, tuple[Spec, ...]]:
@@ -210,11 +212,14 @@ def read_contract(source: str) -> tuple[str, tuple[Spec, ...]]:
     Raises:
         ValueError: if it is not there.
     """
-    *_, beside, arguments = source.rstrip("\n").rsplit("\n", 2)
-    if not (beside.startswith("DESCRIBED = ") and arguments.startswith("ARGUMENTS = ")):
+    end = source.rpartition(_DESCRIBED)[2]
+    beside, known, arguments = end.partition(_ARGUMENTS)
+    if not known:
         raise ValueError("a wrapper that does not say what it takes")
-    found = [ast.literal_eval(line.partition(" = ")[2]) for line in (beside, arguments)]
-    return str(found[0]), tuple(found[1])
+    rows = json.loads(arguments)
+    return beside, tuple(
+        None if row is None else (row[0], tuple(row[1]), tuple(row[2])) for row in rows
+    )
 
 
 def digest_beside(blobs: Mapping[str, bytes]) -> str:
