@@ -1,7 +1,7 @@
 """The JSON that every benchmark writes, its table and its plot.
 
-    {"schema": 1, "kind": "cpu" | "compile" | "start" | "gpu", "date",
-     "machine": {...}, "versions": {...}, "settings": {...},
+    {"schema": 1, "kind": "cpu" | "compile" | "start" | "gpu", "date", "machine": {...},
+     "versions": {...}, "settings": {...},
      "results": [{"group", "name", "mode", "dtype",
                   "peers": {PEER: {"median_ms", "p20_ms", "p80_ms", "samples", "error", "accurate",
                                    "compile_s", "peak_mib"} | {"failed": MESSAGE}},
