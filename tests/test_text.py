@@ -14,9 +14,6 @@ READERS = {"re", "ast", "tokenize", "parse", "shlex", "html"}
 """Modules of the standard library that take text apart."""
 
 OF_OTHERS = {
-    "fusec/building.py": "the names of torch's operators",
-    "fusec/runtime/loading.py": "what a wrapper of an archive says of itself, which may be hostile",
-    "fusec/runtime/processor.py": "/proc/cpuinfo",
     "fusec/cli/__init__.py": "quotes what the user typed",
     "fusec/cli/inputs.py": "what the user typed",
     "fusec/cli/line.py": "what the user typed",
