@@ -32,6 +32,7 @@ from fusec.options import Options
 from fusec.partition import Joint
 from fusec.passes.stage import fold
 from fusec.runtime import artifacts, cuda_graphs
+from fusec.runtime.convention import outside_autocast
 from fusec.runtime.fake import with_memory_only
 from fusec.runtime.frozen import Frozen, refreeze
 from fusec.runtime.heap import settled_heap
@@ -198,6 +199,8 @@ def compile_one_graph(
     recipe = graph.meta.get(RECIPE)
     if recipe is not None:
         call = Frozen(call, recipe.compute, recipe.positions, recipe.constants)
+    if name == "backward":
+        call = outside_autocast(call)
     return with_memory_only(call, run_eagerly(graph))
 
 

@@ -90,7 +90,6 @@ __all__ = [
     "has_modes",
     "has_saved_tensor_hooks",
     "interned",
-    "is_autocasting",
     "is_distributed_data_parallel",
     "is_shipping",
     "is_weight",
@@ -118,10 +117,6 @@ fake_mode: Callable[[], object | None] = functools.partial(
 def is_weight(tensor: object) -> bool:
     """Return True for a parameter or a buffer of a module, as Dynamo marks them."""
     return getattr(tensor, "_dynamo_static_input_type", None) is not None
-
-
-is_autocasting = torch._C._is_any_autocast_enabled
-"""Return True if autocast is on for some device."""
 
 
 def is_shipping() -> bool:

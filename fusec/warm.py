@@ -34,6 +34,7 @@ from fusec.runtime.convention import Convention
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
+from fusec.runtime.interior import is_autocasting
 from fusec.runtime.loading import Spec, Stored, read_parts, spec_of
 from fusec.runtime.outside import describe
 from fusec.stages import Context
@@ -43,7 +44,6 @@ from fusec.torch_interior import (
     compile_phase,
     counters,
     debug_directory,
-    is_autocasting,
 )
 from fusec.trace import Trace
 

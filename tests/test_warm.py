@@ -125,6 +125,16 @@ def test_autocast_is_in_the_graph() -> None:
         torch.testing.assert_close(first, second)
 
 
+def test_a_backward_under_autocast_is_that_of_its_forward() -> None:
+    x, w = values(8, 8), values(8, 8, seed=1)
+    for _ in range(2):  # AOTAutograd's wrapper, then the cache's
+        given = x.clone().requires_grad_()
+        made = compiled(torch.matmul)(given, w)
+        with torch.autocast("cpu", torch.bfloat16):
+            made.sum().backward()
+        torch.testing.assert_close(given.grad, torch.ones(8, 8) @ w.t())
+
+
 def test_a_gradient_is_laid_out_as_it_was_traced() -> None:
     def fn(x):
         return torch.exp(x)

@@ -26,7 +26,13 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
-from fusec.runtime.interior import switch_gradients, transforms, untraced, without_autocast
+from fusec.runtime.interior import (
+    is_autocasting,
+    switch_gradients,
+    transforms,
+    untraced,
+    without_autocast,
+)
 
 Boxed: TypeAlias = Callable[[list[Any]], Any]
 
@@ -183,13 +189,28 @@ def _without_autocast(call: Boxed, autocast: bool) -> Boxed:
     return run
 
 
+def outside_autocast(call: Boxed) -> Boxed:
+    """Return a backward that runs without autocast wherever the user calls it.
+
+    Nothing guards that, and under autocast a product gives 16 bits where its reader takes 32.
+    """
+
+    def run(args: list[Any]) -> Any:
+        if not is_autocasting():
+            return call(args)
+        with without_autocast():
+            return call(args)
+
+    return run
+
+
 def _with_gradients(
     convention: Convention, training: Training, forward: Boxed, backward: Boxed
 ) -> Boxed:
     """Return what runs a forward under autograd, as a function with a backward of its own."""
     function = type("CompiledFunction", (torch.autograd.Function,), {
         "forward": staticmethod(_forward(convention, training, forward)),
-        "backward": staticmethod(_backward(convention, training, backward)),
+        "backward": staticmethod(_backward(training, backward)),
     })  # fmt: skip
     apply, detached = function.apply, training.detached  # type: ignore[attr-defined]
 
@@ -235,10 +256,9 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor._is_view() else tensor
 
 
-def _backward(convention: Convention, training: Training, backward: Boxed) -> Callable[..., Any]:
+def _backward(training: Training, backward: Boxed) -> Callable[..., Any]:
     tangents, deterministic = training.tangents, training.deterministic
-    call = untraced(backward, "a compiled backward")
-    call = _without_autocast(call, convention.autocast)
+    call = untraced(outside_autocast(backward), "a compiled backward")
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         _refuse(deterministic)

@@ -18,6 +18,7 @@ __all__ = [
     "OpOverload",
     "current_device_getter",
     "empty_on_cpu",
+    "is_autocasting",
     "is_profiling",
     "profiler_range",
     "reinterpret",
@@ -34,6 +35,8 @@ empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-d
 """``torch.empty_strided`` of sizes, strides and a type, in a third of its time."""
 profiler_range = torch._C._profiler._RecordFunctionFast
 """``torch.profiler.record_function`` of a name, in a tenth of its time."""
+is_autocasting = torch._C._is_any_autocast_enabled
+"""Return True if autocast is on for some device."""
 without_autocast = torch._C._DisableAutocast
 """A context in which no device has autocast: a tenth of what ``torch.autocast`` costs."""
 switch_gradients = torch._C._set_grad_enabled
