@@ -119,7 +119,7 @@ def _training(metadata: Any, backward: fx.GraphModule) -> Training:
         tuple(metadata.unsafe_view_out_indices),
         detached,
         any(one.requires_grad for one in inputs),
-        torch.are_deterministic_algorithms_enabled(),
+        metadata.deterministic is not False,  # at the forward: a backward may be compiled later
     )
 
 

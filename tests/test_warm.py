@@ -201,6 +201,18 @@ def test_deterministic_algorithms_after_the_forward_are_an_error() -> None:
             torch.use_deterministic_algorithms(False)
 
 
+def test_an_entry_has_the_forward_s_choice_of_deterministic_algorithms() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        for at_the_backward in (False, True):
+            y = compiled(lambda x: torch.sin(x))(values(3, 4).requires_grad_())
+            torch.use_deterministic_algorithms(at_the_backward)
+            y.sum().backward()
+            torch.use_deterministic_algorithms(True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_call_with_fake_tensors_goes_to_the_graph_itself() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
