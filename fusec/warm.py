@@ -130,6 +130,7 @@ class Start:
             self.parts[name] = _Part(gm, call, trace)
             if name == "backward" and self.said is not None:
                 self._store(self.said(gm))
+                self.parts.clear()  # who calls the backward holds this function, and so the graphs
             return call
 
         return note
@@ -196,6 +197,7 @@ class Start:
         open_cache(self.options).store(self.key, blobs)
 
     def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what Dynamo calls; fake tensors go through the graph itself."""
         gm = self.gm
         made = with_memory_only(lambda args: call(*args), lambda args: gm.forward(*args))
         called: Callable[..., Any] = torch.compiler.disable(

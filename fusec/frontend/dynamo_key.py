@@ -157,14 +157,19 @@ def _settings() -> Iterator[str]:
         raise NoKey("hooks of saved tensors, modes, or DistributedDataParallel")
     devices = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    backends: Any = torch.backends  # its types know no parts of mkldnn
+    cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
     yield repr((
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
         torch.is_autocast_cache_enabled(), torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-        torch.backends.mkldnn.enabled, cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
-        cudnn.allow_tf32, cuda.matmul.allow_bf16_reduced_precision_reduction,
-        cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled(),
-        functorch_digest(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        mkldnn.enabled, cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
+        # Not what reads all of them at once: it raises where they differ.
+        [part.fp32_precision for part in (backends, cuda.matmul, cudnn.conv, cudnn.rnn,
+                                          mkldnn.matmul, mkldnn.conv, mkldnn.rnn)],
+        cuda.matmul.allow_bf16_reduced_precision_reduction,
+        cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.matmul.allow_fp16_accumulation,
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(), functorch_digest(),
     ))  # fmt: skip

@@ -98,6 +98,19 @@ def test_deterministic_algorithms_and_settings_of_aotautograd_are_in_the_key() -
         assert key_of(scaled, X) != before
 
 
+@pytest.mark.parametrize("part", ("matmul", "conv"))
+def test_each_precision_of_f32_is_in_the_key(part: str) -> None:
+    """Torch's own getter of all of them raises where they differ."""
+    before = key_of(scaled, X)
+    setting = getattr(torch.backends.mkldnn, part)
+    kept = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        assert key_of(scaled, X) != before
+    finally:
+        setting.fp32_precision = kept
+
+
 def test_modules_are_in_the_key_by_their_paths() -> None:
     class Named(nn.Module):
         def __init__(self, name: str) -> None:
