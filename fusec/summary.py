@@ -30,7 +30,8 @@ from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, tr
 from fusec.trace import Trace
 
 logger = logging.getLogger("fusec.compile")
-code_logger = artifact_logger("fusec.compile", "output_code")
+code_logger = artifact_logger("torch.fusec", "output_code")
+"""Below ``torch``, whose handler prints artifacts that TORCH_LOGS names without naming fusec."""
 
 ARTIFACT = "fusec_graph"
 """The name of a graph's summary in torch's trace."""

@@ -84,18 +84,20 @@ def test_a_graph_that_falls_back_says_why_in_its_line(
     assert "graph inference [0/0]: eager kernels alone: ValueError: planted" in caplog.text
 
 
-def test_output_code_prints_sources_of_graphs_that_the_cache_has(
-    caplog: pytest.LogCaptureFixture,
+def test_output_code_alone_prints_sources_of_graphs_that_the_cache_has(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     compile_block()
-    with caplog.at_level(logging.DEBUG, logger=summary.code_logger.name):
-        summary.code_logger.propagate = True
-        try:
-            compile_block()
-        finally:
-            summary.code_logger.propagate = False
-    assert re.search(r'extern "C" void \w+_k0\(', caplog.text)
-    assert "def call(args):" in caplog.text
+    torch._logging.set_logs(output_code=True)  # as TORCH_LOGS=output_code
+    try:
+        compile_block()
+    finally:
+        with capsys.disabled():  # torch's handlers keep the stderr that they find
+            torch._logging.set_logs()
+    printed = capsys.readouterr().err
+    assert re.search(r'extern "C" void \w+_k0\(', printed)
+    assert "def call(args):" in printed
+    assert not summary.prints_code()
 
 
 def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
