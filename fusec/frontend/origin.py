@@ -29,6 +29,7 @@ _ROOT = re.compile(r"^L\['\w+'\]|\b(?:_modules|_parameters|_buffers|_orig_mod)\b
 _ARGUMENT = re.compile(r"^L\['(\w+)'\]$")
 _NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _LINE_LIMIT = 80
 _TAKEN_APART = {torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addmv}
 
@@ -128,8 +129,18 @@ def source_line(trace: str) -> str | None:
     code = frame["code"].strip()
     if len(code) > _LINE_LIMIT:
         code = code[: _LINE_LIMIT - 3] + "..."
-    text = f"{name}:{frame['line']} in {frame['where'].strip()}"
+    where, _ = unresumed(frame["where"].strip())
+    text = f"{name}:{frame['line']} in {where}"
     return printable(f"{text}: {code}" if code else text)
+
+
+def unresumed(function: str) -> tuple[str, int]:
+    """Return the user's function and the line behind which Dynamo goes on in it; 0 for a whole one.
+
+    Behind a graph break Dynamo compiles ``torch_dynamo_resume_in_forward_at_7``.
+    """
+    resumed = _RESUMED.match(function)
+    return (resumed[1], int(resumed[2])) if resumed else (function, 0)
 
 
 def printable(text: str) -> str:

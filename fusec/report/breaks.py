@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusec.frontend.origin import printable
+from fusec.frontend.origin import printable, unresumed
 from fusec.report.terminal import wrapped
 
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
@@ -22,7 +22,6 @@ _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _LIBRARY = re.compile(r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<")
 _OPTIMIZER = re.compile(r"user code at .*[/\\]torch[/\\]optim[/\\]optimizer\.py:\d+$", re.MULTILINE)
 _SKIPPED = re.compile(r"Skipping the function|graph break in loop|results in a skip|skip tracing")
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _ADDRESS = re.compile(r"<\w+ (\S+) at 0x[0-9a-f]+>")
 _USELESS = re.compile("report an issue|is fundamental|caused by an earlier")
 
@@ -163,8 +162,7 @@ def _place(text: str) -> Place:
 
 def with_code(place: Place) -> Place:
     """Return a place with the text of its line, and a function's own name."""
-    resumed = _RESUMED.match(place.function)
-    function = resumed[1] if resumed else place.function
+    function, _ = unresumed(place.function)
     return replace(place, function=function, code=linecache.getline(place.path, place.line).strip())
 
 
@@ -253,12 +251,9 @@ def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
 
 def place_of_compile(metrics: Mapping[str, Any]) -> Place:
     """Return the function that a compile was of."""
-    name = str(metrics.get("co_name") or "")
+    name, behind = unresumed(str(metrics.get("co_name") or ""))
     path, first = str(metrics.get("co_filename") or ""), int(metrics.get("co_firstlineno") or 0)
-    resumed = _RESUMED.match(name)
-    if resumed:
-        return Place(path, int(resumed[2]), resumed[1])
-    return Place(path, first, name)
+    return Place(path, behind or first, name)
 
 
 _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (

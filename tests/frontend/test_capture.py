@@ -330,6 +330,11 @@ def test_a_file_may_have_any_name() -> None:
     assert source_line(trace) == "q\"uo'te.py:7 in forward: return x"
 
 
+def test_a_line_behind_a_graph_break_is_of_the_user_s_function() -> None:
+    trace = 'File "net.py", line 9, in torch_dynamo_resume_in_forward_at_7\n    return x'
+    assert source_line(trace) == "net.py:9 in forward: return x"
+
+
 def test_a_definition_knows_its_source_line() -> None:
     graph = graph_of(lambda x: x.sin() + 1, torch.randn(3))
     origin = graph.nodes[0].origin
