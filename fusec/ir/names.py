@@ -40,9 +40,12 @@ _PLAIN = {
 def operation_words(ops: Iterable[str]) -> tuple[str, ...]:
     """Return operations as people call them, each once: "layer_norm", "softmax", "attention".
 
+    An operation of a library, "fusec.random_seeds.default", is called without its name.
+
     Where there are more than ``SHOWN_OPERATIONS``, those that say most stand first.
     """
-    names = (op.partition(".")[0].lstrip("_").removeprefix("native_") for op in ops)
+    plain = (op.split(".")[-2] if "." in op else op for op in ops)
+    names = (name.lstrip("_").removeprefix("native_") for name in plain)
     words = list(dict.fromkeys(_ATTENTION.sub("attention", name) for name in names))
     return tuple(
         words if len(words) <= SHOWN_OPERATIONS else sorted(words, key=_PLAIN.__contains__)

@@ -22,6 +22,8 @@ def test_any_text_becomes_an_identifier(text: str, wanted: str) -> None:
         (("add.Tensor", "native_layer_norm.default"), "add_layer_norm_k7"),
         (("_softmax.default", "mul.Tensor", "mul.Scalar"), "softmax_mul_k7"),
         (("mylib::3-scale.default",), "mylib__3_scale_k7"),
+        (("mylib.scale.default",), "scale_k7"),
+        (("sin",), "sin_k7"),
         ((), "k7"),
     ],
 )

@@ -87,7 +87,7 @@ def _step_kind(step: DrawnStep) -> Hashable:
 
 
 def _call_kind(call: EagerCall) -> Hashable:
-    return call.op.partition(".")[0], folded(call.module)
+    return call.op.rpartition(".")[0] or call.op, folded(call.module)
 
 
 # -- segments --------------------------------------------------------------------------------------
