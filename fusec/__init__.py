@@ -12,7 +12,8 @@ __all__ = ["__version__", "expect", "explain", "kernels", "load", "refreeze", "w
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    names = {name for name in globals() if name.startswith("__")}
+    return sorted({*names, *__all__})
 
 
 if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
