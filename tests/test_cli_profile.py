@@ -109,6 +109,18 @@ def test_a_wrong_line_is_refused_at_once(capsys, script: Path, line: list[str], 
     assert any(text in err for text in said.split("|")), err
 
 
+def test_a_script_that_fails_before_a_step_keeps_its_exit_code(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    for ends, code in {
+        "raise SystemExit(5)": 5,
+        "raise KeyboardInterrupt": 130,
+        "1 / 0": 3,
+    }.items():
+        path.write_text(ends)
+        assert main(["profile", str(path)]) == code
+        assert "plain.py has no step to profile" in capsys.readouterr().err
+
+
 def test_a_script_that_compiles_nothing_is_an_error_that_says_so(capsys, tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text("print('mine')\n")

@@ -175,8 +175,15 @@ def _profile_script(arguments: argparse.Namespace) -> int:
     graphs = [graph.summary for graph in watched.seen.graphs]
     if arguments.trace is not None and not steps.traced:
         progress("no trace: the script has too few steps")
+    try:
+        made = profile_of(path.name, this_device(), graphs, steps)
+    except UsageError as nothing:
+        if not ran.code:
+            raise
+        progress(str(nothing))  # for the script did not get that far
+        return ran.code
     with redirect_stdout(output):
-        _show(profile_of(path.name, this_device(), graphs, steps), arguments)
+        _show(made, arguments)
     return ran.code
 
 
