@@ -345,3 +345,15 @@ def test_a_wrong_line_that_asks_for_json_gets_json(capsys, model: Path, args: li
     assert main([*filled(args, model), "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1 and document["exit_code"] == 2 and document["error"]
+
+
+def test_a_file_of_a_package_is_named_by_its_module(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    package = tmp_path / "blocks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "one.py").write_text("from .two import Two\n")
+    assert main(["explain", f"{package / 'one.py'}:Two", "--input", "f32[2]"]) == 2
+    said = capsys.readouterr().err
+    assert f"imports from its package: write blocks.one:NAME, in the folder {tmp_path}." in said

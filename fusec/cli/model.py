@@ -207,8 +207,25 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"{str(path)!r} is no Python file. {FORM}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        if "relative import with no known parent" not in str(error):
+            raise
+        folder, name = _in_package(path)
+        raise UsageError(
+            f"{str(path)!r} imports from its package: write {name}:NAME, in the folder {folder}."
+        ) from error
     return module
+
+
+def _in_package(path: Path) -> tuple[Path, str]:
+    """Return the folder that a file's package is in, and the name of the module from there."""
+    folder, names = path.resolve().parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
 
 
 def _search_first(folder: str) -> None:
