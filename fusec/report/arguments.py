@@ -27,7 +27,10 @@ def positional(fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, 
     if not named:
         return list(args)
     if fixed:
-        raise TypeError(f"{', '.join(map(repr, fixed))} cannot be given in order")
+        raise TypeError(
+            f"{', '.join(map(repr, fixed))} can be given by name alone, "
+            "which wants a function of yours that takes it in order and hands it on"
+        )
     names = [name for name, parameter in parameters.items() if parameter.kind in _IN_ORDER]
     last = max(names.index(name) for name in bound.arguments)
     return [bound.arguments.get(name, parameters[name].default) for name in names[: last + 1]]

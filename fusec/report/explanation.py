@@ -225,8 +225,8 @@ def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
     launching = graph.launches * machine.launch_us
     if launching > _LAUNCH_BOUND * moving and not graph.externs:
         yield (
-            f"launch-bound: {graph.launches} launches take some {launching:.2g} us, and what they "
-            f"move {moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
+            f"launch-bound: launching takes some {launching:.2g} us, moving the bytes "
+            f"{moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
         )
 
 

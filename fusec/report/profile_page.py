@@ -34,7 +34,8 @@ def _head(profile: Profile) -> list[str]:
     calls = sum(one.calls for one in profile.launches)
     return [
         f"{profile.what} on {device}: {_time(profile.step_seconds)} a step ({of})",
-        f"{calls:.0f} launches take {_time(launched)}, of which their floor is {_time(floor)}",
+        f"{calls:.0f} launch{'es take' if calls != 1 else ' takes'} {_time(launched)}, "
+        f"of which their floor is {_time(floor)}",
     ]
 
 
