@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fusec
-from fusec.report.breaks import Place
+from fusec.report.breaks import Break, Place, Recompile, Remedy
 from fusec.report.seen import Launch, Seen, SeenGraph, folded
 from fusec.runtime.clock import current_clock
 from fusec.summary import GraphSummary, KernelSummary
@@ -176,6 +176,25 @@ def test_many_short_calls_are_said_to_be_bound_by_launches() -> None:
     (advice,) = launch_bound(1000, 12.0).advice()
     assert "inference 0/0 is launch-bound: 2 launches in 12 us a call" in advice
     assert launch_bound(10, 12.0).advice() == launch_bound(1000, 100.0).advice() == []
+
+
+def test_what_costs_most_is_to_be_done_first() -> None:
+    remedy, lines = Remedy("change it"), [Place("m.py", line, "f") for line in range(5)]
+    again = Recompile(lines[4], "a size", remedy, seconds=2.0)
+    rare, often = Break(lines[3], "rare", remedy), Break(lines[2], "often", remedy, count=9)
+    skipped = Break(lines[1], "skipped", remedy, skipped=True)
+    bound = launch_bound(1000, 12.0)
+    (graph,) = bound.graphs
+    failed = replace(graph, summary=replace(graph.summary, problem="planted"))
+    seen = replace(
+        bound, graphs=(graph, failed), recompiles=(again,), breaks=(rare, often, skipped)
+    )
+    first = [text.splitlines()[0] for text in seen.advice()]
+    assert sorted(first[:2]) == [
+        "graph inference 0/0 runs as eager kernels: planted",
+        "m.py:1 in f",
+    ]
+    assert first[2:] == [f"m.py:{line} in f" for line in (2, 3, 4, 3)]
 
 
 def test_what_the_library_computes_by_choice_is_no_advice() -> None:
