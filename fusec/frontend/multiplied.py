@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.shapes import from_torch_dtype
+from fusec.frontend.size_facts import UNSEEN
 from fusec.torch_interior import OpOverload, pytree
 
 aten = torch.ops.aten
@@ -45,4 +46,11 @@ def multiplied(node: fx.Node) -> dict[str, int]:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(n if isinstance(n, int) else n.node.hint for n in tensor.shape)
+    return tuple(map(_extent, tensor.shape))
+
+
+def _extent(extent: int | torch.SymInt) -> int:
+    """Return an extent as a number; of a size that depends on data, what kernels are made for."""
+    if isinstance(extent, int):
+        return extent
+    return int(extent.node.hint) if extent.node.has_hint() else UNSEEN
