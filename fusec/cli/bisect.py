@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusec.cli.inputs import EXAMPLES, parse_inputs
+from fusec.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.cli.line import FORM, check_file, is_target
 from fusec.cli.output import check_writable, hush, progress, show
 from fusec.errors import NotWritable, UsageError
@@ -64,14 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--train", action="store_true", help="of a TARGET: with a backward")
     parser.add_argument("--dynamic", action="store_true", help="of a TARGET: with symbolic sizes")
-    parser.add_argument(
-        "--input",
-        metavar="SPEC",
-        action="extend",
-        nargs="+",
-        default=[],
-        help=f"of a TARGET, an argument of the call: {EXAMPLES}",
-    )
+    add_inputs(parser, f"of a TARGET, an argument of the call: {EXAMPLES}")
     parser.add_argument(
         "program",
         metavar="TARGET|SCRIPT",

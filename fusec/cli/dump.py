@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusec.cli.inputs import EXAMPLES, parse_inputs
+from fusec.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.cli.line import (
     TARGET_NAMES,
     check_directory,
@@ -45,13 +45,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "arguments that returns a module; either with arguments: 'model.py:Block(64)'; or a "
         "FILE.pt2 of torch.export.save",
     )
-    parser.add_argument(
-        "--input",
-        metavar="SPEC",
-        action="extend",
-        nargs="+",
-        default=[],
-        help=f"an argument of the call: {EXAMPLES}; one for each, in order, or NAME=SPEC; or "
+    add_inputs(
+        parser,
+        f"an argument of the call: {EXAMPLES}; one for each, in order, or NAME=SPEC; or "
         "@FILE, as torch.save wrote it",
     )
     parser.add_argument(

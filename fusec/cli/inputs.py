@@ -18,6 +18,7 @@ sequence of arguments, or a dictionary of those that have names.
 
 from __future__ import annotations
 
+import argparse
 import math
 import pickle
 import re
@@ -135,6 +136,13 @@ def _load(path: Path) -> Any:
         raise UsageError(
             f"input '@{path}' is no file of torch.save: {str(error) or type(error).__name__}."
         ) from error
+
+
+def add_inputs(parser: argparse.ArgumentParser, text: str) -> None:
+    """Declare ``--input`` of a command, with its line of help."""
+    parser.add_argument(
+        "--input", metavar="SPEC", action="extend", nargs="+", default=[], help=text
+    )
 
 
 def parse_inputs(texts: Sequence[str]) -> Inputs:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusec.cli.inputs import EXAMPLES, parse_inputs
+from fusec.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.cli.line import check_file, check_model_line, forced_options, is_target
 from fusec.cli.output import hush, progress, show, user_code
 from fusec.errors import NotWritable, UsageError
@@ -43,14 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", type=Path, help="write a Chrome trace of some further steps"
     )
-    parser.add_argument(
-        "--input",
-        metavar="SPEC",
-        action="extend",
-        nargs="+",
-        default=[],
-        help=f"of TARGET, an argument of the call: {EXAMPLES}",
-    )
+    add_inputs(parser, f"of TARGET, an argument of the call: {EXAMPLES}")
     parser.add_argument("--train", action="store_true", help="of TARGET: forward and backward")
     parser.add_argument("--dynamic", action="store_true", help="of TARGET: with symbolic sizes")
     parser.add_argument(
