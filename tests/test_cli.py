@@ -366,6 +366,7 @@ def test_explain_finds_targets_in_modules_of_the_working_directory(
     assert len(explained(capsys, "torch.nn:Softsign", "--input", "f32[64]")) == 1
 
 
+@pytest.mark.slow
 def test_a_model_too_big_for_the_machine_is_traced_without_its_weights(models) -> None:
     script = (
         "import resource, sys\n"

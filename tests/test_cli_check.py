@@ -385,6 +385,7 @@ def test_wrong_usage_exits_with_2_and_says_what_is_right(capsys, models, case) -
 SMALL = ("--input", "bf16[4,128]", "bf16[4,128]", "--train")
 
 
+@pytest.mark.slow
 def test_emulated_kernels_stand_beside_eager(
     capsys: pytest.CaptureFixture[str], models: Path
 ) -> None:

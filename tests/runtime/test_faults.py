@@ -46,6 +46,7 @@ assert torch.equal(compiled(x), expected)
 """
 
 
+@pytest.mark.slow
 def test_a_process_forks_after_a_compile(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED],
