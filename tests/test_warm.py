@@ -347,4 +347,4 @@ def test_a_second_process_imports_no_more_than_dynamo_does(tmp_path, monkeypatch
         return set(done.stdout.split())
 
     cold, start, dynamo = modules("fusec"), modules("fusec"), modules("eager")
-    assert start - dynamo == set() and len(cold - dynamo) > 100
+    assert start - dynamo == set() and cold - dynamo != set()
