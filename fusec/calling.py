@@ -21,15 +21,12 @@ class NoConvention(Exception):
     """Why a graph is called by AOTAutograd's own wrapper."""
 
 
-def convention_of(
-    metadata: Any, backward: fx.GraphModule | None, autocast: bool = False
-) -> Convention:
+def convention_of(metadata: Any, backward: fx.GraphModule | None) -> Convention:
     """Return how a graph is called.
 
     Args:
         metadata: AOTAutograd's ``ViewAndMutationMeta``.
         backward: the graph of the gradients, one for each input; None at inference.
-        autocast: whether it was on when the graph was traced.
     Raises:
         NoConvention: saying what there is more to it.
     """
@@ -38,7 +35,7 @@ def convention_of(
         outputs = tuple(_given(one) for one in metadata.output_info)
         written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
         training = None if backward is None else _training(metadata, backward)
-        return Convention(outputs, written, autocast, training)
+        return Convention(outputs, written, training)
     except AttributeError as error:
         raise NoConvention(f"this version of torch says nothing of it: {error}") from error
 

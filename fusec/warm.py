@@ -34,7 +34,6 @@ from fusec.runtime.convention import Convention
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
-from fusec.runtime.interior import is_autocasting
 from fusec.runtime.loading import Spec, Stored, read_parts, spec_of
 from fusec.runtime.outside import describe
 from fusec.stages import Context
@@ -140,7 +139,7 @@ class Start:
         context = TracingContext.try_get()
         if context is None or context.fw_metadata is None:
             return compiled
-        self.said = partial(_convention, context.fw_metadata, is_autocasting())
+        self.said = partial(_convention, context.fw_metadata)
         convention = self.said(None) if "inference" in self.parts else None
         if convention is None:
             return compiled
@@ -170,7 +169,7 @@ class Start:
         backward = self.parts.get("backward")
         graph = None if backward is None else backward.gm
         try:
-            convention = convention_of(tracing.fw_metadata, graph, is_autocasting())
+            convention = convention_of(tracing.fw_metadata, graph)
         except NoConvention as reason:
             raise Unsupported(f"a graph with {reason} cannot be saved") from reason
         packed = [
@@ -219,12 +218,10 @@ def _spec(value: Any) -> Spec:
     return spec_of(value) if all(type(n) is int for n in sizes) else None
 
 
-def _convention(
-    metadata: Any, autocast: bool, backward: fx.GraphModule | None
-) -> Convention | None:
+def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | None:
     """Return how a graph is called; None where AOTAutograd's wrapper does more."""
     try:
-        return convention_of(metadata, backward, autocast)
+        return convention_of(metadata, backward)
     except NoConvention as reason:
         logger.debug("AOTAutograd's wrapper stays: %s", reason)
         return None

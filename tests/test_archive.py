@@ -214,5 +214,5 @@ def test_an_archive_without_kernels_is_an_error(content: bytes) -> None:
 
 def test_bytes_of_a_graph_are_those_that_it_was_made_of() -> None:
     part = Packed("inference", {}, {"wrapper.py": b""})
-    content = pack(Convention((None,), (), autocast=False), [part], find_target("cpu"))
+    content = pack(Convention((None,), ()), [part], find_target("cpu"))
     assert Shipped.serialize_compile_artifacts(Shipped(len, content)) == content

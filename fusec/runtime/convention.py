@@ -12,7 +12,7 @@ inputs that are replaced after the call, subclasses of tensors, symbolic sizes t
 Worked example: of ``y = (x @ w).relu()`` where w has a gradient the forward returns y and what is
 saved, and the backward takes that and the tangent of y::
 
-    Convention(outputs=(None,), autocast=False, Training(
+    Convention(outputs=(None,), written=(), training=Training(
         differentiable=(True,), tangents=(Tangent(0, "", (2, 3), (3, 1)),), saved=2, ...))
 """
 
@@ -111,13 +111,11 @@ class Convention:
     Attributes:
         outputs: of each result, the input that it is; None for one that the graph makes.
         written: inputs that the graph writes to, of which autograd counts the versions.
-        autocast: whether autocast was on; the graph has its casts, and runs without it.
         training: what there is for a backward; None at inference.
     """
 
     outputs: tuple[int | None, ...]
     written: tuple[int, ...]
-    autocast: bool
     training: Training | None = None
 
     def around(self, forward: Boxed, backward: Boxed | None = None) -> Callable[..., Any]:
@@ -128,7 +126,7 @@ class Convention:
             backward: takes what was saved and tangents so, returns a gradient for each input.
         """
         if self.training is None:
-            return self._around(_without_gradients(_without_autocast(forward, self.autocast)))
+            return self._around(_without_gradients(outside_autocast(forward)))
         assert backward is not None
         return self._around(_with_gradients(self, self.training, forward, backward))
 
@@ -178,21 +176,11 @@ def _without_gradients(forward: Boxed) -> Boxed:
     return run
 
 
-def _without_autocast(call: Boxed, autocast: bool) -> Boxed:
-    if not autocast:
-        return call
-
-    def run(args: list[Any]) -> Any:
-        with without_autocast():
-            return call(args)
-
-    return run
-
-
 def outside_autocast(call: Boxed) -> Boxed:
-    """Return a backward that runs without autocast wherever the user calls it.
+    """Return a compiled graph that runs without autocast, wherever the user calls it.
 
-    Nothing guards that, and under autocast a product gives 16 bits where its reader takes 32.
+    Its casts are in the graph. Nothing guards where a backward or a loaded model is called, and
+    under autocast a product gives 16 bits where its reader takes 32.
     """
 
     def run(args: list[Any]) -> Any:
@@ -231,7 +219,7 @@ def _forward(convention: Convention, training: Training, forward: Boxed) -> Call
     constant = tuple(k for k, needed in enumerate(training.differentiable) if not needed)
     same = tuple(k for k, given in enumerate(convention.outputs) if given is not None)
     fresh = training.fresh
-    call = _without_autocast(forward, convention.autocast)
+    call = outside_autocast(forward)
 
     def run(ctx: Any, *args: Any) -> tuple[Any, ...]:
         made = call(list(args))
@@ -321,7 +309,6 @@ def _convention(found: Any) -> Convention:
     return Convention(
         tuple(None if k is None else _count(k) for k in found["outputs"]),
         _counts(found["written"]),
-        _flag(found["autocast"]),
         None if training is None else _training(training, len(found["outputs"])),
     )
 

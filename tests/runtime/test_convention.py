@@ -18,8 +18,8 @@ TRAINING = Training(
     saved=2, unchecked=1, fresh=(0,), detached=(3,), any_gradient=True, deterministic=False,
 )  # fmt: skip
 CONVENTIONS = [
-    Convention((None, 2), (), autocast=False),
-    Convention((None, None), (1, 4), autocast=True, training=TRAINING),
+    Convention((None, 2), ()),
+    Convention((None, None), (1, 4), TRAINING),
 ]
 
 
@@ -33,7 +33,7 @@ BAD = {
     "a list": b"[]",
     "a position below zero": CONVENTIONS[0].to_json().replace(b"2]", b"-2]"),
     "a position that is true": CONVENTIONS[0].to_json().replace(b"2]", b"true]"),
-    "no flag": CONVENTIONS[0].to_json().replace(b"false", b"0"),
+    "no flag": CONVENTIONS[1].to_json().replace(b"false", b"0"),
     "another memory format": CONVENTIONS[1].to_json().replace(b"channels_last", b"rows_last"),
     "a tangent of no result": replace(
         CONVENTIONS[1], training=replace(TRAINING, tangents=(Tangent(2, "contiguous"),))
@@ -91,3 +91,11 @@ def test_a_tangent_of_a_subclass_is_an_error() -> None:
 
     with pytest.raises(TypeError, match="result 0 is a Own"):
         Tangent(0, "contiguous").laid_out(torch.ones(2).as_subclass(Own))
+
+
+def test_a_graph_runs_without_autocast_wherever_it_is_called() -> None:
+    """A loaded model has no guard: its products would give 16 bits to kernels of f32."""
+    call = Convention((None,), ()).around(lambda args: (torch.mm(*args),))
+    with torch.autocast("cpu", torch.bfloat16):
+        (made,) = call(torch.ones(2, 3), torch.ones(3, 2))
+    assert made.dtype is torch.float32
