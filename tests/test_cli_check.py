@@ -178,6 +178,24 @@ def test_text_has_facts_and_reasons(capsys, models) -> None:
     assert "faults: none" in out
 
 
+def test_explain_has_the_time_that_machine_code_lets_expect(capsys, models) -> None:
+    args = (f"{models}:relu", "--input", "bf16[4096,4096]", "--target", "sm_90")
+    (checked,) = judged(capsys, *args)[1]["kernels"]
+
+    def explained(*more: str) -> tuple[dict | None, str]:
+        assert main(["explain", *args, *more, "--json"]) == 0
+        (graph,) = json.loads(capsys.readouterr().out)["graphs"]
+        assert main(["explain", *args, *more]) == 0
+        return graph["kernels"][0]["expected"], capsys.readouterr().out
+
+    expected, text = explained("--static")
+    assert expected is not None
+    assert (expected["us"], expected["cause"]) == (checked["expected_us"], checked["cause"])
+    assert f"{checked['expected_share']:.2f} of the floor: {checked['cause']}"[:40] in text
+    expected, text = explained()
+    assert expected is None and "of the floor" not in text
+
+
 def test_kernels_of_the_same_code_are_compiled_once(capsys, models, monkeypatch) -> None:
     compiled = []
 

@@ -45,6 +45,11 @@ WRONG = {
     "no such option": (["--verison"], 2, "Did you mean '--version'?"),
     "option": (["explain", "{m}:Net", "--inputs", "f32[8]"], 2, "Did you mean '--input'?"),
     "option of dump": (["dump", "{m}:Net", "--stag", "fx", "--chnged"], 2, "'--changed'?"),
+    "explain --static of a CPU": (
+        ["explain", "{m}:Net", "--input", "f32[8]", "--static", "--target", "cpu"],
+        2,
+        "no static checks",
+    ),
     "option of check": (["check", "{m}:Net", "--statik"], 2, "Did you mean '--static'?"),
     "no target": (["explain"], 2, "TARGET"),
     "no target behind inputs": (["explain", "--input", "f32[8]"], 2, "TARGET"),

@@ -3,6 +3,9 @@ launches and bytes before and after, the floor, and the merges it took or reject
 
   fusec explain model.py:Block --input bf16[8,128,768]
   fusec explain model.py:Block --input bf16[8,128,768] --target sm_90 --train --json
+
+With --static each kernel is compiled for the target, and has the time that its machine code lets
+expect, as a share of the floor, and what most of the rest is spent on. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import argparse
 
 from fusec.cli.dump import add_model_arguments, stage_model
-from fusec.cli.line import check_model_line
-from fusec.cli.output import show_report
+from fusec.cli.line import check_judged, check_model_line, known_target
+from fusec.cli.output import progress, show_report
 
 HELP = "show kernels, eager kernels, launches, bytes and fusion decisions"
 
@@ -19,12 +22,15 @@ HELP = "show kernels, eager kernels, launches, bytes and fusion decisions"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_model_arguments(parser)
+    parser.add_argument("--static", action="store_true", help="times, from the machine code")
     parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation of every graph."""
     check_model_line(arguments)
+    if arguments.static:
+        check_judged(known_target(arguments))
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.report import explanation
     from fusec.report.stages import choose_target
@@ -33,5 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     target = choose_target(arguments.target)
     with watch() as watched:
         staged = stage_model(arguments)
-    show_report(explanation(target.name, staged, watched.seen), json=arguments.json)
+    shown = explanation(target.name, staged, watched.seen)
+    if arguments.static:
+        from fusec.report.lint_report import judge, with_expectations  # local, as above
+
+        shown = with_expectations(shown, judge(staged, progress))
+    show_report(shown, json=arguments.json)
     return 0

@@ -158,6 +158,8 @@ def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
     for (kernel, *_), (name, size, text) in zip(alike.values(), rows, strict=True):
         start = f"    {name:<{width[0]}}  {size:>{width[1]}}  "
         lines += wrapped(text, start, " " * len(start))
+        if kernel.expected is not None:
+            lines += wrapped(str(kernel.expected), " " * 10, " " * 12)
         lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source]
     return lines
 

@@ -7,7 +7,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
      "graphs": [{
         "name": "forward",
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members",
-                     "module"}],
+                     "module", "expected": {"us", "floor_us", "cause"} or null}],
         "externs": [{"op", "reason", "module", "bytes"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
@@ -18,6 +18,7 @@ Decisions are the merges taken and the rejected ones that still hold; ``saved_us
 merge was not legal. A loop runs its kernels and externs, which stand among the others, once for
 each chunk of rows; ``largest`` is the largest buffer of its body, in bytes. ``bytes_*`` are defined
 in ``traffic.py`` and ``eager.py``. ``held`` is the memory of the graph's constants, in bytes.
+``expected`` is what ``expectation.py`` says of a kernel's machine code, if that was asked for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_l
 from fusec.passes.machine import Machine
 from fusec.report.breaks import Break, Recompile
 from fusec.report.eager import node_costs
+from fusec.report.expectation import Expectation
 from fusec.report.notebook import explanation_html
 from fusec.report.stages import Staged
 from fusec.report.traffic import buffer_bytes, bytes_floor, bytes_moved, row_loop_bytes, step_bytes
@@ -53,6 +55,7 @@ class KernelReport:
     Attributes:
         members: how many alike kernels it runs.
         module: where it belongs, "h.3.mlp"; "" for the model itself.
+        expected: its time by its machine code; None if nobody asked, or the model knows nothing.
     """
 
     name: str
@@ -61,6 +64,7 @@ class KernelReport:
     source: tuple[str, ...]
     members: int = 1
     module: str = ""
+    expected: Expectation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fusec.errors import BuildError, UsageError
@@ -46,7 +46,7 @@ from fusec.report.expectation import (
     expect,
     section_runs,
 )
-from fusec.report.explanation import report_graph
+from fusec.report.explanation import Explanation, report_graph
 from fusec.report.stages import Staged, assemble
 from fusec.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
 from fusec.report.terminal import format_bytes, format_table
@@ -246,6 +246,24 @@ def kind_of(program: Program) -> str:
         return "contraction"
     folds = any(isinstance(value, Reduce) for value in values)
     return "reduction" if folds or any(isinstance(s, Carry) for s in body) else "pointwise"
+
+
+def with_expectations(explanation: Explanation, report: LintReport) -> Explanation:
+    """Return an explanation whose kernels have the times that their machine code lets expect."""
+    found = {(kernel.graph, kernel.name): kernel.expected for kernel in report.kernels}
+    return replace(
+        explanation,
+        graphs=tuple(
+            replace(
+                graph,
+                kernels=tuple(
+                    replace(kernel, expected=found.get((graph.name, kernel.name)))
+                    for kernel in graph.kernels
+                ),
+            )
+            for graph in explanation.graphs
+        ),
+    )
 
 
 # -- JSON ----------------------------------------------------------------------------------------
