@@ -16,6 +16,7 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen import cpp, wrapper
+from fusec.codegen.runs import RunCode, print_run, run_codes
 from fusec.codegen.table import print_blocks
 from fusec.codegen.triton_form import by_pointers
 from fusec.frontend.capture import Held
@@ -49,6 +50,7 @@ class Compiled:
         sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
         named: returns the same for profilers, each launch with its name.
+        runs: the functions that launch several kernels.
     """
 
     schedule: Schedule
@@ -60,6 +62,7 @@ class Compiled:
     sources: Mapping[str, str]
     wrapper: str
     named: Callable[[], str]
+    runs: tuple[RunCode, ...] = ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -94,6 +97,7 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     pointers = fold_each(codegen.form, copied, context.quiet())
     printed = {name: codegen.print_kernel(form) for name, form in forms.items()}
     watched = held if context.options.verify else None
+    runs = {} if watched is not None else run_codes(placed.memory, programs, code)
     print_call = partial(wrapper.print_wrapper, schedule, placed.memory, programs, code, watched)
     return Compiled(
         schedule,
@@ -105,6 +109,7 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         {name: printed[code[name]] for name in programs},
         print_call(),
         partial(print_call, named=True),
+        tuple({run.name: run for run in runs.values()}.values()),
     )
 
 
@@ -182,18 +187,33 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "buffers": len(program.buffers),
             "sizes": len(program.sizes),
             "blocks": print_blocks(program) if program.table else None,
-            "where": program.source[-1] if program.source else "compiled graph",
+            "parts": [_part(program)],
         }
         for name, program in compiled.distinct.items()
+    ] + [
+        {
+            "name": run.name,
+            "function": run.name,
+            "buffers": len(run.buffers),
+            "sizes": len(run.sizes),
+            "blocks": None,
+            "parts": [_part(compiled.programs[name]) for name in run.kernels],
+        }
+        for run in compiled.runs
     ]
+
+
+def _part(program: Program) -> tuple[str, str]:
+    """Return a kernel's function and the line that it is from, which an error names."""
+    return program.name, program.source[-1] if program.source else "compiled graph"
 
 
 def cpp_unit(compiled: Compiled, width: int) -> str:
     """Return the C++ translation unit with all kernels of a graph."""
     products = any(map(cpp.multiplies, compiled.distinct.values()))
-    return cpp.prelude(width, products=products) + "\n".join(
-        compiled.sources[k] for k in compiled.distinct
-    )
+    sources = [compiled.sources[name] for name in compiled.distinct]
+    sources += [print_run(run, compiled.programs) for run in compiled.runs]
+    return cpp.prelude(width, products=products) + "\n".join(sources)
 
 
 def print_code(compiled: Compiled) -> str:

@@ -432,7 +432,10 @@ MEMORY = Stage(
     "memory",
     "which buffer lies where, and for how long; verified always",
     lambda schedule, context: Placed(
-        schedule, plan_memory(schedule, context.target.codegen.overwritable)
+        schedule,
+        plan_memory(
+            schedule, context.target.codegen.overwritable, context.target.codegen.run_bytes
+        ),
     ),
     "Schedule",
     "Memory",

@@ -1399,3 +1399,9 @@ template <class T> FUSEC_INLINE T fusec_within(T k, T n, int *status) {
   if (__builtin_expect(fusec_some_below_zero(k | (n - 1 - k)), 0)) *status = 1;
   return k;
 }
+
+// An address of whatever type, for a function that only passes it on.
+struct any {
+  void *address;
+  template <class T> operator T *() const { return (T *)address; }
+};

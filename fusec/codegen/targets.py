@@ -38,6 +38,8 @@ class Codegen:
         form: the stages from a program to what is printed.
         overwritable: which results of a kernel may lie over which of its operands. None where many
             threads run a point: one may load what another has stored already.
+        run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
+            are what takes the time; 0 where there are no runs.
     """
 
     language: str
@@ -48,6 +50,7 @@ class Codegen:
     print_kernel: Callable[[Any], str]
     form: tuple[Stage, ...] = ()
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
+    run_bytes: int = 0
 
 
 CPP = Codegen(
@@ -59,6 +62,7 @@ CPP = Codegen(
     cpp.print_kernel,
     CPP_FORM,
     overwritable=overwritable,
+    run_bytes=1 << 18,
 )
 TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, gluon.print_kernel, FORM)
 

@@ -18,7 +18,8 @@ Worked example::
 
 Where a program is verified (``fusec/verification.py``), each launch is followed by a line that says
 which values it stored: ``watch("k0", (("add", None),), (y,))``. A second form of the text is for
-profilers (``runtime/ranges.py``): its launches have names, ``named("k3", k0, mm, b, y)``.
+profilers (``runtime/ranges.py``): its launches have names, ``named("k3", k0, mm, b, y)``. Neither
+has runs (``codegen/runs.py``), one call for several kernels.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from fusec.codegen.runs import RunCode, run_codes
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
@@ -50,7 +52,7 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
-from fusec.ir.memory import Memory, StepMemory
+from fusec.ir.memory import Allocation, Memory, Run, StepMemory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
@@ -76,6 +78,8 @@ class _Wrapper:
     ) -> None:
         self.watched = watched
         self.named = named
+        apart = named or watched is not None
+        self.runs = {} if apart else run_codes(memory, programs, code)
         self.schedule = schedule
         self.memory = memory
         self.programs = programs
@@ -83,6 +87,7 @@ class _Wrapper:
         loops = {loop.name for loop in schedule.loops}
         calls = {callee(s) for s in schedule.steps if isinstance(s, Extern)}
         used = _RESERVED | set(programs) | loops | calls
+        used |= {run.name for run in self.runs.values()}
         self.names = Names(used | _LOOP if loops else used)
         self.lines: list[str] = []
         self.last_write = self._last_writes()
@@ -104,28 +109,13 @@ class _Wrapper:
         graph = self.schedule.graph
         self._inputs(graph)
         steps = zip(self.schedule.steps, self.memory.steps, strict=True)
+        runs = {run.first: (run, code) for run, code in self.runs.items()}
+        launched = {k for run in self.runs for k in range(run.first, run.last + 1)}
         for position, (step, memory) in enumerate(steps):
-            dropped = set(step.writes).intersection(memory.freed)
-            match step:
-                case Kernel():
-                    self._allocate(memory)
-                    self._kernel(step)
-                case Bundle():
-                    self._allocate(memory)
-                    self._bundle(step)
-                case RowLoop():
-                    self._row_loop(step)
-                case Extern():
-                    self._extern(step, dropped)
-                case Constant():
-                    made = self.names(step.buffer)
-                    self.lines.append(f"{made} = constant({step.node!r}, ())")
-                case SizeMinimum():
-                    args = ", ".join(print_size(a, self.names) for a in step.size.args)
-                    self.lines.append(f"{self.names(step.size)} = min({args})")
-            if self.watched is not None:
-                self._watch(position, step, self.watched)
-            self._free(memory.freed)
+            if position in runs:
+                self._run(*runs[position])
+            if position not in launched:
+                self._step(position, step, memory)
         outputs = ", ".join(self._argument(o) for o in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
         self.lines.append(f"return ({outputs}{comma})")
@@ -140,6 +130,28 @@ class _Wrapper:
         ]
         title = "graph" if name == "call" else "a chunk of"
         return f"{''.join(bodies)}# {title} {graph.name}\ndef {name}(args):\n{body}\n"
+
+    def _step(self, position: int, step: Step, memory: StepMemory) -> None:
+        match step:
+            case Kernel():
+                self._allocate(memory)
+                self._kernel(step)
+            case Bundle():
+                self._allocate(memory)
+                self._bundle(step)
+            case RowLoop():
+                self._row_loop(step)
+            case Extern():
+                self._extern(step, set(step.writes).intersection(memory.freed))
+            case Constant():
+                made = self.names(step.buffer)
+                self.lines.append(f"{made} = constant({step.node!r}, ())")
+            case SizeMinimum():
+                args = ", ".join(print_size(a, self.names) for a in step.size.args)
+                self.lines.append(f"{self.names(step.size)} = min({args})")
+        if self.watched is not None:
+            self._watch(position, step, self.watched)
+        self._free(memory.freed)
 
     def _inputs(self, graph: Graph) -> None:
         if graph.inputs:
@@ -156,6 +168,16 @@ class _Wrapper:
         program = self.programs[kernel.name]
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
         self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
+
+    def _run(self, run: Run, code: RunCode) -> None:
+        """Print the one call of a run, around it what its kernels allocate and free."""
+        memory = self.memory.of_run(run)
+        for allocation in memory.allocated:
+            self._lay(allocation)
+        args = [self.names(b) for b in code.buffers] + [self.names(s) for s in code.sizes]
+        self.lines.append(f"{code.name}({', '.join(args)})")
+        over = (a.over for a in memory.allocated if a.over is not None)
+        self._free(dict.fromkeys([*over, *memory.freed]))
 
     def _launch(self, name: str, called: str) -> str:
         """Return what stands before a launch's arguments."""
@@ -175,15 +197,17 @@ class _Wrapper:
     def _allocate(self, memory: StepMemory) -> None:
         """Print where the buffers lie that a launch makes."""
         for allocation in memory.allocated:
-            name, over = self.names(allocation.buffer), allocation.over
-            if over is None:
-                self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
-            else:
-                self.lines.append(
-                    f"{name} = {self._placed(allocation.buffer, over)}  # memory reused"
-                )
-                if over not in memory.freed:  # by the step itself, which reads it
-                    self.lines.append(f"del {self.names(over)}")
+            self._lay(allocation)
+            over = allocation.over
+            if over is not None and over not in memory.freed:  # by the step itself, which reads it
+                self.lines.append(f"del {self.names(over)}")
+
+    def _lay(self, allocation: Allocation) -> None:
+        name, over = self.names(allocation.buffer), allocation.over
+        if over is None:
+            self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
+        else:
+            self.lines.append(f"{name} = {self._placed(allocation.buffer, over)}  # memory reused")
 
     def _placed(self, buffer: Buffer, over: Buffer) -> str:
         """Return the tensor that lies where another did, which may have had another shape."""

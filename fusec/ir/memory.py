@@ -2,9 +2,10 @@
 
 Grammar of the printed form::
 
-    memory ::= ['free' buffer, ...] step*          inputs that nobody reads go at once
+    memory ::= ['free' buffer, ...] step* run*     inputs that nobody reads go at once
     step   ::= allocation* ['free' buffer, ...]    before a step, and after it
     allocation ::= 'new' buffer | buffer 'over' buffer
+    run    ::= 'run' kernel, ...                   one call launches them
 
 A plan allocates what kernels and loops write. What a buffer lies over is dead, or it dies in the
 step, whose kernel may write over what it has read (``overwritable``): then it is freed after it.
@@ -60,6 +61,26 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Kernels that follow each other, which one call launches.
+
+    What any of them allocates is there before the first; what they free goes after the last.
+
+    Attributes:
+        first: the position of its first step.
+        kernels: names, in order.
+    """
+
+    first: int
+    kernels: tuple[str, ...]
+
+    @property
+    def last(self) -> int:
+        """The position of its last step."""
+        return self.first + len(self.kernels) - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """The memory of a schedule.
 
@@ -67,11 +88,19 @@ class Memory:
         unread: inputs that are freed before the first step.
         steps: of each of its steps.
         bodies: of the bodies of its loops, in order.
+        runs: what is launched together, in order.
     """
 
     unread: tuple[Buffer, ...]
     steps: tuple[StepMemory, ...]
     bodies: tuple[Memory, ...] = ()
+    runs: tuple[Run, ...] = ()
+
+    def of_run(self, run: Run) -> StepMemory:
+        """Return what happens before a run, and after it."""
+        steps = self.steps[run.first : run.last + 1]
+        allocated = tuple(a for step in steps for a in step.allocated)
+        return StepMemory(allocated, tuple(b for step in steps for b in step.freed))
 
 
 def made_by(step: Step) -> tuple[Buffer, ...]:
@@ -221,6 +250,7 @@ def print_memory(schedule: Schedule, memory: Memory) -> str:
         ]
         parts += [f"free {', '.join(b.name for b in step.freed)}"] if step.freed else []
         lines.append("; ".join(parts) or "-")
+    lines += [f"run {', '.join(run.kernels)}" for run in memory.runs]
     for loop, body in zip(schedule.loops, memory.bodies, strict=True):
         inner = print_memory(loop.schedule, body).splitlines()
         lines += [f"{loop.name}:", *(f"  {line}" for line in inner)]
@@ -249,8 +279,20 @@ def verify_memory(schedule: Schedule, memory: Memory) -> None:
         walk.take(f"step {position}", step, plan)
     for view in schedule.graph.returned:
         walk.read(view, "return")
+    _check_runs(schedule, memory)
     for loop, body in zip(schedule.loops, memory.bodies, strict=True):
         verify_memory(loop.schedule, body)
+
+
+def _check_runs(schedule: Schedule, memory: Memory) -> None:
+    behind = 0
+    for run in memory.runs:
+        line = f"steps {run.first} to {run.last}"
+        check(behind <= run.first < run.last, line, "a run of no kernels that follow each other")
+        steps = schedule.steps[run.first : run.last + 1]
+        names = tuple(step.name for step in steps if isinstance(step, Kernel))
+        check(names == run.kernels, line, "a run of other steps than its kernels")
+        behind = run.last + 1
 
 
 class _Walk:
@@ -351,7 +393,15 @@ def peak_bytes(schedule: Schedule, memory: Memory) -> int:
     bodies = iter(zip(schedule.loops, memory.bodies, strict=True))
     held: dict[Buffer, int] = {}
     most = 0
-    for step, plan in zip(schedule.steps, memory.steps, strict=True):
+    plans = list(memory.steps)
+    for run in memory.runs:
+        whole, between = memory.of_run(run), [StepMemory()] * (len(run.kernels) - 2)
+        plans[run.first : run.last + 1] = [
+            StepMemory(whole.allocated),
+            *between,
+            StepMemory(freed=whole.freed),
+        ]
+    for step, plan in zip(schedule.steps, plans, strict=True):
         for allocation in plan.allocated:
             if allocation.over is not None:
                 held.pop(allocation.over, None)

@@ -11,12 +11,16 @@ needs one buffer less while it runs, and it writes what it has just read.
 Inputs and what an eager kernel may have kept a view of are never written again. What an eager
 kernel makes is not kept waiting: its memory goes back to the allocator, where eager kernels find
 what they need for themselves.
+
+Small kernels that follow each other are launched together (``Memory.runs``). Their buffers are
+then in memory for as long as the longest of them, so few bytes may be in question.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
@@ -24,6 +28,7 @@ from fusec.ir.graph import Bundle, Kernel, Schedule
 from fusec.ir.memory import (
     Allocation,
     Memory,
+    Run,
     StepMemory,
     bytes_of,
     footprint,
@@ -32,14 +37,21 @@ from fusec.ir.memory import (
     owned,
 )
 
+_MOST_BUFFERS = 256
+"""Of one call: ctypes takes a thousand arguments."""
 Overwritable: TypeAlias = Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]]
 
 
-def plan_memory(schedule: Schedule, may_overwrite: Overwritable = lambda kernel: {}) -> Memory:
+def plan_memory(
+    schedule: Schedule,
+    may_overwrite: Overwritable = lambda kernel: {},
+    run_bytes: int = 0,
+) -> Memory:
     """Return where the buffers of a schedule lie.
 
     Args:
         may_overwrite: which results of a kernel may lie over which of its operands.
+        run_bytes: what the kernels of a run may allocate.
     """
     plan = _Plan(schedule, may_overwrite)
     steps = []
@@ -50,7 +62,26 @@ def plan_memory(schedule: Schedule, may_overwrite: Overwritable = lambda kernel:
         steps.append(StepMemory(allocated, freed))
     bodies = tuple(plan_memory(loop.schedule, may_overwrite) for loop in schedule.loops)
     unread = tuple(b for b in plan.inputs if b not in plan.last)
-    return Memory(unread, tuple(steps), bodies)
+    return Memory(unread, tuple(steps), bodies, _runs(schedule, steps, run_bytes))
+
+
+def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[Run, ...]:
+    """Return the runs of kernels that allocate few bytes in all."""
+    found: list[Run] = []
+    size, buffers = most + 1, set[Buffer]()
+    for position, (step, plan) in enumerate(zip(schedule.steps, plans, strict=True)):
+        match step:
+            case Kernel():
+                new = sum(bytes_of(a.buffer) for a in plan.allocated if a.over is None)
+                touched = {*step.reads, *step.writes}
+                if size + new > most or len(buffers | touched) > _MOST_BUFFERS:
+                    found.append(Run(position, ()))
+                    size, buffers = 0, set()
+                found[-1] = replace(found[-1], kernels=(*found[-1].kernels, step.name))
+                size, buffers = size + new, buffers | touched
+            case _:
+                size = most + 1
+    return tuple(run for run in found if most and len(run.kernels) > 1)
 
 
 class _Plan:

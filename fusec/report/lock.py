@@ -206,7 +206,9 @@ def lock_graph(staged: Staged) -> LockedGraph:
 
 
 def _peak(schedule: Schedule, target: Target) -> int:
-    return peak_bytes(schedule, plan_memory(schedule, target.codegen.overwritable))
+    return peak_bytes(
+        schedule, plan_memory(schedule, target.codegen.overwritable, target.codegen.run_bytes)
+    )
 
 
 def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ half of g++'s time and finds nothing."""
 NO_COMPILER = "none"
 DIVIDED_BY_ZERO = 2
 """The status of a kernel that met an integer divisor of zero; 1 is an index out of range."""
+_CODES = 4
+"""So many for each of the kernels that one call launches (``codegen/runs.py``)."""
 
 
 @functools.cache
@@ -120,16 +122,19 @@ def build(source: str, options: Options) -> bytes:
 class CppKernel:
     """One function of a loaded library: called with tensors, then sizes.
 
+    Args:
+        parts: of each kernel that it runs, the function's name and the user's line: an error's
+            status says in which it was.
     Raises:
         IndexOutOfRange: when an index read from memory was out of range.
         RuntimeError: when an integer was divided by zero, in eager's words.
     """
 
-    __slots__ = ("_call", "name", "where")
+    __slots__ = ("_call", "_parts", "name")
 
-    def __init__(self, library: ctypes.CDLL, name: str, where: str) -> None:
+    def __init__(self, library: ctypes.CDLL, name: str, parts: Sequence[tuple[str, str]]) -> None:
         self.name = name
-        self.where = where
+        self._parts = parts
         self._call: Callable[..., Any] = getattr(library, name)
 
     def declare(self, buffers: int, sizes: int) -> None:
@@ -146,9 +151,11 @@ class CppKernel:
 
     def error(self, status: int) -> Exception:
         """Return the error for what a kernel reported, by the codes of ``codegen.cpp``."""
-        if status == DIVIDED_BY_ZERO:
+        part, code = divmod(status, _CODES)
+        if code == DIVIDED_BY_ZERO:
             return RuntimeError("ZeroDivisionError")
-        return IndexOutOfRange(f"index out of range in {self.name} ({self.where})")
+        name, where = self._parts[part]
+        return IndexOutOfRange(f"index out of range in {name} ({where})")
 
 
 class CppTableKernel:
@@ -192,13 +199,13 @@ def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel | 
 
     Args:
         kernels: for each its ``name``, that of its ``function``, ``buffers`` and ``sizes``
-            (counts), ``where`` it is from, and of one that runs for rows of a table the ``blocks``
-            of a row, else None.
+            (counts), the ``parts`` that run, and of one that runs for rows of a table the
+            ``blocks`` of a row, else None.
     """
     handle = ctypes.CDLL(str(library))
     loaded: dict[str, CppKernel | CppTableKernel] = {}
     for row in kernels:
-        kernel = CppKernel(handle, row["function"], row["where"])
+        kernel = CppKernel(handle, row["function"], row["parts"])
         if row["blocks"] is None:
             kernel.declare(row["buffers"], row["sizes"])
             loaded[row["name"]] = kernel

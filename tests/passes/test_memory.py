@@ -24,6 +24,7 @@ from fusec.ir.interp import run_schedule
 from fusec.ir.memory import (
     Allocation,
     Memory,
+    Run,
     all_apart,
     bytes_of,
     footprint,
@@ -85,6 +86,55 @@ def test_a_peak_counts_what_is_in_memory_at_once() -> None:
     assert peak_bytes(four, all_apart(four)) == 4 * size
     assert peak_bytes(over, plan_memory(over)) == 2 * 4 * 8 * 8
     assert peak_bytes(over, plan_memory(over, overwritable)) == 4 * 8 * 8
+
+
+def test_small_kernels_between_calls_are_runs() -> None:
+    chained = chain_of(5)
+    size = bytes_of(buffers_of(chained)["t0"])
+    (run,) = plan_memory(chained, run_bytes=1 << 18).runs
+    assert (run.first, run.last, run.kernels) == (0, 4, ("k0", "k1", "k2", "k3", "k4"))
+    assert plan_memory(chained, run_bytes=0).runs == ()
+    for most, kernels in ((size, ("k1", "k2", "k3", "k4")), (size - 1, ("k2", "k3", "k4"))):
+        (run,) = plan_memory(chained, run_bytes=most).runs
+        assert run.kernels == kernels  # the last three need no memory of their own
+    called = with_call(Fresh())
+    assert [run.kernels for run in plan_memory(called, run_bytes=1 << 18).runs] == [("k1", "k2")]
+
+
+def test_what_a_run_allocates_is_there_from_its_beginning_to_its_end() -> None:
+    schedule = chain_of(5)
+    memory = all_apart(schedule)
+    size = bytes_of(buffers_of(schedule)["t0"])
+    freeing = replace(
+        memory,
+        steps=tuple(
+            replace(step, freed=tuple(b for b in kernel.reads if b.name != "x"))
+            for step, kernel in zip(memory.steps, schedule.steps, strict=True)
+        ),
+    )
+    verify_memory(schedule, freeing)
+    assert peak_bytes(schedule, freeing) == 2 * size
+    whole = replace(freeing, runs=(Run(1, ("k1", "k2", "k3")),))
+    verify_memory(schedule, whole)
+    assert peak_bytes(schedule, whole) == 4 * size
+    assert print_memory(schedule, whole).splitlines()[-1] == "run k1, k2, k3"
+
+
+@pytest.mark.parametrize(
+    ("runs", "problem"),
+    [
+        ((Run(0, ("k0",)),), "no kernels that follow"),
+        ((Run(0, ("k0", "k2")),), "other steps than its kernels"),
+        ((Run(1, ("k0", "k1")),), "other steps than its kernels"),
+        ((Run(3, ("k3", "k4", "k5")),), "other steps than its kernels"),
+        ((Run(0, ("k0", "k1")), Run(1, ("k1", "k2"))), "no kernels that follow"),
+    ],
+)
+def test_a_wrong_run_is_refused(runs: tuple[Run, ...], problem: str) -> None:
+    schedule = chain_of(5)
+    memory = replace(plan_memory(schedule), runs=runs)
+    with pytest.raises(InvalidIR, match=problem):
+        verify_memory(schedule, memory)
 
 
 def test_an_input_that_nobody_reads_goes_at_once() -> None:

@@ -1,0 +1,84 @@
+"""Runs: kernels that follow each other, launched by one native call.
+
+A call from Python to a kernel costs some 2 us (its tensors' addresses, ctypes, the lock), as much
+as a kernel of a few thousand points takes. Which kernels are a run the plan of memory says
+(``Memory.runs``), for all their buffers are there before the first and until after the last.
+
+Worked example, of k0 that makes t of x, and k1 that makes y of t and a size n::
+
+    extern "C" void k0_to_k1(any b0, any b1, any b2, long long n0, int *status) {
+      k0(b0, b1, status);
+      if (*status) { *status += 0; return; }
+      k1(b1, b2, n0, status);
+      if (*status) { *status += 4; return; }
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fusec.ir.expr import Buffer
+from fusec.ir.index import Size
+from fusec.ir.memory import Memory, Run
+from fusec.ir.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class RunCode:
+    """The function of a run.
+
+    Attributes:
+        name: that of the first run that is alike.
+        kernels: names of the programs whose code it calls, in order.
+        buffers, sizes: what it takes, each once.
+        places: of each kernel, its buffers and sizes by their places among these.
+    """
+
+    name: str
+    kernels: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+    sizes: tuple[Size, ...]
+    places: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+def run_codes(
+    memory: Memory, programs: Mapping[str, Program], code: Mapping[str, str]
+) -> dict[Run, RunCode]:
+    """Return how each run is called.
+
+    Args:
+        programs: by kernel name.
+        code: kernel name -> name of the kernel whose code it runs.
+    """
+    functions: dict[object, str] = {}
+    found = {}
+    for run in memory.runs:
+        own = [programs[name] for name in run.kernels]
+        buffers = tuple(dict.fromkeys(b for program in own for b in program.buffers))
+        sizes = tuple(dict.fromkeys(s for program in own for s in program.sizes))
+        places = tuple(
+            (tuple(map(buffers.index, p.buffers)), tuple(map(sizes.index, p.sizes))) for p in own
+        )
+        kernels = tuple(code[name] for name in run.kernels)
+        name = f"{run.kernels[0]}_to_{run.kernels[-1]}"
+        name = functions.setdefault((kernels, places), name)
+        found[run] = RunCode(name, kernels, buffers, sizes, places)
+    return found
+
+
+def print_run(run: RunCode, programs: Mapping[str, Program]) -> str:
+    """Return the C++ function that calls a run's kernels one after the other, until one fails.
+
+    Its status is that of the kernel, and four times the place of the kernel that has it.
+    """
+    buffers = [f"any b{k}" for k in range(len(run.buffers))]
+    sizes = [f"long long n{k}" for k in range(len(run.sizes))]
+    parameters = ", ".join([*buffers, *sizes, "int *status"])
+    lines = [f'extern "C" void {run.name}({parameters}) {{']
+    for position, (name, places) in enumerate(zip(run.kernels, run.places, strict=True)):
+        given = [f"b{k}" for k in places[0]] + [f"n{k}" for k in places[1]]
+        lines.append(f"  {programs[name].name}({', '.join([*given, 'status'])});")
+        lines.append(f"  if (*status) {{ *status += {4 * position}; return; }}")
+    return "\n".join([*lines, "}", ""])
