@@ -239,7 +239,8 @@ def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str
     """Return what the code of each graph depends on: versions, options, the machine."""
     versions = (fingerprint(), cpu_features(), _compiler(options))
     raced = _processor(device) if _races(options) else ""
-    return (*versions, options.key(), target.name, f"tf32={allows_tf32()}", raced)
+    threads = f"threads={target.machine.threads}"
+    return (*versions, options.key(), target.name, f"tf32={allows_tf32()}", threads, raced)
 
 
 def _compiler(options: Options) -> str:
@@ -311,10 +312,12 @@ def target_for(device: torch.device, options: Options) -> Target:
         Unsupported: if kernels cannot be made for the device.
         UsageError: if the options name one that does not run there.
     """
-    width, tiles = cpp_kernel.vector_width(), cpp_kernel.has_tiles()
+    width = cpp_kernel.vector_width()
+    here = {"tiles": cpp_kernel.has_tiles(), "tf32": allows_tf32()}
+    threads = torch.get_num_threads()
     if options.target is None:
-        return target_of_device(device_target(device), width, tiles=tiles, tf32=allows_tf32())
-    target = find_target(options.target, width, tiles=tiles, tf32=allows_tf32())
+        return target_of_device(device_target(device), width, threads=threads, **here)
+    target = find_target(options.target, width, threads=threads, **here)
     if target.device != device.type:
         raise UsageError(
             f"the target {target.name!r} is for looking at code of another device than this "

@@ -61,6 +61,7 @@ def _costs(body: list[tuple[Place, Statement]], uses: Uses, order: LaneOrder) ->
         match statement:
             case Let(value=Dot() as dot) | Update(value=Dot() as dot):
                 yield _right(dot, uses, order)
+                yield _slot(dot, uses, order)
             case _:
                 points = math.prod(lane.extent.const for lane in uses.domain(statement))
                 yield OFTEN ** len(place) * points * _cost(statement, uses, order)
@@ -90,6 +91,16 @@ def _access(offset: Index, order: LaneOrder, uses: Uses) -> float:
     if steps[-1] is index(1):
         return 0.0
     return COPIED if steps[0] is index(1) else SCATTERED
+
+
+def _slot(dot: Dot, uses: Uses, order: LaneOrder) -> float:
+    """Return what it costs to add to a tile of a longer array: it is done where neighbours are
+    columns."""
+    load = uses.load(dot.into) if dot.into is not None else None
+    if load is None:
+        return 0.0
+    column = order.sorted(dot.axes)[-1]
+    return 0.0 if load.indices[0].steps_by_one(column) else math.inf
 
 
 def _right(dot: Dot, uses: Uses, order: LaneOrder) -> float:

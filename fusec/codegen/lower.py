@@ -8,8 +8,9 @@ region
 2. gives each task the first sweep it can run in: one more than the reductions it reads;
 3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
 
-A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows)
-accumulates in a private array. What is expensive and needed in two sweeps (``exp`` of a softmax)
+A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows,
+dq in one whose loop over keys is around that over queries) accumulates in a private array. What is
+expensive and needed in two sweeps (``exp`` of a softmax)
 is kept in one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of
 full tiles, then one masked tile) or masked throughout; a reduction sees its identity there, a load
 touches no memory.
@@ -34,6 +35,7 @@ from fusec.ir.expr import (
     Buffer,
     Cast,
     Const,
+    Dot,
     Expr,
     IndexValue,
     Load,
@@ -346,7 +348,7 @@ class _Lowering(Values):
     def _finish(self, reduction: Reduce, task: Accumulate) -> None:
         lanes = tuple(a for a in reduction.over if a in self.lanes)
         if not task.carries:
-            if lanes:
+            if lanes and reduction not in self.dots:
                 raise InternalError("a private array over reduced lanes", stage="codegen.lower")
             assert task.slot is not None
             self.arrays[reduction] = (task.arrays[-1], task.slot)
@@ -402,9 +404,12 @@ class _Lowering(Values):
             (carry,) = task.carries
             self.here.body.append(Update(carry, Op("mul", (carry, growth))))
         if reduction in self.dots:
-            (carry,) = task.carries
             for operand in self._dot_operands(reduction):
                 self.value(operand)
+            if not task.carries:
+                self._multiply_slot(task)
+                return
+            (carry,) = task.carries
             self.here.body += [Update(carry, dot) for dot in self._products(reduction, carry)]
             return
         for body in reduction.bodies:
@@ -433,6 +438,19 @@ class _Lowering(Values):
         for array, value in zip(task.arrays, new, strict=True):
             var = self._var("new", array.dtype, lanes | value.axes)
             here += [Let(var, value), Put(array.flat(), task.slot, var, None)]
+
+    def _multiply_slot(self, task: Accumulate) -> None:
+        """Add products of tiles to a slot of a private array."""
+        (array,) = task.arrays
+        assert task.slot is not None
+        lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
+        total = self._var("old", array.dtype, lanes)
+        self.here.body.append(Let(total, Load(array.flat(), (task.slot,))))
+        for dot in self._products(task.reduction, None):
+            sum_ = Dot(dot.left, dot.right, dot.over, total, dot.tf32)
+            total = self._var("new", array.dtype, lanes)
+            self.here.body.append(Let(total, sum_))
+        self.here.body.append(Put(array.flat(), task.slot, total, None))
 
     def _advance(self, task: Accumulate) -> None:
         """Let a maximum grow by one tile, and name what sums so far are to be multiplied by."""

@@ -188,13 +188,19 @@ GPUS = tuple(name for name, target in TARGETS.items() if target.codegen is TRITO
 
 
 def find_target(
-    name: str, vector_width: int = 16, *, tiles: bool = False, tf32: bool = False
+    name: str,
+    vector_width: int = 16,
+    *,
+    tiles: bool = False,
+    threads: int = 1,
+    tf32: bool = False,
 ) -> Target:
     """Return the row of a target, for a CPU's vectors and with what torch's settings allow.
 
     Args:
         vector_width: f32 lanes of a CPU's vector registers: 16, 8 or 4.
         tiles: the CPU multiplies tiles of bf16 (AMX).
+        threads: of the CPU.
         tf32: a GPU's products of f32 may round their operands to 10 bits of mantissa.
     Raises:
         UsageError: if there is no such target.
@@ -204,22 +210,28 @@ def find_target(
     row = TARGETS[name]
     if row.codegen is CPP:
         widened = row.machine.widened - {BF16} if tiles else row.machine.widened
-        return replace(row, machine=replace(row.machine, vector=vector_width, widened=widened))
+        own = replace(row.machine, vector=vector_width, widened=widened, threads=threads)
+        return replace(row, machine=own)
     return replace(row, machine=replace(row.machine, sm=replace(row.machine.sm, tf32=tf32)))
 
 
 def target_of_device(
-    name: str, vector_width: int = 16, *, tiles: bool = False, tf32: bool = False
+    name: str,
+    vector_width: int = 16,
+    *,
+    tiles: bool = False,
+    threads: int = 1,
+    tf32: bool = False,
 ) -> Target:
     """Return the row for a device found at run time: its own, or that of the nearest older GPU.
 
     Args:
-        vector_width, tiles, tf32: as of ``find_target``.
+        vector_width, tiles, threads, tf32: as of ``find_target``.
     Raises:
         UsageError: if there is neither.
     """
     if name in TARGETS or not (name.startswith("sm_") and name[3:].isdigit()):
-        return find_target(name, vector_width, tiles=tiles, tf32=tf32)
+        return find_target(name, vector_width, tiles=tiles, threads=threads, tf32=tf32)
     versions = {int(known[3:]): known for known in TARGETS if known.startswith("sm_")}
     older = [version for version in versions if version <= int(name[3:])]
     if not older:

@@ -48,6 +48,8 @@ JAM = 4
 """Iterations of an inner loop that run side by side: an addition waits 4 cycles for the last one,
 and a maximum that minds NaN 8."""
 
+_BEGINNING = index(0)
+
 Item: TypeAlias = Let | Update | Put | Carry
 """What runs along lanes."""
 
@@ -58,12 +60,14 @@ class Array:
 
     Attributes:
         row: None of a tile with one lane axis.
+        start: where it begins in a longer array, row after row.
     """
 
     buffer: Buffer
     row: Axis | None
     column: Axis
     panels: bool = False
+    start: Index = _BEGINNING
 
     def offset(self, at: Mapping[Axis, Index], width: int) -> Index:
         """Return where the element at some coordinates lies."""
@@ -72,7 +76,7 @@ class Array:
             return column
         row = at[self.row]
         if not self.panels:
-            return row * self.column.extent + column
+            return self.start + row * self.column.extent + column
         panel = floordiv(column, index(width)) * self.row.extent
         return (panel + row) * width + mod(column, index(width))
 
@@ -84,7 +88,7 @@ class Array:
         row, column = self.column.extent, index(1)
         if rows is not self.row:
             row, column = column, row
-        return Matrix(self.buffer, index(0), row, column, column * width)
+        return Matrix(self.buffer, self.start, row, column, column * width)
 
 
 @dataclass(slots=True, eq=False)

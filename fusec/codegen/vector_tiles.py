@@ -8,7 +8,8 @@ vectors of them, and one lane axis is left, of W lanes:
 * some values are ``Scratch`` arrays (``tile_storage.py``), others are computed where they are used;
 * neighbouring statements that share a lane axis run in one loop over it (``vector_nest.py``);
 * a ``Dot`` becomes a ``Multiply`` of matrices in memory. An operand that is loaded for it alone is
-  read where it lies, if its columns are neighbours there; else it is copied to panels first.
+  read where it lies, if its columns are neighbours there; else it is copied to panels first. What
+  is added to a tile of an array that outlives the loop is added there.
 
 Which axis of a tile has the vectors, ``lane_order.py`` says.
 
@@ -68,6 +69,7 @@ class _Rewrite:
 
     Attributes:
         panels: operand of a product and the axis of its rows -> a copy in panels.
+        slots: sums of products that are added where they lie -> a tile of a longer array.
     """
 
     def __init__(self, program: Program, width: int) -> None:
@@ -79,6 +81,7 @@ class _Rewrite:
         self.writer = Writer(self.storage, self.names, width)
         self.nest = Nest(self.writer)
         self.panels: dict[tuple[Var, Axis], Array] = {}
+        self.slots: dict[Var, Array] = {}
 
     # -- blocks ------------------------------------------------------------------------------------
 
@@ -106,6 +109,12 @@ class _Rewrite:
 
     def statement(self, statement: Statement) -> None:
         match statement:
+            case Let(var=var, value=Dot(into=Var() as slot) as dot):
+                self.flush()
+                self.writer.arrays[var] = self.slots[var] = self.slot(slot)
+                self.multiply(dot, self.slots[var], adds=True)
+            case Put(value=Var() as var) if var in self.slots:
+                pass  # the product has been added there
             case Let(var=var, value=Dot() as dot):
                 self.flush()
                 self.multiply(dot, self.array(var), adds=False)
@@ -137,6 +146,19 @@ class _Rewrite:
         made = self.scratch(var.name, (*rows, column), held_type(var.dtype))
         self.writer.arrays[var] = Array(made, rows[0] if rows else None, column)
         return self.writer.arrays[var]
+
+    def slot(self, var: Var) -> Array:
+        """Return the tile of a longer array that a value was loaded from."""
+        if var in self.slots:
+            return self.slots[var]
+        load = self.uses.load(var)
+        assert load is not None
+        row, column = self.order.sorted(var.axes & self.uses.lanes)
+        (offset,) = load.indices
+        assert offset.coefficient(column) is index(1)
+        assert offset.coefficient(row) is column.extent
+        start = substitute(offset, dict.fromkeys((row, column), index(0)))
+        return Array(load.buffer.base, row, column, start=start)
 
     def scratch(self, hint: str, lanes: Iterable[Axis], dtype: DType) -> Buffer:
         length = index(1)

@@ -122,6 +122,7 @@ class Machine:
         operations_per_us: multiply-adds of one f32 lane.
         launch_us: from one kernel to the next, host and device.
         units: grid points that keep the machine busy: a GPU's multiprocessors.
+        threads: of a CPU that share a grid: few long points of it leave the others idle.
         parts: partial results of a split reduction, where their bytes allow it.
         part_share: bytes that these may move, as a share of what is summed; where so many parts as
             above take more, there is one for each of ``units``.
@@ -153,6 +154,7 @@ class Machine:
     rates: Rates = Rates()
     cache_bytes: int = 0
     few_rows: int = 0
+    threads: int = 1
     sm: Resources = Resources()
     part_share: float = 1.0
     tuning: Tuning = Tuning()

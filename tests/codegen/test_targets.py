@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusec.codegen.targets import GPUS, TARGETS, find_target, target_of_device
-from fusec.compiler import target_for
+from fusec.compiler import salt_of, target_for
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.options import Options
@@ -86,3 +86,12 @@ def test_this_machine_s_target_has_the_tiles_of_its_cpu(
     monkeypatch.setattr(cpp_kernel, "vector_width", cpp_kernel.vector_width.__wrapped__)
     target = target_for(torch.device("cpu"), Options())
     assert (BF16 in target.machine.widened) is (flag != "amx_bf16")
+
+
+def test_this_machine_s_target_has_torch_s_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    device, options = torch.device("cpu"), Options()
+    target = target_for(device, options)
+    assert target.machine.threads == 7
+    fewer = find_target("cpu", threads=1)
+    assert salt_of(device, target, options) != salt_of(device, fewer, options)

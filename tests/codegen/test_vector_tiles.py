@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from fusec.codegen.orient import has_dots
 from fusec.codegen.targets import find_target
+from fusec.ir.interp import run_kernel
 from fusec.ir.interp_program import run_program
 from fusec.ir.program import For, Multiply, Program, statements
 from fusec.options import Options
@@ -42,12 +43,16 @@ def fused(fn: Callable[..., Any], *inputs: Any, **how: Any) -> None:
 
 
 def compiled(
-    fn: Callable[..., Any], *inputs: Tensor, width: int = 16
+    fn: Callable[..., Any], *inputs: Tensor, width: int = 16, train: bool = False, threads: int = 1
 ) -> tuple[fx.GraphModule, Compiled]:
-    """Return a program's graph, and it compiled with its products in kernels of fusec's own."""
-    (observed,) = observe(fn, inputs)
+    """Return a program's graph, and it compiled with its products in kernels of fusec's own.
+
+    Of one that trains, the backward's.
+    """
+    *_, observed = observe(fn, inputs, train=train)
     options = Options.from_compile(None, OPTIONS[FUSED])
-    context = Context(find_target("cpu", width), options, Trace("t"))
+    target = find_target("cpu", width, threads=threads)
+    context = Context(target, options, Trace("t"))
     return observed.graph, compile_to_source(observed.graph, context)
 
 
@@ -163,6 +168,32 @@ def test_an_attention_copies_its_queries_alone() -> None:
     assert sums.right.buffer.base in arguments and sums.left.buffer.base not in arguments
     copies = [s for s in program.body if isinstance(s, For) and s.axis.name.startswith("d")]
     assert not copies
+
+
+def test_the_gradient_of_attention_is_one_kernel_of_five_products() -> None:
+    _, made = compiled(library, *heads(1, 2, 256, 64), train=True)
+    (program,) = (form for form in made.forms.values() if products(form))
+    assert len(products(program)) == 5
+
+
+def test_the_gradient_of_attention_is_two_kernels_where_heads_are_fewer_than_threads() -> None:
+    _, made = compiled(library, *heads(1, 2, 256, 64), train=True, threads=64)
+    assert sorted(len(found) for form in made.forms.values() if (found := products(form))) == [3, 4]
+
+
+@pytest.mark.parametrize("spelling", (library, library_causal), ids=lambda fn: fn.__name__)
+def test_the_program_of_a_gradient_means_in_numpy_what_its_kernel_does(spelling: Callable) -> None:
+    _, made = compiled(spelling, *heads(1, 1, 260, 8), train=True)
+    (kernel,) = (k for k in made.schedule.kernels if products(made.forms[k.name]))
+    random = np.random.default_rng(0)
+    read = {b.base: math.prod(e.const for e in b.base.shape) for b in kernel.reads}
+    memory = {b: random.standard_normal(length, np.float32) for b, length in read.items()}
+    expected, found = dict(memory), dict(memory)
+    run_kernel(kernel, expected, {})
+    run_program(made.forms[kernel.name], found, {})
+    for store in kernel.stores:
+        wanted = expected[store.buffer.base]
+        np.testing.assert_allclose(found[store.buffer.base], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_mask_of_keys_that_is_read_along_them_is_turned_in_blocks() -> None:

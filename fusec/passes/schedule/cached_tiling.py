@@ -56,8 +56,10 @@ def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int) -> Til
     lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in use.whole}
     for axis, side in zip(use.tiled, sides, strict=False):
         lanes[axis] = even_lanes(axis, side, vector)
-    if use.looped is not None:
-        lanes[use.looped] = even_lanes(use.looped, step, vector)
+    loops = (use.looped,) if use.crossed is None else (use.crossed, use.looped)
+    for loop, most in zip(loops, (step, sides[0]), strict=False):
+        if loop is not None:
+            lanes[loop] = even_lanes(loop, most, vector)
     return Tiling(lanes, 1, 1)
 
 

@@ -5,6 +5,9 @@ factor's) and an axis it sums over. One that varies along an axis that a later r
 (the scores of an attention) sums over lanes; any other sums in a loop of tiles. Columns that only
 some definitions have (the values' head dimension) are lanes as a whole.
 
+Where two products sum along two such loops (dq along keys, dk along queries), one of them is in an
+array that outlives the loop around, a CPU's way (``AxisUse.crossed``).
+
 A product may have few rows, or none (the scores of one query): a row that is missing in a tile is
 a masked lane, and a product without a row axis is multiplied and summed by lanes, with no ``Dot``.
 
@@ -13,13 +16,14 @@ How wide the tiles are, ``tiling.py`` says for tensor cores, ``cached_tiling.py`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis
+from fusec.ir.index import Axis, product
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
@@ -47,6 +51,8 @@ WAVES = 2
 """Programs for each multiprocessor that a split loop makes."""
 FULL_FEW_ROWS = 1.5
 """Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
+LONGEST_ARRAY = 1 << 20
+"""Elements of an array in which products add up, one tile of it in each iteration."""
 FULL_CORES = 0.25
 """Programs for each unit of a CPU, of which there are more than cores: tiles are long."""
 
@@ -78,8 +84,12 @@ def _reads(node: Reduce, made: set[Reduce]) -> bool:
     return any(below in made for below in postorder(node.bodies))
 
 
-def find_axis_use(kernel: Kernel) -> AxisUse | None:
-    """Return how a kernel's axes are used, or None if this schedule cannot run it."""
+def find_axis_use(kernel: Kernel, *, arrays: bool = False) -> AxisUse | None:
+    """Return how a kernel's axes are used, or None if this schedule cannot run it.
+
+    Args:
+        arrays: products may add up in private arrays.
+    """
     products = contractions(kernel)
     nodes = postorder(s.expr for s in kernel.stores)
     reductions = [n for n in nodes if isinstance(n, Reduce)]
@@ -89,25 +99,70 @@ def find_axis_use(kernel: Kernel) -> AxisUse | None:
     whole = tuple(a for a in kernel.inside if a not in loops)
     if any(not _fits_lanes(a) for a in whole):
         return None
-    looped = max(
-        (a for a in kernel.inside if a in loops), key=lambda a: a.extent.hint(), default=None
-    )
+    around = _loops_around(kernel, reductions, products, loops) if arrays else ()
+    looped = _longest(a for a in kernel.inside if a in loops and a not in around)
     if any(a.limit is not None for a in kernel.axes if a is not looped):
         return None
-    outer = tuple(a for a in kernel.inside if a in loops and a is not looped)
-    tiled: list[Axis] = []
+    between = (a for a in kernel.inside if a in loops and a not in around and a is not looped)
+    crossed = _longest(around)
+    inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
+    tiled = _tiled(kernel, products, inside)
+    nests = around or all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
+    if tiled is None or not nests:
+        return None
+    use = AxisUse(tiled, looped, (*around, *between), whole, crossed)
+    return use if _is_flat(nodes, products, use) else None
+
+
+def _points(axes: Iterable[Axis]) -> int:
+    return product(a.extent for a in axes).hint()
+
+
+def _longest(axes: Iterable[Axis]) -> Axis | None:
+    return max(axes, key=lambda a: a.extent.hint(), default=None)
+
+
+def _tiled(
+    kernel: Kernel, products: dict[Reduce, Factors], inside: set[Axis]
+) -> tuple[Axis, ...] | None:
+    """Return the axes of the grid that have lanes: one of each side of a product without any.
+
+    None if such a side has no axis on the grid.
+    """
+    tiled: set[Axis] = set()
     for parts in products.values():
         for side in (parts.left_axes, parts.right_axes):
-            if side and side.isdisjoint((*whole, *([looped] if looped else []))):
+            if side and side.isdisjoint(inside):
                 grid = [a for a in kernel.grid if a in side]
                 if not grid:
                     return None
-                best = max(grid, key=lambda a: (a.extent.hint(), kernel.grid.index(a)))
-                tiled.extend([] if best in tiled else [best])
-    tiled.sort(key=kernel.grid.index)
-    use = AxisUse(tuple(tiled), looped, outer, whole)
-    nests = all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
-    return use if nests and _is_flat(nodes, products, use) else None
+                tiled.add(max(grid, key=lambda a: (a.extent.hint(), kernel.grid.index(a))))
+    return tuple(sorted(tiled, key=kernel.grid.index))
+
+
+def _loops_around(
+    kernel: Kernel, reductions: list[Reduce], products: dict[Reduce, Factors], loops: set[Axis]
+) -> tuple[Axis, ...]:
+    """Return the loops around others, where products sum along either: none where they do not.
+
+    ``dq[m, d] = sum(n: ds * k)`` and ``dk[n, d] = sum(m: ds * q)`` share their tiles of ds, which
+    is itself a product. One of them, over the loops around, is added up in an array along those
+    inside: it is the one that takes least.
+    """
+    summed = [n for n in reductions if not loops.isdisjoint(n.over)]
+    sets = {frozenset(n.over) for n in summed}
+    if len(sets) != 2 or loops != frozenset.union(*sets) or frozenset.intersection(*sets):
+        return ()
+    lengths: dict[frozenset[Axis], int] = {}
+    for over in sets:
+        added = [n for n in summed if frozenset(n.over) == over]
+        if all(n in products for n in added):
+            lengths[over] = sum(_points(n.axes - set(kernel.grid)) for n in added)
+    fitting = [over for over, length in lengths.items() if length <= LONGEST_ARRAY]
+    if not fitting:
+        return ()
+    least = min(fitting, key=lambda over: (lengths[over], -min(map(kernel.inside.index, over))))
+    return tuple(a for a in kernel.inside if a in least)
 
 
 def _nested(reductions: list[Reduce]) -> set[Reduce]:
@@ -133,8 +188,7 @@ def _fits_lanes(axis: Axis) -> bool:
 def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
     """Return True if no value has more than two lane axes, and no side of a product two."""
     lanes = {*use.tiled, *use.whole}
-    if use.looped is not None:
-        lanes.add(use.looped)
+    lanes.update(a for a in (use.looped, use.crossed) if a is not None)
     bodies = {n.body for n in products}
     if any(len(n.axes & lanes) > 2 for n in nodes if n not in bodies):
         return False
@@ -148,7 +202,7 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -
 def accepts(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel with products whose axes are used in one way and whose tiles fit."""
     products = contractions(kernel)
-    use = find_axis_use(kernel) if products else None
+    use = find_axis_use(kernel, arrays=bool(machine.cache_bytes)) if products else None
     if use is None:
         return False
     work = _work(kernel, products, machine)
@@ -196,14 +250,14 @@ def spread(kernel: Kernel, machine: Machine) -> Spread | None:
     None if this schedule cannot run it.
     """
     products = contractions(kernel)
-    use = find_axis_use(kernel) if products else None
+    use = find_axis_use(kernel, arrays=bool(machine.cache_bytes)) if products else None
     if use is None:
         return None
     work = _work(kernel, products, machine)
     (tiling, *_) = _tilings(kernel, use, work, machine)
     count, axis = programs(kernel, tiling), use.looped
     if machine.cache_bytes:
-        return Spread(count, FULL_CORES)
+        return Spread(count, machine.threads / machine.units if use.crossed else FULL_CORES)
     few = has_few_rows(use)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * machine.units
@@ -246,7 +300,7 @@ def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) ->
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
-    use = find_axis_use(kernel)
+    use = find_axis_use(kernel, arrays=bool(machine.cache_bytes))
     if use is None:
         raise InternalError(f"no use for the axes of {kernel.name}", stage="passes.schedule")
     work = _work(kernel, contractions(kernel), machine)

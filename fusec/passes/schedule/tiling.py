@@ -57,14 +57,18 @@ class AxisUse:
 
     Attributes:
         tiled: grid axes that have lanes, rows before columns.
-        looped: the inside axis that runs in a loop of tiles, and plain loops around it.
+        looped: the inside axis that runs in a loop of tiles.
+        outer: loops around it, plain but for one.
         whole: inside axes that are lanes from end to end.
+        crossed: the loop around that has tiles, too: products sum along it, others along the
+            looped one.
     """
 
     tiled: tuple[Axis, ...]
     looped: Axis | None
     outer: tuple[Axis, ...]
     whole: tuple[Axis, ...]
+    crossed: Axis | None = None
 
 
 @dataclass(frozen=True, slots=True)
