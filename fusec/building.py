@@ -26,9 +26,11 @@ from torch.fx.node import map_aggregate
 
 from fusec.archive import pack
 from fusec.backend import compile_with, context_of
+from fusec.codegen.native import SIGNATURE
 from fusec.codegen.targets import find_target
 from fusec.compiler import compile_entry
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
+from fusec.naming import NAMES, describe_native
 from fusec.options import Options
 from fusec.report.arguments import positional, signature_of
 from fusec.report.breaks import break_lines, merge_breaks, read_break
@@ -156,7 +158,14 @@ def _variant(
         raise UsageError("the model computes nothing with tensors.")
     calling, held = _describe(fn, fake, (args, named), result, seen)
     beside = {CALLING: json.dumps(calling).encode(), **held}
+    if options.native:
+        beside[NAMES] = _names(calling, seen)
     return target.name, pack(seen.convention, seen.parts, target, beside)
+
+
+def _names(calling: dict[str, Any], seen: _Seen) -> bytes:
+    signature = seen.parts[0].blobs[SIGNATURE].decode()
+    return describe_native(calling, signature, len(seen.returned)).encode()
 
 
 # -- tracing ---------------------------------------------------------------------------------------

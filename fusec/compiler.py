@@ -22,6 +22,7 @@ from torch import fx
 
 from fusec.blame import blame
 from fusec.codegen import triton
+from fusec.codegen.native import SIGNATURE
 from fusec.codegen.table import print_blocks
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.dumps import process_dump, stage_files
@@ -354,7 +355,9 @@ def _build(
         "named.py": compiled.named().encode(),
         "manifest.json": manifest(compiled, target.machine),
     }
-    if compiled.programs:
+    if compiled.native is not None:
+        blobs[SIGNATURE] = compiled.native.signature.encode()
+    if compiled.programs or compiled.native is not None:
         with trace.timed("build"):
             blobs.update(_BUILDS[target.language](compiled, target.name, options))
     return blobs
@@ -407,7 +410,8 @@ def _races_of(device: torch.device, target: Target, options: Options) -> Races:
 
 def _races(options: Options) -> bool:
     """Return True if the ways to run a product are to be timed, on the device that is here."""
-    return options.autotune and options.race == "auto" and options.target is None
+    timed = options.autotune and options.race == "auto" and not options.native
+    return timed and options.target is None
 
 
 def _processor(device: torch.device) -> str:

@@ -99,6 +99,11 @@ class Options:
         changes_code=True,
         choices=("auto", "fused", "library"),
     )
+    native: bool = _option(
+        False,
+        "no step needs torch: each product is fusec's own kernel, and C can call the graph",
+        changes_code=True,
+    )
     # A larger budget may find another winner, which an entry of a smaller one would hide.
     race_budget_s: float | None = _option(
         None,

@@ -16,6 +16,7 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen import cpp, wrapper
+from fusec.codegen.native import Native, print_native
 from fusec.codegen.runs import RunCode, print_run, run_codes
 from fusec.codegen.table import print_blocks
 from fusec.codegen.triton_form import by_pointers
@@ -51,6 +52,7 @@ class Compiled:
         wrapper: the Python source of ``call``.
         named: returns the same for profilers, each launch with its name.
         runs: the functions that launch several kernels.
+        native: the same for programs without Python, where the options ask for it.
     """
 
     schedule: Schedule
@@ -63,6 +65,7 @@ class Compiled:
     wrapper: str
     named: Callable[[], str]
     runs: tuple[RunCode, ...] = ()
+    native: Native | None = None
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -110,6 +113,7 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         print_call(),
         partial(print_call, named=True),
         tuple({run.name: run for run in runs.values()}.values()),
+        print_native(schedule, placed.memory, programs, code) if context.options.native else None,
     )
 
 
@@ -213,6 +217,7 @@ def cpp_unit(compiled: Compiled, width: int) -> str:
     products = any(map(cpp.multiplies, compiled.distinct.values()))
     sources = [compiled.sources[name] for name in compiled.distinct]
     sources += [print_run(run, compiled.programs) for run in compiled.runs]
+    sources += [compiled.native.source] if compiled.native is not None else []
     return cpp.prelude(width, products=products) + "\n".join(sources)
 
 

@@ -137,11 +137,17 @@ def _fuses(context: Context) -> bool:
     return context.options.fusion
 
 
+def _bundles(context: Context) -> bool:
+    # A recording, and a function in C, launch at no cost.
+    options = context.options
+    return options.fusion and not options.cudagraphs and not options.native
+
+
 def _fuses_products(context: Context) -> bool:
     return (
         context.target.machine.multiplies
         and context.options.fusion
-        and context.options.race != "library"
+        and (context.options.race != "library" or context.options.native)
     )
 
 
@@ -204,7 +210,7 @@ _FORMATS = _on_fx(
     "memory_formats",
     "images flow channels-last through convolutions that gain by it (CPU)",
     _formats,
-    only=lambda context: context.target.formats,
+    only=lambda context: context.target.formats and not context.options.native,
 )
 _DRAWS = _on_fx(
     "draws",
@@ -368,6 +374,8 @@ def _contract(graph: Graph, context: Context) -> Schedule:
     if not _fuses_products(context):
         schedule: Schedule = cut(graph)
         return schedule
+    if context.options.native:
+        return cut_with_products(graph, cut, None, context.target.machine, alone=True)
     tried = partial(fold, FUSE, context=context.quiet())
     make = context.make_judge or partial(judge_by_model, machine=context.target.machine)
     judge = None if context.options.race == "fused" else make(tried)
@@ -385,7 +393,7 @@ PASSES = (
         "chunk",
         "lines around a far wider product become one loop, whose body runs for some rows",
         _chunk,
-        only=_fuses,
+        only=lambda context: _fuses(context) and not context.options.native,
         inner=CLEAN,
     ),
     Stage(
@@ -421,8 +429,7 @@ PASSES = (
         "bundle",
         "alike, independent pointwise kernels become one launch",
         lambda schedule, context: bundle(schedule, context.target.machine),
-        # A recording launches at no cost to the host.
-        only=lambda context: context.options.fusion and not context.options.cudagraphs,
+        only=_bundles,
         needs=("in_place",),
     ),
 )

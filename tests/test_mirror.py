@@ -64,6 +64,9 @@ ELSEWHERE = {
     "runtime/interior": "test_building",
     "runtime/loading": "test_archive",
     "runtime/model": "test_building",
+    # What C runs is tested by a program in C.
+    "codegen/native": "native/test_native",
+    "naming": "native/test_native",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "dumps": "test_cli",
@@ -103,6 +106,7 @@ ELSEWHERE = {
     "frontend/value": "frontend/test_shapes",
     # Structures have their printed form, verifier and interpreter tested together.
     "ir/argument": "ir/test_verify",
+    "ir/arena": "passes/test_arena",
     "ir/contraction": "passes/schedule/test_tiling",
     "ir/definition": "ir/test_verify",
     "ir/disjoint": "ir/test_verify",

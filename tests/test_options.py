@@ -213,6 +213,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
     assert changing == {
         *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fusion"),
         "merge_limit",
+        "native",
         *("precision", "race", "race_budget_s", "roles", "target", "verify"),
     }
 

@@ -267,6 +267,7 @@ HEAD = "| stage | in → out | what it does |\n|---|---|---|\n"
 PRINTED = (
     "| printer | Form (GPU), Program (CPU) → source | `codegen/triton.py`, `codegen/cpp.py` |\n"
     "| wrapper | Memory → source | the graph's `call(args)`: allocate, launch, extern, free |\n"
+    "| native | Memory → source | the same in C++, for C: each buffer has a place (`--native`) |\n"
 )
 
 

@@ -8,6 +8,7 @@ The model has to be one graph: where Dynamo would end it, the lines are listed. 
 names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs. The
 parameters' values are no part of the file: --with-weights writes them beside it, in a file of the
 same name that ends with .safetensors; without, the model takes no memory.
+With --native a program in C runs the file, too (docs/deploy.md): then no step may need torch.
 With several targets the file has kernels for each, and the first that runs on a machine is taken.
 No GPU is needed to build for one: ways to run products then go by rule.
 """
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with-weights", action="store_true", help="write parameters and buffers beside it"
     )
+    parser.add_argument(
+        "--native", action="store_true", help="C can run it, without Python: see fusec.native"
+    )
     parser.add_argument("-o", dest="file", metavar="FILE", type=Path, help="default: model.fusec")
 
 
@@ -57,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.report.observe import new_fake_mode
 
     mode, forced = new_fake_mode(), forced_options(arguments)
+    forced |= {"native": True} if arguments.native else {}
     options = [_options(target or known_target(arguments), forced) for target in targets]
     given = parse_inputs(arguments.input)
     progress(f"building {arguments.model}")
@@ -79,6 +84,8 @@ def _check_inputs(arguments: argparse.Namespace) -> None:
         raise UsageError(
             "an archive has the sizes of its inputs: leave out --dynamic, and build one for each."
         )
+    if arguments.native and arguments.train:
+        raise UsageError("--native is for inference: leave out --train.")
     if arguments.run:
         raise UsageError("--run is for models whose graphs depend on values; an archive has one.")
     specs = (*given.specs, *given.named.values())
@@ -91,7 +98,7 @@ def _options(target: str | None, forced: dict[str, Any]) -> Options:
     from fusec.report.stages import choose_target  # local, as above
 
     row = choose_target(target)
-    own = {} if row.device == "cpu" else {"target": row.name}
+    own = {} if row.device == "cpu" else {"target": row.name, "native": False}
     return Options.from_compile(None, {**forced, **own})
 
 

@@ -89,7 +89,9 @@ class Choice:
 Judge: TypeAlias = Callable[[Group], Choice]
 
 
-def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None, machine: Machine) -> Schedule:
+def cut_with_products(
+    graph: Graph, cut: Cut, judge: Judge | None, machine: Machine, *, alone: bool = False
+) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
     A kernel that won has the configuration that won.
@@ -98,6 +100,7 @@ def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None, machine: Mach
         cut: the passes from a graph to kernels.
         judge: chooses between the ways of a group; None fuses all that can be.
         machine: says what is opened at all; products of few rows are, with nothing beside them.
+        alone: whether those of many rows are, too.
     """
     few = _of_few_rows(graph, machine.few_rows)
     # A window's gradient by one core is the library's: it stores once for each window.
@@ -108,7 +111,7 @@ def cut_with_products(graph: Graph, cut: Cut, judge: Judge | None, machine: Mach
     log: dict[str, Decision] = {}
     while opened:
         schedule = cut(open_calls(graph, opened))
-        closed = (_lonely(graph, schedule) - few) & opened
+        closed = set() if alone else (_lonely(graph, schedule) - few) & opened
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, opened - closed) if judge else ():
             group = slice_group(graph, kernels, calls)

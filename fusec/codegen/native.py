@@ -1,0 +1,238 @@
+"""The second wrapper: a graph's call as one C++ function, for programs without Python.
+
+It stands behind the kernels, in the same translation unit and so in the same library, and does what
+the Python wrapper does: call kernels in order. Memory is the caller's: arguments, results, and a
+workspace in which each buffer has an offset (``ir/arena.py``). ``fusec/native/fusec.h`` is how a
+program loads and calls it; it asks ``fusec_signature``, a text, what the function takes.
+
+Worked example::
+
+    extern "C" int fusec_run(void *const *arguments, void *const *results, char *workspace,
+                             int threads) {
+      const fusec_team team(threads);
+      int status = 0;
+      m_f32 *const x = (m_f32 *)arguments[0];
+      m_f32 *const h = (m_f32 *)(workspace + 0);
+      m_f32 *const y = (m_f32 *)results[0];
+      gelu_k0(x, h, &status);
+      if (status) return status;
+      add_k1(h, y, &status);
+      return status;
+    }
+
+and its signature::
+
+    fusec native 1
+    workspace 4096
+    argument f32 8 128
+    result f32 8 128
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.errors import UsageError
+from fusec.ir.arena import Arena, verify_arena
+from fusec.ir.argument import View, argument_views
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Kernel, Schedule, Step
+from fusec.ir.index import Index, contiguous_strides, index
+from fusec.ir.memory import Memory
+from fusec.ir.names import Names
+from fusec.ir.program import Program
+from fusec.passes.arena import plan_arena
+
+FORMAT = "fusec native 1"
+"""The first line of a signature: what a program that loads it has to know."""
+SIGNATURE = "native.txt"
+"""The blob that has the signature, to be compared with the library's."""
+
+_TEAM = """
+extern "C" int omp_get_max_threads(void);
+extern "C" void omp_set_num_threads(int);
+
+// So many threads run the kernels of one call: a setting of the thread that calls, put back.
+struct fusec_team {
+  const int before;
+  explicit fusec_team(int threads) : before(omp_get_max_threads()) { omp_set_num_threads(threads); }
+  ~fusec_team() { omp_set_num_threads(before); }
+};
+"""
+_HEAD = """\
+extern "C" int fusec_run(void *const *arguments, void *const *results, char *workspace,
+                         int threads) {
+  const fusec_team team(threads);
+  int status = 0;
+"""
+_RESERVED = ("arguments", "results", "workspace", "threads", "team", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a library has for programs without Python.
+
+    Attributes:
+        signature: what its function takes, as that says itself.
+        source: behind the kernels.
+    """
+
+    signature: str
+    source: str
+
+
+def print_native(
+    schedule: Schedule, memory: Memory, programs: Mapping[str, Program], code: Mapping[str, str]
+) -> Native:
+    """Return the C++ function of a scheduled graph.
+
+    Args:
+        memory, programs, code: as of ``wrapper.print_wrapper``.
+    Raises:
+        UsageError: listing the steps that need torch.
+    """
+    _refuse_others(schedule)
+    views = argument_views(schedule.graph.outputs)
+    direct = _direct(schedule, views)
+    arena = plan_arena(memory, direct)
+    verify_arena(memory, arena)
+    signature = _signature(schedule, views, arena)
+    return Native(signature, _Function(schedule, views, arena, programs, code).print(signature))
+
+
+def _refuse_others(schedule: Schedule) -> None:
+    """Raise UsageError where a step is no kernel, or an input no tensor that C can pass."""
+    kernels = set(schedule.kernels)
+    problems = [_problem(step) for step in schedule.steps if step not in kernels]
+    for item in schedule.graph.inputs:
+        if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
+            problems.append(f"{item.name}: its elements are not one after another in memory")
+        elif item is not None and not isinstance(item, Buffer):
+            problems.append(f"{item.name}: an input that is no tensor")
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise UsageError(f"the model cannot run without Python. What needs torch:\n{lines}")
+
+
+def _problem(step: Step) -> str:
+    """Return why a step needs torch, and the user's line that it is from."""
+    what = getattr(step, "target", type(step).__name__)
+    reason = getattr(step, "reason", "")
+    source = getattr(step, "origin", None)
+    place = f", at {source.source[-1]}" if source is not None and source.source else ""
+    return f"{what}: {reason}{place}" if reason else f"{what}{place}"
+
+
+def _is_dense(shape: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
+    """Return True if elements lie one after another in the order of their indices."""
+    if any(extent.is_constant and extent.const == 0 for extent in shape):
+        return True
+    return all(
+        stride is wanted or (extent.is_constant and extent.const == 1)
+        for extent, stride, wanted in zip(shape, strides, contiguous_strides(shape), strict=True)
+    )
+
+
+def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
+    """Return the buffers that can lie where the caller wants a result, and which.
+
+    Any other result is copied: a part of something, an input, what is returned twice.
+    """
+    inputs = set(schedule.graph.inputs)
+    found: dict[Buffer, int] = {}
+    for number, view in enumerate(views):
+        whole = view.is_whole and _is_dense(view.shape, view.strides)
+        if whole and view.buffer not in inputs:
+            found.setdefault(view.buffer, number)
+    return found
+
+
+def _signature(schedule: Schedule, views: Sequence[View], arena: Arena) -> str:
+    written = {buffer for step in schedule.steps for buffer in step.writes}
+    lines = [FORMAT, f"workspace {arena.bytes}"]
+    for item in schedule.graph.inputs:
+        kind = "written" if item in written else "argument"
+        lines.append(f"{kind} {_type(item, item.shape)}" if isinstance(item, Buffer) else "unread")
+    lines += [f"result {_type(view.buffer, view.shape)}" for view in views]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _type(buffer: Buffer, shape: tuple[Index, ...]) -> str:
+    return " ".join((str(buffer.dtype), *(str(_number(extent)) for extent in shape)))
+
+
+def _number(size: Index) -> int:
+    if not size.is_constant:
+        raise UsageError("a size is known only at run time, and C is told sizes when it is built.")
+    return size.const
+
+
+class _Function:
+    """Prints the function."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        views: Sequence[View],
+        arena: Arena,
+        programs: Mapping[str, Program],
+        code: Mapping[str, str],
+    ) -> None:
+        self.schedule, self.views, self.arena = schedule, views, arena
+        self.programs, self.code = programs, code
+        self.names = Names((*_RESERVED, *(p.name for p in programs.values())))
+        self.lines: list[str] = []
+
+    def print(self, signature: str) -> str:
+        for k, item in enumerate(self.schedule.graph.inputs):
+            if isinstance(item, Buffer):
+                self._declare(item, f"arguments[{k}]")
+        for kernel in self.schedule.kernels:
+            self._launch(kernel)
+        for number, view in enumerate(self.views):
+            if self.arena.results.get(view.buffer) != number:
+                self._copy(view, number)
+        body = "".join(f"  {line}\n" for line in self.lines)
+        text = "".join(f'\n    "{line}\\n"' for line in signature.splitlines())
+        declared = 'extern "C" const char fusec_signature[];'
+        return f"{_TEAM}\n{declared}\nconst char fusec_signature[] ={text};\n\n{_HEAD}{body}{_TAIL}"
+
+    def _declare(self, buffer: Buffer, place: str) -> None:
+        kind = f"m_{buffer.dtype} *"
+        self.lines.append(f"{kind}const {self.names(buffer)} = ({kind}){place};")
+
+    def _launch(self, kernel: Kernel) -> None:
+        program = self.programs[kernel.name]
+        for buffer in program.buffers:
+            if buffer.base not in self.names:
+                self._declare(buffer.base, self._place(buffer.base))
+        function = self.programs[self.code[kernel.name]].name
+        arguments = ", ".join(self.names(buffer.base) for buffer in program.buffers)
+        self.lines.append(f"{function}({arguments}, &status);")
+        self.lines.append("if (status) return status;")
+
+    def _place(self, buffer: Buffer) -> str:
+        number = self.arena.results.get(buffer)
+        if number is not None:
+            return f"results[{number}]"
+        return f"(workspace + {self.arena.offsets[buffer]})"
+
+    def _copy(self, view: View, number: int) -> None:
+        """Print loops that copy a view, the last axis fastest."""
+        axes = [f"_{k}" for k in range(len(view.shape))]
+        for axis, extent in zip(axes, view.shape, strict=True):
+            count = _number(extent)
+            self.lines.append(f"for (long long {axis} = 0; {axis} < {count}; ++{axis})")
+        to = _offset(axes, contiguous_strides(view.shape), index(0))
+        at = _offset(axes, view.strides, view.offset)
+        target = f"((m_{view.buffer.dtype} *)results[{number}])[{to}]"
+        self.lines.append(f"  {target} = {self.names(view.buffer)}[{at}];")
+
+
+_TAIL = "  return status;\n}\n"
+
+
+def _offset(axes: Sequence[str], strides: Sequence[Index], start: Index) -> str:
+    terms = [f"{axis} * {_number(s)}LL" for axis, s in zip(axes, strides, strict=True)]
+    return " + ".join((str(_number(start)), *terms))

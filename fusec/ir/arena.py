@@ -1,0 +1,69 @@
+"""Static memory of a schedule: one block of bytes in which each buffer has its place.
+
+A plan of memory (``ir/memory.py``) says when a buffer lives and which lies over which; where there
+is no allocator, an arena says also where. Some buffers lie in it not at all, but where the caller
+wants a result.
+
+Worked example: ``k0: x -> a``, ``k1: a -> b``, ``k2: b -> c``, each of 100 bytes, c returned::
+
+    a at 0    b at 128    c: result 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fusec.ir.expr import Buffer
+from fusec.ir.memory import Memory, bytes_of
+from fusec.ir.verify import check
+
+ALIGNMENT = 64
+"""Bytes of a cache line, and of the widest vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Where each buffer that a schedule makes lies.
+
+    Attributes:
+        offsets: in the arena, in bytes.
+        results: buffer -> the result in whose memory it lies.
+        bytes: of the arena.
+    """
+
+    offsets: Mapping[Buffer, int]
+    results: Mapping[Buffer, int]
+    bytes: int
+
+
+def verify_arena(memory: Memory, arena: Arena) -> None:
+    """Check that no two buffers that are in memory at once share a byte.
+
+    Raises:
+        InvalidIR: naming the step and the buffers.
+    """
+    present: dict[Buffer, None] = {}
+    for position, plan in enumerate(memory.steps):
+        line = f"step {position}"
+        for allocation in plan.allocated:
+            buffer, over = allocation.buffer, allocation.over
+            present[buffer] = None
+            check(buffer in arena.results or buffer in arena.offsets, line, f"{buffer} is nowhere")
+            if over is not None:
+                present.pop(over, None)
+        _check_apart(tuple(present), arena, line)
+        for buffer in plan.freed:
+            present.pop(buffer, None)
+
+
+def _check_apart(present: tuple[Buffer, ...], arena: Arena, line: str) -> None:
+    rows = sorted((arena.offsets[b], bytes_of(b), b.name) for b in present if b in arena.offsets)
+    end, owner = 0, ""
+    for offset, size, name in rows:
+        check(offset % ALIGNMENT == 0, line, f"{name} begins at {offset}")
+        check(offset >= end or not size, line, f"{name} lies where {owner} does")
+        end, owner = max((end, owner), (offset + size, name))
+    check(end <= arena.bytes, line, f"{owner} ends at {end} of {arena.bytes} bytes")
+    taken = [arena.results[b] for b in present if b in arena.results]
+    check(len(set(taken)) == len(taken), line, "two buffers lie in one result")

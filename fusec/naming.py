@@ -1,0 +1,82 @@
+"""What C calls the arguments and results of a graph: names beside the signature of its function.
+
+The signature (``codegen/native.py``) says types and sizes by position, for the library is compiled
+before anybody knows names. A line here says of each argument what is to be passed:
+
+    needs x86_64 avx avx2        the features of the processor
+    input 1 batch['mask']        what the caller gives, numbered in the order of the model's call
+    weight up.weight             a tensor of the weights' file
+    or head.weight               another name of it
+    held rope.frequencies        a value in the archive, the blob "held/" and the name
+    unread                       nothing
+    result result['logits']      of each result, what to call it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fusec.errors import UsageError
+from fusec.runtime import trees
+from fusec.runtime.processor import cpu_features
+
+NAMES = "names.txt"
+
+
+def describe_native(calling: Mapping[str, Any], signature: str, returned: int) -> str:
+    """Return the names for a signature.
+
+    Args:
+        calling: as ``runtime.model.read_calling`` reads it.
+        returned: how many results the graph has.
+    Raises:
+        UsageError: for what a function without state cannot do, and names that a line cannot hold.
+    """
+    kinds = [line.split()[0] for line in signature.splitlines()[2:]]
+    arguments = [kind for kind in kinds if kind != "result"]
+    lines = [f"needs {cpu_features()}"]
+    places = zip(calling["graph"], arguments, strict=True)
+    read = sorted(k for k, kind in places if kind != "unread" and k < len(calling["tensors"]))
+    for position, kind in zip(calling["graph"], arguments, strict=True):
+        lines += _argument(calling, position, kind, read)
+    paths = dict(_results(calling["result"], "result"))
+    if returned != len(kinds) - len(arguments):
+        raise UsageError("a result that is no tensor, which C cannot be given.")
+    lines += [f"result {paths.get(k, 'result')}" for k in range(returned)]
+    for line in lines:
+        if not line.isprintable() or not line.isascii() or set(line) & set('"\\'):
+            raise UsageError(f"C reads no such name: {line!r}. Give it letters and digits.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _argument(calling: Mapping[str, Any], position: int, kind: str, read: list[int]) -> list[str]:
+    tensors = calling["tensors"]
+    if kind == "unread":
+        return ["unread"]
+    if position < len(tensors):
+        return [f"input {read.index(position)} {tensors[position]['path']}"]
+    row = calling["weights"][position - len(tensors)]
+    first, *others = row["names"]
+    if kind == "written":
+        raise UsageError(
+            f"the model writes to {first}, and a model in C has no state that calls share: make it "
+            "an input, or call eval()."
+        )
+    if row["held"]:
+        return [f"held {first}"]
+    return [f"weight {first}", *(f"or {name}" for name in others)]
+
+
+def _results(tree: trees.Tree, path: str) -> Iterator[tuple[int, str]]:
+    """Yield the tensors of a result's tree, with their paths."""
+    ((kind, inner),) = tree.items()
+    match kind:
+        case "tensor":
+            yield inner, path
+        case "tuple" | "list":
+            for k, part in enumerate(inner):
+                yield from _results(part, f"{path}[{k}]")
+        case "dict":
+            for name, part in inner:
+                yield from _results(part, f"{path}['{name}']")

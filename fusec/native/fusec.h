@@ -1,0 +1,95 @@
+/* fusec.h: run a model that `fusec build --native` wrote, without Python.
+
+   A model is loaded once and may be run by any number of threads at the same time: nothing in it
+   changes. All memory of a run is the caller's: inputs, outputs, and a workspace.
+
+     fusec_model *model;
+     fusec_error error;
+     if (fusec_load(&model, "net.fusec", "net.safetensors", NULL, &error)) { puts(error.text); ... }
+     float x[8 * 256], y[8 * 1024];
+     fusec_memory in = {x, sizeof x}, out = {y, sizeof y};
+     if (fusec_run(model, &in, &out, NULL, 4, &error)) { puts(error.text); ... }
+     fusec_free(model);
+
+   Every function that can fail returns 0 or one of the codes below. */
+
+#ifndef FUSEC_H
+#define FUSEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  FUSEC_OK = 0,
+  FUSEC_CANNOT_READ = 1,      /* a file is not there, or may not be read */
+  FUSEC_DAMAGED = 2,          /* a file is no archive, or not the one that was written */
+  FUSEC_NOT_NATIVE = 3,       /* an archive that was built without --native, or by another fusec */
+  FUSEC_OTHER_MACHINE = 4,    /* the processor lacks what the kernels use, or libgomp is missing */
+  FUSEC_BAD_WEIGHTS = 5,      /* a weight is missing, or has another type or size */
+  FUSEC_BAD_CALL = 6,         /* an argument of fusec_run is not what the model takes */
+  FUSEC_OUT_OF_RANGE = 7,     /* an index among the inputs, a token say, is out of range */
+  FUSEC_DIVISION_BY_ZERO = 8, /* of integers */
+  FUSEC_NO_MEMORY = 9
+};
+
+/* What went wrong, in words. Wherever one is taken, NULL may be given. */
+typedef struct {
+  int code;
+  char text[256];
+} fusec_error;
+
+/* An input or an output: its elements lie one after another, the last axis fastest. */
+typedef struct {
+  const char *name;
+  const char *dtype; /* "bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64" */
+  size_t rank;
+  const int64_t *sizes; /* so many as `rank` */
+  size_t bytes;
+  int written; /* an input that the model changes, a cache say */
+} fusec_tensor;
+
+/* Memory that the caller owns. */
+typedef struct {
+  void *data;
+  size_t bytes;
+} fusec_memory;
+
+typedef struct fusec_model fusec_model;
+
+/* Load an archive; nothing in it runs before all of it is verified.
+
+   weights: a safetensors file, which is mapped, so that processes share its pages. NULL for a model
+     without any.
+   sha256: the archive's digest in 64 hexadecimal digits: another file is refused. NULL: any is
+     taken, and trusted as a shared library is. */
+int fusec_load(fusec_model **model, const char *archive, const char *weights, const char *sha256,
+               fusec_error *error);
+
+/* What a run takes and gives: `*count` tensors, in order. */
+const fusec_tensor *fusec_inputs(const fusec_model *model, size_t *count);
+const fusec_tensor *fusec_outputs(const fusec_model *model, size_t *count);
+
+/* The bytes that a run needs beside them. */
+size_t fusec_workspace(const fusec_model *model);
+
+/* Run the model once.
+
+   inputs, outputs: as many as it has, each of exactly the tensor's size, at a multiple of the size
+     of an element; outputs overlap nothing.
+   workspace: of at least fusec_workspace(model) bytes, at a multiple of 64. NULL: memory is
+     allocated for this run.
+   threads: at least 1. They are OpenMP's, and each thread that calls has its own. */
+int fusec_run(const fusec_model *model, const fusec_memory *inputs, const fusec_memory *outputs,
+              const fusec_memory *workspace, int threads, fusec_error *error);
+
+/* Let go of a model that no thread runs any more. NULL is allowed. */
+void fusec_free(fusec_model *model);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,133 @@
+/* The operating system and the processor: files, features, libraries. Linux. */
+
+#define _GNU_SOURCE
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "parts.h"
+
+/* -- files -------------------------------------------------------------------------------------- */
+
+int fusec_map(const char *path, fusec_text *file, fusec_error *error) {
+  struct stat status;
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0 || fstat(descriptor, &status)) {
+    int code = fusec_fail(error, FUSEC_CANNOT_READ, "cannot read %s: %s", path, strerror(errno));
+    if (descriptor >= 0) close(descriptor);
+    return code;
+  }
+  file->left = (size_t)status.st_size;
+  /* No memory is mapped for an empty file; it is damaged, and says so when it is read. */
+  void *at = file->left ? mmap(NULL, file->left, PROT_READ, MAP_PRIVATE, descriptor, 0) : "";
+  close(descriptor);
+  if (at == MAP_FAILED)
+    return fusec_fail(error, FUSEC_CANNOT_READ, "cannot map %s: %s", path, strerror(errno));
+  file->at = at;
+  return FUSEC_OK;
+}
+
+void fusec_unmap(fusec_text file) {
+  if (file.left) munmap((void *)file.at, file.left);
+}
+
+/* -- the processor ------------------------------------------------------------------------------ */
+
+/* Read the line of features as Linux lists them, for it leaves out what it does not let us use. */
+static char *features(void) {
+  FILE *file = fopen("/proc/cpuinfo", "re");
+  char *line = NULL;
+  size_t room = 0;
+  int found = 0;
+  while (file && !found && getline(&line, &room, file) > 0)
+    found = !strncmp(line, "flags", 5) || !strncmp(line, "Features", 8);
+  if (file) fclose(file);
+  if (found) return line;
+  free(line);
+  return NULL;
+}
+
+static int has_word(const char *line, fusec_text word) {
+  fusec_text rest = {line, strlen(line)}, one;
+  while (fusec_until(&rest, ' ', &one))
+    if (fusec_same(one, word)) return 1;
+  if (rest.left && rest.at[rest.left - 1] == '\n') --rest.left;
+  return fusec_same(rest, word);
+}
+
+int fusec_check_processor(fusec_text needed, fusec_error *error) {
+  struct utsname names;
+  fusec_text word;
+  char *here = features();
+  int code = FUSEC_OK;
+  for (int first = 1; !code && needed.left; first = 0) {
+    if (!fusec_until(&needed, ' ', &word)) fusec_take(&needed, needed.left, &word);
+    int has = first ? !uname(&names) && fusec_equal(word, names.machine)
+                    : here && has_word(here, word);
+    if (!has)
+      code = fusec_fail(error, FUSEC_OTHER_MACHINE, "this processor lacks %.*s", (int)word.left,
+                        word.at);
+  }
+  free(here);
+  return code;
+}
+
+/* -- libraries ---------------------------------------------------------------------------------- */
+
+/* Write bytes to a file in memory, which nobody can change afterwards. */
+static int memory_file(fusec_text content) {
+  int file = memfd_create("fusec", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  while (file >= 0 && content.left) {
+    ssize_t count = write(file, content.at, content.left);
+    if (count <= 0 || !fusec_take(&content, (size_t)count, &(fusec_text){NULL, 0})) {
+      close(file);
+      return -1;
+    }
+  }
+  if (file >= 0) fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+  return file;
+}
+
+/* Keep OpenMP's library for good: its threads wait in it for the next run, whoever asks. */
+static void keep_threads(void *handle) {
+  Dl_info info;
+  void *function = dlsym(handle, "omp_get_max_threads");
+  if (function && dladdr(function, &info)) dlopen(info.dli_fname, RTLD_NOW | RTLD_NODELETE);
+}
+
+int fusec_load_library(fusec_text content, fusec_library *library, fusec_error *error) {
+  char path[40];
+  *library = (fusec_library){NULL, memory_file(content), NULL, NULL};
+  if (library->file < 0)
+    return fusec_fail(error, FUSEC_NO_MEMORY, "no file in memory: %s", strerror(errno));
+  /* The C library knows a library by its path, so that the file stays open as long as that. */
+  snprintf(path, sizeof path, "/proc/self/fd/%d", library->file);
+  library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library->handle) {
+    fusec_fail(error, FUSEC_OTHER_MACHINE, "the kernels cannot be loaded: %s", dlerror());
+    fusec_unload_library(library);
+    return FUSEC_OTHER_MACHINE;
+  }
+  keep_threads(library->handle);
+  void *run = dlsym(library->handle, "fusec_run");
+  memcpy(&library->run, &run, sizeof run); /* C has no cast from an object to a function */
+  library->signature = dlsym(library->handle, "fusec_signature");
+  if (run && library->signature) return FUSEC_OK;
+  fusec_unload_library(library);
+  return fusec_fail(error, FUSEC_DAMAGED, "the kernels are not those of an archive for C");
+}
+
+void fusec_unload_library(fusec_library *library) {
+  if (library->handle) dlclose(library->handle);
+  if (library->file >= 0) close(library->file);
+  library->handle = NULL;
+  library->file = -1;
+}

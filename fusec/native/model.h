@@ -1,0 +1,31 @@
+/* A model, inside. */
+
+#ifndef FUSEC_MODEL_H
+#define FUSEC_MODEL_H
+
+#include "parts.h"
+
+/* An argument of the function.
+
+   input: its number among the inputs.
+   names: of a weight, one a line.
+   value: of one that is no input; `copy` is that, where it is the model's own. */
+typedef struct {
+  enum { UNREAD, INPUT, WEIGHT, HELD } kind;
+  size_t input;
+  fusec_text names;
+  fusec_tensor type;
+  const void *value;
+  void *copy;
+} argument;
+
+struct fusec_model {
+  fusec_library library;
+  fusec_text weights; /* the file, mapped */
+  argument *arguments;
+  fusec_tensor *inputs, *outputs;
+  size_t argument_count, input_count, output_count, workspace;
+  char *names; /* to which the tensors' point */
+};
+
+#endif

@@ -1,0 +1,102 @@
+/* What the parts of the library share. Users include fusec.h. */
+
+#ifndef FUSEC_PARTS_H
+#define FUSEC_PARTS_H
+
+#include "fusec.h"
+
+/* -- text.c: reading, with every access inside what is left ------------------------------------- */
+
+/* Bytes that are still to be read. */
+typedef struct {
+  const char *at;
+  size_t left;
+} fusec_text;
+
+/* Set `error` and return its code. */
+int fusec_fail(fusec_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Cut `count` bytes from the front into `taken`. Returns 0, and takes none, if there are fewer. */
+int fusec_take(fusec_text *text, size_t count, fusec_text *taken);
+/* Go past a literal that the text begins with. Returns 0 if it begins with another. */
+int fusec_skip(fusec_text *text, const char *literal);
+/* Cut what stands before a character, which is gone past. Returns 0 if there is none. */
+int fusec_until(fusec_text *text, char end, fusec_text *taken);
+/* Cut a number of decimal digits, of at most 18. */
+int fusec_number(fusec_text *text, uint64_t *number);
+int fusec_equal(fusec_text text, const char *literal);
+int fusec_same(fusec_text one, fusec_text other);
+
+/* Return the name of a type, and its bytes per element; NULL for what is no type. */
+const char *fusec_dtype(fusec_text name, size_t *bytes);
+
+/* -- sha256.c ----------------------------------------------------------------------------------- */
+
+typedef struct {
+  uint32_t state[8];
+  uint64_t bytes;
+  unsigned char block[64];
+} fusec_sha256;
+
+void fusec_sha256_begin(fusec_sha256 *digest);
+void fusec_sha256_add(fusec_sha256 *digest, const void *data, size_t count);
+void fusec_sha256_end(fusec_sha256 *digest, unsigned char result[32]);
+void fusec_sha256_of(fusec_text text, unsigned char result[32]);
+/* Read 64 hexadecimal digits. Returns 0 if there are others. */
+int fusec_digest(fusec_text *text, unsigned char result[32]);
+
+/* -- archive.c: what `fusec build` writes ------------------------------------------------------- */
+
+/* One named part of an archive, and the digest that the manifest says it has. */
+typedef struct {
+  fusec_text name, content;
+  unsigned char sha256[32];
+} fusec_blob;
+
+typedef struct {
+  fusec_blob *blobs;
+  size_t count;
+} fusec_archive;
+
+/* Find the variant for C in a file's bytes, and check every digest in it. Free `archive->blobs`. */
+int fusec_open(fusec_text file, fusec_archive *archive, fusec_error *error);
+/* Find a blob by two parts of its name. Returns 0 if there is none. */
+int fusec_find(const fusec_archive *archive, const char *folder, fusec_text name,
+               fusec_text *content);
+
+/* -- weights.c: safetensors --------------------------------------------------------------------- */
+
+/* A tensor of the file that is wanted, and where it was found.
+
+   names: one a line, those behind the first after "or ". */
+typedef struct {
+  fusec_text names;
+  const fusec_tensor *type;
+  const void *found;
+} fusec_weight;
+
+int fusec_find_weights(fusec_text file, fusec_weight *weights, size_t count, fusec_error *error);
+
+/* -- machine.c: the operating system and the processor ------------------------------------------ */
+
+/* Map a file, to be read. */
+int fusec_map(const char *path, fusec_text *file, fusec_error *error);
+void fusec_unmap(fusec_text file);
+/* Compare features, words after an architecture, with those of this processor. */
+int fusec_check_processor(fusec_text needed, fusec_error *error);
+
+typedef int (*fusec_function)(void *const *, void *const *, char *, int);
+
+/* A shared library that was loaded from memory. */
+typedef struct {
+  void *handle;
+  int file;
+  fusec_function run;
+  const char *signature;
+} fusec_library;
+
+int fusec_load_library(fusec_text content, fusec_library *library, fusec_error *error);
+void fusec_unload_library(fusec_library *library);
+
+#endif

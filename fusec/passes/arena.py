@@ -1,0 +1,84 @@
+"""Give each buffer of a schedule its place in one block of memory, known before anything runs.
+
+Spec: ``memory -> arena``, for static sizes. Buffers of which the plan says that one
+lies over another are one slot. The largest slots are placed first, each at the lowest offset where
+none that lives at the same time is: within a few percent of the peak in practice (the order is that
+of TensorFlow Lite's "greedy by size", Pisarchyk and Lee, 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fusec.ir.arena import ALIGNMENT, Arena
+from fusec.ir.expr import Buffer
+from fusec.ir.memory import Memory, bytes_of
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """Memory in which some buffers lie, one after the other.
+
+    Attributes:
+        first, last: the steps between which it is needed, both included.
+    """
+
+    buffers: list[Buffer]
+    first: int
+    last: int
+    offset: int = field(default=0)
+
+    @property
+    def end(self) -> int:
+        size = max(map(bytes_of, self.buffers))
+        return self.offset + -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def plan_arena(memory: Memory, results: Mapping[Buffer, int]) -> Arena:
+    """Return where the buffers of a schedule lie.
+
+    Args:
+        results: buffers that lie where the caller wants a result, and which result that is.
+    """
+    placed: list[_Slot] = []
+    own: dict[Buffer, int] = {}
+    slots = sorted(_slots(memory), key=lambda slot: -slot.end)
+    for slot in slots:
+        number = next((results[b] for b in slot.buffers if b in results), None)
+        if number is None:
+            slot.offset = _lowest(slot, placed)
+            placed.append(slot)
+        else:
+            own.update(dict.fromkeys(slot.buffers, number))
+    offsets = {buffer: slot.offset for slot in placed for buffer in slot.buffers}
+    return Arena(offsets, own, max((slot.end for slot in placed), default=0))
+
+
+def _slots(memory: Memory) -> list[_Slot]:
+    slots: list[_Slot] = []
+    of: dict[Buffer, _Slot] = {}
+    for position, plan in enumerate(memory.steps):
+        for allocation in plan.allocated:
+            if allocation.over is None:
+                slots.append(_Slot([allocation.buffer], position, len(memory.steps)))
+                of[allocation.buffer] = slots[-1]
+            else:
+                of[allocation.buffer] = of[allocation.over]
+                of[allocation.buffer].buffers.append(allocation.buffer)
+                of[allocation.buffer].last = len(memory.steps)
+        for buffer in plan.freed:
+            if buffer in of and of[buffer].buffers[-1] is buffer:
+                of[buffer].last = position
+    return slots
+
+
+def _lowest(slot: _Slot, placed: list[_Slot]) -> int:
+    """Return the least offset at which a slot lies beside all that live when it does."""
+    beside = [s for s in placed if s.first <= slot.last and slot.first <= s.last]
+    offset, size = 0, slot.end - slot.offset
+    for other in sorted(beside, key=lambda s: s.offset):
+        if offset + size <= other.offset:
+            break
+        offset = max(offset, other.end)
+    return offset

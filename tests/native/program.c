@@ -1,0 +1,95 @@
+/* Loads a model and runs it: `program ARCHIVE WEIGHTS|- THREADS IN... -- OUT...`, with files of
+   elements. Prints what the model takes. Callers at the same time: the environment's CALLERS. */
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fusec.h"
+
+enum { MOST = 16 };
+
+typedef struct {
+  const fusec_model *model;
+  fusec_memory inputs[MOST], outputs[MOST];
+  int threads, code;
+  fusec_error error;
+} call;
+
+static void *run(void *of) {
+  call *own = of;
+  for (int k = 0; k < 3 && !own->code; ++k)
+    own->code = fusec_run(own->model, own->inputs, own->outputs, NULL, own->threads, &own->error);
+  return NULL;
+}
+
+static fusec_memory read_file(const char *path) {
+  FILE *file = fopen(path, "rb");
+  fusec_memory made = {NULL, 0};
+  if (!file) exit(99);
+  fseek(file, 0, SEEK_END);
+  made.bytes = (size_t)ftell(file);
+  rewind(file);
+  made.data = malloc(made.bytes + 1);
+  if (fread(made.data, 1, made.bytes, file) != made.bytes) exit(99);
+  fclose(file);
+  return made;
+}
+
+static void show(const char *what, const fusec_tensor *tensors, size_t count) {
+  for (size_t k = 0; k < count; ++k) {
+    printf("%s %s: %s[", what, tensors[k].name, tensors[k].dtype);
+    for (size_t axis = 0; axis < tensors[k].rank; ++axis)
+      printf("%s%lld", axis ? ", " : "", (long long)tensors[k].sizes[axis]);
+    printf("]%s\n", tensors[k].written ? " written" : "");
+  }
+}
+
+static int finish(int code, const fusec_error *error) {
+  if (code) printf("error %d: %s\n", code, error->text);
+  return code;
+}
+
+int main(int count, char **given) {
+  static call calls[MOST];
+  pthread_t threads[MOST];
+  fusec_model *model;
+  fusec_error error;
+  const char *callers = getenv("CALLERS");
+  int all = callers ? atoi(callers) : 1, code;
+  if (count < 4) return 98;
+  code = fusec_load(&model, given[1], strcmp(given[2], "-") ? given[2] : NULL, getenv("PIN"), &error);
+  if (code) return finish(code, &error);
+  size_t inputs, outputs;
+  const fusec_tensor *takes = fusec_inputs(model, &inputs), *gives = fusec_outputs(model, &outputs);
+  show("input", takes, inputs);
+  show("output", gives, outputs);
+  int dashes = 4;
+  while (dashes < count && strcmp(given[dashes], "--")) ++dashes;
+  for (int c = 0; c < all; ++c) {
+    calls[c].model = model;
+    calls[c].threads = atoi(given[3]);
+    for (int k = 4; k < dashes; ++k) calls[c].inputs[k - 4] = read_file(given[k]);
+    for (size_t k = 0; k < outputs; ++k)
+      calls[c].outputs[k] = (fusec_memory){malloc(gives[k].bytes + 1), gives[k].bytes};
+  }
+  for (int c = 0; c < all; ++c) pthread_create(&threads[c], NULL, run, &calls[c]);
+  for (int c = 0; c < all; ++c) pthread_join(threads[c], NULL);
+  for (int c = 0; c < all; ++c) {
+    if (calls[c].code) return finish(calls[c].code, &calls[c].error);
+    for (size_t k = 0; k < outputs; ++k)
+      if (memcmp(calls[c].outputs[k].data, calls[0].outputs[k].data, gives[k].bytes)) return 97;
+  }
+  for (size_t k = 0; k < outputs && dashes + 1 + (int)k < count; ++k) {
+    FILE *file = fopen(given[dashes + 1 + (int)k], "wb");
+    fwrite(calls[0].outputs[k].data, 1, gives[k].bytes, file);
+    fclose(file);
+  }
+  for (int c = 0; c < all; ++c) {
+    for (size_t k = 0; k < inputs; ++k) free(calls[c].inputs[k].data);
+    for (size_t k = 0; k < outputs; ++k) free(calls[c].outputs[k].data);
+  }
+  fusec_free(model);
+  return 0;
+}

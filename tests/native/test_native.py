@@ -1,0 +1,284 @@
+"""Models that C runs: `fusec build --native`, fusec.h, and a program that is compiled with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusec
+import fusec.native
+from fusec.building import Call, build, weights_of
+from fusec.errors import UsageError
+from fusec.options import Options
+from fusec.runtime import loading
+from fusec.runtime.entry import decode, encode
+from fusec.runtime.model import KEY
+from tests.support import BACKEND, values
+
+save_file = pytest.importorskip("safetensors.torch").save_file
+COMPILER = shutil.which("gcc") or shutil.which("clang")
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own archives"),
+    pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
+]
+
+HERE = Path(__file__).parent
+NATIVE = [Options.from_compile(None, {"native": True})]
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+class Net(nn.Module):
+    """Products of many rows, a norm, a value that no state_dict has, results of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 24)
+        self.down = nn.Linear(24, 5)
+        self.register_buffer("scale", torch.full((5,), 2.0), persistent=False)
+
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, Any]:
+        h = F.gelu(self.up(self.norm(x)))
+        y = self.down(h) * self.scale
+        return {"y": torch.where(mask, y, 0.0), "rest": (h.sum(-1), y.t(), 3, x)}
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def inputs_of(seed: int = 1) -> dict[str, torch.Tensor]:
+    return {"x": values(33, 16, seed=seed), "mask": values(33, 5, seed=2) > 0}
+
+
+def archive(folder: Path, model: nn.Module | Callable[..., Any], *args: Any, **named: Any) -> Path:
+    """Write a model's archive and weights; return where."""
+    torch._dynamo.reset()
+    path = folder / "net.fusec"
+    path.write_bytes(build(model, Call(args, named), NATIVE))
+    if isinstance(model, nn.Module):
+        save_file(weights_of(model), path.with_suffix(".safetensors"))
+    return path
+
+
+def compiled(folder: Path, *flags: str, source: str = "program.c") -> Path:
+    """Compile a program with the library, warnings being errors."""
+    own = fusec.native.path()
+    warnings = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")
+    sources = [HERE / source, *sorted(own.glob("*.c"))]
+    path = folder / source.removesuffix(".c")
+    command = [COMPILER, *warnings, *flags, "-I", own, *sources, "-ldl", "-lpthread", "-o", path]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("program"), *SANITIZED)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return archive(tmp_path_factory.mktemp("net"), net(), **inputs_of())
+
+
+def run(
+    program: Path,
+    path: Path,
+    *tensors: torch.Tensor,
+    like: tuple[torch.Tensor, ...] = (),
+    weights: str | Path | None = None,
+    threads: int = 1,
+    **environment: str,
+) -> tuple[str, list[torch.Tensor]]:
+    """Run a model in C; return what is printed, and results of the types of `like`."""
+    folder = path.parent
+    given, made = [], []
+    for k, tensor in enumerate(tensors):
+        given.append(folder / f"in{k}")
+        flat = tensor.contiguous().reshape(-1)
+        given[-1].write_bytes(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    results = [folder / f"out{k}" for k in range(len(like))]
+    beside = path.with_suffix(".safetensors") if weights is None else weights
+    command = [program, path, beside, threads, *given, "--", *results]
+    # The kernels' libraries are not built for it, and libgomp's threads live on.
+    own = {"ASAN_OPTIONS": "detect_leaks=0", **environment}
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, env={**os.environ, **own}
+    )
+    assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr
+    assert done.returncode < 90, (done.returncode, done.stderr)
+    if not done.returncode:
+        for file, one in zip(results, like, strict=True):
+            flat = torch.frombuffer(bytearray(file.read_bytes()), dtype=one.dtype)
+            made.append(flat.reshape(one.shape))
+    return done.stdout, made
+
+
+def test_c_computes_what_python_does_bit_for_bit(program: Path, built: Path) -> None:
+    given = inputs_of(seed=7)
+    found = fusec.load(built)(**given)
+    expected = found["y"], found["rest"][0], found["rest"][1]
+    said, made = run(program, built, given["x"], given["mask"], like=expected)
+    assert said.splitlines() == [
+        "input x: f32[33, 16]",
+        "input mask: bool[33, 5]",
+        "output result['y']: f32[33, 5]",
+        "output result['rest'][0]: f32[33]",
+        "output result['rest'][1]: f32[5, 33]",
+    ]
+    assert all(map(torch.equal, made, expected))
+    torch.testing.assert_close(found["y"], net()(**given)["y"])
+
+
+def test_several_threads_call_one_model_at_the_same_time(program: Path, built: Path) -> None:
+    given = inputs_of()
+    expected = (fusec.load(built)(**given)["y"],)
+    _, made = run(program, built, *given.values(), like=expected, threads=2, CALLERS="4")
+    assert torch.equal(made[0], expected[0])
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_digest_pins_an_archive(program: Path, built: Path) -> None:
+    digest = hashlib.sha256(built.read_bytes()).hexdigest()
+    given = tuple(inputs_of().values())
+    assert "error" not in run(program, built, *given, PIN=digest)[0]
+    said, _ = run(program, built, *given, PIN=digest.replace(digest[0], "f0"[digest[0] == "f"]))
+    assert said == "error 2: the archive has not the SHA-256 that is wanted\n"
+
+
+def test_wrong_calls_have_codes_and_words(program: Path, built: Path) -> None:
+    x, mask = inputs_of().values()
+    said, _ = run(program, built, x[:32], mask)
+    assert said.endswith("error 6: x has 2112 bytes, not 2048\n")
+    assert "error 6: 0 threads" in run(program, built, x, mask, threads=0)[0]
+    said, _ = run(program, built, weights="-")
+    assert said == "error 5: the model has weights\n"
+    said, _ = run(program, built, weights="nowhere")
+    assert said == "error 1: cannot read nowhere: No such file or directory\n"
+    said, _ = run(program, built.with_suffix(".safetensors"))
+    assert said == "error 2: the file is no archive of fusec build, or damaged\n"
+
+
+def test_weights_that_do_not_fit_are_named(program: Path, built: Path, tmp_path: Path) -> None:
+    own = weights_of(net())
+    for changed, problem in (
+        ({"up.weight": own["up.weight"].double()}, "the weight up.weight has another type"),
+        ({"up.weight": own["up.weight"].t().contiguous()}, "the weight up.weight has another type"),
+        ({"up.bias": None}, "the weight up.bias is missing"),
+    ):
+        kept = {name: t for name, t in {**own, **changed}.items() if t is not None}
+        save_file(kept, tmp_path / "w.safetensors")
+        said, _ = run(program, built, weights=tmp_path / "w.safetensors")
+        assert said.startswith(f"error 5: {problem}")
+
+
+def repacked(content: bytes, change: Callable[[dict[str, bytes]], object]) -> bytes:
+    """Return an archive with blobs of its variant changed, and every digest made right again."""
+    variants = decode(KEY, content)
+    assert variants is not None
+    blobs = decode(loading.KEY, variants["cpu"])
+    assert blobs is not None
+    change(blobs)
+    return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
+
+
+def described(blobs: dict[str, bytes]) -> None:
+    """Let the code of an archive say that it was made with what stands beside it."""
+    wrapper = blobs["inference/wrapper.py"].decode()
+    _, specs = loading.read_contract(wrapper)
+    body = wrapper.rpartition("\n# described: ")[0]
+    end = loading.contract(loading.digest_beside(blobs), specs)
+    blobs["inference/wrapper.py"] = (body + end).encode()
+
+
+def changing(name: str, old: bytes, new: bytes, *, honest: bool) -> Callable[[Any], None]:
+    def change(blobs: dict[str, bytes]) -> None:
+        assert old in blobs[name]
+        blobs[name] = blobs[name].replace(old, new, 1)
+        if honest:
+            described(blobs)
+
+    return change
+
+
+LIES = {
+    "a processor": (
+        changing("names.txt", b"\n", b" avx9000\n", honest=True),
+        "error 4: this processor lacks avx9000\n",
+    ),
+    "names": (
+        changing("names.txt", b"weight norm.weight", b"weight norm.bias", honest=False),
+        "error 2: the archive is not the one that was written\n",
+    ),
+    "a size": (
+        changing("inference/native.txt", b"f32 33 16", b"f32 99 16", honest=True),
+        "error 2: the archive describes another function than it has\n",
+    ),
+    "a workspace": (
+        changing("inference/native.txt", b"workspace ", b"workspace 9", honest=True),
+        "error 2: the archive describes another function than it has\n",
+    ),
+    "a version": (
+        changing("inference/native.txt", b"native 1", b"native 2", honest=True),
+        "error 3: the archive is of another version of fusec\n",
+    ),
+    "a held value": (
+        lambda blobs: (blobs.update({"held/scale": b"1234"}), described(blobs)),
+        "error 2: the archive does not hold what it says\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_archive_that_lies_is_an_error(
+    program: Path, built: Path, tmp_path: Path, lie: str
+) -> None:
+    change, problem = LIES[lie]
+    path = tmp_path / "net.fusec"
+    path.write_bytes(repacked(built.read_bytes(), change))
+    said, _ = run(program, path, weights=built.with_suffix(".safetensors"))
+    assert said == problem
+
+
+def test_an_archive_without_native_code_is_an_error(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.fusec"
+    torch._dynamo.reset()
+    path.write_bytes(build(net(), Call((), inputs_of()), [Options.from_compile(None, None)]))
+    said, _ = run(program, path)
+    assert said == "error 3: the archive was built without --native\n"
+
+
+def test_an_index_out_of_range_is_an_error(program: Path, tmp_path: Path) -> None:
+    def look_up(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return table[i] * 2
+
+    table, i = values(5, 8), torch.tensor([1, 4])
+    path = archive(tmp_path, look_up, table, i)
+    _, (made,) = run(program, path, table, i, like=(look_up(table, i),), weights="-")
+    assert torch.equal(made, look_up(table, i))
+    said, _ = run(program, path, table, torch.tensor([1, 5]), weights="-")
+    assert said.endswith("error 7: an index among the inputs is out of range\n")
+
+
+def test_what_needs_torch_is_listed_with_its_line() -> None:
+    def sorts(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x + 1)
+
+    torch._dynamo.reset()
+    with pytest.raises(UsageError, match=r"without Python.*\n  aten\.linalg_inv_ex.*test_native"):
+        build(sorts, Call((values(4, 4),)), NATIVE)
