@@ -55,7 +55,7 @@ def build(programs: list[Program]) -> Library:
             "function": p.name,
             "buffers": len(p.buffers),
             "sizes": len(p.sizes),
-            "where": "test.py:1",
+            "parts": [(p.name, "test.py:1")],
             "blocks": None,
         }
         for p in programs
@@ -181,7 +181,7 @@ def test_only_buffers_that_lie_apart_are_said_to() -> None:
     compiled = generate(schedule, context(find_target("cpu")))
     head = next(line for line in compiled.sources["k1"].splitlines() if "void k1" in line)
     assert "(const m_f32 *__restrict p_w, const m_f32 *p_t, m_f32 *p_y, int *status)" in head
-    assert "y = t  # memory reused\n    k1(" in compiled.wrapper
+    assert "y = t  # memory reused\n    k0_to_k1(" in compiled.wrapper
 
 
 def test_hostile_names_and_comments_stay_comments() -> None:

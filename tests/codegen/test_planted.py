@@ -82,7 +82,12 @@ def kernels() -> dict[str, Launch]:
         unit += text.replace(f" {program.name}(", name).replace(right, wrong)
     folder = Path(tempfile.mkdtemp(prefix="fusec-test-"))
     (folder / "kernels.so").write_bytes(cpp_kernel.build(unit, Options()))
-    row = {"buffers": len(program.buffers), "sizes": 0, "where": "test.py:1", "blocks": None}
+    row = {
+        "buffers": len(program.buffers),
+        "sizes": 0,
+        "parts": [(program.name, "test.py:1")],
+        "blocks": None,
+    }
     names = [name.strip(" (") for name in named.values()]
     rows = [{"name": name, "function": name, **row} for name in names]
     loaded = cpp_kernel.load(folder / "kernels.so", rows)
@@ -113,8 +118,8 @@ def test_a_fault_of_a_triton_kernel_is_found(fault: str) -> None:
 # -- the wrapper -----------------------------------------------------------------------------------
 
 WRAPPER = {
-    "arguments of a kernel exchanged": ("k2(sum_1, arg0_1, ", "k2(arg0_1, sum_1, "),
-    "a kernel left out": ("    k1(sum_1_part, sum_1)\n", ""),
+    "arguments of a kernel exchanged": ("k3(sort_0, add)", "k3(add, sort_0)"),
+    "a kernel left out": ("    k0_to_k2(arg0_1, sum_1_part, sum_1, sum_2)\n", ""),
     "memory of a live value given away": ("empty((40000,), (1,), f32)", "arg0_1.view(-1)[-40000:]"),
     "outputs in another order": ("return (sum_2, add)", "return (add, sum_2)"),
     "other strides": ("sum_2 = empty((40000,), (1,)", "sum_2 = empty((40000,), (2,)"),
