@@ -32,7 +32,7 @@ from fusec.compiler import compile_entry
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
 from fusec.naming import NAMES, describe_native
 from fusec.options import Options
-from fusec.report.arguments import positional, signature_of
+from fusec.report.arguments import fitting, signature_of
 from fusec.report.breaks import break_lines, merge_breaks, read_break
 from fusec.report.observe import new_fake_mode, observe
 from fusec.report.watching import watch
@@ -236,7 +236,7 @@ def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTen
     """Raise the error for a model that is not one graph."""
     with watch() as watched:
         try:
-            inputs = positional(fn, call.args, call.named)
+            inputs = fitting(fn, call.args, call.named)
             observe(fn, inputs, train=call.train, mode=mode)
         except ModelError:
             raise

@@ -202,7 +202,7 @@ def call_target(
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
     with torch.set_grad_enabled(train):
         for inputs in calls * (2 if len(calls) == 1 else 1):
-            made = pytree.tree_leaves(compiled(*inputs))
+            made = pytree.tree_leaves(inputs.call(compiled))
             roots = [r for r in made if isinstance(r, torch.Tensor) and r.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.randn_like(root) for root in roots])

@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,9 @@ from fusec.cli.inputs import Inputs, TensorInput, each_call
 from fusec.cli.line import EXPORTED, FORM, constructed
 from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
-from fusec.report.arguments import positional, signature_of
+from fusec.report.arguments import Arguments, described, fitting
 from fusec.report.observe import Observed, observe
-from fusec.torch_interior import FakeTensorMode, pytree
+from fusec.torch_interior import FakeTensorMode
 
 _Made = TypeVar("_Made")
 
@@ -50,9 +50,9 @@ def observe_call(
         UsageError: if the inputs do not fit the signature.
         ModelError: if the model fails by itself.
     """
-    specs = _in_order(fn, given)
+    specs = _fitting(fn, given)
     with mode:
-        inputs = [pytree.tree_map_only(TensorInput, TensorInput.make, spec) for spec in specs]
+        inputs = specs.mapped(lambda spec: spec.make() if isinstance(spec, TensorInput) else spec)
     fn = fn.train(train) if isinstance(fn, nn.Module) else fn
     attempt = partial(observe, fn, inputs, train=train, mode=mode, **how)
     try:
@@ -113,7 +113,7 @@ def load_callable(
 
 def load_with_inputs(
     target: str, given: Inputs, train: bool, device: torch.device
-) -> tuple[Callable[..., Any], list[list[Any]]]:
+) -> tuple[Callable[..., Any], list[Arguments]]:
     """Return what a TARGET names, with memory, and random inputs of each call, on a device.
 
     A module whose parameters all have another floating type than the inputs, and which does not
@@ -123,11 +123,13 @@ def load_with_inputs(
     fn = load_callable(target, len(given), nullcontext())
 
     def make(spec: Any) -> Any:
-        made = pytree.tree_map_only(TensorInput, TensorInput.random, spec)
+        made = spec.random() if isinstance(spec, TensorInput) else spec
         _refuse_sparse(made)
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), made)
+        return made.to(device) if isinstance(made, torch.Tensor) else made
 
-    calls = [[make(spec) for spec in call] for call in each_call(_in_order(fn, given))]
+    specs = _fitting(fn, given)
+    each: list[Any] = each_call([list(specs.args), dict(specs.named)])
+    calls = [Arguments(tuple(args), named).mapped(make) for args, named in each]
     if not isinstance(fn, nn.Module):
         return fn, calls
     fn = fn.train(train).to(device)
@@ -138,21 +140,20 @@ def load_with_inputs(
     return fn, calls
 
 
-def _refuse_sparse(inputs: Any) -> None:
+def _refuse_sparse(value: Any) -> None:
     """Raise UsageError for a tensor in a layout that ``torch.compile`` does not take."""
-    for leaf in pytree.tree_leaves(inputs):
-        if isinstance(leaf, torch.Tensor) and str(leaf.layout).startswith("torch.sparse"):
-            raise UsageError(
-                f"an input has the layout {leaf.layout}, which torch.compile does not take: calls "
-                "with such tensors run eagerly, and there is nothing to compare."
-            )
+    if isinstance(value, torch.Tensor) and str(value.layout).startswith("torch.sparse"):
+        raise UsageError(
+            f"an input has the layout {value.layout}, which torch.compile does not take: calls "
+            "with such tensors run eagerly, and there is nothing to compare."
+        )
 
 
-def _runs(fn: nn.Module, inputs: Sequence[Any]) -> bool:
+def _runs(fn: nn.Module, inputs: Arguments) -> bool:
     """Return whether a copy of a module runs with copies of some inputs."""
     try:
         with torch.no_grad():
-            copy.deepcopy(fn)(*copy.deepcopy(list(inputs)))
+            copy.deepcopy(inputs).call(copy.deepcopy(fn))
     except Exception:
         return False
     return True
@@ -169,14 +170,14 @@ class _Exported(nn.Module):
             raise UsageError(f"{path!r} is no file of torch.export.save: {error}.") from error
         self.program = exported.module()
         args, kwargs = exported.example_inputs or ((), {})
-        self.example_inputs = (*args, *kwargs.values())
+        self.example_inputs = Arguments(tuple(args), dict(kwargs))
 
     def train(self, mode: bool = True) -> _Exported:
         """Return itself: a program was exported in one of the modes."""
         return self
 
-    def forward(self, *args: Any) -> Any:
-        return self.program(*args)
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self.program(*args, **named)
 
 
 # -- the module ------------------------------------------------------------------------------------
@@ -330,21 +331,21 @@ def _call_factory(found: Callable[..., Any], mode: AbstractContextManager[Any], 
 # -- its arguments ---------------------------------------------------------------------------------
 
 
-def _in_order(fn: Callable[..., Any], given: Inputs) -> list[Any]:
-    """Return the arguments of a call in their order, with defaults between those that have names.
+def _fitting(fn: Callable[..., Any], given: Inputs) -> Arguments:
+    """Return the arguments of a call.
 
     Raises:
         UsageError: if the inputs do not fit the signature.
     """
     specs, named = given.read()
     if isinstance(fn, _Exported) and not (specs or named):
-        return list(fn.example_inputs)
+        return fn.example_inputs
     try:
-        return positional(fn, specs, named)
+        return fitting(fn, specs, named)
     except TypeError as error:
         raise UsageError(
             f"{len(specs) + len(named)} inputs do not fit the model, which takes "
-            f"({', '.join(signature_of(fn))}): {error}. "
+            f"({described(fn)}): {error}. "
             "Give one --input for each, in order or as NAME=SPEC."
         ) from error
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fusec.errors import UsageError
 from fusec.ir import text
 from fusec.ir.graph import all_launches
 from fusec.options import Options
-from fusec.report.arguments import positional
+from fusec.report.arguments import fitting
 from fusec.report.explanation import Explanation, report_graph
 from fusec.report.notebook import kernels_html
 from fusec.report.observe import observe
@@ -140,9 +141,16 @@ def stage_call(
     race: str | None,
 ) -> list[Staged]:
     """Return the graphs of ``fn(*inputs, **named)``, compiled to source text, as of ``explain``."""
+    own = {"target": (target, str | None), "race": (race, str | None), "train": (train, bool)}
+    for name, (value, kind) in {**own, "dynamic": (dynamic, bool)}.items():
+        if not isinstance(value, kind):
+            raise UsageError(
+                f"{name}= is an option of fusec's, not the model's argument: that is given in its "
+                "place, or in a function around the model."
+            )
     row = choose_target(target)
     options = Options.from_compile(None, None if race is None else {"race": race})
-    given = positional(fn, inputs, named) if named else inputs
+    given = fitting(fn, inputs, named) if named else inputs
     seen = observe(fn, given, train=train, dynamic=dynamic, options=options, target=row)
     staged = [take_through(one, row, options) for one in seen]
     for one in staged:

@@ -1,39 +1,72 @@
-"""The arguments of a call, in the order of the signature: names are for people."""
+"""The arguments of one call, as a program gives them: in order and by name."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from torch import nn
 
-_IN_ORDER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+from fusec.torch_interior import pytree
 
 
-def positional(fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Return ``fn(*args, **named)``'s arguments in order, with defaults between those given.
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a call is given: ``fn(*args, **named)``."""
+
+    args: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Given) -> Arguments:
+        """Return the arguments of a call; a sequence has all of them in order."""
+        return given if isinstance(given, Arguments) else cls(tuple(given))
+
+    def call(self, fn: Callable[..., Any]) -> Any:
+        """Return what ``fn`` returns."""
+        return fn(*self.args, **self.named)
+
+    def mapped(self, change: Callable[[Any], Any]) -> Arguments:
+        """Return arguments with each leaf of what is nested changed."""
+        args, named = pytree.tree_map(change, (self.args, dict(self.named)))
+        return Arguments(args, named)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((*self.args, *self.named.values()))
+
+    def labelled(self) -> Iterator[tuple[str, Any]]:
+        """Yield each argument with what it is called: its number, or its name."""
+        yield from ((str(number), arg) for number, arg in enumerate(self.args))
+        yield from self.named.items()
+
+
+Given: TypeAlias = "Sequence[Any] | Arguments"
+
+
+def fitting(fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
+    """Return the arguments of ``fn(*args, **named)``.
 
     Raises:
-        TypeError: if they do not fit, or one can be given by its name alone.
+        TypeError: if they do not fit its signature.
     """
     parameters = signature_of(fn)
-    if not parameters:
-        if named:
-            raise TypeError("its arguments have no names")
-        return list(args)
-    bound = inspect.Signature(list(parameters.values())).bind(*args, **named)
-    fixed = [name for name in bound.arguments if parameters[name].kind not in _IN_ORDER]
-    if not named:
-        return list(args)
-    if fixed:
-        raise TypeError(
-            f"{', '.join(map(repr, fixed))} can be given by name alone, "
-            "which wants a function of yours that takes it in order and hands it on"
-        )
-    names = [name for name, parameter in parameters.items() if parameter.kind in _IN_ORDER]
-    last = max(names.index(name) for name in bound.arguments)
-    return [bound.arguments.get(name, parameters[name].default) for name in names[: last + 1]]
+    if parameters:
+        inspect.Signature(list(parameters.values())).bind(*args, **named)
+    elif named:
+        raise TypeError("its arguments have no names")
+    return Arguments(tuple(args), dict(named))
+
+
+def described(fn: Callable[..., Any]) -> str:
+    """Return what a call takes, "x, scale=, **more": those behind a ``*`` by name alone."""
+    form: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*{}",
+        inspect.Parameter.VAR_KEYWORD: "**{}",
+        inspect.Parameter.KEYWORD_ONLY: "{}=",
+    }
+    return ", ".join(form.get(p.kind, "{}").format(p.name) for p in signature_of(fn).values())
 
 
 def signature_of(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -27,7 +27,7 @@ Worked example::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from torch import nn
 
 from fusec.backend import fusec
 from fusec.errors import ModelError
+from fusec.report.arguments import Arguments, Given
 from fusec.report.subclasses import copied, plain
 from fusec.report.terminal import format_table
 from fusec.runtime.agreement import disagreement
@@ -111,7 +112,7 @@ def this_device() -> torch.device:
 
 def compare(
     fn: Callable[..., Any],
-    *calls: Sequence[Any],
+    *calls: Given,
     train: bool = False,
     dynamic: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -129,8 +130,9 @@ def compare(
         ModelError: if the model itself fails with these inputs.
         FusecError: what went wrong inside fusec.
     """
+    given = [Arguments.of(call) for call in calls]
     theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
-    draws = backend is None and draws_numbers(fn, calls, train)
+    draws = backend is None and draws_numbers(fn, given[0], train)
     made = {"strict": True, **({"fallback_random": True} if draws else {}), **(options or {})}
     if backend is None:
         compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
@@ -138,7 +140,7 @@ def compare(
         compiled = torch.compile(own, backend=backend, dynamic=dynamic)
     results: list[Result] = []
     graphs = counters["stats"]["unique_graphs"]
-    for number, inputs in enumerate(calls):
+    for number, inputs in enumerate(given):
         try:
             eager = _run(theirs, inputs, train)
         except Exception as error:
@@ -158,17 +160,17 @@ def compare(
 # -- runs ----------------------------------------------------------------------------------------
 
 
-def draws_numbers(fn: Callable[..., Any], calls: Sequence[Sequence[Any]], train: bool) -> bool:
+def draws_numbers(fn: Callable[..., Any], inputs: Given, train: bool) -> bool:
     """Return True if a call of the model draws random numbers.
 
     Raises:
         ModelError: if the model itself fails.
     """
-    args = pytree.tree_map(partial(_input, train=train, dtype=None), list(calls[0]))
+    args = Arguments.of(inputs).mapped(partial(_input, train=train, dtype=None))
     before = _random_state()
     try:
         with torch.set_grad_enabled(train):
-            _copy(fn)(*args)
+            args.call(_copy(fn))
     except Exception as error:
         raise ModelError.raised(error) from error
     return not all(map(torch.equal, before, _random_state()))
@@ -187,7 +189,7 @@ def _copy(fn: Callable[..., Any], dtype: torch.dtype | None = None) -> Callable[
 
 def _run(
     fn: Callable[..., Any],
-    inputs: Sequence[Any],
+    inputs: Arguments,
     train: bool,
     call: Callable[..., Any] | None = None,
     dtype: torch.dtype | None = None,
@@ -199,17 +201,17 @@ def _run(
         call: what to call, if not ``fn``: its compiled form.
         dtype: what floating inputs become.
     """
-    args = pytree.tree_map(partial(_input, train=train, dtype=dtype), list(inputs))
+    args = inputs.mapped(partial(_input, train=train, dtype=dtype))
     torch.manual_seed(_SEED)
     with torch.set_grad_enabled(train):
-        output = (fn if call is None else call)(*args)
+        output = args.call(fn if call is None else call)
     leaves = pytree.tree_leaves_with_path(output)
     found = {
         name: value
         for path, leaf in leaves
         for name, value in _parts(f"output{pytree.keystr(path)}", leaf)
     }
-    tensors = {f"input {n}": arg for n, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+    tensors = {f"input {n}": a for n, a in args.labelled() if isinstance(a, torch.Tensor)}
     state: dict[str, torch.Tensor] = {}
     if isinstance(fn, nn.Module):
         tensors.update((f"parameter {name}", value) for name, value in fn.named_parameters())

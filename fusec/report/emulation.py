@@ -35,6 +35,7 @@ from fusec.emulator.launch import EmulatedKernel, EmulatedTable, emulated
 from fusec.errors import Unsupported, WrongKernel
 from fusec.options import Options
 from fusec.pipeline import compile_to_source
+from fusec.report.arguments import Given
 from fusec.report.comparison import Comparison, compare, draws_numbers
 from fusec.report.terminal import format_table
 from fusec.runtime import executable
@@ -104,7 +105,7 @@ class Emulation:
 
 def emulate(
     fn: Callable[..., Any],
-    *calls: Sequence[Any],
+    *calls: Given,
     train: bool = False,
     dynamic: bool = False,
     target: str = "sm_90",
@@ -126,7 +127,7 @@ def emulate(
     try:
         comparison = compare(fn, *calls, train=train, dynamic=dynamic, backend=run.backend)
         comparison = replace(comparison, device=f"{target}, emulated")
-        if draws_numbers(fn, calls, train):
+        if draws_numbers(fn, calls[0], train):
             comparison = None
     except (EmulationError, WrongKernel):  # the row of its kernel has it
         pass

@@ -36,6 +36,7 @@ from fusec.errors import (
 from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
+from fusec.report.arguments import Arguments, Given
 from fusec.report.eager import EagerCost, count_eager, graph_cost
 from fusec.report.subclasses import plain
 from fusec.stages import Context
@@ -187,7 +188,7 @@ def _symbols() -> ShapeEnv:
 
 def observe(
     fn: Callable[..., Any],
-    inputs: Sequence[Any],
+    inputs: Given,
     *,
     train: bool = False,
     dynamic: bool = False,
@@ -223,7 +224,7 @@ def observe(
     observer = _Observer(mode, context)
     with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
-        args = pytree.tree_map(partial(_fake_input, mode=mode, train=train), list(inputs))
+        args = Arguments.of(inputs).mapped(partial(_fake_input, mode=mode, train=train))
         compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
         try:
             _call(compiled, args, train)
@@ -245,7 +246,7 @@ def observe(
 
 def observe_run(
     fn: Callable[..., Any],
-    inputs: Sequence[Any],
+    inputs: Given,
     *,
     train: bool = False,
     dynamic: bool = False,
@@ -262,7 +263,7 @@ def observe_run(
     known = format_judge(target, replace(options, race_budget_s=0.0))
     context = adapt(Context(target, options, Trace("joint", texts=texts), judge_format=known))
     observer = _RunObserver(new_fake_mode(), context)
-    args = pytree.tree_map(partial(_real_input, train=train), list(inputs))
+    args = Arguments.of(inputs).mapped(partial(_real_input, train=train))
     with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         try:
             _call(torch.compile(_uncompiled(fn), backend=observer, dynamic=dynamic), args, train)
@@ -278,13 +279,13 @@ def _real_input(value: Any, train: bool) -> Any:
     return value.detach().requires_grad_(train and value.is_floating_point())
 
 
-def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
-    result = fn(*args)
+def _call(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
+    result = args.call(fn)
     if train:
         _backward(result)
 
 
-def _blame_model(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> None:
+def _blame_model(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
     """Raise the model's own error, if it has one, without what ``torch.compile`` makes of it."""
     try:
         _call(fn, args, train)

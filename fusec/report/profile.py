@@ -26,12 +26,14 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from fusec.errors import UsageError
 from fusec.ir.names import operation_words
+from fusec.report.arguments import Arguments, Given
 from fusec.report.ceilings import Ceilings
 from fusec.report.seen import folded
 from fusec.report.steps import OPTIMIZER, Steps
@@ -265,7 +267,7 @@ def _rest(
 def profile_model(
     what: str,
     fn: Callable[..., Any],
-    inputs: Sequence[Any],
+    inputs: Given,
     steps: int,
     *,
     train: bool,
@@ -284,15 +286,15 @@ def profile_model(
         UsageError: if nothing is compiled.
     """
     compiled = torch.compile(fn, backend="fusec", dynamic=dynamic, options=dict(options))
-    args = [_input(value, train) for value in inputs]
-    held = [v for v in args if isinstance(v, torch.Tensor)]
+    args = Arguments.of(inputs).mapped(partial(_input, train=train))
+    held = [v for v in pytree.tree_leaves(list(args)) if isinstance(v, torch.Tensor)]
     held += fn.parameters() if isinstance(fn, torch.nn.Module) else []
     device = held[0].device if held else torch.device("cpu")
     with watch(what) as watched, torch.set_grad_enabled(train):
         ended = found(watched.clock)
         watched.clock.lap()
         for number in range(steps + _SPARE):
-            output = compiled(*args)
+            output = args.call(compiled)
             if train:
                 _backward(output)
                 for tensor in held:
