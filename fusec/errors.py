@@ -101,7 +101,7 @@ def describe_frame(error: BaseException) -> str:
     if not own:
         return ""
     line = f": {own[-1].line}" if own[-1].line else ""
-    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}{line}"
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}{line}"
 
 
 class ContractBroken(FusecError, AssertionError):

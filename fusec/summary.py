@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import fx
 
+from fusec.frontend.modules import calling, kernel_modules, module_kinds, stored_nodes
 from fusec.frontend.multiplied import multiplied
 from fusec.frontend.origin import module_path, origin_of
 from fusec.ir.decision import Decision
@@ -90,6 +91,8 @@ class GraphSummary:
         name: "forward", "backward", "inference".
         problem: why the graph runs as eager kernels, or "".
         seconds: stage -> wall seconds.
+        modules: path -> class of what its nodes are in.
+        called: the module that was called when it was compiled: "h.3 (Block)"; of a backward "".
     """
 
     compile: str
@@ -100,6 +103,8 @@ class GraphSummary:
     kernels: tuple[KernelSummary, ...]
     externs: tuple[ExternSummary, ...]
     seconds: Mapping[str, float]
+    modules: Mapping[str, str] = field(default_factory=dict)
+    called: str = ""
 
     @property
     def id(self) -> str:
@@ -245,6 +250,8 @@ def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
         trace.problem or "",
         *_launches(gm, trace.manifest),
         dict(trace.wall_seconds),
+        module_kinds(gm),
+        calling(),
     )
 
 
@@ -274,12 +281,15 @@ def _launches(
     called: dict[str, list[fx.Node]] = defaultdict(list)
     for node in gm.graph.nodes:
         called[node.name].append(node)
+    stored = {row["name"]: row["nodes"] for row in found["kernels"]}
+    modules = kernel_modules(gm, stored, [row["node"] for row in found["externs"]])
     kernels = tuple(
         KernelSummary(
             row["name"],
             row["code"],
             tuple(row["ops"]),
-            *_place(_makers(nodes, row["nodes"])),
+            modules[row["name"]],
+            _lines(stored_nodes(nodes, row["nodes"])),
             **row["work"],
         )
         for row in found["kernels"]
@@ -289,7 +299,8 @@ def _launches(
             row["node"],
             row["op"],
             row["reason"],
-            *_place(called[row["node"]]),
+            module_path(called[row["node"]][0]) if called[row["node"]] else "",
+            _lines(called[row["node"]]),
             **row["work"] | _products(called[row["node"]]),
         )
         for row in found["externs"]
@@ -302,29 +313,6 @@ def _products(calls: Sequence[fx.Node]) -> dict[str, Any]:
     return {"multiplied": multiplied(calls[0])} if calls else {}
 
 
-def _place(known: Sequence[fx.Node]) -> tuple[str, tuple[str, ...]]:
-    """Return the module and the user's lines of some nodes."""
-    lines = dict.fromkeys(line for node in known for line in origin_of(node).source)
-    modules = list(dict.fromkeys(path for node in known if (path := module_path(node))))
-    return (modules[0] if modules else ""), tuple(lines)
-
-
-def _makers(nodes: Mapping[str, fx.Node], buffers: Sequence[str]) -> list[fx.Node]:
-    """Return the nodes that buffers are named by; none for a buffer that stands for no value.
-
-    One of several results is called as its node with a suffix: ``var_mean_0``. Those of whole nodes
-    say most, and others count where there are none.
-    """
-    whole = [nodes[name] for name in buffers if name in nodes and not _has_parts(nodes[name])]
-    return whole or [node for name in buffers if (node := _node_of_part(nodes, name)) is not None]
-
-
-def _node_of_part(nodes: Mapping[str, fx.Node], name: str) -> fx.Node | None:
-    while name := name.rpartition("_")[0]:
-        if name in nodes:
-            return nodes[name]
-    return None
-
-
-def _has_parts(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), tuple | list)
+def _lines(known: Sequence[fx.Node]) -> tuple[str, ...]:
+    """Return the user's lines of some nodes."""
+    return tuple(dict.fromkeys(line for node in known for line in origin_of(node).source))

@@ -279,9 +279,10 @@ def test_kernels_and_merges_of_alike_layers_are_one_line_with_their_number() -> 
     explained = fusec.explain(Layers(12), torch.randn(8, 64))
     (graph,) = explained.graphs
     assert len(graph.kernels) == 36  # each is there, and in the JSON form
-    assert {f"h.{n}.1" for n in range(12)} <= {kernel.module for kernel in graph.kernels}
+    both = {f"h.{n}.0..h.{n}.1" for n in range(12)}  # the linear's bias, and gelu
+    assert both <= {kernel.module for kernel in graph.kernels}
     text = str(explained)
-    assert "12 times in h.*.*: gelu\n" in text
+    assert "12 times in h.*.0..h.*.1: gelu\n" in text
     assert "axes unify, 12 times\n" in text
     assert "more, which --json lists" not in text
     assert len(text.splitlines()) < 50
@@ -295,7 +296,7 @@ def test_kernels_of_one_layer_stand_as_they_are() -> None:
 def test_many_kernels_have_a_table_by_module() -> None:
     text = str(fusec.explain(Layers(12), torch.randn(8, 64)))
     table = text.partition("modules, by bytes\n")[2].partition("\n\n")[0]
-    assert "12 x  h.*.*" in table and "kernels  eager" in table
+    assert "12 x  h.*.0  " in table and "12 x  h.*.2  " in table and "kernels  eager" in table
     assert "modules, by bytes" not in str(fusec.explain(Layers(1), torch.randn(8, 64)))
 
 

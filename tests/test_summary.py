@@ -15,6 +15,7 @@ from torch import nn
 
 import fusec
 from fusec import summary, torch_interior
+from fusec.frontend.modules import stored_nodes
 from fusec.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import trace_log
 
@@ -111,7 +112,7 @@ def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
     assert GraphSummary.from_json(made.to_json()) == made
     assert (made.compile, made.name, made.cached) == ("0/0", "inference", False)
     assert [e.op for e in made.externs if "fft" in e.op] == ["_fft_r2c.default"]
-    assert made.kernels[0].module in ("inner.0", "inner.1")  # one kernel or two
+    assert made.kernels[0].module in ("inner.0", "inner.0..inner.1")  # two kernels or one
     assert "test_summary.py" in made.kernels[0].source[0]
     assert all(k.bytes and k.us for k in made.kernels)
     assert {"passes", "codegen", "build", "bind"} <= set(made.seconds)
@@ -188,7 +189,7 @@ def test_a_part_of_a_node_s_results_belongs_where_the_node_does() -> None:
     third = graph.call_function(torch.ops.aten.sin.default, (x,), name="sin")
     first.meta["val"] = second.meta["val"] = (x, x)
     found = {"var_mean": first, "var_mean_1": second, "sin": third}
-    assert summary._makers(found, ["var_mean_1"]) == [first]  # its second result
-    assert summary._makers(found, ["var_mean_1_0"]) == [second]
-    assert summary._makers(found, ["var_mean_1_0", "sin"]) == [third]  # a whole one says more
-    assert summary._makers(found, ["k0_part"]) == []
+    assert stored_nodes(found, ["var_mean_1"]) == [first]  # its second result
+    assert stored_nodes(found, ["var_mean_1_0"]) == [second]
+    assert stored_nodes(found, ["var_mean_1_0", "sin"]) == [third]  # a whole one says more
+    assert stored_nodes(found, ["k0_part"]) == []

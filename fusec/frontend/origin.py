@@ -27,6 +27,7 @@ _FRAME = re.compile(
 )
 _ROOT = re.compile(r"^L\['\w+'\]|\b(?:_modules|_parameters|_buffers|_orig_mod)\b")
 _ARGUMENT = re.compile(r"^L\['(\w+)'\]$")
+_GETATTR = re.compile(r"getattr\(((?:(?!getattr\().)*), '([^']*)'\)")
 _NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
@@ -58,7 +59,7 @@ def module_path(node: Any) -> str:
     ``L['self']._modules['h']._modules['3']``; a backward's nodes have their forward's.
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return _dotted(str(list(stack.values())[-1][0])) if stack else ""
+    return dotted(str(list(stack.values())[-1][0])) if stack else ""
 
 
 def model_name(graph: Any) -> str:
@@ -79,7 +80,7 @@ def user_name(placeholder: Any) -> str:
     given = placeholder.meta.get("grapharg")
     expression = str(given.source.name) if given is not None and given.source else ""
     argument = _ARGUMENT.match(expression)
-    return argument[1] if argument else _dotted(expression)
+    return argument[1] if argument else dotted(expression)
 
 
 def input_names(graph: Any, given: Sequence[str]) -> dict[str, str]:
@@ -97,7 +98,10 @@ def input_names(graph: Any, given: Sequence[str]) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _dotted(expression: str) -> str:
+def dotted(expression: str) -> str:
+    """Return the path that an expression of Dynamo's leads along: "h.3.mlp"."""
+    while _GETATTR.search(expression):  # of a name that is no identifier
+        expression = _GETATTR.sub(r"\1['\2']", expression)
     parts = _NAMES.findall(_ROOT.sub("", expression))
     return printable(".".join(name for pair in parts for name in pair if name))
 

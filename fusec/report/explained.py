@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from fusec.frontend.modules import BETWEEN
 from fusec.ir.decision import Decision
 from fusec.report.breaks import break_lines, recompile_lines
 from fusec.report.explanation import (
@@ -19,7 +20,7 @@ from fusec.report.explanation import (
     KernelReport,
     LoopReport,
 )
-from fusec.report.seen import folded
+from fusec.report.layers import Layers
 from fusec.report.terminal import (
     columns,
     fitted_table,
@@ -27,6 +28,7 @@ from fusec.report.terminal import (
     format_table,
     indented,
     shorten,
+    tail,
     wrapped,
 )
 
@@ -34,6 +36,8 @@ SHOWN = 12
 """Merges of each kind, and modules, in the printed form; the JSON form has all."""
 _MANY = 16
 """Launches from which a table by module is of use."""
+_NARROW = 80
+"""Columns below which what goes on in the next line begins further left."""
 _NUMBER = re.compile(r"_v?\d+")
 
 
@@ -73,8 +77,9 @@ def graph_text(graph: GraphReport) -> str:
     lines = [f"graph {graph.name}", *indented(format_table(rows, right=(1, 2, 3)))]
     for remark in graph.remarks:
         lines += wrapped(remark, "  note: ", "    ")
-    lines += _section("modules, by bytes", _module_lines(graph))
-    lines += _section("kernels", _kernel_lines(graph.kernels))
+    layers = Layers.of(graph.modules)
+    lines += _section("modules, by bytes", _module_lines(graph, layers))
+    lines += _section("kernels", _kernel_lines(graph.kernels, layers))
     for loop in graph.loops:
         lines += ["", *indented(_loop_lines(loop))]
     lines += _section("eager kernels", _extern_lines(graph.externs))
@@ -91,19 +96,20 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
     return ["", f"  {title}", *lines] if lines else []
 
 
-def _module_lines(graph: GraphReport) -> list[str]:
+def _module_lines(graph: GraphReport, layers: Layers) -> list[str]:
     """Return bytes and launches by module, layers folded; nothing for a small graph."""
     if len(graph.kernels) + len(graph.externs) < _MANY:
         return []
     launches = [(k.module, k.bytes, 1, 0) for k in graph.kernels]
     launches += [(e.module, e.bytes, 0, 1) for e in graph.externs]
     found: dict[str, list[int]] = {}
-    layers: dict[str, set[str]] = {}
+    alike: dict[str, set[str]] = {}
     for module, moved, kernel, eager in launches:
         place = _layer(module)
-        row = found.setdefault(folded(place), [0, 0, 0])
+        name = layers.folded(place)
+        row = found.setdefault(name, [0, 0, 0])
         row[:] = [row[0] + moved, row[1] + kernel, row[2] + eager]
-        layers.setdefault(folded(place), set()).add(place)
+        alike.setdefault(name, set()).add(place)
     if len(found) < 2:
         return []
     ranked = sorted(found.items(), key=lambda item: -item[1][0])
@@ -111,7 +117,7 @@ def _module_lines(graph: GraphReport) -> list[str]:
     rows = [("", "", "kernels", "eager", "bytes", "")]
     rows += [
         (
-            f"{len(layers[name])} x" if len(layers[name]) > 1 else "",
+            f"{len(alike[name])} x" if len(alike[name]) > 1 else "",
             name or "(the model itself)",
             str(kernels),
             str(eager),
@@ -121,13 +127,17 @@ def _module_lines(graph: GraphReport) -> list[str]:
         for name, (moved, kernels, eager) in ranked[:SHOWN]
     ]
     lines = indented(format_table(rows, right=(0, 2, 3, 4, 5)), 4)
+    if (over := max(map(len, lines)) - columns()) > 0:  # of a path, the end tells most
+        room = max(len(row[1]) for row in rows) - over
+        rows = [(row[0], tail(row[1], room), *row[2:]) for row in rows]
+        lines = indented(format_table(rows, right=(0, 2, 3, 4, 5)), 4)
     more = len(ranked) - SHOWN
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
 def _layer(module: str) -> str:
     """Return a module's path up to the part of a layer: "h.3.attn" of "h.3.attn.c_proj"."""
-    parts = module.split(".")
+    parts = module.partition(BETWEEN)[0].split(".")
     numbers = [place for place, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[-1] + 2 if numbers else 2])
 
@@ -143,32 +153,36 @@ def _loop_lines(loop: LoopReport) -> list[str]:
     ]
 
 
-def _kernel_lines(kernels: Sequence[KernelReport]) -> list[str]:
+def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
     """Return each kernel with its lines; those of alike layers are one, with their number."""
     alike: dict[object, list[KernelReport]] = {}
     for kernel in kernels:
         outputs = tuple(map(_without_number, kernel.outputs))
-        key = (kernel.bytes, kernel.source, kernel.members, folded(kernel.module), outputs)
+        place = layers.folded(kernel.module)
+        key = (kernel.bytes, kernel.source, kernel.members, place, outputs)
         alike.setdefault(key, []).append(kernel)
     if not alike:
         return []
-    rows = [(k.name, format_bytes(k.bytes), _written(k, len(more))) for k, *more in alike.values()]
+    rows = [
+        (k.name, format_bytes(k.bytes), _written(k, len(more), layers))
+        for k, *more in alike.values()
+    ]
     lines: list[str] = []
     width = max(len(name) for name, _, _ in rows), max(len(size) for _, size, _ in rows)
     for (kernel, *_), (name, size, text) in zip(alike.values(), rows, strict=True):
         start = f"    {name:<{width[0]}}  {size:>{width[1]}}  "
-        lines += wrapped(text, start, " " * len(start))
+        lines += wrapped(text, start, " " * min(len(start), 8 if columns() < _NARROW else 99))
         if kernel.expected is not None:
             lines += wrapped(str(kernel.expected), " " * 10, " " * 12)
         lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source]
     return lines
 
 
-def _written(kernel: KernelReport, more: int) -> str:
+def _written(kernel: KernelReport, more: int, layers: Layers) -> str:
     alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
-    where = f" in {folded(kernel.module)}" if kernel.module else ""
-    layers = f"{more + 1} times{where}: " if more else ""
-    return layers + alike + ", ".join(kernel.outputs)
+    where = f" in {layers.folded(kernel.module)}" if kernel.module else ""
+    times = f"{more + 1} times{where}: " if more else ""
+    return times + alike + ", ".join(kernel.outputs)
 
 
 def _without_number(name: str) -> str:

@@ -11,7 +11,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "externs": [{"op", "reason", "module", "bytes"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
-        "launches_eager", "launches", "remarks": [text],
+        "launches_eager", "launches", "remarks": [text], "modules": {path: class},
         "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
@@ -26,10 +26,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from torch import fx
+
 from fusec.codegen.targets import Target
+from fusec.frontend.modules import kernel_modules, module_kinds
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_launches
@@ -101,6 +104,7 @@ class GraphReport:
 
     Attributes:
         remarks: what is worse than eager's, or bounded by launches.
+        modules: path -> class of what its nodes are in.
     """
 
     name: str
@@ -115,6 +119,7 @@ class GraphReport:
     loops: tuple[LoopReport, ...] = ()
     held: int = 0
     remarks: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         # Local: the text reads this module.
@@ -175,15 +180,18 @@ def report_graph(staged: Staged) -> GraphReport:
     if staged.compiled is None:
         return _report_eager(staged)
     schedule = staged.compiled.schedule
-    nodes = {node.name: module_path(node) for node in staged.observed.graph.graph.nodes}
+    graph = staged.observed.graph
+    nodes = {node.name: node for node in graph.graph.nodes}
+    modules = modules_of(schedule, graph)
     kernels = tuple(
-        _report_kernel(launch, nodes, staged.observed.names) for launch in all_launches(schedule)
+        _report_kernel(launch, modules[launch.name], staged.observed.names)
+        for launch in all_launches(schedule)
     )
     externs = tuple(
         ExternReport(
             on_target(staged.target, step.title),
             step.reason,
-            nodes.get(step.node, ""),
+            module_path(nodes[step.node]) if step.node in nodes else "",
             step_bytes(step),
         )
         for step in launched_externs(schedule)
@@ -205,8 +213,15 @@ def report_graph(staged: Staged) -> GraphReport:
         ),
         loops,
         sum(buffer_bytes(c.buffer) for c in schedule.constants),
+        modules=module_kinds(graph),
     )
     return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
+
+
+def modules_of(schedule: Schedule, graph: fx.GraphModule) -> dict[str, str]:
+    """Return the module that each kernel belongs to."""
+    stored = {launch.name: [b.name for b in launch.writes] for launch in all_launches(schedule)}
+    return kernel_modules(graph, stored, [step.node for step in launched_externs(schedule)])
 
 
 def on_target(target: Target, name: str) -> str:
@@ -271,12 +286,9 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(
-    launch: Kernel | Bundle, modules: Mapping[str, str], names: Mapping[str, str]
-) -> KernelReport:
+def _report_kernel(launch: Kernel | Bundle, module: str, names: Mapping[str, str]) -> KernelReport:
     written = dict.fromkeys(buffer.name for buffer in launch.writes)
     source = _in_order(launch.origin.source)
-    module = next((modules[name] for name in written if modules.get(name)), "")
     outputs = tuple(names.get(name, name) for name in written)
     return KernelReport(
         launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module

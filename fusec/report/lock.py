@@ -23,8 +23,7 @@ from fusec.ir.memory import peak_bytes
 from fusec.passes.memory import plan_memory
 from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
 from fusec.report.explanation import GraphReport, report_graph
-from fusec.report.parts import Part, Program, title
-from fusec.report.seen import folded
+from fusec.report.parts import Part, Program, title, without_layer
 from fusec.report.stages import Staged
 from fusec.report.traffic import step_bytes
 from fusec.report.ways import NAMED
@@ -215,7 +214,7 @@ def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:
     """Return the calls of a graph of which nothing was lowered."""
     return _folded(
         [
-            LockedCall(e.op, Part(e.op, folded(e.module)), NAMED, e.reason, e.bytes)
+            LockedCall(e.op, Part(e.op, without_layer(e.module)), NAMED, e.reason, e.bytes)
             for e in report.externs
         ]
     )

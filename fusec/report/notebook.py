@@ -6,11 +6,11 @@ A cell has no room for a report (``fusec report``): tables, and texts that open 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from fusec.report.seen import folded
+from fusec.report.layers import Layers
 
 if TYPE_CHECKING:
     from fusec.report import KernelText
@@ -60,29 +60,32 @@ def _graph(graph: GraphReport) -> str:
             ],
         ),
     ]
-    kernels = [
-        _kernel(kernel, count, format_bytes(kernel.bytes)) for kernel, count in _alike(graph)
-    ]
+    kernels = [_kernel(alike, place, format_bytes) for place, alike in _alike(graph)]
     if kernels:
         parts.append(_table(("kernel", "times", "bytes", "module", "your lines"), kernels))
-    externs = [(str(n), e.op, e.reason) for e, n in Counter(graph.externs).items()]
+    counted = Counter((extern.op, extern.reason) for extern in graph.externs)
+    externs = [(str(n), op, reason) for (op, reason), n in counted.items()]
     if externs:
         parts.append(_table(("times", "eager kernel", "why"), externs))
     return "\n".join(parts)
 
 
-def _alike(graph: GraphReport) -> Iterable[tuple[KernelReport, int]]:
-    """Return kernels, those of alike layers once, with their number."""
-    found: dict[object, list[KernelReport]] = {}
+def _alike(graph: GraphReport) -> list[tuple[str, list[KernelReport]]]:
+    """Return kernels by their module, layers folded: those of alike layers together."""
+    layers = Layers.of(graph.modules)
+    found: dict[tuple[str, object], list[KernelReport]] = {}
     for kernel in graph.kernels:
-        key = (kernel.bytes, kernel.source, kernel.members, folded(kernel.module))
-        found.setdefault(key, []).append(kernel)
-    return [(group[0], len(group)) for group in found.values()]
+        kind = (kernel.bytes, kernel.source, kernel.members)
+        found.setdefault((layers.folded(kernel.module), kind), []).append(kernel)
+    return [(place, alike) for (place, _), alike in found.items()]
 
 
-def _kernel(kernel: KernelReport, count: int, size: str) -> tuple[str, ...]:
-    module = folded(kernel.module) if count > 1 else kernel.module
-    return kernel.name, str(count), size, module, "\n".join(kernel.source)
+def _kernel(
+    alike: Sequence[KernelReport], place: str, size: Callable[[int], str]
+) -> tuple[str, ...]:
+    kernel, *more = alike
+    module, lines = place if more else kernel.module, "\n".join(kernel.source)
+    return kernel.name, str(len(alike)), size(kernel.bytes), module, lines
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fusec.report.breaks import paragraph
 from fusec.report.seen import Launch, Seen, SeenGraph
-from fusec.report.terminal import fitted_table, format_bytes, format_table, wrapped
+from fusec.report.terminal import (
+    columns,
+    fitted_table,
+    format_bytes,
+    format_table,
+    indented,
+    wrapped,
+)
 
 _ROWS = 12
 """Rows of a table; the JSON form has all."""
+_LEAST_PLACE = 32
+"""Columns of a line of the user's that are worth a column of a table."""
 
 
 def page(seen: Seen) -> str:
     """Return what was seen, as text."""
     sections = [
-        _advice(seen),
+        _advice(f"do this first: {_counted(seen)}", seen.advice()),
+        _advice("without a remedy", seen.unmended()),
         _graphs(seen.graphs),
         _modules(seen),
         _launches("kernels, by time", seen.slowest(eager=False)),
@@ -40,10 +50,9 @@ def _head(seen: Seen) -> str:
     )
 
 
-def _advice(seen: Seen) -> list[str]:
-    """Return what to do, costliest first: every break, recompile and fallback is in it."""
-    advice = seen.advice()
-    lines = [f"do this first: {_counted(seen)}"] if advice else []
+def _advice(title: str, advice: Sequence[str]) -> list[str]:
+    """Return what costs time, the dearest first."""
+    lines = [title] if advice else []
     for number, text in enumerate(advice[: 2 * _ROWS], 1):
         first, *rest = text.splitlines()
         lines += paragraph(f"{number}.", first)
@@ -65,25 +74,35 @@ def _counted(seen: Seen) -> str:
 def _graphs(graphs: Sequence[SeenGraph]) -> list[str]:
     if not graphs:
         return []
-    rows = [("", "function", "graph", "kernels", "eager", "calls", "time", "compile", "cache")]
+    called = {g.summary.compile: g.summary.called for g in graphs if g.summary.called}
+    rows = [("", "graph", "kernels", "eager", "calls", "time", "compile", "of")]
     for graph in graphs[: 2 * _ROWS]:
         made, place = graph.summary, str(graph.place) if graph.place.path else ""
         counts = ("-", "all") if made.problem else (str(len(made.kernels)), str(len(made.externs)))
         rows.append(
             (
                 made.compile,
-                place,
                 made.name,
                 *counts,
                 *((str(graph.calls), _time(graph.run_seconds)) if graph.calls else ("-", "-")),
-                _time(made.total_seconds),
-                "hit" if made.cached else "",
+                "cached" if made.cached else _time(made.total_seconds),
+                ", ".join(filter(None, (called.get(made.compile, ""), place))),
             )
         )
     hits = sum(graph.summary.cached for graph in graphs)
-    table = fitted_table(rows, right=(3, 4, 5, 6, 7), names=(1,), indent=2)
     title = f"graphs: {len(graphs)}, {hits} from the cache"
-    return [title, *table, *_more(len(graphs), 2 * _ROWS)]
+    return [title, *_graph_table(rows), *_more(len(graphs), 2 * _ROWS)]
+
+
+def _graph_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table whose last column stands below each row where there is no room beside it."""
+    table = indented(format_table([row[:-1] for row in rows], right=(2, 3, 4, 5, 6)))
+    if columns() - max(map(len, table)) > _LEAST_PLACE:
+        return fitted_table(rows, right=(2, 3, 4, 5, 6), indent=2)
+    lines = [table[0]]
+    for (*_, place), line in zip(rows[1:], table[1:], strict=True):
+        lines += [line, *wrapped(place, " " * 7, " " * 9)]
+    return lines
 
 
 def _modules(seen: Seen) -> list[str]:
@@ -98,7 +117,7 @@ def _modules(seen: Seen) -> list[str]:
         ],
         right=(1, 2, 3),
     )
-    return ["modules: time, share, launches", *_indented(table), *_more(len(rows), _ROWS)]
+    return ["modules: time, share, launches", *indented(table), *_more(len(rows), _ROWS)]
 
 
 def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
@@ -119,11 +138,7 @@ def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
 
 def _compiles(seen: Seen) -> list[str]:
     spent = [(name, _time(seconds)) for name, seconds in seen.compile_seconds.items() if seconds]
-    return ["compile, by phase", *_indented(format_table(spent, right=(1,)))] if spent else []
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
+    return ["compile, by phase", *indented(format_table(spent, right=(1,)))] if spent else []
 
 
 def _more(count: int, shown: int) -> list[str]:

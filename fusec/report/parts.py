@@ -19,7 +19,6 @@ from torch import fx
 from fusec.frontend.origin import called, module_path, op_name, origin_of
 from fusec.ir.graph import Bundle, Kernel
 from fusec.ir.names import identifier, operation_words
-from fusec.report.seen import folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Part:
 
     Attributes:
         op: as people call it: "layer_norm".
-        module: where it belongs, layers folded: "h.*.ln_2"; "" for the model itself.
+        module: where it belongs, without numbers: "h.*.ln_2"; "" for the model itself.
         line: the user's, "model.py:41 in forward: ..."; "" where none is known.
     """
 
@@ -106,9 +105,14 @@ class Program:
         return None
 
 
+def without_layer(module: str) -> str:
+    """Return "h.*.mlp" for "h.3.mlp": a contract is the same for any number of layers."""
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
 def _part_of(node: fx.Node, op: str) -> Part:
     lines = origin_of(node).source
-    return Part(op, folded(module_path(node)), lines[0] if lines else "")
+    return Part(op, without_layer(module_path(node)), lines[0] if lines else "")
 
 
 def _word(node: Any) -> str:

@@ -12,7 +12,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "what", "device", "threads", "steps", "step_seconds",
      "copy_bytes_per_second": {bytes: rate}, "multiply_adds_per_second": {type: rate},
-     "launches": [{"graph", "name", "where", "computes", "eager", "source": [line],
+     "launches": [{"graph", "name", "where", "layers", "computes", "eager", "source": [line],
                    "calls", "seconds", "bytes", "multiplied": {type: n},
                    "floor_seconds", "predicted_seconds"}],
      "rest": [{"name", "seconds"}]}
@@ -35,7 +35,7 @@ from fusec.errors import UsageError
 from fusec.ir.names import operation_words
 from fusec.report.arguments import Arguments, Given
 from fusec.report.ceilings import Ceilings
-from fusec.report.seen import folded
+from fusec.report.layers import Layers
 from fusec.report.steps import OPTIMIZER, Steps
 from fusec.report.watching import watch
 from fusec.runtime.clock import Lap
@@ -56,6 +56,7 @@ class Launched:
     Attributes:
         name: of the launch in its graph: "k3", or the node of an eager kernel.
         where: the module, "h.3.ln_2", or "h.3.ln_2 backward"; "" for the model itself.
+        layers: the same with alike layers as one: "h.*.ln_2".
         computes: "add + layer_norm"; "mm, eager" of an eager kernel.
         source: the user's lines.
         predicted_seconds: None where there is no price.
@@ -64,6 +65,7 @@ class Launched:
     graph: str
     name: str
     where: str
+    layers: str
     computes: str
     eager: bool
     source: tuple[str, ...]
@@ -121,7 +123,7 @@ class Profile:
 
     def by_module(self) -> list[Entry]:
         """Return modules, those of alike layers together; the backward's are their own."""
-        return _added((folded(one.where) or _MODEL, one, 1.0) for one in self.launches)
+        return _added((one.layers or _MODEL, one, 1.0) for one in self.launches)
 
     def by_line(self) -> list[Entry]:
         """Return the user's lines; a launch that computes several is an equal part of each's."""
@@ -148,8 +150,7 @@ VIEWS: Mapping[str, Callable[[Profile], list[Entry]]] = {
 
 
 def _title(one: Launched) -> str:
-    where = folded(one.where)
-    return f"{where}: {one.computes}" if where else one.computes
+    return f"{one.layers}: {one.computes}" if one.layers else one.computes
 
 
 def _added(rows: Iterable[tuple[str, Launched, float]]) -> list[Entry]:
@@ -195,7 +196,8 @@ def profile_of(
     middle = _middle(laps)
     step = statistics.fmean(lap.seconds for lap in middle)
     ceilings = Ceilings(device)
-    launches = tuple(one for graph in graphs for one in _launches(graph, middle, ceilings))
+    layers = Layers.of(*(graph.modules for graph in graphs))
+    launches = tuple(one for g in graphs for one in _launches(g, layers, middle, ceilings))
     rest = tuple(_rest(graphs, middle, step, sum(one.seconds for one in launches)))
     threads = torch.get_num_threads()
     rates = dict(sorted(ceilings.copies.items())), ceilings.products
@@ -203,7 +205,9 @@ def profile_of(
     return Profile(what, str(device), threads, len(laps), step, launches, rest, *rates, cold)
 
 
-def _launches(graph: GraphSummary, laps: Sequence[Lap], ceilings: Ceilings) -> Iterator[Launched]:
+def _launches(
+    graph: GraphSummary, layers: Layers, laps: Sequence[Lap], ceilings: Ceilings
+) -> Iterator[Launched]:
     """Yield what a graph launched in a step."""
     again = " backward" * graph.name.startswith("backward")
     launches: tuple[KernelSummary | ExternSummary, ...] = (*graph.kernels, *graph.externs)
@@ -216,6 +220,7 @@ def _launches(graph: GraphSummary, laps: Sequence[Lap], ceilings: Ceilings) -> I
             graph.id,
             one.name,
             f"{one.module}{again}".strip(),
+            f"{layers.folded(one.module)}{again}".strip(),
             _computes(one),
             isinstance(one, ExternSummary),
             one.source,

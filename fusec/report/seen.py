@@ -3,7 +3,7 @@
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "what", "seconds", "compile_seconds": {phase: seconds}, "peak_bytes",
-     "advice": [text],
+     "advice": [text], "unmended": [text],
      "breaks": [{"place": {"path", "line", "function", "code"}, "reason", "skipped", "count",
                  "remedy": {"change", "setting"}}],
      "recompiles": [{"place", "reason", "remedy", "seconds", "count"}],
@@ -22,19 +22,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from fusec.report.advice import advice_on
 from fusec.report.breaks import Break, Place, Recompile
+from fusec.report.layers import Layers
 from fusec.summary import GraphSummary
 
 SCHEMA = 1
-_BY_CHOICE = "runs in the library"
-"""How the reason of products and attentions ends: the library computes what is fast there."""
-_SLOW_SHARE = 0.1
-"""The share of a program's time in graphs from which an eager kernel is worth a line of advice."""
-
-
-_LAUNCH_SECONDS = 1e-5
-"""What a launch may take, its host's part included."""
-_MANY_CALLS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +81,22 @@ class Seen:
     unseen: str = ""
 
     @property
+    def layers(self) -> Layers:
+        """Which modules are alike layers, in all graphs together."""
+        return Layers.of(*(graph.summary.modules for graph in self.graphs))
+
+    @property
     def run_seconds(self) -> float:
         """Seconds in compiled graphs."""
         return sum(graph.run_seconds for graph in self.graphs)
 
     def advice(self) -> list[str]:
-        """Return what to do, what costs most first."""
-        return [text for _, _, text in sorted(_advice(self), key=lambda a: (a[0], -a[1]))]
+        """Return what to do, what takes most of the time first."""
+        return [str(one) for one in advice_on(self) if one.helps]
+
+    def unmended(self) -> list[str]:
+        """Return what costs time, too, with no remedy that is known."""
+        return [str(one) for one in advice_on(self) if not one.helps]
 
     def by_module(self) -> list[tuple[str, float, int]]:
         """Return (module, seconds, calls) of what graphs launched, the slowest first."""
@@ -120,6 +122,7 @@ class Seen:
     def to_json(self, indent: int | None = 2) -> str:
         """Return the JSON form; the module's docstring has its schema."""
         document = {"schema": SCHEMA, **asdict(self), "advice": self.advice()}
+        document["unmended"] = self.unmended()
         document["graphs"] = [
             {**asdict(g.summary), **{k: v for k, v in asdict(g).items() if k != "summary"}}
             for g in self.graphs
@@ -133,51 +136,6 @@ class Seen:
         return page(self)
 
 
-def folded(module: str) -> str:
-    """Return a module's path with the numbers of layers left out: "h.3.mlp" is "h.*.mlp"."""
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
-
-
 def _added(launches: Iterable[Launch]) -> tuple[int, float]:
     rows = list(launches)
     return sum(row.calls for row in rows), sum(row.seconds for row in rows)
-
-
-def _advice(seen: Seen) -> Iterable[tuple[int, float, str]]:
-    """Yield (rank, weight within it, text)."""
-    for graph in seen.graphs:
-        if graph.summary.problem:
-            yield (
-                0,
-                graph.run_seconds,
-                f"graph {graph.summary.id} runs as eager kernels: {graph.summary.problem}",
-            )
-    for one in seen.breaks:
-        yield 1 - one.skipped, one.count, f"{one.place}\n{one.said}\n-> {one.remedy}"
-    for again in seen.recompiles:
-        yield 2, again.seconds, f"{again.place}\n{again.said}\n-> {again.remedy}"
-    for launch in seen.slowest(eager=True):
-        share = launch.seconds / seen.run_seconds if seen.run_seconds else 0.0
-        if share > _SLOW_SHARE and not launch.reason.endswith(_BY_CHOICE):
-            where = f" of {launch.module}" if launch.module else ""
-            text = f"{launch.name}{where} takes {share:.0%} of the graphs' time: {launch.reason}"
-            yield 3, launch.seconds, text
-    for graph in seen.graphs:
-        launches = len(graph.summary.kernels) + len(graph.summary.externs)
-        if not graph.summary.problem and _is_launch_bound(graph, launches, seen.seconds):
-            each = graph.run_seconds / graph.calls * 1e6
-            yield (
-                4,
-                graph.run_seconds,
-                f"{graph.place}\ngraph {graph.summary.id} is launch-bound: {launches} launches in "
-                f"{each:.3g} us a call\n-> larger batches, or fewer calls; on a GPU, "
-                'mode="reduce-overhead"',
-            )
-
-
-def _is_launch_bound(graph: SeenGraph, launches: int, seconds: float) -> bool:
-    """Return True for a graph of many short calls: nothing in it takes as long as a launch."""
-    if graph.calls < _MANY_CALLS or not launches:
-        return False
-    short = graph.run_seconds / graph.calls / launches < _LAUNCH_SECONDS
-    return short and graph.run_seconds > _SLOW_SHARE * seconds

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 _DEFAULT, _LEAST = 100, 60
 _LEAST_NAME, _LEAST_TEXT = 8, 14
+_LEAST_BESIDE = 20
 _GAP = "  "
+_BELOW = " " * 6
 
 
 def columns() -> int:
@@ -35,14 +37,16 @@ def fitted_table(
     """Return a table that is as wide as the terminal at most, behind an indent.
 
     Args:
-        names: columns whose cells may be cut; the last column is wrapped.
+        names: columns whose cells may be cut; the last column is wrapped, below each row where
+            there is too little room beside it.
     """
     *widths, last = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = columns() - indent - len(_GAP) * len(widths)
     rest = sum(width for column, width in enumerate(widths) if column not in names)
     wanted = sum(widths[column] for column in names)
     text = min(last, max(room - rest - wanted, (room - rest) * 2 // 5, _LEAST_TEXT))
-    cut = _shares([widths[column] for column in names], room - rest - text)
+    beside = text == last or text >= _LEAST_BESIDE
+    cut = _shares([widths[column] for column in names], room - rest - text * beside)
     widths = [
         cut[list(names).index(column)] if column in names else width
         for column, width in enumerate(widths)
@@ -50,6 +54,12 @@ def fitted_table(
     lines: list[str] = []
     for row in rows:
         cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=False)]
+        if not beside:
+            lines += _aligned([cells], widths, right)
+            lines += textwrap.wrap(
+                row[-1], columns() - indent, initial_indent=_BELOW, subsequent_indent=f"{_BELOW}  "
+            )
+            continue
         first, *more = textwrap.wrap(row[-1], max(text, 1)) or [""]
         start = _aligned([[*cells, first]], [*widths, len(first)], right)[0]
         margin = " " * (sum(widths) + len(_GAP) * len(widths))
@@ -75,6 +85,11 @@ def indented(lines: Sequence[str], by: int = 2) -> list[str]:
 def shorten(text: str, limit: int) -> str:
     """Return a text cut to some columns, with dots where something is missing."""
     return text if len(text) <= limit else f"{text[: max(limit - 3, 0)]}..."
+
+
+def tail(text: str, limit: int) -> str:
+    """Return the end of a text, with dots where something is missing before it."""
+    return text if len(text) <= limit else f"...{text[len(text) - max(limit - 3, 0) :]}"
 
 
 def wrapped(text: str, first: str = "", following: str = "", *, whole: str = "") -> list[str]:

@@ -36,8 +36,9 @@ from fusec.report.breaks import (
     read_recompile,
     with_code,
 )
+from fusec.report.layers import Layers
 from fusec.report.observe import UNSEEN
-from fusec.report.seen import Launch, Seen, SeenGraph, folded
+from fusec.report.seen import Launch, Seen, SeenGraph
 from fusec.runtime.clock import Clock, clock_running
 from fusec.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import interned, trace_log
@@ -110,6 +111,7 @@ class Watch:
         places = {str(row["compile_id"]): self._place(row) for row in compiles}
         totals = {graph.id: self.clock.totals(graph.id) for graph in graphs}
         nowhere = Place("", 0, "")
+        layers = Layers.of(*(graph.modules for graph in graphs))
         return Seen(
             self._what,
             (self._end or time.perf_counter()) - self._start,
@@ -121,7 +123,7 @@ class Watch:
             merge_recompiles(
                 r for row in metrics if (r := read_recompile(row, self._place(row))) is not None
             ),
-            tuple(launch for g in graphs for launch in _launches(g, totals[g.id])),
+            tuple(launch for g in graphs for launch in _launches(g, totals[g.id], layers)),
             _phases(metrics, graphs),
             _peak(),
             self._told.unseen,
@@ -164,15 +166,18 @@ def watch(what: str = "the block") -> Iterator[Watch]:
         trace_log.removeHandler(listener)
 
 
-def _launches(graph: GraphSummary, totals: Mapping[str, tuple[int, float]]) -> Iterator[Launch]:
+def _launches(
+    graph: GraphSummary, totals: Mapping[str, tuple[int, float]], layers: Layers
+) -> Iterator[Launch]:
     """Yield what a graph launched."""
     for kernel in graph.kernels:
-        name, module = f"{kernel.code}: {kernel.computes}", folded(kernel.module)
+        name, module = f"{kernel.code}: {kernel.computes}", layers.folded(kernel.module)
         spent = totals.get(kernel.name, (0, 0.0))
         yield Launch(graph.id, name, module, False, "", *spent)
     for extern in graph.externs:
         spent = totals.get(extern.name, (0, 0.0))
-        yield Launch(graph.id, extern.op, folded(extern.module), True, extern.reason, *spent)
+        module = layers.folded(extern.module)
+        yield Launch(graph.id, extern.op, module, True, extern.reason, *spent)
 
 
 def _phases(

@@ -112,8 +112,8 @@ def test_the_json_form_has_its_schema(profile: Profile) -> None:
     assert {"what", "device", "threads", "steps", "step_seconds", "launches", "rest"} <= set(
         document
     )
-    assert {"graph", "name", "where", "computes", "eager", "source", "calls", "seconds", "bytes",
-            "multiplied", "floor_seconds", "predicted_seconds"} == set(
+    assert {"graph", "name", "where", "layers", "computes", "eager", "source", "calls", "seconds",
+            "bytes", "multiplied", "floor_seconds", "predicted_seconds"} == set(
         document["launches"][0]
     )  # fmt: skip
     assert document["multiply_adds_per_second"]["f32"] > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.report.terminal import columns, fitted_table, format_bytes, wrapped
+from fusec.report.terminal import columns, fitted_table, format_bytes, tail, wrapped
 
 LONG = "scaled_dot_product_flash_attention_for_cpu"
 ROWS = [(LONG, "with", LONG, "+1 us", "axes unify"), ("a", "with", "b", "", "a law " * 12)]
@@ -26,6 +26,21 @@ def test_names_are_whole_where_there_is_room(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "100")
     first, *_ = fitted_table(ROWS, names=(0, 2))
     assert first.count("scaled_dot_pro") == 2 and first.count("...") == 2
+
+
+def test_a_text_stands_below_its_row_where_there_is_no_room_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = fitted_table(ROWS, right=(3,), names=(0, 2), indent=4)
+    assert [line.startswith(" " * 10) for line in lines] == [False, True, False, True, True]
+    assert lines[1].strip() == "axes unify" and lines[0].endswith("+1 us")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert fitted_table(ROWS, right=(3,), names=(0, 2), indent=4)[0].endswith("axes unify")
+
+
+def test_of_a_path_the_end_is_kept() -> None:
+    assert tail("encoder.layer.3.query", 12) == "...r.3.query" and tail("query", 5) == "query"
 
 
 def test_what_one_copies_stays_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import EnvironmentProblem
+from fusec.frontend.modules import BETWEEN
 from fusec.report.html.details import details_of, format_time
 from fusec.report.html.document import Document
 from fusec.report.html.plots import memory_plot, roofline_plot
@@ -72,6 +73,10 @@ def within(module: str, frame: str) -> str:
 
     In the frame "h.*" that is "mlp" for "h.*.mlp", and "2: mlp" for the "h.2.mlp" of one layer.
     """
+    return BETWEEN.join(_within(one, frame) for one in module.split(BETWEEN))
+
+
+def _within(module: str, frame: str) -> str:
     outer = frame.removesuffix("*")
     if outer == frame or not module.startswith(outer):
         return module

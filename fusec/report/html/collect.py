@@ -23,7 +23,7 @@ from fusec.report.html.document import Document, Timing, document_of
 from fusec.report.html.machine_code import judge_code
 from fusec.report.html.steps import DrawnStep
 from fusec.report.observe import Observed
-from fusec.report.seen import Seen, folded
+from fusec.report.seen import Seen
 from fusec.report.stages import Staged, take_through
 from fusec.summary import graph_id
 from fusec.trace import Trace
@@ -45,10 +45,10 @@ class Collected:
     def document(self, seen: Seen) -> Document:
         """Return the report of what was collected and seen."""
         staged = [_staged(*one) for one in self.graphs]
-        times = _times(seen)
+        times, layers = _times(seen), seen.layers
 
         def measured(one: Staged, step: DrawnStep) -> Timing | None:
-            what = step.code or (step.computes[0], folded(step.module))
+            what = step.code or (step.computes[0], layers.folded(step.module))
             calls, seconds = times.get((one.name, what), (0, 0.0))
             return Timing(seconds / calls * 1e6, "measured") if calls else None
 

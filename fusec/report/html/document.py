@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fusec.frontend.modules import module_kinds
 from fusec.ir import text
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
@@ -30,7 +31,6 @@ from fusec.report.html.folding import (
     Segment,
     fold_calls,
     fold_steps,
-    layer_of,
     segments,
 )
 from fusec.report.html.layout import Layout, lay_out
@@ -38,6 +38,7 @@ from fusec.report.html.machine_code import Judged
 from fusec.report.html.roofline import Roof, cost_of, roof_of
 from fusec.report.html.steps import DrawnStep, drawn_steps
 from fusec.report.html.usage import Usage, usage_of
+from fusec.report.layers import Layers
 from fusec.report.seen import Seen
 from fusec.report.stages import Staged
 from fusec.report.static_rules import CheckedKernel, Finding
@@ -211,7 +212,8 @@ def document_of(
         eager: what the launches beside fusec's are called.
     """
     texts = _Texts()
-    drawings = tuple(_Drawer(one, texts, judged, measured).drawing() for one in staged)
+    layers = Layers.of(*(module_kinds(one.observed.graph) for one in staged))
+    drawings = tuple(_Drawer(one, texts, judged, measured, layers).drawing() for one in staged)
     phases = dict(seen.compile_seconds)
     for one in staged:
         for stage, seconds in one.trace.wall_seconds.items():
@@ -249,16 +251,21 @@ class _Drawer:
     """What it takes to draw one graph."""
 
     def __init__(
-        self, staged: Staged, texts: _Texts, judged: Judged | None, measured: Measured
+        self,
+        staged: Staged,
+        texts: _Texts,
+        judged: Judged | None,
+        measured: Measured,
+        layers: Layers,
     ) -> None:
         self.staged, self.texts, self.measured = staged, texts, measured
-        self.judged = judged
+        self.judged, self.layers = judged, layers
         self.report = report_graph(staged)
-        self.steps = fold_steps(drawn_steps(staged))
-        self.calls = fold_calls(staged.observed.eager.calls)
+        self.steps = fold_steps(drawn_steps(staged), layers)
+        self.calls = fold_calls(staged.observed.eager.calls, layers)
 
     def drawing(self) -> Drawing:
-        parts = segments(self.steps, self.calls)
+        parts = segments(self.steps, self.calls, self.layers)
         edges = _edges(self.steps)
         boxes = tuple(self.box(k, alike, edges) for k, alike in enumerate(self.steps))
         return Drawing(
@@ -298,7 +305,7 @@ class _Drawer:
             listings=self.listings(step),
             feeds=tuple(b for a, b in edges if a == position),
             fed_by=tuple(a for a, b in edges if b == position),
-            calls=_calls_of(alike, self.calls),
+            calls=_calls_of(alike, self.calls, self.layers),
             expected="" if checked is None or checked.expected is None else str(checked.expected),
         )
 
@@ -405,14 +412,16 @@ def _about(step: DrawnStep, decisions: Sequence[Decision]) -> tuple[Decision, ..
     return tuple(ranked[:SHOWN_DECISIONS])
 
 
-def _calls_of(alike: Alike[DrawnStep], calls: Sequence[Alike[EagerCall]]) -> tuple[int, ...]:
+def _calls_of(
+    alike: Alike[DrawnStep], calls: Sequence[Alike[EagerCall]], layers: Layers
+) -> tuple[int, ...]:
     """Return the eager launches on whose lines a step computes.
 
     Of those of one line, they are the ones in the step's modules; where none is, because another
     kernel stores what is made there, the ones in its layer.
     """
     modules = set(alike.first.modules)
-    layers = {layer_of(module) for module in modules}
+    own_layers = set(map(layers.layer_of, modules))
     found: set[int] = set()
     for line in alike.first.step.origin.source:
         on_line = [
@@ -422,5 +431,5 @@ def _calls_of(alike: Alike[DrawnStep], calls: Sequence[Alike[EagerCall]]) -> tup
             if call.line == line
         ]
         own = {k for k, module in on_line if module in modules or not modules}
-        found |= own or {k for k, module in on_line if layer_of(module) in layers}
+        found |= own or {k for k, module in on_line if layers.layer_of(module) in own_layers}
     return tuple(sorted(found))

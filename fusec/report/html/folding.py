@@ -1,8 +1,8 @@
 """Alike layers drawn once: launches that differ in the layer alone become one box with a count.
 
-A *frame* is what a model repeats: ``h.*`` for the modules ``h.0`` to ``h.47``. Boxes of alike
-launches stand where the first of them does, so that a frame shows one layer; what is launched
-outside of the layers stands before or behind them.
+A *frame* is what a model repeats (``report/layers.py``): ``h.*`` for the modules ``h.0`` to
+``h.47``. Boxes of alike launches stand where the first of them does, so that a frame shows one
+layer; what is launched outside of the layers stands before or behind them.
 
 Worked example: two blocks of ``ln`` and ``mlp`` launch ``a b a b c``; drawn are the frame ``h.*``
 (2 layers) with the boxes ``2 x a`` and ``2 x b``, and ``c`` behind it.
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from typing import Generic, TypeVar
 
 from fusec.report.eager import EagerCall
 from fusec.report.html.steps import DrawnStep
-from fusec.report.seen import folded
+from fusec.report.layers import Layers
 
 _T = TypeVar("_T")
+_Placed = TypeVar("_Placed", DrawnStep, EagerCall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +57,58 @@ class Segment:
     calls: tuple[int, ...]
 
 
-def fold_steps(steps: Iterable[DrawnStep]) -> list[Alike[DrawnStep]]:
+def fold_steps(steps: Iterable[DrawnStep], layers: Layers) -> list[Alike[DrawnStep]]:
     """Return alike launches of fusec's as one."""
-    return _fold(steps, _step_kind, lambda step: step.module)
+    return _fold(steps, partial(_step_kind, layers), layers)
 
 
-def fold_calls(calls: Iterable[EagerCall]) -> list[Alike[EagerCall]]:
+def fold_calls(calls: Iterable[EagerCall], layers: Layers) -> list[Alike[EagerCall]]:
     """Return what eager execution launches of one operation in one kind of module as one."""
-    return _fold(calls, _call_kind, lambda call: call.module)
+    return _fold(calls, partial(_call_kind, layers), layers)
 
 
 def _fold(
-    items: Iterable[_T], kind: Callable[[_T], Hashable], module: Callable[[_T], str]
-) -> list[Alike[_T]]:
-    groups: dict[Hashable, list[_T]] = {}
+    items: Iterable[_Placed], kind: Callable[[_Placed], Hashable], layers: Layers
+) -> list[Alike[_Placed]]:
+    groups: dict[Hashable, list[_Placed]] = {}
     for item in items:
         groups.setdefault(kind(item), []).append(item)
     found = []
     for group in groups.values():
-        paths = {module(item) for item in group}
-        found.append(Alike(tuple(group), folded(paths.pop()) if len(paths) > 1 else paths.pop()))
+        path, *others = {item.module for item in group}
+        found.append(Alike(tuple(group), layers.folded(path) if others else path))
     return found
 
 
-def _step_kind(step: DrawnStep) -> Hashable:
+def _step_kind(layers: Layers, step: DrawnStep) -> Hashable:
     """Return what launches of alike layers have in common."""
     shapes = tuple((b.shape, b.dtype) for b in step.writes)
-    modules = frozenset(map(folded, step.modules))
+    modules = frozenset(map(layers.folded, step.modules))
     what = (step.code or step.computes, step.reason, step.step.origin.source)
-    return what, step.bytes, folded(step.module), modules, shapes, id(step.loop)
+    return what, step.bytes, layers.folded(step.module), modules, shapes, id(step.loop)
 
 
-def _call_kind(call: EagerCall) -> Hashable:
-    return call.op.rpartition(".")[0] or call.op, folded(call.module)
+def _call_kind(layers: Layers, call: EagerCall) -> Hashable:
+    return call.op.rpartition(".")[0] or call.op, layers.folded(call.module)
 
 
 # -- segments --------------------------------------------------------------------------------------
 
 
 def segments(
-    steps: Sequence[Alike[DrawnStep]], calls: Sequence[Alike[EagerCall]]
+    steps: Sequence[Alike[DrawnStep]], calls: Sequence[Alike[EagerCall]], layers: Layers
 ) -> tuple[Segment, ...]:
     """Return the stretches of a drawing: frames in order, and what stands between them."""
-    layers = _layers(steps, calls)
+    numbers = _numbers(steps, calls, layers)
+
+    def frame_of(module: str) -> str:
+        frame, _ = layers.layer_of(module)
+        return frame if len(numbers.get(frame, ())) > 1 else ""
+
     own = _with_neighbours(
-        [_loop(a) or _frame(a.module, layers) for a in steps], [a.count for a in steps]
+        [_loop(a) or frame_of(a.module) for a in steps], [a.count for a in steps]
     )
-    eager = [_frame(a.module, layers) for a in calls]
+    eager = [frame_of(a.module) for a in calls]
     frames = list(dict.fromkeys(filter(None, (*own, *eager))))
     own_slots, eager_slots = _slots(own, frames), _slots(eager, frames)
     found = []
@@ -110,7 +117,7 @@ def segments(
         mine = tuple(k for k, at in enumerate(own_slots) if at == slot)
         theirs = tuple(k for k, at in enumerate(eager_slots) if at == slot)
         if mine or theirs:
-            found.append(Segment(frame, len(layers.get(frame, ())) or 1, mine, theirs))
+            found.append(Segment(frame, len(numbers.get(frame, ())) or 1, mine, theirs))
     return tuple(found)
 
 
@@ -121,8 +128,8 @@ def _loop(alike: Alike[DrawnStep]) -> str:
     return f"{loop.rounds} rounds of {loop.chunk} rows"
 
 
-def _layers(
-    steps: Sequence[Alike[DrawnStep]], calls: Sequence[Alike[EagerCall]]
+def _numbers(
+    steps: Sequence[Alike[DrawnStep]], calls: Sequence[Alike[EagerCall]], layers: Layers
 ) -> dict[str, set[str]]:
     """Return frame -> the numbers of its layers, for what repeats at all."""
     found: dict[str, set[str]] = {}
@@ -130,27 +137,12 @@ def _layers(
     paths = [(step.module, alike.count) for alike in steps for step in alike.members]
     paths += [(call.module, alike.count) for alike in calls for call in alike.members]
     for module, count in paths:
-        frame, number = layer_of(module)
+        frame, number = layers.layer_of(module)
         if frame:
             found.setdefault(frame, set()).add(number)
             if count > 1:
                 repeated.add(frame)
-    return {frame: numbers for frame, numbers in found.items() if frame in repeated} | {"": set()}
-
-
-def layer_of(module: str) -> tuple[str, str]:
-    """Return the frame and the number of a module's layer: ("h.*", "3") for "h.3.mlp".
-
-    Without a number, ("", "").
-    """
-    parts = module.split(".")
-    at = next((k for k, part in enumerate(parts) if part.isdigit() or part == "*"), None)
-    return ("", "") if at is None else (".".join((*parts[:at], "*")), parts[at])
-
-
-def _frame(module: str, layers: dict[str, set[str]]) -> str:
-    frame, _ = layer_of(module)
-    return frame if len(layers.get(frame, ())) > 1 else ""
+    return {frame: numbers for frame, numbers in found.items() if frame in repeated}
 
 
 def _with_neighbours(frames: list[str], counts: list[int]) -> list[str]:

@@ -21,6 +21,7 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.names import operation_words
+from fusec.report.explanation import modules_of
 from fusec.report.stages import Staged
 from fusec.report.traffic import step_bytes
 
@@ -95,16 +96,19 @@ def drawn_steps(staged: Staged) -> list[DrawnStep]:
     """Return what a graph launches, in order; nothing of one that runs as eager kernels."""
     if staged.compiled is None:
         return []
-    modules = {node.name: module_path(node) for node in staged.observed.graph.graph.nodes}
-    code = staged.compiled.code
-    return list(_Walk(modules, code).take(staged.compiled.schedule, None))
+    graph, schedule = staged.observed.graph, staged.compiled.schedule
+    modules = {node.name: module_path(node) for node in graph.graph.nodes}
+    walk = _Walk(modules, modules_of(schedule, graph), staged.compiled.code)
+    return list(walk.take(schedule, None))
 
 
 class _Walk:
     """Goes through a schedule, and knows which buffer around it stands for one of its own."""
 
-    def __init__(self, modules: Mapping[str, str], code: Mapping[str, str]) -> None:
-        self.modules, self.code = modules, code
+    def __init__(
+        self, modules: Mapping[str, str], kernels: Mapping[str, str], code: Mapping[str, str]
+    ) -> None:
+        self.modules, self.kernels, self.code = modules, kernels, code
         self.outside: dict[Buffer, Buffer] = {}
 
     def take(self, schedule: Schedule, loop: RowLoop | None) -> Iterator[DrawnStep]:
@@ -148,11 +152,11 @@ class _Walk:
         """Return a step's code, the module it belongs to, and those of all that it computes."""
         match step:
             case Extern():
-                code, names = "", [step.node]
+                own = self.modules.get(step.node, "")
+                return "", own, (own,) if own else ()
             case Kernel() | Bundle():
-                code = self.code.get(step.name, step.name)
                 names = [b.name for b in step.writes]
                 names += [b.name for kernel in step.kernels for b in kernel.defs]
-        found = dict.fromkeys(self.modules.get(name, "") for name in names)
-        every = tuple(filter(None, found))
-        return code, (every[0] if every else ""), every
+                every = dict.fromkeys(self.modules.get(name, "") for name in names)
+                code = self.code.get(step.name, step.name)
+                return code, self.kernels[step.name], tuple(filter(None, every))

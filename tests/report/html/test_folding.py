@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusec.report.eager import EagerCall
 from fusec.report.html.folding import fold_calls, segments
+from fusec.report.layers import Layers
 
 
 def calls(*named: str) -> list[EagerCall]:
@@ -11,12 +12,20 @@ def calls(*named: str) -> list[EagerCall]:
     return [EagerCall(op, 8, module) for op, _, module in (n.partition(" ") for n in named)]
 
 
+def blocks(*named: str) -> Layers:
+    """Return the layers of modules that are all of one class, and have parts."""
+    paths = [name.partition(" ")[2].split(".") for name in named]
+    every = {".".join(path[:count]) for path in paths for count in range(1, len(path) + 1)}
+    return Layers.of(dict.fromkeys(every, "Block") | {f"{path}.part": "" for path in every})
+
+
 def drawn(*named: str) -> list[tuple[str, int, list[str]]]:
     """Return (frame, layers, ["2 x op"]) of each stretch."""
-    alike = fold_calls(calls(*named))
+    layers = blocks(*named)
+    alike = fold_calls(calls(*named), layers)
     return [
         (s.frame, s.layers, [f"{alike[k].count} x {alike[k].first.op}" for k in s.calls])
-        for s in segments([], alike)
+        for s in segments([], alike, layers)
     ]
 
 
@@ -47,5 +56,6 @@ def test_what_stands_between_parts_of_a_layer_goes_to_the_nearer_side() -> None:
 
 
 def test_paths_are_folded_only_where_they_differ() -> None:
-    alike = fold_calls(calls("n h.0.ln", "n h.1.ln", "d h.1.drop"))
+    named = ("n h.0.ln", "n h.1.ln", "d h.1.drop")
+    alike = fold_calls(calls(*named), blocks(*named))
     assert [a.module for a in alike] == ["h.*.ln", "h.1.drop"]

@@ -1,0 +1,145 @@
+"""The modules of a graph: of which class each is, and to which of them a kernel belongs.
+
+A kernel computes the nodes that lead to what it stores, up to what other launches make. It belongs
+to the module of these, or to the one around all of them; where that is the model itself or a mere
+container, it is called by the first and the last. Worked examples::
+
+    h.3.ln_2                                   h.3.ln_2
+    h.3 (its own sum), h.3.ln_2                h.3.ln_2
+    h.3.mlp.c_fc, h.3.mlp.act                  h.3.mlp
+    h.3.mlp.c_proj, h.3, h.4.ln_1              h.3.mlp.c_proj..h.4.ln_1
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from types import FrameType
+
+from torch import fx, nn
+
+from fusec.frontend.origin import dotted, module_path, printable
+from fusec.ir.names import identifier
+
+BETWEEN = ".."
+"""Stands between the first and the last of several modules."""
+CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict", ""))
+"""Classes that say nothing of what is in them; "" is one that is never called."""
+
+
+def module_kinds(graph: fx.GraphModule) -> dict[str, str]:
+    """Return path -> class of the modules that a graph's nodes are in, and of those around them."""
+    found: dict[str, str] = {}
+    for node in graph.graph.nodes:
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        for expression, kind in stack.values():
+            name = kind if isinstance(kind, str) else kind.__name__
+            found[dotted(str(expression))] = name.rpartition(".")[2]
+    for path in list(found):
+        while path := path.rpartition(".")[0]:
+            found.setdefault(path, "")
+    found.pop("", None)
+    return found
+
+
+def calling() -> str:
+    """Return the module that is being called, and so compiled, with its class: "h.3 (Block)".
+
+    Behind a graph break Dynamo compiles a part of a model by itself. Its graph knows no name for
+    it, but the calls that led there do. The whole model is its class alone; outside of any, "".
+    """
+    frame: FrameType | None = sys._getframe()
+    called: list[nn.Module] = []
+    while frame is not None:
+        if frame.f_code is _CALL and isinstance(frame.f_locals.get("self"), nn.Module):
+            module = frame.f_locals["self"]
+            called.append(getattr(module, "_orig_mod", module))
+        frame = frame.f_back
+    if not called:
+        return ""
+    inner, outer = called[0], called[-1]
+    path = next((name for name, module in outer.named_modules() if module is inner), "")
+    kind = type(inner).__name__
+    return printable(f"{path} ({kind})" if path else kind)
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+def kernel_modules(
+    graph: fx.GraphModule, stored: Mapping[str, Sequence[str]], eager: Iterable[str]
+) -> dict[str, str]:
+    """Return the module that each kernel belongs to, by the kernel's name; "" for the model itself.
+
+    Args:
+        stored: the buffers that a kernel stores.
+        eager: the nodes that are eager kernels.
+    """
+    nodes = {identifier(node.name): node for node in graph.graph.nodes}
+    made = {kernel: stored_nodes(nodes, buffers) for kernel, buffers in stored.items()}
+    ends = {node for some in made.values() for node in some}
+    ends |= {nodes[identifier(name)] for name in eager if identifier(name) in nodes}
+    kinds = module_kinds(graph)
+    order = {node: position for position, node in enumerate(graph.graph.nodes)}
+    return {
+        kernel: _around(
+            [module_path(node) for node in sorted(_computed(some, ends), key=order.__getitem__)],
+            kinds,
+        )
+        for kernel, some in made.items()
+    }
+
+
+def stored_nodes(nodes: Mapping[str, fx.Node], buffers: Iterable[str]) -> list[fx.Node]:
+    """Return the nodes that buffers are named by; none for a buffer that stands for no value.
+
+    One of several results is called as its node with a suffix: ``var_mean_0``. Those of whole nodes
+    say most, and others count where there are none.
+
+    Args:
+        nodes: by their names, as identifiers.
+    """
+    names = list(buffers)
+    whole = [nodes[name] for name in names if name in nodes and not _has_parts(nodes[name])]
+    return whole or [node for name in names if (node := _node_of_part(nodes, name)) is not None]
+
+
+def _node_of_part(nodes: Mapping[str, fx.Node], name: str) -> fx.Node | None:
+    while name := name.rpartition("_")[0]:
+        if name in nodes:
+            return nodes[name]
+    return None
+
+
+def _has_parts(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
+def _computed(stored: Iterable[fx.Node], ends: set[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that lead to what is stored, up to what is stored anywhere.
+
+    Constants are none of them: equal ones are one node, in the module that had it first.
+    """
+    found, waiting = set(stored), list(stored)
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            inside = node.op == "call_function" and node.all_input_nodes
+            if inside and node not in ends and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found
+
+
+def _around(paths: Sequence[str], kinds: Mapping[str, str]) -> str:
+    """Return what modules are called together, given in order."""
+    named = list(dict.fromkeys(filter(None, paths)))
+    inner = [a for a in named if not any(b.startswith(f"{a}.") for b in named)]
+    if len(inner) < 2:
+        return inner[0] if inner else ""
+    first, last = min(inner).split("."), max(inner).split(".")
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    common = ".".join(part for part, _ in both)
+    if kinds.get(common, "") not in CONTAINERS:
+        return common
+    return f"{inner[0]}{BETWEEN}{inner[-1]}"

@@ -1,0 +1,146 @@
+"""What to do about what was seen of a program: what takes most of its time first.
+
+All is in one unit, the share of the program's time without its compiles. That of a graph is
+measured; a graph break, or a graph that is not fusec's, takes at most what is outside of these.
+What costs compiling alone comes once, and so behind them. What has no remedy is no advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fusec.report.seen import Seen, SeenGraph
+
+_SLOW_SHARE = 0.1
+"""The share of a program's time in graphs from which an eager kernel is worth a line of advice."""
+_LAUNCH_SECONDS = 1e-5
+"""What a launch may take, its host's part included."""
+_MANY_CALLS = 100
+_EAGER_REMEDIES = {
+    "random numbers: eager's stream": "leave fallback_random out: fusec's own numbers are drawn "
+    "inside of kernels",
+    "depends on data": "keep the shape: torch.where(mask, x, 0) in place of x[mask]",
+}
+"""Part of a reason why an eager kernel is called -> what to do about it."""
+
+
+NONE = "none"
+"""How a remedy begins that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing that costs time.
+
+    Attributes:
+        place: the user's line, or the graph.
+        said: what happens there.
+        remedy: what to do about it, or "none" and why.
+        share: of the time without compiles.
+        bound: the share is at most that.
+        seconds: of compiling, once.
+    """
+
+    place: str
+    said: str
+    remedy: str
+    share: float = 0.0
+    bound: bool = False
+    seconds: float = 0.0
+
+    @property
+    def cost(self) -> str:
+        """The share of the time, or that it comes once."""
+        if not self.share:
+            return "once"
+        return f"{'at most ' if self.bound else ''}{self.share:.0%} of the time"
+
+    @property
+    def helps(self) -> bool:
+        """Whether there is something to do."""
+        return not self.remedy.startswith(NONE)
+
+    def __str__(self) -> str:
+        return f"{self.place}\n{self.cost}: {self.said}\n-> {self.remedy}"
+
+
+def advice_on(seen: Seen) -> list[Advice]:
+    """Return what costs time, the dearest first."""
+    parts = (_fallbacks, _breaks, _recompiles, _externs, _launch_bound)
+    found = [one for part in parts for one in part(seen)]
+    return sorted(found, key=lambda one: (-one.share, -one.seconds))
+
+
+def _running(seen: Seen) -> float:
+    """Return the seconds that are no compile's."""
+    return max(seen.seconds - sum(seen.compile_seconds.values()), seen.run_seconds, 1e-9)
+
+
+def _elsewhere(seen: Seen) -> float:
+    """Return the share of the time that is outside of fusec's graphs."""
+    return 1.0 - seen.run_seconds / _running(seen)
+
+
+def _fallbacks(seen: Seen) -> Iterator[Advice]:
+    for graph in seen.graphs:
+        if graph.summary.problem:
+            said = f"graph {graph.summary.id} runs as eager kernels: {graph.summary.problem}"
+            share = graph.run_seconds / _running(seen)
+            remedy = _bisected(seen, graph)
+            yield Advice(_place(graph), said, remedy, share or _elsewhere(seen), bound=not share)
+
+
+def _place(graph: SeenGraph) -> str:
+    return str(graph.place) if graph.place.path else f"graph {graph.summary.id}"
+
+
+def _breaks(seen: Seen) -> Iterator[Advice]:
+    for one in sorted(seen.breaks, key=lambda b: (not b.skipped, -b.count)):
+        yield Advice(str(one.place), one.said, str(one.remedy), _elsewhere(seen), bound=True)
+
+
+def _recompiles(seen: Seen) -> Iterator[Advice]:
+    for one in seen.recompiles:
+        yield Advice(str(one.place), one.said, str(one.remedy), seconds=one.seconds)
+
+
+def _externs(seen: Seen) -> Iterator[Advice]:
+    for launch in seen.slowest(eager=True):
+        remedy = next((r for part, r in _EAGER_REMEDIES.items() if part in launch.reason), None)
+        if remedy is not None and launch.seconds > _SLOW_SHARE * seen.run_seconds:
+            where = f"{launch.name}{f' of {launch.module}' if launch.module else ''}"
+            share = launch.seconds / _running(seen)
+            yield Advice(where, f"an eager kernel: {launch.reason}", remedy, share)
+
+
+def _launch_bound(seen: Seen) -> Iterator[Advice]:
+    for graph in seen.graphs:
+        share = graph.run_seconds / _running(seen)
+        launches = len(graph.summary.kernels) + len(graph.summary.externs)
+        if not graph.summary.problem and _is_launch_bound(graph, launches, seen.seconds):
+            each = graph.run_seconds / graph.calls * 1e6
+            said = (
+                f"graph {graph.summary.id} is launch-bound: {launches} "
+                f"launch{'es' * (launches != 1)} in {each:.3g} us a call"
+            )
+            remedy = 'larger batches, or fewer calls; on a GPU, mode="reduce-overhead"'
+            yield Advice(_place(graph), said, remedy, share)
+
+
+def _bisected(seen: Seen, graph: SeenGraph) -> str:
+    """Return how the defect is found behind a compile that failed."""
+    if graph.summary.problem.startswith("Unsupported: "):
+        return f"{NONE} is known"
+    program = seen.what if seen.what.endswith(".py") else "SCRIPT"
+    return f"fusec bisect --crash {program}, which ends with a file for a bug report"
+
+
+def _is_launch_bound(graph: SeenGraph, launches: int, seconds: float) -> bool:
+    """Return True for a graph of many short calls: nothing in it takes as long as a launch."""
+    if graph.calls < _MANY_CALLS or not launches:
+        return False
+    short = graph.run_seconds / graph.calls / launches < _LAUNCH_SECONDS
+    return short and graph.run_seconds > _SLOW_SHARE * seconds

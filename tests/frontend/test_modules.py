@@ -1,0 +1,93 @@
+"""The module that a kernel belongs to, from the nodes between what it stores and what others do."""
+
+from __future__ import annotations
+
+import pytest
+from torch import fx, nn
+
+from fusec.frontend.modules import calling, kernel_modules, module_kinds
+from fusec.frontend.origin import dotted
+
+
+def graph(*rows: str) -> fx.GraphModule:
+    """Return nodes given as "name module input", each in its module, all of class Block."""
+    made = fx.Graph()
+    nodes = {"x": made.placeholder("x")}
+    for row in rows:
+        name, module, before = row.split()
+        node = made.call_function(abs, (nodes[before],), name=name)
+        outer = [module.rsplit(".", cut)[0] for cut in range(module.count("."), -1, -1)]
+        node.meta["nn_module_stack"] = {
+            path: (f"L['self'].{path}", "pkg.Block")
+            for path in outer
+            if path != "-" and path != "h"
+        }
+        nodes[name] = node
+    made.output(nodes[name])
+    return fx.GraphModule({}, made)
+
+
+CHAIN = ("a h.0.ln x", "b h.0.mlp.up a", "c h.0.mlp.act b", "d h.0 c", "e h.1.ln d", "f - e")
+
+
+@pytest.mark.parametrize(
+    ("stored", "eager", "module"),
+    [
+        (["a"], [], "h.0.ln"),
+        (["c"], ["a"], "h.0.mlp"),  # b and c: what is around both
+        (["c"], [], "h.0"),
+        (["d"], ["c"], "h.0"),
+        (["e"], ["c"], "h.0..h.1.ln"),
+        (["e"], ["b"], "h.0.mlp.act..h.1.ln"),  # h has no class that says more
+        (["f"], ["d"], "h.1.ln"),
+        (["f"], ["e"], ""),
+    ],
+)
+def test_a_kernel_is_called_after_all_that_it_computes(
+    stored: list[str], eager: list[str], module: str
+) -> None:
+    assert kernel_modules(graph(*CHAIN), {"k": stored}, eager) == {"k": module}
+
+
+def test_what_another_kernel_stores_is_its_own() -> None:
+    found = kernel_modules(graph(*CHAIN), {"k0": ["c"], "k1": ["f"]}, [])
+    assert found == {"k0": "h.0", "k1": "h.0..h.1.ln"}
+
+
+def test_a_constant_is_of_no_module() -> None:
+    made = graph(*CHAIN)
+    node = next(node for node in made.graph.nodes if node.name == "a")
+    node.args = ()
+    assert kernel_modules(made, {"k": ["b"]}, []) == {"k": "h.0.mlp.up"}
+
+
+def test_a_name_that_is_no_identifier_is_a_part_of_the_path() -> None:
+    assert dotted("getattr(L['self'].h._modules['0'], '<a b>')") == "h.0.<a b>"
+    assert dotted("getattr(getattr(L['self'], 'a-b'), 'c-d').up") == "a-b.c-d.up"
+
+
+def test_the_module_that_is_being_called_is_known_by_its_path() -> None:
+    found = []
+
+    class Part(nn.Module):
+        def forward(self) -> None:
+            found.append(calling())
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = nn.ModuleList([Part(), Part()])
+
+        def forward(self) -> None:
+            found.append(calling())
+            for part in self.h:
+                part()
+
+    Whole()()
+    assert found == ["Whole", "h.0 (Part)", "h.1 (Part)"]
+    assert calling() == ""
+
+
+def test_modules_have_their_class_and_containers_have_none() -> None:
+    kinds = module_kinds(graph("a h.0.ln x"))
+    assert kinds == {"h": "", "h.0": "Block", "h.0.ln": "Block"}
