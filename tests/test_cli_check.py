@@ -371,6 +371,41 @@ def test_a_dropout_that_draws_others_is_a_fault_by_the_names_of_its_gradients() 
     assert not [problem for problem in problems.values() if "output 0" in problem]
 
 
+def many(count: int, off: str = "") -> comparison.Comparison:
+    """Return the comparison of a deep model, of which one gradient is off."""
+    names = [
+        f"gradient of parameter encoder.layer.{n}.attention.query.weight" for n in range(count)
+    ]
+    rows = [comparison.Result("output", "float32", (8, 64), 1e-7, 2e-7, "")]
+    rows += [comparison.Result(n, "float32", (64, 64), 1e-6, 3e-6, "") for n in names]
+    rows[2] = replace(rows[2], fusec_error=0.5, problem=off)
+    return comparison.Comparison("cpu", tuple(rows))
+
+
+def test_many_tensors_are_one_line_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = many(40)
+    assert len(made.text(whole=True).splitlines()) > 40
+    lines = [" ".join(line.split()) for line in str(made).splitlines()]
+    assert lines[2:] == [
+        "tensors eager fusec", "outputs 1 1e-07 2e-07 agree",
+        "gradients 40 1e-06 0.5 agree", "", "faults: none",
+    ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "layer.1.attention.query" not in str(made)
+    text = str(many(40, "max error 0.5 at (3, 4), where eager is off by 1e-06"))
+    assert "1 off" in text and "encoder.layer.1.attention.query.weight" in text
+    assert "max error 0.5" in text and "faults: 1" in text
+    assert max(map(len, text.splitlines())) <= 60 and len(text.splitlines()) < 14
+    assert max(map(len, many(40).text(whole=True).splitlines())) <= 60
+
+
+def test_a_line_for_each_of_many_is_an_option(capsys, models, monkeypatch) -> None:
+    monkeypatch.setattr(comparison, "_FEW", 1)
+    line = (f"{models}:relu", "--input", "f32[8]")
+    assert "input 0 after" not in run(capsys, *line)[1]
+    assert "input 0 after" in run(capsys, *line, "-v")[1]
+
+
 # errors
 
 WRONG = {

@@ -31,7 +31,7 @@ from fusec.cli.line import (
     forced_options,
     known_target,
 )
-from fusec.cli.output import progress, show_report, user_code
+from fusec.cli.output import progress, show, show_report, user_code
 from fusec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--static", action="store_true", help="kernels, from their machine code")
     parser.add_argument("--emulate", action="store_true", help="kernels of a GPU, run on this CPU")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="a line for each tensor, however many"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
 
 
@@ -56,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.static and arguments.emulate:
         raise UsageError("--static runs nothing, --emulate runs kernels: leave out one of them.")
     _check_target(arguments)
-    verdict: Any
-    if arguments.emulate:
-        verdict = _emulate_kernels(arguments)
+    if arguments.static:
+        verdict = _check_kernels(arguments)
+        show_report(verdict, json=arguments.json)
     else:
-        verdict = _check_kernels(arguments) if arguments.static else _check_results(arguments)
-    show_report(verdict, json=arguments.json)
+        verdict = (_emulate_kernels if arguments.emulate else _check_results)(arguments)
+        show(verdict.to_json() if arguments.json else verdict.text(whole=arguments.verbose))
     return FAULTS if verdict.faults else 0
 
 

@@ -27,7 +27,7 @@ Worked example::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,13 +39,15 @@ from fusec.backend import fusec
 from fusec.errors import ModelError
 from fusec.report.arguments import Arguments, Given
 from fusec.report.subclasses import copied, plain
-from fusec.report.terminal import format_table
+from fusec.report.terminal import fitted_table, wrapped
 from fusec.runtime.agreement import disagreement
 from fusec.torch_interior import counters, pytree
 
 SCHEMA = 1
 _PLAIN = (torch.Tensor, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 """What is compared as it is; of other objects, the tensors in them are."""
+_FEW = 12
+"""Tensors that have a line each; of more, kinds have."""
 _SEED = 7
 _FIRST = "output 0: "
 """How ``disagreement`` calls the only tensor that it is given."""
@@ -101,8 +103,12 @@ class Comparison:
         }
         return json.dumps(document, indent=indent)
 
+    def text(self, *, whole: bool = False) -> str:
+        """Return what is shown: of many tensors kinds, and those that are off; or ``whole``."""
+        return "\n".join(_lines(self, whole=whole))
+
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return self.text()
 
 
 def this_device() -> torch.device:
@@ -294,31 +300,75 @@ def _distance(tensor: torch.Tensor, exact: torch.Tensor) -> float | None:
     return float(finite.max()) if finite.numel() else 0.0
 
 
-def _lines(comparison: Comparison) -> list[str]:
-    rows = [("", "type", "shape", "eager's error", "fusec's error", "")]
-    last = max((result.call for result in comparison.results), default=0)
+def _lines(comparison: Comparison, *, whole: bool) -> list[str]:
+    results = comparison.results
+    calls = 1 + max((result.call for result in results), default=0)
+    faults = len(comparison.faults)
+    graphs = f"{comparison.compiled} graph{'s' * (comparison.compiled != 1)}"
+    few = whole or len(results) <= _FEW
+    return [
+        *wrapped(f"device {comparison.device}; errors are the largest distances from fp64"),
+        "",
+        *(_table(results, calls) if few else _summary(results)),
+        "",
+        *([] if few else _off(results, calls)),
+        *([f"calls: {calls}, through {graphs} of Dynamo", ""] if calls > 1 else []),
+        *([*wrapped(_RANDOM), ""] if comparison.draws else []),
+        f"faults: {faults or 'none'}",
+    ]
+
+
+def _table(results: Sequence[Result], calls: int) -> list[str]:
+    """Return a line for each tensor."""
+    rows = [("", "type", "shape", "eager", "fusec", "")]
     rows += [
         (
-            f"call {result.call}: {result.name}" if last else result.name,
+            _called(result, calls),
             result.dtype,
-            "x".join(map(str, result.shape)),
+            _shape(result),
             _number(result.eager_error),
             _number(result.fusec_error),
             result.problem or "agrees",
         )
-        for result in comparison.results
+        for result in results
     ]
-    faults = len(comparison.faults)
-    graphs = f"{comparison.compiled} graph{'s' * (comparison.compiled != 1)}"
-    return [
-        f"device {comparison.device}; errors are the largest distances from fp64",
-        "",
-        *(f"  {line}" for line in format_table(rows, right=(3, 4))),
-        "",
-        *([f"calls: {last + 1}, through {graphs} of Dynamo", ""] if last else []),
-        *([_RANDOM, ""] if comparison.draws else []),
-        f"faults: {faults or 'none'}",
-    ]
+    return fitted_table(rows, right=(3, 4), names=(0,), indent=2)
+
+
+def _summary(results: Sequence[Result]) -> list[str]:
+    """Return a line for each kind of tensors."""
+    kinds = {"outputs": "output", "inputs, after": "input", "buffers, after": "buffer"}
+    rows: list[tuple[str, ...]] = [("", "tensors", "eager", "fusec", "")]
+    for title, first in {**kinds, "gradients": "gradient"}.items():
+        alike = [result for result in results if result.name.startswith(first)]
+        off = sum(bool(result.problem) for result in alike)
+        ours = [r.fusec_error for r in alike if r.fusec_error is not None]
+        theirs = [r.eager_error for r in alike if r.eager_error is not None]
+        errors = (_number(max(some, default=None)) for some in (theirs, ours))
+        if alike:
+            rows.append((title, str(len(alike)), *errors, f"{off} off" if off else "agree"))
+    return fitted_table(rows, right=(1, 2, 3), indent=2)
+
+
+def _off(results: Sequence[Result], calls: int) -> list[str]:
+    """Return what is wrong with each tensor that is."""
+    lines = []
+    for result in results:
+        if result.problem:
+            lines += wrapped(
+                f"{_called(result, calls)} ({result.dtype} {_shape(result)}): {result.problem}",
+                "  ",
+                "      ",
+            )
+    return [*lines, ""] if lines else []
+
+
+def _called(result: Result, calls: int) -> str:
+    return f"call {result.call}: {result.name}" if calls > 1 else result.name
+
+
+def _shape(result: Result) -> str:
+    return "x".join(map(str, result.shape))
 
 
 _RANDOM = "random numbers: eager's, for the model draws some (dropout, say), and fusec's are others"

@@ -37,7 +37,7 @@ from fusec.options import Options
 from fusec.pipeline import compile_to_source
 from fusec.report.arguments import Given
 from fusec.report.comparison import Comparison, compare, draws_numbers
-from fusec.report.terminal import format_table
+from fusec.report.terminal import fitted_table, wrapped
 from fusec.runtime import executable
 from fusec.runtime.outside import of_graph
 from fusec.stages import Context
@@ -99,8 +99,12 @@ class Emulation:
         }
         return json.dumps(document, indent=indent)
 
+    def text(self, *, whole: bool = False) -> str:
+        """Return what is shown; ``whole`` as of ``Comparison``."""
+        return "\n".join(_lines(self, whole=whole))
+
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return self.text()
 
 
 def emulate(
@@ -230,7 +234,7 @@ _DRAWN = (
 )
 
 
-def _lines(emulation: Emulation) -> list[str]:
+def _lines(emulation: Emulation, *, whole: bool) -> list[str]:
     rows = [("", "graph", "launches", "warp instructions", "faults", "values")]
     rows += [
         (
@@ -244,14 +248,14 @@ def _lines(emulation: Emulation) -> list[str]:
         for row in emulation.kernels
     ]
     lines = [f"target {emulation.target}, emulated", ""]
-    lines += [f"  {line}" for line in format_table(rows, right=(2, 3))]
+    lines += fitted_table(rows, right=(2, 3), names=(0,), indent=2)
     for row in emulation.kernels:
         lines += ["", row.fault] if row.fault else []
         lines += ["", row.problem] if row.problem else []
     if emulation.comparison is not None:
-        lines += ["", *str(emulation.comparison).splitlines()]
+        lines += ["", *emulation.comparison.text(whole=whole).splitlines()]
     elif emulation.faults:
         lines += ["", "faults: 1; the run ended there"]
     else:
-        lines += ["", _DRAWN, "", "faults: none"]
+        lines += ["", *wrapped(_DRAWN), "", "faults: none"]
     return lines
