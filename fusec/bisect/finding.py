@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Finding:
         helps: options under which it is gone.
         source: the file's text.
         unshown: no file shows the fault by itself.
+        values: the tensors that the file reads, which stand beside it; most draw their own.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Finding:
     helps: tuple[str, ...] = ()
     source: str = ""
     unshown: bool = False
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, kind: str, culprit: Culprit) -> Finding:
@@ -82,7 +85,8 @@ class Finding:
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the JSON form."""
-        fields: dict[str, Any] = asdict(self)
+        fields: dict[str, Any] = asdict(replace(self, values={}))
+        fields["values"] = sorted(self.values)
         return json.dumps(
             {"schema": SCHEMA, "found": True, **fields, "sentence": self.sentence}, indent=indent
         )

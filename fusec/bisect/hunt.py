@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fusec.bisect import questions
 from fusec.bisect.excerpt import Excerpt, TensorType
@@ -17,6 +19,7 @@ from fusec.bisect.recorder import (
     Begun,
     Called,
     Culprit,
+    Ended,
     Event,
     Failed,
     Timing,
@@ -32,6 +35,9 @@ from fusec.errors import FusecError, ModelError
 
 SECONDS = 100.0
 """What making a program smaller may take."""
+TIMEOUT = 1800.0
+"""Seconds that the user's program may run."""
+_LESS = "Give it less to do (fewer steps), or more time: --timeout SECONDS."
 _TRIALS = 300
 _SUSPECTS = 3
 """Kernels, and graphs, that are timed again by themselves."""
@@ -54,12 +60,16 @@ class Hunt:
         say: is told what is being done.
         apart: calls a function in a process of its own.
         seconds: that making the program smaller may take.
+        timeout: seconds that the program may run.
+        file: what a trial takes for its own path.
     """
 
     kind: str
     say: Callable[[str], None]
     apart: Apart = run_apart
     seconds: float = SECONDS
+    timeout: float = TIMEOUT
+    file: str = "<bisect>"
 
     def run(self, program: Runner) -> Finding | None:
         """Return what is at fault in a program; None if nothing is.
@@ -67,7 +77,7 @@ class Hunt:
         Raises:
             ModelError: if the program itself fails.
         """
-        events, death = observe(program, self.kind, self.apart)
+        events, death = observe(program, self.kind, self.apart, self.timeout)
         culprit = self._culprit(events, death)
         if culprit is None:
             return None
@@ -75,7 +85,7 @@ class Hunt:
 
     def attempt(self, text: str) -> Outcome:
         """Return what a file's text comes to."""
-        return try_file(text, self.apart)
+        return try_file(text, self.apart, self.file)
 
     def _culprit(self, events: list[Event], death: str) -> Culprit | None:
         found = [event for event in events if isinstance(event, Culprit)]
@@ -83,8 +93,10 @@ class Hunt:
         top = max(most.values(), default=2)
         if found:
             return replace(found[0], excerpts=tuple(drawn_below(p, top) for p in found[0].excerpts))
+        if death == HANGS and (self.kind != CRASH or waiting(events) is None):
+            raise FusecError(f"{self._still(events)}\n{_LESS}")
         if death and self.kind == CRASH:
-            return _died(events, death, top)
+            return died(events, death, top)
         failed = [event.said for event in events if isinstance(event, Failed)]
         if death or failed:
             seen = failed[0] if failed else f"the process ended by {death}"
@@ -94,6 +106,14 @@ class Hunt:
         if self.kind == WRONG:
             return self._graph_that_differs(events, top)
         return None
+
+    def _still(self, events: list[Event]) -> str:
+        """Return what a program did when its time was over."""
+        graph = waiting(events)
+        said = f"the program was still running after {self.timeout:g} s, with nothing found"
+        if graph is None:
+            return said
+        return f"{said}, in graph {graph.name!r}: fusec bisect --crash looks into that"
 
     def _graph_that_differs(self, events: list[Event], most: int) -> Culprit | None:
         """Return a graph of Dynamo that differs, backward included, though none of its kernels do.
@@ -142,24 +162,46 @@ class Hunt:
         where = f" (stage {culprit.stage!r})" if culprit.stage else ""
         what = f"kernel {culprit.kernel} of " if culprit.kernel else ""
         self.say(f"{what}graph {culprit.graph!r}{where}: {culprit.said}")
-        finding = Finding.of(self.kind, culprit)
+        options, calls, lost = culprit.options, culprit.calls, culprit.lost_us
+        fault = Fault(self.kind, Finding.of(self.kind, culprit).title, options, calls, lost)
+        found = self._shown(replace(culprit, values={}), fault)
+        if found is not None or not culprit.values:
+            return found or replace(Finding.of(self.kind, culprit), unshown=True)
+        self.say("random inputs do not show it: trying the program's own")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "repro.py"
+            torch.save(dict(culprit.values), file.with_suffix(".pt"))
+            found = replace(self, file=str(file))._shown(culprit, replace(fault, saved=True))
+        return found or replace(Finding.of(self.kind, culprit), unshown=True)
+
+    def _shown(self, culprit: Culprit, fault: Fault) -> Finding | None:
+        """Return the finding with the least file that shows it; None if none does."""
+        values = culprit.values
         for excerpt in culprit.excerpts:
-            options, calls, lost = culprit.options, culprit.calls, culprit.lost_us
-            fault = Fault(self.kind, finding.title, options, calls, lost)
+            if fault.saved and not _is_of(excerpt, values):
+                continue
             if self.attempt(as_file(excerpt, fault)).shows(culprit.outcome):
                 break
         else:
-            return replace(finding, unshown=True)
-        small = self._shrunk(excerpt, fault, culprit.outcome)
+            return None
+        small = self._shrunk(excerpt, fault, culprit.outcome, values)
         self.say("asking which options, which merge and which stage make the difference")
-        return questions.answer(self, finding, small, fault)
+        found = questions.answer(self, Finding.of(self.kind, culprit), small, fault)
+        read = {one.name: values[one.name] for one in small.inputs if one.name in values}
+        return replace(found, values=read)
 
-    def _shrunk(self, excerpt: Excerpt, fault: Fault, wanted: Outcome) -> Excerpt:
+    def _shrunk(
+        self,
+        excerpt: Excerpt,
+        fault: Fault,
+        wanted: Outcome,
+        values: Mapping[str, torch.Tensor],
+    ) -> Excerpt:
         end = time.monotonic() + self.seconds
         tried: dict[str, bool] = {}
 
         def fails(candidate: Excerpt) -> bool:
-            if time.monotonic() > end:
+            if time.monotonic() > end or (fault.saved and not _is_of(candidate, values)):
                 return False
             text = as_file(candidate, fault)
             if text not in tried:
@@ -173,9 +215,36 @@ class Hunt:
         return shrink(excerpt, smaller, fails, _TRIALS)
 
 
-def observe(program: Runner, kind: str, apart: Apart) -> tuple[list[Event], str]:
+def _is_of(excerpt: Excerpt, values: Mapping[str, torch.Tensor]) -> bool:
+    """Return True if an excerpt's inputs are among some tensors."""
+    shapes = {one.name: one.type.shape for one in excerpt.inputs if not isinstance(one.type, int)}
+    known = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    return all(known.get(name) == shape for name, shape in shapes.items())
+
+
+def waiting(events: Iterable[Event]) -> Begun | None:
+    """Return the graph whose compile, or call, began last and has not ended."""
+    begun: dict[int, Begun] = {}
+    going: dict[int, None] = {}
+    for event in events:
+        match event:
+            case Begun():
+                begun[event.number] = event
+                going[event.number] = None
+            case Called():
+                going[event.number] = None
+            case Ended():
+                going.pop(event.number, None)
+    return begun[[*going][-1]] if going else None
+
+
+def observe(
+    program: Runner, kind: str, apart: Apart, seconds: float = TIMEOUT
+) -> tuple[list[Event], str]:
     """Return what happened while a program ran in a process of its own, and how that died, or "".
 
+    Args:
+        seconds: that it may run.
     Raises:
         ModelError: if the program raised what is no fault of fusec's, or died before a compile.
     """
@@ -184,28 +253,31 @@ def observe(program: Runner, kind: str, apart: Apart) -> tuple[list[Event], str]
         file.touch()
         death = ""
         try:
-            apart(record_program, program, kind, file, seconds=None)
+            apart(record_program, program, kind, file, seconds=seconds)
         except Died as ended:
             death = "" if ended.how == _ENDED else ended.how
         except RuntimeError as error:
             raise ModelError(str(error)) from error
         events = read_events(file)
+    if death == HANGS and not any(isinstance(event, Begun) for event in events):
+        raise ModelError(f"nothing was compiled in the {seconds:g} s that it ran (--timeout)")
     if death and not any(isinstance(event, Begun) for event in events):
         raise ModelError(f"the process ended by {death} before anything was compiled")
     return events, death
 
 
-def _died(events: list[Event], death: str, most: int) -> Culprit | None:
+def died(events: list[Event], death: str, most: int) -> Culprit | None:
     """Return the graph at which a process died: the last one that was compiled or called."""
     graphs = {event.number: event for event in events if isinstance(event, Begun)}
     if not graphs:
         return None
-    last = events[-1]
+    last = next(e for e in reversed(events) if isinstance(e, Begun | Called))
     called = isinstance(last, Called)
-    graph = graphs[last.number] if isinstance(last, Called) else list(graphs.values())[-1]
+    graph = graphs[last.number]
     stage = "launch" if called else ""
     excerpts = tuple(drawn_below(p, most) for p in (graph.excerpt,) if p is not None)
-    said = f"the process ended by {death} when {'it ran' if called else 'it was compiled'}"
+    when = "after" if isinstance(events[-1], Ended) else "when"
+    said = f"the process ended by {death} {when} {'it ran' if called else 'it was compiled'}"
     outcome = Outcome(HANGS if death == HANGS else CRASH, death)
     return Culprit(graph.name, outcome, excerpts, graph.options, stage=stage, said=said)
 

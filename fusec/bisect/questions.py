@@ -54,7 +54,7 @@ def answer(hunt: Hunt, finding: Finding, excerpt: Excerpt, fault: Fault) -> Find
     options = {**fault.options, "merge_limit": limit}
     merge = _asked(hunt, last_merge, excerpt, options) if limit else ""
     stage = finding.stage
-    if fault.kind == WRONG and not excerpt.trains:
+    if fault.kind == WRONG and not (excerpt.trains or fault.saved):
         stage = _asked(hunt, first_wrong_stage, excerpt, fault.options)
     found = replace(finding, helps=helps, merge=merge, stage=stage)
     if len(excerpt.lines) <= _FEW:

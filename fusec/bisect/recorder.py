@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -43,6 +43,9 @@ from fusec.verification import Exact
 _ROUNDS = 15
 _MOST_KERNELS = 24
 """Of a graph: those that take the most time are compared with eager."""
+
+_KEPT_BYTES = 1 << 26
+"""Of a graph's arguments: what may go into a file beside the program that shows a fault."""
 
 
 class Enough(BaseException):
@@ -79,6 +82,13 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """A graph's compile, or a call of it, came to its end."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Culprit:
     """A graph, and as far as it is known a kernel, that is at fault.
 
@@ -86,6 +96,7 @@ class Culprit:
         outcome: what a file that shows the fault has to come to.
         excerpts: that may show it, the smallest first.
         calls, lost_us: of a kernel or graph that is slower, as of ``Fault``.
+        values: the tensors that the graph was called with, by name, where they are few.
     """
 
     graph: str
@@ -99,6 +110,7 @@ class Culprit:
     said: str = ""
     calls: int = 1
     lost_us: float = 0.0
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +137,7 @@ class Failed:
     said: str
 
 
-Event = Begun | Called | Culprit | Timing | Failed
+Event = Begun | Called | Ended | Culprit | Timing | Failed
 
 
 def read_events(file: Path) -> list[Event]:
@@ -198,6 +210,7 @@ class Recorder:
         except Exception as error:
             self._failed(error, dynamo, None)
             raise
+        self.tell(Ended(dynamo.number))
         return self._timed(eager, compiled, dynamo) if self._kind == SLOWER else compiled
 
     def _settings(self) -> dict[str, Any]:
@@ -223,6 +236,7 @@ class Recorder:
         except Exception as error:
             self._failed(error, graph, dynamo)
             raise
+        self.tell(Ended(graph.number))
         trace = next(trace for trace in reversed(RECENT) if trace.name == name)
         self._graphs.append((graph, gm, trace.manifest, graph_id(name)))
         if self._kind == SLOWER:
@@ -230,13 +244,17 @@ class Recorder:
 
         def run(args: list[Any]) -> Any:
             self.tell(Called(graph.number, _most(args)))
+            given = [_copy(arg) for arg in args] if self._kind == WRONG else []
             try:
-                return self._beside(gm, call, args, graph) if self._kind == WRONG else call(args)
-            except WrongKernel as wrong:
-                self._wrong(wrong, gm, graph, dynamo)
+                wrong = self._kind == WRONG
+                made = self._beside(gm, call, args, graph, given) if wrong else call(args)
+            except WrongKernel as error:
+                self._wrong(error, gm, graph, dynamo, given)
             except Exception as error:
                 self._failed(error, graph, dynamo)
                 raise
+            self.tell(Ended(graph.number))
+            return made
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
@@ -257,7 +275,14 @@ class Recorder:
         )  # fmt: skip
         raise Enough from error
 
-    def _wrong(self, wrong: WrongKernel, gm: fx.GraphModule, graph: Begun, dynamo: Begun) -> None:
+    def _wrong(
+        self,
+        wrong: WrongKernel,
+        gm: fx.GraphModule,
+        graph: Begun,
+        dynamo: Begun,
+        given: Sequence[Any],
+    ) -> NoReturn:
         kernel, _, _, op, seen, source = wrong.args
         own: Excerpt | None
         try:
@@ -270,33 +295,43 @@ class Recorder:
         outcome = Outcome(WRONG)
         self.tell(
             Culprit(
-                graph.name, outcome, excerpts, graph.options, kernel, "", op, line, f"{op}: {seen}"
+                graph.name, outcome, excerpts, graph.options, kernel, "", op, line, f"{op}: {seen}",
+                values=_values(gm, given),
             )
-        )
+        )  # fmt: skip
         raise Enough from wrong
 
     def _beside(
-        self, gm: fx.GraphModule, call: Callable[..., Any], args: list[Any], graph: Begun
+        self,
+        gm: fx.GraphModule,
+        call: Callable[..., Any],
+        args: list[Any],
+        graph: Begun,
+        given: Sequence[Any],
     ) -> Any:
-        """Run a graph, and compare what it returns with what its nodes compute eagerly."""
-        copies, others = ([_copy(arg) for arg in args] for _ in range(2))
+        """Run a graph, and compare what it returns with what its nodes compute eagerly.
+
+        Args:
+            given: a copy of ``args``, which calls change.
+        """
         state = torch.get_rng_state()
-        expected = run_eagerly(gm)(copies)
+        expected = run_eagerly(gm)([_copy(arg) for arg in given])
         torch.set_rng_state(state)
         made = call(args)
 
         def exact() -> Sequence[torch.Tensor]:
             torch.set_rng_state(state)
             with torch.no_grad():
-                return _tensors(Exact(gm).run(*others))
+                return _tensors(Exact(gm).run(*map(_copy, given)))
 
         problem = disagreement(_tensors(made), _tensors(expected), exact)
         if problem is not None:
             self.tell(
                 Culprit(
-                    graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem
+                    graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem,
+                    values=_values(gm, given),
                 )
-            )
+            )  # fmt: skip
             raise Enough
         return made
 
@@ -399,6 +434,14 @@ def _trains(gm: fx.GraphModule) -> bool:
     values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
     grads = any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
     return grads and torch.is_grad_enabled()
+
+
+def _values(gm: fx.GraphModule, given: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors that a graph was called with, by name; none where they are too many."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    found = {n.name: v for n, v in zip(nodes, given, strict=True) if isinstance(v, torch.Tensor)}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    return found if size <= _KEPT_BYTES else {}
 
 
 def _most(args: Sequence[Any]) -> int:

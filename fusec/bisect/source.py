@@ -33,6 +33,7 @@ class Fault:
         options: of the compile.
         calls: of SLOWER, that are timed at once.
         lost_us: how much longer than eager each takes in the user's program.
+        saved: its inputs are the user's, from a file of the same name that ends with .pt.
     """
 
     kind: str
@@ -40,12 +41,14 @@ class Fault:
     options: Mapping[str, Any] = field(default_factory=dict)
     calls: int = 1
     lost_us: float = 0.0
+    saved: bool = False
 
 
 def as_file(excerpt: Excerpt, fault: Fault) -> str:
     """Return the text of a file that shows a fault by itself."""
+    inputs = _saved(excerpt) if fault.saved else _inputs(_short_names(excerpt))
     excerpt = _short_names(excerpt)
-    parts = (_head(excerpt, fault), _function(excerpt), _inputs(excerpt), _ending(excerpt, fault))
+    parts = (_head(excerpt, fault), _function(excerpt), inputs, _ending(excerpt, fault))
     return "\n\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
@@ -71,7 +74,9 @@ def _head(excerpt: Excerpt, fault: Fault) -> list[str]:
     modules |= {"operator"} if any(t.startswith("_operator.") for t in targets) else set()
     modules |= {"math"} if any(t.startswith("math.") for t in targets) else set()
     own = sorted(modules - {"torch"})
-    imports = [*(f"import {name}" for name in own), *([""] if own else []), "import torch"]
+    imports = [f"import {name}" for name in own]
+    imports += ["from pathlib import Path"] if fault.saved else []
+    imports += [*([""] if imports else []), "import torch"]
     title = textwrap.wrap(fault.title.replace("\\", "/").replace('"', "'"), 96)
     title = [*title[:_TITLE_LINES]]
     said = [f'"""{title[0]}', *title[1:]]
@@ -185,6 +190,17 @@ def _shown(value: Any) -> str:
 def _inputs(excerpt: Excerpt) -> list[str]:
     rows = [f"        {_drawn(one)},  # {one.name}" for one in excerpt.inputs]
     return ["def inputs():", "    torch.manual_seed(0)", "    return [", *rows, "    ]"]
+
+
+def _saved(excerpt: Excerpt) -> list[str]:
+    rows = [
+        f"        {one.type},"
+        if isinstance(one.type, int)
+        else f'        saved["{one.name}"].clone(){".requires_grad_()" if one.trained else ""},'
+        for one in excerpt.inputs
+    ]
+    load = '    saved = torch.load(Path(__file__).with_suffix(".pt"))'
+    return ["def inputs():", load, "    return [", *rows, "    ]"]
 
 
 def _drawn(given: Input) -> str:

@@ -135,20 +135,24 @@ Apart = Callable[..., Any]
 # -- files -----------------------------------------------------------------------------------------
 
 
-def try_file(text: str, apart: Apart = run_apart) -> Outcome:
-    """Return what running a file's text comes to, in a process of its own."""
+def try_file(text: str, apart: Apart = run_apart, file: str = _FILE) -> Outcome:
+    """Return what running a file's text comes to, in a process of its own.
+
+    Args:
+        file: what the text takes for its own path.
+    """
     try:
-        outcome: Outcome = apart(run_here, text)
+        outcome: Outcome = apart(run_here, text, file)
         return outcome
     except Died as death:
         return Outcome(HANGS if death.how == HANGS else CRASH, death.how)
 
 
-def run_here(text: str) -> Outcome:
+def run_here(text: str, file: str = _FILE) -> Outcome:
     """Return what running a file's text comes to, in this process."""
     with _quiet():
         try:
-            exec(compile(text, _FILE, "exec"), {"__name__": "__main__"})
+            exec(compile(text, _FILE, "exec"), {"__name__": "__main__", "__file__": file})
         except SystemExit as ended:
             return Outcome(SLOWER if ended.code else AGREES)
         except Exception as error:

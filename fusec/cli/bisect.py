@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.cli.line import FORM, check_file, is_target
-from fusec.cli.output import check_writable, hush, progress, show
+from fusec.cli.output import check_writable, hush, progress, quiet_torch, show
 from fusec.errors import NotWritable, UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that making the program smaller may take; default: %(default)g",
     )
     parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=1800.0,
+        help="that the program may run before it is ended; default: %(default)g",
+    )
+    parser.add_argument(
         "--all", action="store_true", help="of a script: compile also the models that it does not"
     )
     parser.add_argument("--train", action="store_true", help="of a TARGET: with a backward")
@@ -83,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.bisect.hunt import Hunt
 
     progress(f"running {arguments.program[0]}, in a process of its own")
-    finding = Hunt(arguments.kind, progress, seconds=arguments.seconds).run(program)
+    hunt = Hunt(arguments.kind, progress, seconds=arguments.seconds, timeout=arguments.timeout)
+    finding = hunt.run(program)
     if finding is None:
         show('{"schema": 1, "found": false}' if arguments.json else "nothing found")
         return 0
@@ -96,7 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
     return FOUND
 
 
-_NO_FILE = "no file shows it by itself: FUSEC_DUMP_DIR=DIR keeps every stage of the whole program"
+_NO_FILE = (
+    "no file shows it by itself, neither on random inputs nor on the program's own:\n"
+    "  FUSEC_DUMP_DIR=DIR keeps every stage of the whole program"
+)
 
 
 def _near(file: Path) -> str:
@@ -114,6 +125,11 @@ def _write(file: Path, finding: Finding) -> bool:
             file.replace(old)
             progress(f"{file.name} was there: it is {old.name} now")
         file.write_text(finding.source, encoding="utf-8")
+        if finding.values:
+            import torch  # local: a wrong command line shall not wait for it
+
+            torch.save(dict(finding.values), file.with_suffix(".pt"))
+            progress(f"{file.with_suffix('.pt').name} beside it has the program's own inputs")
     except OSError as error:
         raise NotWritable(f"cannot write {file}: {error.strerror}") from error
     return True
@@ -137,6 +153,8 @@ def read_program(arguments: argparse.Namespace) -> Any:
     if is_target(first):
         _take_rest(arguments, own)
     arguments.program = given
+    if not (arguments.seconds >= 0 and arguments.timeout > 0):
+        raise UsageError("--seconds and --timeout are numbers of seconds, more than 0.")
     if arguments.kind is None:
         raise UsageError(
             "One of --wrong --crash --slower is required; options stand before a script."
@@ -181,7 +199,7 @@ def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:
     from fusec.errors import ModelError
     from fusec.report.script import run_script
 
-    with redirect_stdout(stderr):
+    with redirect_stdout(stderr), quiet_torch():
         ran = run_script(path, own, every=every, backend=backend)
     if ran.raised:
         raise ModelError(f"{path.name} ended with an exception that is none of fusec's, see above")
@@ -200,7 +218,7 @@ def call_target(
 
     fn, calls = load_with_inputs(model, parse_inputs(list(specs)), train, this_device())
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
-    with torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train), quiet_torch():
         for inputs in calls * (2 if len(calls) == 1 else 1):
             made = pytree.tree_leaves(inputs.call(compiled))
             roots = [r for r in made if isinstance(r, torch.Tensor) and r.requires_grad]

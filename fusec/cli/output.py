@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -95,18 +95,23 @@ def write_file(path: Path, text: str) -> None:
 
 @contextmanager
 def user_code(arguments: argparse.Namespace) -> Iterator[None]:
-    """Run a model: what it prints goes to stderr, and torch logs nothing that nobody asked for.
+    """Run a model: what it prints goes to stderr, and torch logs nothing that nobody asked for."""
+    with redirect_stdout(sys.stderr), nullcontext() if arguments.traceback else quiet_torch():
+        yield
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Let torch log nothing that nobody asked for, by TORCH_LOGS.
 
     An error of the model's is in Dynamo's log twice, 200 lines before fusec's own message.
     """
-    quiet = not (arguments.traceback or os.environ.get("TORCH_LOGS"))
-    loggers = [logging.getLogger(name) for name in _LOUD] if quiet else []
+    loggers = [] if os.environ.get("TORCH_LOGS") else list(map(logging.getLogger, _LOUD))
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        with redirect_stdout(sys.stderr):
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

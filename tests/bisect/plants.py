@@ -32,6 +32,21 @@ def wrong_kernel() -> None:
     _around_kernels(adds_a_hundredth)
 
 
+def wrong_for_large() -> None:
+    """Each kernel with a tanh is off by a hundredth where it is given a value over 50."""
+
+    def around(launch: Launch) -> Launch:
+        off = adds_a_hundredth(launch)
+
+        def run(*args: Any) -> None:
+            floats = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
+            (off if any(bool((one > 50).any()) for one in floats) else launch)(*args)
+
+        return run
+
+    _around_kernels(around)
+
+
 def slow_kernel() -> None:
     """Each kernel with a tanh takes two milliseconds more."""
 

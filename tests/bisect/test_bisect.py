@@ -16,9 +16,11 @@ import torch
 
 from fusec import stages
 from fusec.bisect import questions
-from fusec.bisect.hunt import Hunt
-from fusec.bisect.source import CRASH, SLOWER, WRONG
-from fusec.bisect.trial import AGREES, INVALID, LAUNCH, Died, run_apart, run_here
+from fusec.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType
+from fusec.bisect.hunt import Hunt, died, waiting
+from fusec.bisect.recorder import Begun, Called, Ended
+from fusec.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
+from fusec.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.cli import main, new_parser
 from fusec.cli.bisect import call_script, read_program
 from fusec.errors import FusecError, ModelError, UsageError
@@ -165,6 +167,8 @@ def test_a_file_comes_to_what_it_shows(text: str, kind: str, cause: str) -> None
         (["bisect", "conftest.py", "--wrong"], "stand before a script"),
         (["bisect", "--wrong", "torch.nn:Softsign", "f32[2]"], "'f32[2]' stands behind a TARGET"),
         (["bisect", "--wrong", "torch.nn:Softsign", "--inptu", "f32[2]"], "--inptu"),
+        (["bisect", "--wrong", "--timeout", "0", "torch.nn:Softsign"], "--timeout"),
+        (["bisect", "--wrong", "--timeout", "soon", "torch.nn:Softsign"], "--timeout"),
     ],
 )
 def test_a_wrong_line_is_refused(capsys, line: list[str], said: str) -> None:
@@ -176,6 +180,50 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(capsys, tmp_path: Path
     line = ["bisect", "--wrong", "torch.nn:Softsign", "--input", "f32[2]", "-o", str(tmp_path)]
     assert main(line) == 4
     assert "cannot write" in capsys.readouterr().err
+
+
+def endless(work: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
+    """Stand in for ``run_apart`` where a program goes on when its time is over."""
+    here(work, *args)
+    raise Died(HANGS)
+
+
+@pytest.mark.parametrize("kind", [WRONG, CRASH])
+def test_a_program_that_does_not_end_is_ended(kind: str) -> None:
+    with pytest.raises(
+        FusecError, match=r"still running after 5 s, with nothing found\n.*--timeout"
+    ):
+        Hunt(kind, print, endless, timeout=5.0).run(step)
+
+
+def test_a_program_that_compiles_nothing_in_its_time_is_the_user_s() -> None:
+    with pytest.raises(ModelError, match="nothing was compiled in the 5 s"):
+        Hunt(WRONG, print, endless, timeout=5.0).run(lambda backend: None)
+
+
+def test_the_graph_that_hangs_is_the_one_that_began_and_did_not_end() -> None:
+    dynamo, own = (Begun(n, name, None, {}) for n, name in enumerate(("Dynamo", "forward")))
+    compiled = [dynamo, own, Ended(1), Ended(0)]
+    assert waiting(compiled[:2]) is own and waiting(compiled[:3]) is dynamo
+    assert waiting(compiled) is None
+    called = [*compiled, Called(1, 2)]
+    assert waiting(called) is own and waiting([*called, Ended(1)]) is None
+    said = died(called, HANGS, 2)
+    assert said is not None and said.said == "the process ended by hangs when it ran"
+    after = died([*called, Ended(1)], "SIGSEGV", 2)
+    assert after is not None and after.said == "the process ended by SIGSEGV after it ran"
+
+
+def test_a_file_reads_the_program_s_own_values(tmp_path: Path) -> None:
+    kind = TensorType((3,), (1,), torch.float32, "cpu")
+    line = Line("y", "torch.tanh", (Ref("given"),), {}, kind)
+    excerpt = Excerpt((Input("given", kind),), (line,), ("y",))
+    text = as_file(excerpt, Fault(CRASH, saved=True))
+    assert 'saved["given"].clone(),' in text
+    file = tmp_path / "made.py"
+    torch.save({"given": torch.ones(3)}, file.with_suffix(".pt"))
+    assert run_here(text, str(file)).kind == AGREES
+    assert run_here(text, str(tmp_path / "other.py")).cause == "FileNotFoundError"
 
 
 # -- in processes of their own ---------------------------------------------------------------------
@@ -236,6 +284,21 @@ def test_a_planted_fault_ends_with_a_file_that_shows_it(
     assert 10 <= len(found["source"].splitlines()) <= 40
     shown = python(tmp_path, plant, file.name)
     assert shown.returncode == (-8 if plant == "killing_kernel" else 1)
+    assert python(tmp_path, "", file.name).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_program_s_own_values_has_them_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(
+        "import torch\nfrom model import Block\nx = 100 * torch.randn(4, 16, 32)\n"
+        "with torch.no_grad():\n    torch.compile(Block())(x, x)\n"
+    )
+    done, found = bisect(tmp_path, "wrong_for_large", "--json", "--wrong", "large.py")
+    assert done.returncode == 1, done.stderr
+    assert (found["kernel"], found["line"]) == ("k0", TANH) and found["values"]
+    file = tmp_path / "fusec_repro.py"
+    assert sorted(torch.load(file.with_suffix(".pt"))) == found["values"]
+    assert python(tmp_path, "wrong_for_large", file.name).returncode == 1
     assert python(tmp_path, "", file.name).returncode == 0
 
 
