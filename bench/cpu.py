@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import torch
 from bench import memory, record, timing, workloads
 from bench.accuracy import relative_error, within_rule
 from bench.workload import (
-    PEERS,
     Case,
     Workload,
     bytes_floor,
@@ -40,13 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no workload has {options.only!r} in its name; there are:", file=sys.stderr)
         print("\n".join(f"  {w.label}" for w in workloads.cpu()), file=sys.stderr)
         return 2
-    peers = options.peers.split(",")
+    peers = tuple(filter(None, options.peers.split(",")))
     shrink, rounds, budget = (8, 5, 0.2) if options.quick else (1, 41, options.seconds)
     settings = {"rounds": rounds, "seconds": budget, "quick": options.quick, "peers": peers}
     run = record.Record("cpu", options.out, **settings)
     for workload in chosen:
         print(f"{workload.label} ...", file=sys.stderr, flush=True)
-        run.add(measure(workload, peers, shrink=shrink, rounds=rounds, budget=budget))
+        run.add(
+            measure(workload, peers or workload.peers, shrink=shrink, rounds=rounds, budget=budget)
+        )
     print(record.table(run.data))
     if record.plot(run.data, options.out / "cpu.png"):
         print(f"plot: {options.out / 'cpu.png'}")
@@ -60,15 +61,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--quick", action="store_true", help="small sizes, few rounds: a check")
     found.add_argument("--seconds", type=float, default=6.0, help="of timing, for each workload")
     found.add_argument("--threads", type=int, default=0, help="torch's threads; 0: its default")
-    found.add_argument(
-        "--peers", default=",".join(PEERS), help="who is measured; default %(default)s"
-    )
+    found.add_argument("--peers", default="", help="who is measured; default: each row's own")
     found.add_argument("--out", type=Path, default=Path("build/bench"), help="default %(default)s")
     return found
 
 
 def measure(
-    workload: Workload, peers: list[str], *, shrink: int, rounds: int, budget: float
+    workload: Workload, peers: Sequence[str], *, shrink: int, rounds: int, budget: float
 ) -> dict[str, Any]:
     """One row of the results; see `record`."""
     torch._dynamo.reset()
@@ -133,14 +132,13 @@ def first_call(
 
 
 def ratios(samples: dict[str, list[float]]) -> dict[str, float]:
-    """How many times faster fusec is than each other peer."""
-    if "fusec" not in samples:
-        return {}
-    own = samples["fusec"]
+    """How many times faster fusec is than each other peer; those that freeze meet each other."""
     return {
-        f"{peer}/fusec": round(timing.paired_ratio(values, own), 4)
+        f"{peer}/{own}": round(timing.paired_ratio(values, samples[own]), 4)
+        for own, frozen in (("fusec", False), ("fusec-freeze", True))
+        if own in samples
         for peer, values in samples.items()
-        if peer != "fusec"
+        if peer != own and (frozen or "freez" not in peer)
     }
 
 

@@ -5,7 +5,7 @@
      "results": [{"group", "name", "mode", "dtype",
                   "peers": {PEER: {"median_ms", "p20_ms", "p80_ms", "samples", "error", "accurate",
                                    "compile_s", "peak_mib"} | {"failed": MESSAGE}},
-                  "ratios": {"eager/fusec", "inductor/fusec"}}],
+                  "ratios": {"eager/fusec", "inductor/fusec", "inductor-freezing/fusec-freeze"}}],
      "summary": {GROUP: {RATIO: {"geomean", "worst", "wins", "rows"}}}}
 
 A ratio above one means that fusec is faster. GPU rows count microseconds (`median_us`); what else

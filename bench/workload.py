@@ -21,9 +21,13 @@ PEERS = ("eager", "inductor", "fusec")
 VARIANTS = (*PEERS, "fusec-fused", "fusec-library")
 """Where products can run in several ways: fusec's choice, and each side of it forced."""
 TUNED = ("inductor-max", "fusec")
+FROZEN = (*PEERS, "inductor-freezing", "fusec-freeze")
+"""Where nothing is trained: both compilers also with weights that are constants to them."""
 
 SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "inductor-max": ("inductor", {"mode": "max-autotune-no-cudagraphs"}),
+    "inductor-freezing": ("inductor", {}),
+    "fusec-freeze": ("fusec", {"options": {"freeze": True}}),
     "fusec-fused": ("fusec", {"options": {"race": "fused"}}),
     "fusec-library": ("fusec", {"options": {"race": "library"}}),
 }
@@ -88,9 +92,14 @@ def modes(
     name: str,
     build: Callable[[torch.dtype, str, int], Case],
     dtypes: tuple[str, ...] = ("fp32",),
+    inference: tuple[str, ...] = PEERS,
 ) -> list[Workload]:
-    """A workload forward and training, in each dtype."""
-    return [Workload(group, name, build, t, dtype) for dtype in dtypes for t in (False, True)]
+    """A workload forward and training, in each dtype; ``inference``: who is measured forward."""
+    return [
+        Workload(group, name, build, train, dtype, PEERS if train else inference)
+        for dtype in dtypes
+        for train in (False, True)
+    ]
 
 
 def shrunk(extent: int, shrink: int) -> int:
@@ -123,7 +132,28 @@ def compiled(call: Callable, peer: str, options: Mapping[str, Any] | None = None
     settings = dict(more)
     if backend == "fusec" and (options or "options" in settings):
         settings["options"] = {**(options or {}), **settings.get("options", {})}
-    return torch.compile(own, backend=backend_of(backend), dynamic=False, **settings)
+    made = torch.compile(own, backend=backend_of(backend), dynamic=False, **settings)
+    return while_freezing(made) if peer == "inductor-freezing" else made
+
+
+def while_freezing(call: Callable) -> Callable:
+    """Return a function whose first call, which compiles it, finds Inductor's setting `freezing`.
+
+    As an option of torch.compile it comes too late: Dynamo asks for it, too.
+    """
+    from torch._inductor import config  # an interior, of a peer
+
+    warm = False
+
+    def run(*args: Any) -> Any:
+        nonlocal warm
+        if warm:
+            return call(*args)
+        warm = True
+        with config.patch(freezing=True):
+            return call(*args)
+
+    return run
 
 
 def with_cudnn(call: Callable) -> Callable:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.workload import Case, Workload, modes
+from bench.workload import FROZEN, Case, Workload, modes
 from bench.workloads.blocks import default_dtype
 from bench.workloads.vision import UNet
 
@@ -229,5 +229,6 @@ def cpu() -> list[Workload]:
             GROUP,
             f"{name} 4x{size}x{size}{suffix}",
             functools.partial(convnet, module=module, size=size, layout=layout),
+            inference=FROZEN,
         )
     ]

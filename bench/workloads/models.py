@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from bench.workload import Case, Workload, modes
+from bench.workload import FROZEN, Case, Workload, modes
 from bench.workloads.blocks import BertBlock, Gpt2Block, LlamaBlock, default_dtype, sized
 
 GROUP = "products on CPUs"
@@ -139,13 +139,15 @@ def flex(dtype: torch.dtype, device: str, shrink: int) -> Case:
 def cpu() -> list[Workload]:
     both = ("fp32", "bf16")
     return [
-        *modes(GROUP, "gpt2 124M 1x128", gpt2),
-        *modes(GROUP, "bert block 1x512x768", sized(BertBlock, 1, 512, 768), both),
+        *modes(GROUP, "gpt2 124M 1x128", gpt2, inference=FROZEN),
+        *modes(GROUP, "bert block 1x512x768", sized(BertBlock, 1, 512, 768), both, FROZEN),
         *modes(GROUP, "llama block 1x256x1024", sized(LlamaBlock, 1, 256, 1024), both),
         *modes(GROUP, "vit block 8x197x384", sized(VitBlock, 8, 197, 384), both),
         *modes(GROUP, "t5 block 2x256x512", sized(T5Block, 2, 256, 512), both),
-        Workload(GROUP, "decoding step 4x2048", decoding),
-        Workload(GROUP, "decoding step 4x2048", decoding, dtype="bf16"),
+        *(
+            Workload(GROUP, "decoding step 4x2048", decoding, False, dtype, FROZEN)
+            for dtype in both
+        ),
         Workload(GROUP, "small mlp 8x64", small_mlp),
         Workload(GROUP, "flex attention causal+bias 1x4x2048x64", flex),
     ]

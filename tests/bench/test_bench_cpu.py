@@ -7,6 +7,7 @@ import json
 import pytest
 
 from bench import compile_time, cpu, memory, memory_child, record, start, timing, workloads
+from bench.workload import FROZEN, PEERS
 from tests.support import BACKEND
 
 
@@ -65,6 +66,17 @@ def test_interleaved_rounds_take_one_sample_of_each_peer_a_round():
     samples = timing.interleaved(steps, rounds=6, budget=10.0, at_least=0.0)
     assert {name: len(values) for name, values in samples.items()} == dict.fromkeys("abc", 6)
     assert "".join(calls[9:]) == "abcbcacababcbcacab"  # nine warm-up calls first
+
+
+def test_what_freezes_meets_every_peer_and_what_does_not_those_that_do_not():
+    samples = {peer: [2.0] for peer in FROZEN}
+    assert set(cpu.ratios(samples)) == {
+        *("eager/fusec", "inductor/fusec"),
+        *(f"{peer}/fusec-freeze" for peer in (*PEERS, "inductor-freezing")),
+    }
+    frozen = {w.group for w in workloads.cpu() if "fusec-freeze" in w.peers}
+    assert frozen == {"convnets", "products on CPUs"}
+    assert not any(w.train for w in workloads.cpu() if w.peers == FROZEN)
 
 
 def test_summaries_take_the_geometric_mean_and_the_worst_row():
