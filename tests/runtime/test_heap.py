@@ -7,17 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from fusec.runtime import heap
 from fusec.runtime.heap import FROZEN_AT_START, OBJECTS, settled_heap
 
 
 @pytest.fixture(autouse=True)
-def collector() -> Iterator[None]:
-    before = gc.get_threshold()
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > FROZEN_AT_START
     gc.unfreeze()
+    monkeypatch.setattr(heap, "_is_users", False)
     yield
     gc.set_threshold(*before)
     gc.enable()
     gc.unfreeze()
+    if is_frozen:  # as the tests behind want it
+        gc.freeze()
 
 
 def test_what_was_there_is_frozen_inside_and_not_behind() -> None:
@@ -48,6 +52,15 @@ def test_a_heap_that_the_user_froze_stays_frozen() -> None:
     with settled_heap():
         pass
     assert gc.get_freeze_count() > FROZEN_AT_START
+
+
+def test_what_the_user_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.freeze()
+    with settled_heap():
+        pass
+    monkeypatch.delattr(gc, "get_freeze_count")
+    with settled_heap():
+        pass
 
 
 def test_who_collects_by_hand_is_left_alone() -> None:
