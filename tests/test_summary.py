@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,6 +156,37 @@ def test_phases_are_in_the_timeline_of_the_trace() -> None:
     finally:
         trace_log.removeHandler(handler)
     assert {"fusec.passes", "fusec.codegen", "fusec.build"} <= set(events)
+
+
+TRACED = """
+import torch
+
+def f(x):
+    y = x.exp() * 2
+    print("between")
+    return (y + 1).sin().sum()
+
+torch.compile(f, backend="fusec")(torch.ones(8, requires_grad=True)).backward()
+"""
+
+
+@pytest.mark.slow
+def test_tlparse_shows_a_compile_of_fusec_s(tmp_path: Path) -> None:
+    tlparse = shutil.which("tlparse", path=os.path.dirname(sys.executable))
+    if tlparse is None:
+        pytest.skip("tlparse is not installed: pip install tlparse")
+    (tmp_path / "traced.py").write_text(TRACED)
+    log = tmp_path / "log"
+    own = {**os.environ, "TORCH_TRACE": str(log), "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, tmp_path / "traced.py"], env=own, check=True)
+    (file,) = log.iterdir()
+    line = [tlparse, file, "-o", tmp_path / "page", "--no-browser"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    said = done.stdout + done.stderr
+    assert re.search(r"Stats \{ ok: [1-9]\d*(, unknown: \d+)? \}", said), said
+    found = {re.sub(r"_\d+\.\w+$", "", p.name) for p in (tmp_path / "page").rglob("fusec_*")}
+    assert {"fusec_graph", "fusec_forward_code", "fusec_backward_kernels"} <= found
+    assert "fusec.passes" in (tmp_path / "page" / "chromium_events.json").read_text()
 
 
 def test_phases_are_in_torchs_table_of_compile_times() -> None:
