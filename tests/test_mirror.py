@@ -135,7 +135,6 @@ ELSEWHERE = {
     "passes/stage": "test_stages",
     "passes/weighted_sums": "passes/test_split_loop",
     # A report is read as a whole.
-    "report/arguments": "test_cli_line",
     "report/eager": "test_report",
     "report/emulation": "test_cli_check",
     "report/expect": "test_expect",
