@@ -31,12 +31,13 @@ and its signature::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fusec.errors import UsageError
+from fusec.errors import InternalError, UsageError
 from fusec.ir.arena import Arena, verify_arena
 from fusec.ir.argument import View, argument_views
 from fusec.ir.expr import Buffer
+from fusec.ir.extern import Copy, Extern
 from fusec.ir.graph import Kernel, Schedule, Step
 from fusec.ir.index import Index, contiguous_strides, index
 from fusec.ir.memory import Memory
@@ -103,8 +104,8 @@ def print_native(
 
 def _refuse_others(schedule: Schedule) -> None:
     """Raise UsageError where a step is no kernel, or an input no tensor that C can pass."""
-    kernels = set(schedule.kernels)
-    problems = [_problem(step) for step in schedule.steps if step not in kernels]
+    own = {*schedule.kernels, *filter(_copies, schedule.externs)}
+    problems = [_problem(step) for step in schedule.steps if step not in own]
     for item in schedule.graph.inputs:
         if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
             problems.append(f"{item.name}: its elements are not one after another in memory")
@@ -113,6 +114,15 @@ def _refuse_others(schedule: Schedule) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise UsageError(f"the model cannot run without Python. What needs torch:\n{lines}")
+
+
+def _copies(call: Extern) -> bool:
+    """Return True for a call that copies elements as they are to where an input changes."""
+    match call.effect, call.args:
+        case Copy(), (View() as into, View() as part, *_):
+            same = (into.shape, into.buffer.dtype) == (part.shape, part.buffer.dtype)
+            return same and into.buffer is not part.buffer and not call.writes
+    return False
 
 
 def _problem(step: Step) -> str:
@@ -150,6 +160,7 @@ def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
 
 def _signature(schedule: Schedule, views: Sequence[View], arena: Arena) -> str:
     written = {buffer for step in schedule.steps for buffer in step.writes}
+    written |= {call.written.buffer for call in schedule.externs if call.written is not None}
     lines = [FORMAT, f"workspace {arena.bytes}"]
     for item in schedule.graph.inputs:
         kind = "written" if item in written else "argument"
@@ -188,11 +199,18 @@ class _Function:
         for k, item in enumerate(self.schedule.graph.inputs):
             if isinstance(item, Buffer):
                 self._declare(item, f"arguments[{k}]")
-        for kernel in self.schedule.kernels:
-            self._launch(kernel)
+        for step in self.schedule.steps:
+            match step:
+                case Kernel():
+                    self._launch(step)
+                case Extern(args=(View() as into, View() as part, *_)):
+                    self._copy(part, self.names(into.buffer), into)
+                case _:
+                    raise InternalError(step, stage="codegen.native")
         for number, view in enumerate(self.views):
             if self.arena.results.get(view.buffer) != number:
-                self._copy(view, number)
+                result = f"((m_{view.buffer.dtype} *)results[{number}])"
+                self._copy(view, result, _dense(view))
         body = "".join(f"  {line}\n" for line in self.lines)
         text = "".join(f'\n    "{line}\\n"' for line in signature.splitlines())
         declared = 'extern "C" const char fusec_signature[];'
@@ -218,19 +236,22 @@ class _Function:
             return f"results[{number}]"
         return f"(workspace + {self.arena.offsets[buffer]})"
 
-    def _copy(self, view: View, number: int) -> None:
-        """Print loops that copy a view, the last axis fastest."""
+    def _copy(self, view: View, target: str, into: View) -> None:
+        """Print loops that copy a view to where another lies, the last axis fastest."""
         axes = [f"_{k}" for k in range(len(view.shape))]
         for axis, extent in zip(axes, view.shape, strict=True):
             count = _number(extent)
             self.lines.append(f"for (long long {axis} = 0; {axis} < {count}; ++{axis})")
-        to = _offset(axes, contiguous_strides(view.shape), index(0))
-        at = _offset(axes, view.strides, view.offset)
-        target = f"((m_{view.buffer.dtype} *)results[{number}])[{to}]"
-        self.lines.append(f"  {target} = {self.names(view.buffer)}[{at}];")
+        to, at = (_offset(axes, one.strides, one.offset) for one in (into, view))
+        self.lines.append(f"  {target}[{to}] = {self.names(view.buffer)}[{at}];")
 
 
 _TAIL = "  return status;\n}\n"
+
+
+def _dense(view: View) -> View:
+    """Return the view of the same shape whose elements lie one after another."""
+    return replace(view, strides=contiguous_strides(view.shape), offset=index(0))
 
 
 def _offset(axes: Sequence[str], strides: Sequence[Index], start: Index) -> str:

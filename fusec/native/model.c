@@ -33,6 +33,7 @@ static void close_source(source *from) {
 }
 
 static int open_source(const char *path, const char *sha256, source *from, fusec_error *error) {
+  memset(from, 0, sizeof *from);
   int code = fusec_map(path, &from->file, error);
   if (code) return code;
   if (sha256) code = check_pin(from->file, sha256, error);

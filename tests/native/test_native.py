@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +116,8 @@ def run(
     results = [folder / f"out{k}" for k in range(len(like))]
     beside = path.with_suffix(".safetensors") if weights is None else weights
     command = [program, path, beside, threads, *given, "--", *results]
-    # The kernels' libraries are not built for it, and libgomp's threads live on.
-    own = {"ASAN_OPTIONS": "detect_leaks=0", **environment}
     done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, env={**os.environ, **own}
+        [*map(str, command)], capture_output=True, text=True, env={**os.environ, **environment}
     )
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr
     assert done.returncode < 90, (done.returncode, done.stderr)
@@ -282,3 +283,120 @@ def test_what_needs_torch_is_listed_with_its_line() -> None:
     torch._dynamo.reset()
     with pytest.raises(UsageError, match=r"without Python.*\n  aten\.linalg_inv_ex.*test_native"):
         build(sorts, Call((values(4, 4),)), NATIVE)
+
+
+# -- what is written, types ------------------------------------------------------------------------
+
+
+def test_an_input_that_the_model_changes_is_changed(program: Path, tmp_path: Path) -> None:
+    def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache[:, 3] = x
+        return cache.sum(1)
+
+    x, cache = values(4, 8), values(4, 6, 8, seed=2)
+    path = archive(tmp_path, step, x, cache)
+    said, (made,) = run(program, path, x, cache, like=(x,), weights="-")
+    assert "input cache: f32[4, 6, 8] written" in said
+    torch.testing.assert_close(made, step(x, cache))
+    changed = torch.frombuffer(bytearray((tmp_path / "in1").read_bytes()), dtype=torch.float32)
+    assert torch.equal(changed.reshape(cache.shape), cache)
+
+
+def test_buffers_that_the_model_changes_are_refused() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(x)
+            return self.count * 2
+
+    torch._dynamo.reset()
+    with pytest.raises(UsageError, match="writes to count, and a model in C has no state"):
+        build(Counts(), Call((values(3),)), NATIVE)
+
+
+def whole(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x // y + x.cumsum(0)).to(torch.int16)
+
+
+TYPES = {
+    "i64, i32, i16": (whole, torch.arange(24).reshape(4, 6), torch.arange(1, 7, dtype=torch.int32)),
+    "bf16": (lambda x, y: F.gelu(x @ y), values(12, 16).bfloat16(), values(16, 20).bfloat16()),
+    "f16": (lambda x, y: F.gelu(x @ y), values(12, 16).half(), values(16, 20).half()),
+    "bool": (lambda x, y: (x > 0) & y, values(5, 7), values(5, 7, seed=2) > 0),
+    "f64": (lambda x, y: (x * y).sum(1), values(5, 7).double(), values(5, 7).double()),
+    "a number": (lambda x, y: x.sum() * y, values(5, 7), torch.tensor(2.5)),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.sampled(2)
+def test_every_type_goes_in_and_out(program: Path, tmp_path: Path, name: str) -> None:
+    call, *given = TYPES[name]
+    path = archive(tmp_path, call, *given)
+    expected = fusec.load(path)(*given)
+    _, (made,) = run(program, path, *given, like=(expected,), weights="-")
+    assert torch.equal(made, expected)
+
+
+def test_a_division_by_zero_is_an_error(program: Path, tmp_path: Path) -> None:
+    call, x, y = TYPES["i64, i32, i16"]
+    path = archive(tmp_path, call, x, y)
+    said, _ = run(program, path, x, y - 1, weights="-")
+    assert said.endswith("error 8: an integer is divided by zero\n")
+
+
+# -- hostile files ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("fuzzer"), *SANITIZED, source="fuzz.c")
+
+
+def fuzz(fuzzer: Path, path: Path, *arguments: object) -> tuple[int, int]:
+    """Return how many files were refused, and how many ran, under sanitizers."""
+    command = [fuzzer, path, path.with_suffix(".safetensors"), *arguments]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    refused, ran = re.findall(r"\d+", done.stdout)
+    return int(refused), int(ran)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
+def test_damaged_files_are_errors_without_an_access_out_of_bounds(
+    fuzzer: Path, built: Path, count: int
+) -> None:
+    refused, ran = fuzz(fuzzer, built, count, count)
+    assert refused + ran == count
+    assert refused > 0.6 * count  # a weight may have another value
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_archives_that_lie_with_right_digests_are_errors(
+    fuzzer: Path, built: Path, tmp_path: Path, count: int
+) -> None:
+    chosen = random.Random(count)
+    files = []
+    for k in range(count):
+        path = tmp_path / f"{k}.fusec"
+        name = chosen.choice(("names.txt", "inference/native.txt", "held/scale"))
+        path.write_bytes(repacked(built.read_bytes(), partial(spoil, chosen, name)))
+        files.append(path)
+    refused, ran = fuzz(fuzzer, built, 0, 0, *files)
+    assert (refused + ran, refused > count / 2) == (count, True)
+
+
+def spoil(chosen: random.Random, name: str, blobs: dict[str, bytes]) -> None:
+    """Change a blob somewhere, as an honest author."""
+    content = bytearray(blobs[name])
+    for _ in range(chosen.randint(1, 3)):
+        at = chosen.randrange(len(content))
+        part = chosen.choice(
+            (b"", b"\n", b" ", b"9" * 18, b"unread\n", b"input 0 ", b"\xff", b"or ")
+        )
+        content[at : at + chosen.randint(0, 4)] = part
+    blobs[name] = bytes(content)
+    described(blobs)
