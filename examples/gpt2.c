@@ -8,9 +8,9 @@
 //
 //   $ fusec build gpt2.py:gpt2 --input "i64[1,8]<50257" --native --with-weights -o gpt2.fusec
 //
-// Where C is, with the folder that `python -c "import fusec.native as n; print(n.path())"` prints:
+// Then, here or anywhere that has the sources which `python -m fusec.native` names:
 //
-//   $ cc -O2 -I "$FUSEC" gpt2.c "$FUSEC"/*.c -ldl -o gpt2
+//   $ cc -O2 gpt2.c $(python -m fusec.native) -o gpt2
 //   $ ./gpt2 gpt2.fusec gpt2.safetensors 2 464 3290 318 257
 //
 // The archive has room for so many tokens as it was built with: a window over the last of them.
@@ -65,6 +65,7 @@ int main(int count, char **given) {
     if (fusec_run(model, &ids, &logits, NULL, atoi(given[3]), &error)) stop(&error);
     text[length] = greatest((float *)logits.data + (seen - 1) * tokens, tokens);
     printf("%lld\n", (long long)text[length++]);
+    fflush(stdout);
     if (!more) fprintf(stderr, "first output after %.3f s\n", seconds() - start);
   }
   free(text);

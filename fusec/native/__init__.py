@@ -1,8 +1,8 @@
 """The C library that runs what ``fusec build --native`` wrote: ``fusec.h``, and its sources.
 
-They are compiled with the program that uses them; only the C library of Linux is needed::
+They are compiled with the program that uses them, and need the C library of Linux alone::
 
-    cc -I "$FUSEC" program.c "$FUSEC"/*.c -ldl -o program
+    cc program.c $(python -m fusec.native) -o program
 """
 
 from __future__ import annotations
@@ -11,5 +11,10 @@ from pathlib import Path
 
 
 def path() -> Path:
-    """Return the folder of ``fusec.h`` and of the sources, which a program is compiled with."""
+    """Return the folder of ``fusec.h`` and of the sources."""
     return Path(__file__).parent
+
+
+def flags() -> list[str]:
+    """Return what a C compiler is told beside the program that uses them."""
+    return ["-I", str(path()), *map(str, sorted(path().glob("*.c"))), "-ldl"]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"`(\w+\.py)`[^`\n]*:\n\n$")
+NAMED = re.compile(r"`(\w+\.(?:py|c))`[^`\n]*:\n\n$")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -97,11 +97,11 @@ def steps(page: str) -> list[Step]:
 
 
 def files(page: str) -> dict[str, str]:
-    """Return the files that a page shows: Python behind a paragraph that ends with a name."""
+    """Return the files that a page shows: code behind a paragraph that ends with a name."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = {}
     for match in FENCE.finditer(text):
         named = NAMED.search(text[: match.start()])
-        if named is not None and match[1] == "python":
+        if named is not None and match[1] in ("python", "c"):
             found[named[1]] = match[2]
     return found

@@ -77,11 +77,10 @@ def archive(folder: Path, model: nn.Module | Callable[..., Any], *args: Any, **n
 
 def compiled(folder: Path, *flags: str, source: str = "program.c") -> Path:
     """Compile a program with the library, warnings being errors."""
-    own = fusec.native.path()
     warnings = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")
-    sources = [HERE / source, *sorted(own.glob("*.c"))]
     path = folder / source.removesuffix(".c")
-    command = [COMPILER, *warnings, *flags, "-I", own, *sources, "-ldl", "-lpthread", "-o", path]
+    own = (HERE / source, *fusec.native.flags(), "-lpthread", "-o", path)
+    command = [COMPILER, *warnings, *flags, *own]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert not done.returncode, done.stderr
     return path
