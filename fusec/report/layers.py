@@ -38,7 +38,7 @@ class Layers:
 
     def folded(self, module: str) -> str:
         """Return a module's path with the numbers of layers left out: "h.*.mlp" of "h.3.mlp"."""
-        return BETWEEN.join(map(self._folded, module.split(BETWEEN)))
+        return BETWEEN.join(dict.fromkeys(map(self._folded, module.split(BETWEEN))))
 
     def _folded(self, module: str) -> str:
         return ".".join(ANY if p in self.paths else p.rpartition(".")[2] for p in _prefixes(module))

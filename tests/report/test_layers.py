@@ -35,6 +35,7 @@ BRANCHES = {"net.0": "Sequential", "net.1": "Sequential", "net.0.0": "Conv2d", "
         (BRANCHES, "net.1.0", "net.*.0"),
         (BRANCHES | {"net.1.0": "Linear"}, "net.1.0", "net.1.0"),  # unlike inside
         (BLOCKS, "h.1.mlp..h.2", "h.*.mlp..h.*"),
+        (BLOCKS, "h.2.mlp..h.0.mlp", "h.*.mlp"),
         (BLOCKS, "", ""),
     ],
 )
