@@ -26,8 +26,9 @@ from fusec.compiler import (
 )
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
-from fusec.frontend.freezing import RECIPE, mark_weights
+from fusec.frontend.freezing import RECIPE
 from fusec.frontend.overlap import writes_shared_memory
+from fusec.frontend.weights import mark_weights
 from fusec.options import Options
 from fusec.partition import Joint
 from fusec.passes.stage import fold
@@ -40,6 +41,7 @@ from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
 from fusec.torch_interior import (
     TorchDynamoException,
     TracingContext,
+    compile_phase,
     is_shipping,
     run_autograd,
     without_its_caches,
@@ -192,13 +194,15 @@ def compile_one_graph(
     trace: Trace | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
+    trace = trace if trace is not None else Trace(name, phase=compile_phase)
     with settled_heap():  # a backward may be compiled when it is first needed
         call = compile_graph(graph, name, options, trace)
     if recorder is not None:
         call = recorder.record(call, graph, name)
     recipe = graph.meta.get(RECIPE)
     if recipe is not None:
-        call = Frozen(call, recipe.compute, recipe.positions, recipe.constants)
+        recipe = recipe.read_by(trace.wrapper)
+        call = Frozen(call, recipe.compute, recipe.positions, recipe.keep)
     if name == "backward":
         call = outside_autocast(call)
     return with_memory_only(call, run_eagerly(graph))

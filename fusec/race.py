@@ -36,6 +36,7 @@ from torch import Tensor, fx
 from fusec.frontend.channels_last import images_of
 from fusec.frontend.fx_nodes import hint_of
 from fusec.frontend.memory_formats import Gain
+from fusec.frontend.packing import pack_linear
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
@@ -241,9 +242,16 @@ class LibraryJudge:
         timed = _fewer(call)
         given = tuple(timed.views)
         ways = {ATEN: timed, **timed.others}
+
+        def inputs() -> list[Any]:
+            made = [_random_view(view, self.races.device) for view in given]
+            *_, a, b = made
+            packs = any(call.packed_for(library) for library in ways)
+            return [*made, (pack_linear(b.t(), len(a)),) if packs else ()]
+
         return race(
             [Way(name, functools.partial(_caller, way, given)) for name, way in ways.items()],
-            lambda: [_random_view(view, self.races.device) for view in given],
+            inputs,
             reference=ATEN,
             budget_s=budget_s,
             device=self.races.device,
@@ -369,15 +377,21 @@ def _fewer(call: Extern) -> Extern:
 
 
 def _caller(call: Extern, given: tuple[View, ...]) -> Callable[[list[Any]], Sequence[Tensor]]:
-    """Return what makes a library's call with tensors in the places of its views."""
+    """Return what makes a library's call with tensors in the places of its views.
+
+    What it takes beside these is a packed weight, which comes behind them.
+    """
     function: Any = functools.reduce(getattr, call.target.split("."), torch.ops)
 
     def argument(value: Argument, tensors: list[Any]) -> Any:
         match value:
             case View() if value in given:
                 return tensors[given.index(value)]
-            case View():
+            case View() if value.transposed in given:
                 return tensors[given.index(value.transposed)].t()
+            case View():
+                (packed,) = tensors[-1]
+                return packed
             case tuple():
                 return list(value)
             case _:

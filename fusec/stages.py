@@ -24,6 +24,7 @@ from fusec.codegen.targets import Target
 from fusec.codegen.triton_form import FORM
 from fusec.errors import StageError, note_stage
 from fusec.frontend.capture import capture_with_values
+from fusec.frontend.channel_folding import fold_channels
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.flex_attention import spell_out_attention
@@ -206,6 +207,15 @@ def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
     return gm
 
 
+def _freezes(context: Context) -> bool:
+    return context.options.freeze
+
+
+def _freeze(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+    freeze(gm, packs=bool(context.target.libraries))
+    return gm
+
+
 _FORMATS = _on_fx(
     "memory_formats",
     "images flow channels-last through convolutions that gain by it (CPU)",
@@ -221,13 +231,20 @@ _DRAWS = _on_fx(
 )
 INFERENCE = (
     _on_fx(
-        "freeze",
-        "what follows from weights alone is computed once, scales of convolutions included",
-        _changing(freeze),
-        only=lambda context: context.options.freeze,
+        "fold_channels",
+        "scales and shifts of channels go into the weights of convolutions",
+        _changing(fold_channels),
+        only=_freezes,
     ),
     _FORMATS,
     _DRAWS,
+    _on_fx(
+        "freeze",
+        "what follows from weights alone is computed once, and packed for the library (CPU)",
+        _freeze,
+        only=_freezes,
+        needs=("fold_channels", "memory_formats", "draws"),
+    ),
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
 

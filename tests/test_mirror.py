@@ -80,6 +80,7 @@ ELSEWHERE = {
     "frontend/arithmetic": "frontend/test_pointwise",
     "frontend/attention": "ops/test_contractions",
     "frontend/call": "frontend/test_capture",
+    "frontend/channel_folding": "frontend/test_freezing",
     "frontend/channels_last": "frontend/test_memory_formats",
     "frontend/comparisons": "frontend/test_pointwise",
     "frontend/creation": "ops/test_creation",
@@ -104,6 +105,7 @@ ELSEWHERE = {
     "frontend/scatters": "ops/test_indexing",
     "frontend/size_facts": "frontend/test_shapes",
     "frontend/value": "frontend/test_shapes",
+    "frontend/weights": "frontend/test_freezing",
     # Structures have their printed form, verifier and interpreter tested together.
     "ir/argument": "ir/test_verify",
     "ir/arena": "passes/test_arena",

@@ -126,9 +126,7 @@ def run_module(gm: fx.GraphModule, inputs: list[Any] | None = None) -> list[Any]
     else:
         given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
     if recipe := gm.meta.get(RECIPE):
-        values = recipe.compute(*[given[k] for k in recipe.positions])
-        for constant, value in zip(recipe.constants, values, strict=True):
-            constant.copy_(value)
+        recipe.keep(recipe.compute(*[given[k] for k in recipe.positions]))
     return [to_array(t) for t in (*run(gm, given), *given) if isinstance(t, Tensor)]
 
 

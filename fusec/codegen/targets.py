@@ -176,7 +176,7 @@ _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass
 TARGETS = {
     target.name: target
     for target in (
-        Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN",)), formats=True),
+        Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN", "packed")), formats=True),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
         Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
         Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),

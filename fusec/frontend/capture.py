@@ -29,6 +29,7 @@ from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.memory_formats import DECISION
 from fusec.frontend.origin import extern_name, op_name, origin_of
+from fusec.frontend.packing import PACKED
 from fusec.frontend.registry import Lowering, find_lowering
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
@@ -343,7 +344,7 @@ class _Capture:
                 outputs,
                 known.reason if reason is None else reason,
                 origin_of(node),
-                effect_of(node.target, args, kwargs),
+                effect_of(node.target, args, kwargs, self._packed(node)),
                 known.impure,
                 many,
                 () if lowering is None else self._meaning(node, outputs, lowering),
@@ -351,6 +352,11 @@ class _Capture:
             )
         )
         return result
+
+    def _packed(self, node: fx.Node) -> Constant | None:
+        """Return what holds a product's packed weight."""
+        held = node.meta.get(PACKED)
+        return None if held is None else Constant(held.name, self.env[held].buffer, origin_of(node))
 
     def _meaning(
         self, node: fx.Node, outputs: tuple[Buffer | None, ...], lowering: Lowering

@@ -6,16 +6,17 @@ table more, and a pass treats another operation alike; what no table names is ``
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from fusec.frontend.origin import extern_name
+from fusec.frontend.packing import has_onednn
 from fusec.ir.argument import Argument, SizeValue, View
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (
     Alias,
+    Constant,
     Copy,
     Effect,
     Fresh,
@@ -34,6 +35,7 @@ aten = torch.ops.aten
 
 _FRESH = {
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
+    *([torch.ops.mkldnn._convolution_pointwise] if has_onednn() else []),
 }  # fmt: skip
 """Operations whose results never share memory with their arguments."""
 WINDOW_UPDATES = {aten.slice_scatter.default, aten.select_scatter.default}
@@ -56,8 +58,17 @@ _COLLECTIVES, _WAIT = "_c10d_functional", "_c10d_functional.wait_tensor.default"
 Args = tuple[Argument, ...]
 
 
-def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...]) -> Effect:
-    """Return what is known of a call of ``target`` with these arguments."""
+def effect_of(
+    target: Any,
+    args: Args,
+    kwargs: tuple[tuple[str, Argument], ...],
+    packed: Constant | None = None,
+) -> Effect:
+    """Return what is known of a call of ``target`` with these arguments.
+
+    Args:
+        packed: of a product, the second factor, transposed and packed.
+    """
     if target in UPDATES and args and isinstance(args[0], View):
         return Update(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
     if target in WINDOW_UPDATES and _are_views(args[:2], 2):
@@ -66,7 +77,7 @@ def effect_of(target: Any, args: Args, kwargs: tuple[tuple[str, Argument], ...])
         return Copy()
     if target is aten.mm.default and _are_views(args, 2):
         return Product(
-            extern_name(aten.addmm.default), extern_name(aten.addmm_.default), _linear(args)
+            extern_name(aten.addmm.default), extern_name(aten.addmm_.default), _linear(args, packed)
         )
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
@@ -80,17 +91,14 @@ def _are_views(args: Args, count: int) -> bool:
     return len(args) == count and all(isinstance(arg, View) for arg in args)
 
 
-def _linear(args: Args) -> tuple[Linear, ...]:
+def _linear(args: Args, packed: Constant | None) -> tuple[Linear, ...]:
     """Return the calls of other libraries that multiply two matrices, those that torch has here."""
     same = {view.buffer.dtype for view in args if isinstance(view, View)}
-    if not _has_onednn() or len(same) != 1 or not same.issubset(_LINEAR_TYPES):
+    if not has_onednn() or len(same) != 1 or not same.issubset(_LINEAR_TYPES):
         return ()
-    return (Linear("oneDNN", ONEDNN, ("none", (), "")),)
-
-
-@functools.cache
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    rest = ("none", (), "")
+    plain = Linear("oneDNN", ONEDNN, rest)
+    return (plain,) if packed is None else (plain, Linear("packed", ONEDNN, rest, packed))
 
 
 def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:

@@ -24,6 +24,13 @@ def call_like(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return made
 
 
+def call_of_value(like: fx.Node, value: Any, target: Any, *args: Any) -> fx.Node:
+    """Insert a call as ``call_like`` does, of one that torch cannot trace: its value is given."""
+    made = like.graph.call_function(target, args)
+    made.meta.update({k: v for k, v in like.meta.items() if k in _KEPT}, val=value)
+    return made
+
+
 def cast_like(like: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     """Return a node, or a conversion of it with the source lines and tags of another one."""
     if node.meta["val"].dtype is dtype:

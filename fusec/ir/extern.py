@@ -66,11 +66,18 @@ class Linear:
         library: as reports call it.
         target: the call's printed name.
         rest: its arguments behind the bias.
+        packed: what holds ``w`` in the library's own layout, which it takes in its place.
     """
 
     library: str
     target: str
     rest: tuple[Argument, ...]
+    packed: Constant | None = None
+
+    @property
+    def title(self) -> str:
+        """The library, as a reason names it."""
+        return self.library if self.packed is None else "oneDNN, with a packed weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +315,26 @@ class Extern:
             other.library: replace(
                 self,
                 target=other.target,
-                args=(a, b.transposed, bias, *other.rest),
-                reason=f"contraction: runs in {other.library}",
+                args=(
+                    a,
+                    b.transposed if other.packed is None else other.packed.view,
+                    bias,
+                    *other.rest,
+                ),
+                reason=f"contraction: runs in {other.title}",
                 effect=Fresh(),
                 library=other.library,
             )
             for other in linear
         }
+
+    def packed_for(self, library: str) -> Constant | None:
+        """Return what holds the packed weight that its call in a library reads, if one does."""
+        match self.effect:
+            case Product(linear=linear) | BiasedProduct(linear=linear):
+                return next((o.packed for o in linear if o.library == library), None)
+            case _:
+                return None
 
     @property
     def written(self) -> View | None:
@@ -359,6 +379,11 @@ class Constant:
     def writes(self) -> tuple[Buffer, ...]:
         """The buffer that holds the tensor."""
         return (self.buffer,)
+
+    @property
+    def view(self) -> View:
+        """All of the tensor."""
+        return View(self.buffer, self.buffer.shape, self.buffer.strides, index(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index, product
 
@@ -77,16 +78,22 @@ def choose_libraries(
 
 
 def _take(schedule: Schedule, chosen: dict[str, str]) -> Schedule:
-    def step_of(step: Step) -> Step:
+    steps: list[Step] = []
+    packed = set[Buffer]()
+    for step in schedule.steps:
         match step:
             case Extern() if step.others:
-                return step.others.get(chosen.get(describe_call(step), ""), step)
+                library = chosen.get(describe_call(step), "")
+                weight = step.packed_for(library)
+                if weight is not None and weight.buffer not in packed:
+                    packed.add(weight.buffer)
+                    steps.append(weight)
+                steps.append(step.others.get(library, step))
             case RowLoop():
-                return replace(step, body=_take(step.schedule, chosen))
+                steps.append(replace(step, body=_take(step.schedule, chosen)))
             case _:
-                return step
-
-    return replace(schedule, steps=tuple(map(step_of, schedule.steps)))
+                steps.append(step)
+    return replace(schedule, steps=tuple(steps))
 
 
 def _calls(schedule: Schedule) -> Iterator[Extern]:
@@ -113,7 +120,8 @@ def describe_call(call: Extern) -> str:
 
     A symbolic size is given by the least power of two that holds its hint.
     """
-    return " ".join((call.title, *map(_describe_view, call.views)))
+    offered = [library for library in call.others if call.packed_for(library)]
+    return " ".join((call.title, *map(_describe_view, call.views), *offered))
 
 
 def _describe_view(view: View) -> str:

@@ -30,7 +30,7 @@ class Frozen:
     Args:
         compute: from some of the inputs to the constants' values.
         positions: of those inputs.
-        constants: where the graph reads the values.
+        keep: puts the values where the graph reads them.
     """
 
     _boxed_call = True
@@ -40,10 +40,10 @@ class Frozen:
         call: BoxedCall,
         compute: Callable[..., Sequence[Tensor]],
         positions: Sequence[int],
-        constants: Sequence[Tensor],
+        keep: Callable[[Sequence[Tensor]], None],
     ) -> None:
-        self.call, self.compute = call, compute
-        self.positions, self.constants = tuple(positions), tuple(constants)
+        self.call, self.compute, self.keep = call, compute, keep
+        self.positions = tuple(positions)
         self.seen: list[tuple[weakref.ref[Tensor], int, int]] = []
         self.running = 0
         self.turn, self.lock = threading.Lock(), threading.Lock()
@@ -78,8 +78,7 @@ class Frozen:
         """Compute the constants of some weights."""
         self.seen = []
         with torch.no_grad():
-            for constant, value in zip(self.constants, self.compute(*weights), strict=True):
-                constant.copy_(value)
+            self.keep(self.compute(*weights))
         # A weak reference tells a weight from a later one that took its place in memory.
         self.seen = [(weakref.ref(w), w.data_ptr(), w._version) for w in weights]
 

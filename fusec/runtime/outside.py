@@ -13,6 +13,7 @@ Worked example, of a dropout's seed::
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None 
     """
     nodes = {node.name: node for node in gm.graph.nodes}
 
+    @functools.cache
     def constant(name: str, path: Path) -> Any:
         value = _argument(nodes[name], path)
         if not (isinstance(value, fx.Node) and value.op == "get_attr"):

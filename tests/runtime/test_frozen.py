@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,13 @@ import torch
 from torch import Tensor
 
 from fusec.runtime.frozen import Frozen
+
+
+def keeping(constant: Tensor) -> Callable[[Sequence[Tensor]], None]:
+    def keep(values: Sequence[Tensor]) -> None:
+        constant.copy_(values[0])
+
+    return keep
 
 
 def test_constants_are_not_computed_again_while_another_thread_reads_them() -> None:
@@ -25,7 +33,7 @@ def test_constants_are_not_computed_again_while_another_thread_reads_them() -> N
 
     constant = torch.zeros(())
     first, second = torch.tensor(1.0), torch.tensor(2.0)
-    frozen = Frozen(call, lambda weight: (weight,), (0,), (constant,))
+    frozen = Frozen(call, lambda weight: (weight,), (0,), keeping(constant))
 
     def run(weight: Tensor) -> None:
         if weight is second:
@@ -44,7 +52,7 @@ def test_constants_are_not_computed_again_while_another_thread_reads_them() -> N
 def test_a_weight_in_the_place_of_one_that_is_gone_is_another() -> None:
     """A new tensor may be at the address of an old one, in memory and often as an object."""
     constant, memory = torch.zeros(64), np.zeros(64, np.float32)
-    frozen = Frozen(lambda args: None, lambda weight: (weight,), (0,), (constant,))
+    frozen = Frozen(lambda args: None, lambda weight: (weight,), (0,), keeping(constant))
     places = set()
     for number in range(50):
         memory[:] = number  # unseen by torch: only the tensor is new
@@ -61,7 +69,7 @@ def test_a_call_that_fails_leaves_the_constants_to_others() -> None:
         raise RuntimeError("no memory")
 
     constant = torch.zeros(())
-    frozen = Frozen(call, lambda weight: (weight,), (0,), (constant,))
+    frozen = Frozen(call, lambda weight: (weight,), (0,), keeping(constant))
     for weight in (torch.tensor(1.0), torch.tensor(2.0)):
         try:
             frozen([weight])

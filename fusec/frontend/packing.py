@@ -1,0 +1,119 @@
+"""Weights in the layout that a library reads: reordered once, not in each call.
+
+oneDNN multiplies blocks of a weight that lie together, and brings a plain weight into that order at
+each call. Under ``freeze`` (``freezing.py``), where a weight is known before the call, the order is
+made once::
+
+    convolution(x, w, b, ...)    becomes    p = mkldnn._reorder_convolution_weight(w, ...)
+                                            mkldnn._convolution_pointwise(x, p, b, ...)
+
+for channels-last images, which it leaves channels-last. A product of two matrices stays what it is,
+and is offered its packed weight as one more way (``Linear.packed``).
+
+A packed weight is opaque. What was traced of it has the plain weight's shape and type; only the
+call that it was packed for reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import fx
+
+from fusec.frontend.channels_last import is_image, is_last
+from fusec.frontend.fx_nodes import call_like, call_of_value, hint_of
+
+aten, mkldnn = torch.ops.aten, torch.ops.mkldnn
+
+PACKED = "fusec_packed"
+"""Key of a product's ``meta``: the node that holds its packed weight."""
+
+
+def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
+    """Call convolutions whose weights are known with packed ones, in place.
+
+    Args:
+        known: the nodes that follow from weights, with bytes of these; packed weights are added.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+        if weight not in known or transposed or not _reads_packed(node, x):
+            continue
+        with gm.graph.inserting_before(node):
+            sizes = [hint_of(extent) for extent in x.meta["val"].shape]
+            order = (padding, stride, dilation, groups)
+            pack = mkldnn._reorder_convolution_weight.default
+            packed = call_of_value(node, weight.meta["val"], pack, weight, *order, sizes)
+            call = mkldnn._convolution_pointwise.default
+            made = call_of_value(
+                node, node.meta["val"], call, x, packed, bias, *order, "none", [], ""
+            )
+        known[packed] = known[weight]
+        made.meta = {**node.meta}
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+
+
+def _reads_packed(node: fx.Node, x: fx.Node) -> bool:
+    image, made = x.meta["val"], node.meta["val"]
+    if not has_packing(image) or not all(is_image(v) and is_last(v) for v in (image, made)):
+        return False
+    return all(isinstance(n, int) for sizes in node.args[3:6] for n in sizes)  # type: ignore[union-attr]
+
+
+def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
+    """Offer products of a matrix with a known one that packed: ``meta[PACKED]``."""
+    made: dict[tuple[fx.Node, int], fx.Node] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
+        a, b = node.args
+        if b not in known or not has_packing(b.meta["val"]):
+            continue
+        rows, weight = hint_of(a.meta["val"].shape[0]), _transposed(b)
+        key = (b if weight is None else weight, rows)
+        if key not in made:
+            with gm.graph.inserting_before(node):
+                if weight is None:
+                    weight = call_like(node, aten.permute.default, b, [1, 0])
+                    known[weight] = known[b]
+                pack = mkldnn._reorder_linear_weight.default
+                value = torch.empty_like(weight.meta["val"], memory_format=torch.contiguous_format)
+                packed = call_of_value(node, value, pack, weight, rows)
+            known[packed] = known[b]
+            made[key] = packed
+        node.meta[PACKED] = made[key]
+
+
+def _transposed(matrix: fx.Node) -> fx.Node | None:
+    """Return what a matrix is the transpose of, by a view."""
+    turns = {aten.permute.default: ([1, 0],), aten.t.default: (), aten.transpose.int: (0, 1)}
+    source, *rest = matrix.args or (None,)
+    turned = matrix.target in turns and tuple(rest) == turns[matrix.target]
+    return source if turned else None  # type: ignore[return-value]
+
+
+def pack_linear(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return a weight [outputs, inputs] packed for products with so many rows."""
+    packed: torch.Tensor = mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def has_onednn() -> bool:
+    """Return True if torch has oneDNN's calls here, under the name that the library once had."""
+    return torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")
+
+
+def has_packing(value: torch.Tensor) -> bool:
+    """Return True for a tensor of a type and on a device of which oneDNN packs weights here."""
+    return value.device.type == "cpu" and value.dtype in _types()
+
+
+@functools.cache
+def _types() -> frozenset[torch.dtype]:
+    if not has_onednn():
+        return frozenset()
+    half = {
+        torch.bfloat16: mkldnn._is_mkldnn_bf16_supported(),
+        torch.float16: mkldnn._is_mkldnn_fp16_supported(),
+    }
+    return frozenset({torch.float32, *(kind for kind, has in half.items() if has)})
