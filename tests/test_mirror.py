@@ -143,7 +143,6 @@ ELSEWHERE = {
     "report/explained": "test_report",
     "report/explanation": "test_report",
     "report/html/collect": "test_cli_report",
-    "report/html/details": "report/html/test_html",
     "report/html/machine_code": "report/html/test_document",
     "report/html/roofline": "report/html/test_plots",
     "report/html/steps": "report/html/test_document",

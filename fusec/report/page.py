@@ -10,6 +10,7 @@ from fusec.report.terminal import (
     columns,
     fitted_table,
     format_bytes,
+    format_seconds,
     format_table,
     indented,
     wrapped,
@@ -42,10 +43,10 @@ def _head(seen: Seen) -> str:
     compiling = sum(seen.compile_seconds.values())
     rest = max(seen.seconds - compiling - seen.run_seconds, 0.0)
     if not seen.graphs and not seen.breaks:
-        return f"{seen.what}: {_time(seen.seconds)}; nothing was compiled"
+        return f"{seen.what}: {format_seconds(seen.seconds)}; nothing was compiled"
     return (
-        f"{seen.what}: {_time(seen.seconds)}: {_time(compiling)} compiling, "
-        f"{_time(seen.run_seconds)} in compiled graphs, {_time(rest)} elsewhere; "
+        f"{seen.what}: {format_seconds(seen.seconds)}: {format_seconds(compiling)} compiling, "
+        f"{format_seconds(seen.run_seconds)} in compiled graphs, {format_seconds(rest)} elsewhere; "
         f"peak memory {format_bytes(seen.peak_bytes)}"
     )
 
@@ -84,8 +85,12 @@ def _graphs(graphs: Sequence[SeenGraph]) -> list[str]:
                 made.compile,
                 made.name,
                 *counts,
-                *((str(graph.calls), _time(graph.run_seconds)) if graph.calls else ("-", "-")),
-                "cached" if made.cached else _time(made.total_seconds),
+                *(
+                    (str(graph.calls), format_seconds(graph.run_seconds))
+                    if graph.calls
+                    else ("-", "-")
+                ),
+                "cached" if made.cached else format_seconds(made.total_seconds),
                 ", ".join(filter(None, (called.get(made.compile, ""), place))),
             )
         )
@@ -112,7 +117,12 @@ def _modules(seen: Seen) -> list[str]:
     total = sum(seconds for _, seconds, _ in rows)
     table = format_table(
         [
-            (module or "(the model itself)", _time(seconds), f"{seconds / total:.0%}", str(calls))
+            (
+                module or "(the model itself)",
+                format_seconds(seconds),
+                f"{seconds / total:.0%}",
+                str(calls),
+            )
             for module, seconds, calls in rows[:_ROWS]
         ],
         right=(1, 2, 3),
@@ -126,7 +136,7 @@ def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
         return []
     table = fitted_table(
         [
-            (_time(row.seconds), f"{row.calls} x", row.name, row.module, row.reason)
+            (format_seconds(row.seconds), f"{row.calls} x", row.name, row.module, row.reason)
             for row in rows[:_ROWS]
         ],
         right=(0, 1),
@@ -137,15 +147,11 @@ def _launches(title: str, launches: Sequence[Launch]) -> list[str]:
 
 
 def _compiles(seen: Seen) -> list[str]:
-    spent = [(name, _time(seconds)) for name, seconds in seen.compile_seconds.items() if seconds]
+    spent = [
+        (name, format_seconds(seconds)) for name, seconds in seen.compile_seconds.items() if seconds
+    ]
     return ["compile, by phase", *indented(format_table(spent, right=(1,)))] if spent else []
 
 
 def _more(count: int, shown: int) -> list[str]:
     return [f"  and {count - shown} more, which --json lists"] if count > shown else []
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.report.profile import VIEWS, Entry, Profile
-from fusec.report.terminal import fitted_table, format_bytes
+from fusec.report.terminal import fitted_table, format_bytes, format_seconds
 
 _ROWS = 24
 """Rows of the table; the JSON form has all."""
@@ -33,21 +33,21 @@ def _head(profile: Profile) -> list[str]:
     device = profile.device + threads * profile.device.startswith("cpu")
     calls = sum(one.calls for one in profile.launches)
     return [
-        f"{profile.what} on {device}: {_time(profile.step_seconds)} a step ({of})",
-        f"{calls:.0f} launch{'es take' if calls != 1 else ' takes'} {_time(launched)}, "
-        f"of which their floor is {_time(floor)}",
+        f"{profile.what} on {device}: {format_seconds(profile.step_seconds)} a step ({of})",
+        f"{calls:.0f} launch{'es take' if calls != 1 else ' takes'} {format_seconds(launched)}, "
+        f"of which their floor is {format_seconds(floor)}",
     ]
 
 
 def _row(entry: Entry, step: float) -> tuple[str, ...]:
     measured = entry.calls > 0
     return (
-        _time(entry.seconds),
+        format_seconds(entry.seconds),
         f"{entry.seconds / step:.1%}",
         _calls(entry.calls) if measured else "",
         format_bytes(round(entry.bytes)) if measured else "",
         f"{entry.floor_seconds / entry.seconds:.0%}" if measured and entry.seconds else "",
-        "" if entry.predicted_seconds is None else _time(entry.predicted_seconds),
+        "" if entry.predicted_seconds is None else format_seconds(entry.predicted_seconds),
         entry.name,
     )
 
@@ -65,9 +65,3 @@ def _rates(profile: Profile) -> list[str]:
     lines = ["floor: the share of the time that PyTorch's own copy of as many bytes, or product,"]
     lines.append("takes on this machine; predicted: what fusion priced it at")
     return [*lines, *(f"  {', '.join(part)}" for part in (copies, products) if part)]
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -69,12 +69,27 @@ def fitted_table(
 
 def format_bytes(size: int) -> str:
     """Return a size in powers of ten: ``1.57 MB``."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+    return in_units(size, ("B", "kB", "MB", "GB", "TB"))
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time as ``4.2 us``, ``4.2 ms`` or ``4.2 s``."""
+    return in_units(seconds * 1e6, ("us", "ms", "s"))
+
+
+def in_units(value: float, units: Sequence[str]) -> str:
+    """Return three digits in the first of some units that leaves less than a thousand of it.
+
+    Args:
+        units: each a thousand of the one before.
+    """
+    *smaller, largest = units
+    for unit in smaller:
+        digits = f"{value:.3g}"
+        if abs(float(digits)) < 1000:
+            return f"{digits} {unit}".rstrip()
         value /= 1000
-    return f"{value:.3g} TB"
+    return f"{value:.0f} {largest}" if abs(value) >= 1000 else f"{value:.3g} {largest}"
 
 
 def indented(lines: Sequence[str], by: int = 2) -> list[str]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.report.terminal import columns, fitted_table, format_bytes, tail, wrapped
+from fusec.report.terminal import (
+    columns,
+    fitted_table,
+    format_bytes,
+    format_seconds,
+    in_units,
+    tail,
+    wrapped,
+)
 
 LONG = "scaled_dot_product_flash_attention_for_cpu"
 ROWS = [(LONG, "with", LONG, "+1 us", "axes unify"), ("a", "with", "b", "", "a law " * 12)]
@@ -52,3 +60,19 @@ def test_what_one_copies_stays_in_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_sizes_are_in_powers_of_ten() -> None:
     assert [format_bytes(n) for n in (999, 12589056, 10**13)] == ["999 B", "12.6 MB", "10 TB"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0, "0 us"), (4.2e-6, "4.2 us"), (999e-6, "999 us"), (999.6e-6, "1 ms"), (1e-3, "1 ms")),
+        *((0.4242, "424 ms"), (1, "1 s"), (1234.5, "1234 s")),
+    ],
+)
+def test_a_time_has_the_unit_that_leaves_three_digits(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_what_rounds_to_a_thousand_is_one_of_the_next_unit() -> None:
+    assert format_bytes(999_600) == "1 MB"
+    assert [in_units(n, ("", "k")) for n in (999.4, 999.6, 5e6)] == ["999", "1 k", "5000 k"]

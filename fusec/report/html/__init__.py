@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import EnvironmentProblem
 from fusec.frontend.modules import BETWEEN
-from fusec.report.html.details import details_of, format_time
+from fusec.report.html.details import details_of
 from fusec.report.html.document import Document
 from fusec.report.html.plots import memory_plot, roofline_plot
-from fusec.report.terminal import format_bytes
+from fusec.report.terminal import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -64,7 +64,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters.update(bytes=format_bytes, time=format_time, within=within)
+    made.filters.update(bytes=format_bytes, seconds=format_seconds, within=within)
     return made
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fusec.ir.decision import Decision
 from fusec.report.html.document import Box, Document, Tensor
-from fusec.report.terminal import format_bytes
+from fusec.report.terminal import format_bytes, format_seconds, in_units
 
 SHOWN_NAMES = 12
 KINDS = {
@@ -75,21 +75,17 @@ def _facts(box: Box) -> list[list[str]]:
         ["kind", KINDS[box.kind]],
         ["launches", f"{box.count}"],
         [f"bytes{each}", f"{format_bytes(box.bytes)}, all {box.share:.1%} of the graph's"],
-        ["time", f"{format_time(box.timing.us)}, {box.timing.word}"],
-        ["memory's floor", format_time(box.floor_us)],
+        ["time", f"{format_seconds(box.timing.us / 1e6)}, {box.timing.word}"],
+        ["memory's floor", format_seconds(box.floor_us / 1e6)],
     ]
     if box.operations:
-        rate = f", {box.operations / box.bytes:.3g} a byte" if box.bytes else ""
+        rate = f", {_count(box.operations / box.bytes)} a byte" if box.bytes else ""
         rows.append(["operations", f"{_count(box.operations)}{rate}"])
     return rows
 
 
 def _count(value: float) -> str:
-    for unit in ("", " k", " M", " G"):
-        if value < 1000:
-            return f"{value:.3g}{unit}"
-        value /= 1000
-    return f"{value:.3g} T"
+    return in_units(value, ("", "k", "M", "G", "T"))
 
 
 def _tensor(tensor: Tensor) -> list[str]:
@@ -98,12 +94,7 @@ def _tensor(tensor: Tensor) -> list[str]:
 
 def _decision(decision: Decision) -> list[Any]:
     saved = decision.saved_us
-    price = "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_time(abs(saved))}"
+    price = (
+        "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_seconds(abs(saved) / 1e6)}"
+    )
     return [decision.taken, decision.a, decision.b, price, decision.reason]
-
-
-def format_time(us: float) -> str:
-    """Return a time as ``4.2 us``, ``4.2 ms`` or ``4.2 s``."""
-    if us < 1e3:
-        return f"{us:.3g} us"
-    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"

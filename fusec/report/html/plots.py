@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusec.report.html.document import Drawing
 from fusec.report.html.roofline import Roof
 from fusec.report.html.usage import Usage
-from fusec.report.terminal import format_bytes
+from fusec.report.terminal import format_bytes, in_units
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
@@ -157,10 +157,7 @@ def _power(power: int) -> str:
 
 def _rate(per_us: float) -> str:
     """Return operations a second: ``4.2 Gop/s`` of so many a microsecond."""
-    value, units = per_us * 1e6, ["op/s", "kop/s", "Mop/s", "Gop/s", "Top/s", "Pop/s"]
-    while value >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.3g} {units[0]}"
+    return in_units(per_us * 1e6, ("op/s", "kop/s", "Mop/s", "Gop/s", "Top/s", "Pop/s"))
 
 
 # -- memory ----------------------------------------------------------------------------------------
