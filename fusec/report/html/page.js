@@ -19,6 +19,7 @@
   }
   const data = await unpack(document.getElementById("data").textContent);
   const boxes = [...document.querySelectorAll(".box")];
+  const narrow = matchMedia("(max-width: 1391px)"); // where the panel lies over the page's foot
   let tab = "Overview";
 
   // -- parts of the panel --------------------------------------------------------------------
@@ -124,12 +125,20 @@
       turn(box, names[(names.indexOf(tab) + step + names.length) % names.length]);
     });
     const where = box.where ? `${box.names} in ${box.where}` : box.names;
-    panel.replaceChildren(make("h2", box.title), make("p", where, { class: "place" }), bar, content);
+    const close = make("button", "close ✕", { type: "button", class: "close" });
+    close.addEventListener("click", leave);
+    panel.replaceChildren(make("h2", box.title), make("p", where, { class: "place" }), close, bar, content);
   };
   const turn = (box, name) => {
     tab = name;
     show(box);
     panel.querySelector("[aria-selected=true]").focus();
+  };
+  const leave = () => {
+    const chosen = document.querySelector(".box[aria-pressed=true]");
+    panel.replaceChildren();
+    chosen?.setAttribute("aria-pressed", "false");
+    chosen?.focus();
   };
   const select = (id, focus = false) => {
     const box = data.boxes[id];
@@ -173,6 +182,7 @@
   });
   const linked = location.hash.slice(1);
   if (data.boxes[linked]) select(linked, true);
+  else if (boxes.length && narrow.matches) panel.replaceChildren(); // it would cover the graphs
   else if (boxes.length) select(panel.dataset.first || boxes[0].id);
   else panel.replaceChildren(make("p", "There is nothing to select."));
   document.documentElement.dataset.ready = "yes";

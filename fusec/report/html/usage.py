@@ -7,12 +7,13 @@ holds, for as long as it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step
 from fusec.ir.memory import Memory, bytes_of
+from fusec.report.seen import folded
 from fusec.report.stages import Staged
 
 
@@ -35,7 +36,7 @@ class Usage:
 
     Attributes:
         largest: the largest buffers at the moment when most is held, (name, bytes): inputs by the
-            program's names.
+            program's names, those of alike layers together.
     """
 
     moments: tuple[Moment, ...]
@@ -80,8 +81,21 @@ def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str]) -> Usag
             most, largest = theirs + made, dict(held)
         for buffer in plan.freed:
             held.pop(buffer, None)
-    ranked = sorted(largest.items(), key=lambda item: -item[1])[:LARGEST]
-    return Usage(tuple(moments), tuple((names.get(b.name, b.name), size) for b, size in ranked))
+    return Usage(
+        tuple(moments), _ranked((names.get(b.name, b.name), n) for b, n in largest.items())
+    )
+
+
+def _ranked(sizes: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Return the largest of some buffers, those of alike layers together."""
+    alike: dict[str, list[tuple[str, int]]] = {}
+    for name, size in sizes:
+        alike.setdefault(folded(name), []).append((name, size))
+    found = [
+        (f"{len(rows)} × {name}" if len(rows) > 1 else rows[0][0], sum(size for _, size in rows))
+        for name, rows in alike.items()
+    ]
+    return tuple(sorted(found, key=lambda row: -row[1])[:LARGEST])
 
 
 def _made(step: Step) -> tuple[Buffer, ...]:

@@ -157,6 +157,25 @@ def test_a_point_of_the_roofline_leads_to_its_kernel(page: webdriver.Chrome) -> 
     assert page.execute_script("return location.hash") == f"#{pressed(page)}"
 
 
+def test_a_narrow_page_shows_its_panel_when_asked_and_closes_it(
+    browser: webdriver.Chrome, address: str
+) -> None:
+    browser.set_window_size(700, 1000)
+    page = opened(browser, address)
+    hidden = page.find_element(By.ID, "panel").is_displayed()
+    first = page.find_element(By.ID, "g0-b0")
+    first.send_keys(Keys.ENTER)
+    shown = panel(page)
+    wide = page.execute_script("return document.documentElement.scrollWidth")
+    page.find_element(By.CSS_SELECTOR, ".close").send_keys(Keys.ENTER)
+    closed = page.find_element(By.ID, "panel").is_displayed()
+    at = focused(page)
+    browser.set_window_size(1500, 1000)
+    assert (hidden, closed, at) == (False, False, "g0-b0")
+    assert "Notation" in shown and wide <= 700
+    assert not page.find_elements(By.CSS_SELECTOR, ".box[aria-pressed=true]")
+
+
 def test_a_link_to_a_box_opens_it(browser: webdriver.Chrome, address: str) -> None:
     assert pressed(opened(browser, f"{address}#g1-b2")) == "g1-b2"
 
