@@ -6,7 +6,8 @@ A stack trace as Dynamo records it is a list of frames, outermost first::
         y = x + r
 
 The last frame that is not inside the torch package is the user's. Worked example: the frame above
-becomes ``model.py:41 in forward: y = x + r``.
+becomes ``model.py:41 in forward: y = x + r``. A frame of code that no file holds has its first line
+alone: ``NO_TEXT`` says why.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from fusec.ir.graph import Origin
 from fusec.torch_interior import OpOverload
 
 _FRAME = re.compile(
-    r'^ *File "(?P<path>[^\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)\n?(?P<code>[^\n]*)',
+    r'^ *File "(?P<path>[^\n]*)", line (?P<line>\d+), in (?P<where>[^\n]*)'
+    r'(?:\n(?! *File ")(?P<code>[^\n]*))?',
     re.MULTILINE,
 )
+NO_TEXT = "(no file has this line: exec, python -c, or a cell that is gone)"
+"""What stands for a line whose text Python cannot find."""
 _ROOT = re.compile(r"^L\['\w+'\]|\b(?:_modules|_parameters|_buffers|_orig_mod)\b")
 _ARGUMENT = re.compile(r"^L\['(\w+)'\]$")
 _GETATTR = re.compile(r"getattr\(((?:(?!getattr\().)*), '([^']*)'\)")
@@ -130,12 +134,11 @@ def source_line(trace: str) -> str | None:
     own = [frame for frame in frames if not _LIBRARY.search(frame["path"])]
     frame = (own or frames)[-1]
     name = re.split(r"[/\\]", frame["path"])[-1]
-    code = frame["code"].strip()
+    code = (frame["code"] or "").strip() or NO_TEXT
     if len(code) > _LINE_LIMIT:
         code = code[: _LINE_LIMIT - 3] + "..."
     where, _ = unresumed(frame["where"].strip())
-    text = f"{name}:{frame['line']} in {where}"
-    return printable(f"{text}: {code}" if code else text)
+    return printable(f"{name}:{frame['line']} in {where}: {code}")
 
 
 def unresumed(function: str) -> tuple[str, int]:

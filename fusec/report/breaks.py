@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusec.frontend.origin import printable, unresumed
+from fusec.frontend.origin import NO_TEXT, printable, unresumed
 from fusec.report.terminal import wrapped
 
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
-_LIBRARY = re.compile(r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<")
+_LIBRARY = re.compile(
+    r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<(frozen|eval_with_key)\b"
+)
 _OPTIMIZER = re.compile(r"user code at .*[/\\]torch[/\\]optim[/\\]optimizer\.py:\d+$", re.MULTILINE)
 _SKIPPED = re.compile(r"Skipping the function|graph break in loop|results in a skip|skip tracing")
 _ADDRESS = re.compile(r"<\w+ (\S+) at 0x[0-9a-f]+>")
@@ -163,7 +165,8 @@ def _place(text: str) -> Place:
 def with_code(place: Place) -> Place:
     """Return a place with the text of its line, and a function's own name."""
     function, _ = unresumed(place.function)
-    return replace(place, function=function, code=linecache.getline(place.path, place.line).strip())
+    code = linecache.getline(place.path, place.line).strip() or NO_TEXT
+    return replace(place, function=function, code=code)
 
 
 _REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (

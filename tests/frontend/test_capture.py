@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.capture import capture
-from fusec.frontend.origin import source_line
+from fusec.frontend.origin import NO_TEXT, source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
 from fusec.ir.index import index
 from fusec.ir.text import print_graph
@@ -333,6 +333,13 @@ def test_a_file_may_have_any_name() -> None:
 def test_a_line_behind_a_graph_break_is_of_the_user_s_function() -> None:
     trace = 'File "net.py", line 9, in torch_dynamo_resume_in_forward_at_7\n    return x'
     assert source_line(trace) == "net.py:9 in forward: return x"
+
+
+def test_a_line_that_no_file_holds_says_so() -> None:
+    """Code of exec has frames of one line each: the next frame is not its text."""
+    frames = 'File "<string>", line 3, in forward', 'File "/lib/torch/nn/x.py", line 9, in forward'
+    for trace in (frames[0], f"{frames[0]}\n  {frames[1]}\n    return F.relu(x)"):
+        assert source_line(trace) == f"<string>:3 in forward: {NO_TEXT}"
 
 
 def test_a_definition_knows_its_source_line() -> None:

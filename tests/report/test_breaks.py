@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fusec.frontend.origin import NO_TEXT
 from fusec.report.breaks import Break, Place, read_break, read_recompile
 from fusec.report.seen import Seen
 from fusec.report.watching import watch
@@ -102,6 +103,15 @@ def test_a_call_of_a_logger_has_a_remedy_that_works() -> None:
     assert "ignore_logging_functions" in found.remedy.change
     with torch._dynamo.config.patch(ignore_logging_functions={logger.warning}):
         assert seen_of(Logging()).breaks == ()
+
+
+def test_a_break_in_code_that_no_file_holds_has_its_place() -> None:
+    made: dict[str, type[nn.Module]] = {}
+    text = inspect.getsource(unclean.Item)
+    exec(text, {"nn": nn, "torch": torch}, made)
+    (found,) = seen_of(made["Item"]()).breaks
+    number = next(n for n, line in enumerate(text.splitlines(), 1) if ".item()" in line)
+    assert str(found.place) == f"<string>:{number} in forward: {NO_TEXT}"
 
 
 def test_a_skipped_function_stands_first_in_the_advice() -> None:
