@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -76,6 +78,7 @@ __all__ = [
     "artifact_logger",
     "compile_id",
     "compile_phase",
+    "converting_fakes",
     "core_aten_decompositions",
     "counters",
     "debug_directory",
@@ -186,6 +189,21 @@ def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[
     counters["aot_autograd"]["ok"] += 1
     compiled: Callable[..., Any] = disable(made, reason="is a compiled graph")
     return compiled
+
+
+@contextmanager
+def converting_fakes() -> Iterator[None]:
+    """Let ``Module.to`` and its like convert fake parameters in this block.
+
+    Torch swaps the contents of such a parameter, and refuses where somebody holds a weak reference
+    to it. The memory of the fake mode does, for each: of what real tensors became, which these
+    never were.
+    """
+    torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.utils.weakref = weakref
 
 
 @contextmanager

@@ -20,12 +20,24 @@ import torch
 
 from fusec.cli import COMMANDS, main
 from fusec.cli.inputs import TensorInput, parse_spec
+from fusec.cli.model import load_callable
 from fusec.cli.output import _style
 from fusec.errors import UsageError
 from fusec.options import Options, environment_variables
+from fusec.report.observe import new_fake_mode, observe
 from fusec.report.stages import STAGES
 from fusec.runtime.cache import open_cache
 from fusec.stages import PASSES
+from fusec.torch_interior import FakeTensor
+
+CONVERTED = """
+import torch, torch.nn as nn
+
+def tied():
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    model[1].weight = model[0].weight
+    return model.to(torch.bfloat16)
+"""
 
 MODELS = """
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -356,6 +368,18 @@ def test_explain_converts_a_model_that_does_not_take_its_inputs_type(capsys, mod
     code, _, err = run(capsys, "explain", place, "--input", "bf16[8,64]")
     assert code == 0
     assert "converted to torch.bfloat16" in err
+
+
+def test_a_model_that_converts_itself_has_no_memory_for_its_weights(tmp_path) -> None:
+    (tmp_path / "converted.py").write_text(CONVERTED)
+    mode = new_fake_mode()
+    model = load_callable(f"{tmp_path}/converted.py:tied", 1, mode)
+    assert isinstance(model, torch.nn.Module)
+    assert all(isinstance(weight, FakeTensor) for weight in model.parameters())
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    assert model[0].weight is model[1].weight
+    (graph,) = observe(model, [torch.zeros(2, 64, dtype=torch.bfloat16)], mode=mode)
+    assert graph.eager.launches == 2
 
 
 def test_explain_finds_targets_in_modules_of_the_working_directory(

@@ -30,7 +30,7 @@ from fusec.cli.output import progress
 from fusec.errors import ModelError, UsageError, nearest
 from fusec.report.arguments import Arguments, described, fitting
 from fusec.report.observe import Observed, observe
-from fusec.torch_interior import FakeTensorMode
+from fusec.torch_interior import FakeTensorMode, converting_fakes
 
 _Made = TypeVar("_Made")
 
@@ -253,7 +253,7 @@ def _run_in(mode: AbstractContextManager[Any], make: Callable[[], _Made]) -> _Ma
     """Return ``make()`` in a mode; without, if it needs values and the mode has none."""
     with torch.compiler.set_stance("force_eager"):
         try:
-            with mode:
+            with mode, converting_fakes():
                 return make()
         except UsageError:
             raise

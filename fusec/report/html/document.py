@@ -275,7 +275,7 @@ class _Drawer:
             tuple(map(_call, self.calls)),
             parts,
             lay_out(parts, edges),
-            usage_of(self.staged),
+            usage_of(self.staged, self.layers),
             roof_of(self.staged.target.machine),
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step
 from fusec.ir.memory import Memory, bytes_of
-from fusec.report.seen import folded
+from fusec.report.layers import Layers
 from fusec.report.stages import Staged
 
 
@@ -51,15 +51,16 @@ class Usage:
 LARGEST = 6
 
 
-def usage_of(staged: Staged) -> Usage | None:
+def usage_of(staged: Staged, layers: Layers) -> Usage | None:
     """Return the memory of a graph; None where it runs as eager kernels, or runs nothing."""
     record = staged.trace.records.get("memory")
     if staged.compiled is None or record is None or not staged.compiled.schedule.steps:
         return None
-    return _usage(record.structure.schedule, record.structure.memory, staged.observed.names)
+    structure = record.structure
+    return _usage(structure.schedule, structure.memory, staged.observed.names, layers)
 
 
-def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str]) -> Usage:
+def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str], layers: Layers) -> Usage:
     given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     given -= set(memory.unread)
     given |= {constant.buffer for constant in schedule.constants}
@@ -82,15 +83,16 @@ def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str]) -> Usag
         for buffer in plan.freed:
             held.pop(buffer, None)
     return Usage(
-        tuple(moments), _ranked((names.get(b.name, b.name), n) for b, n in largest.items())
+        tuple(moments),
+        _ranked(((names.get(b.name, b.name), n) for b, n in largest.items()), layers),
     )
 
 
-def _ranked(sizes: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str, int], ...]:
     """Return the largest of some buffers, those of alike layers together."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for name, size in sizes:
-        alike.setdefault(folded(name), []).append((name, size))
+        alike.setdefault(layers.folded(name), []).append((name, size))
     found = [
         (f"{len(rows)} × {name}" if len(rows) > 1 else rows[0][0], sum(size for _, size in rows))
         for name, rows in alike.items()
@@ -110,7 +112,7 @@ def _made(step: Step) -> tuple[Buffer, ...]:
 def _inside(step: Step, bodies: Iterator[Memory]) -> int:
     match step:
         case RowLoop(body=Schedule() as body):
-            inner = _usage(body, next(bodies), {})
+            inner = _usage(body, next(bodies), {}, Layers())
             return max((moment.made for moment in inner.moments), default=0)
         case _:
             return 0
