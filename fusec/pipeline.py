@@ -16,6 +16,7 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen import cpp, wrapper
+from fusec.codegen.generalise import Functions, one_each
 from fusec.codegen.native import Native, print_native
 from fusec.codegen.runs import RunCode, print_run, run_codes
 from fusec.codegen.table import print_blocks
@@ -46,7 +47,8 @@ class Compiled:
         schedule: kernels and externs in order, with the decisions that led there.
         plans, programs: by kernel name.
         code: kernel name -> name of the first kernel of the same structure, whose code it runs.
-        forms: name of such a first kernel -> what its printer was given.
+        forms: name of such a first kernel -> its program as it is printed.
+        functions: what is printed of these, and how each of them runs.
         pointers: the same of those that tensor descriptors are passed to, without them.
         sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
@@ -60,6 +62,7 @@ class Compiled:
     programs: Mapping[str, Program]
     code: Mapping[str, str]
     forms: Mapping[str, Any]
+    functions: Functions
     pointers: Mapping[str, Any]
     sources: Mapping[str, str]
     wrapper: str
@@ -96,9 +99,10 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     codegen = context.target.codegen
     forms = fold_each(codegen.form, distinct, context)
+    functions = fold(codegen.functions, one_each(forms), context)
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
     pointers = fold_each(codegen.form, copied, context.quiet())
-    printed = {name: codegen.print_kernel(form) for name, form in forms.items()}
+    printed = codegen.print_functions(functions)
     watched = held if context.options.verify else None
     runs = {} if watched is not None else run_codes(placed.memory, programs, code)
     print_call = partial(wrapper.print_wrapper, schedule, placed.memory, programs, code, watched)
@@ -108,6 +112,7 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         programs,
         code,
         forms,
+        functions,
         pointers,
         {name: printed[code[name]] for name in programs},
         print_call(),

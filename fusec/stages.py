@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.cpp_form import CPP_FORM
+from fusec.codegen.cpp_form import CPP_FORM, CPP_FUNCTIONS
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target
 from fusec.codegen.triton_form import FORM
@@ -537,7 +537,7 @@ LOWER = (
 """A kernel as schedules take it, as a program."""
 
 
-def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
+def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *CPP_FUNCTIONS, *FORM)) -> Iterator[Stage]:
     """Yield every stage in order, those that an inner list runs before the stage that has it.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from fusec.codegen.generalise import Functions, print_functions, verify_functions
 from fusec.codegen.triton_form import Form, print_form, verify_form
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir import text
@@ -58,6 +59,8 @@ def verify(structure: Any) -> None:
             verify_program(structure)
         case Form():
             verify_form(structure)
+        case Functions():
+            verify_functions(structure)
         case fx.GraphModule():
             try:
                 structure.graph.lint()
@@ -92,6 +95,8 @@ def printed(structure: Any) -> Callable[[], str]:
             return partial(print_program, structure)
         case Form():
             return partial(print_form, structure)
+        case Functions():
+            return partial(print_functions, structure)
         case fx.GraphModule():
             now = structure.print_readable(print_output=False)
             return lambda: now

@@ -182,6 +182,10 @@ EXAMPLES = {
     "rounding": Example(
         lambda x, y: (x + y) * x, ((8, 32), (8, 32)), dtype=BF16, options={"precision": "eager"}
     ),
+    "widths": Example(
+        lambda x, u, y, v, z, w: (x * u, y * v, z * w),
+        ((32, 192), (192,), (32, 320), (320,), (32, 256), (256,)),
+    ),
     "twice": Example(twice, ((8, 32),)),
     "lengths": Example(
         F.scaled_dot_product_attention, ((1, 2, 6, 16), (1, 2, 7, 16), (1, 2, 7, 16)),

@@ -17,6 +17,7 @@ import pytest
 from torch import fx
 
 from fusec.bisect.steps import copied
+from fusec.codegen.generalise import Functions
 from fusec.codegen.triton_form import Form
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
@@ -400,6 +401,18 @@ def narrow_rows(product: Multiply) -> Multiply:
     return replace(product, into=replace(product.into, row=product.into.row - 1))
 
 
+def other_numbers(functions: Functions) -> Functions:
+    """Each kernel passes what the next one should."""
+    calls = list(functions.calls.values())
+    turned = zip(functions.calls, (*calls[1:], calls[0]), strict=True)
+    return replace(functions, calls=dict(turned))
+
+
+def in_functions(change: Change) -> Change:
+    """Return a change of what is printed, as of programs by name."""
+    return lambda made: replace(made, functions=change(made.functions))
+
+
 FAULTS = (
     # before capture
     Fault("equal_sizes", "lengths", "keys for values", in_fx(exchanged("attention", 1, 2))),
@@ -497,6 +510,9 @@ FAULTS = (
     Fault("vector_tiles", "scores", "a product that is not added", in_each(Multiply, not_added)),
     Fault("vector_tiles", "tiles", "rows that overlap", in_each(Multiply, narrow_rows)),
     Fault("vector_tiles", "scores", "an array without its last row", in_each(For, ends_early)),
+    Fault("generalise", "widths", "numbers of another kernel", other_numbers),
+    Fault("generalise", "widths", "a loop that ends early", in_functions(in_each(For, ends_early))),
+    Fault("generalise", "widths", "a store forgotten", in_functions(lost(Put))),
     Fault("base_two", "attention", "the base is e still", everywhere(renamed("exp2", "exp"))),
     Fault("sink", "attention", "a value used before it is named", in_lists(used_before)),
     # the form that is printed

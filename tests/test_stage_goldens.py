@@ -54,6 +54,7 @@ EXAMPLES = {
     "plan": "norm",
     "lower": "norm",
     "vector_tiles": "tiles",
+    "generalise": "widths",
     "base_two": "attention",
     "sink": "attention",
     "orient": "products",

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fusec.codegen.generalise import Call, Functions
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton_form import Form
 from fusec.errors import InvalidIR
@@ -43,7 +44,8 @@ STAGES = {stage.name: stage for stage in all_stages()}
 # -- nothing outside -------------------------------------------------------------------------------
 
 STRUCTURES = {
-    "Graph", "Schedule", "Kernel", "FlatKernel", "Program", "Form", "fx.GraphModule", "fx.Graph"
+    "Graph", "Schedule", "Kernel", "FlatKernel", "Program", "Form", "Functions",
+    "fx.GraphModule", "fx.Graph",
 }  # fmt: skip
 HOMES = {"fusec/stages.py", "fusec/codegen/cpp_form.py", "fusec/codegen/triton_form.py"}
 ELSEWHERE = {
@@ -169,6 +171,7 @@ ILLEGAL: dict[str, Any] = {
     "Memory": lambda: Placed(Schedule(graph((), ()), ()), Memory((buffer("x", 4),), ())),
     "Program": _program,
     "Form": lambda: Form(_program(), {}),
+    "Functions": lambda: Functions({"k": _program()}, {}, {"k": Call("k")}),
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fusec.bisect.steps import Step
+from fusec.codegen.generalise import Functions
 from fusec.codegen.lower import lower
 from fusec.codegen.orient import has_dots
 from fusec.codegen.triton_form import Form
@@ -76,6 +77,8 @@ def computed(structure: Any, step: Step) -> list[Any]:
         case Placed():
             given = arrays(structure.schedule.graph, step.inputs)
             return run_schedule(structure.schedule, given, call, memory=structure.memory)
+        case Functions():
+            return [array for name in structure.calls for array in stored(structure.instance(name))]
         case Mapping():
             return [array for one in structure.values() for array in stored(one)]
         case _:

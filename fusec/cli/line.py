@@ -39,7 +39,7 @@ _REWRITES = """
     freeze softmax_gradients wide_products partition capture eager_rounding chunk simplify dead_code
     share row_parts split_reduction inline recompute unread fuse library_bias store_parts split_loop
     contract loops libraries in_place bundle memory masks online_softmax stream_rows coalesce plan
-    lower vector_tiles base_two sink orient copy_tiles approximate split_roles
+    lower vector_tiles generalise base_two sink orient copy_tiles approximate split_roles
 """
 """The names of ``fusec/stages.py``, which imports torch."""
 ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")

@@ -101,7 +101,10 @@ def print_kernel(program: Program) -> str:
 
 
 class Printer:
-    def __init__(self, program: Program) -> None:
+    """Prints a program; ``kind`` says who may call the function."""
+
+    def __init__(self, program: Program, kind: str = 'extern "C" void') -> None:
+        self.kind = kind
         self.program = program
         self.lane = program.lanes[0] if program.lanes else None
         self.lines: list[str] = []
@@ -131,7 +134,7 @@ class Printer:
         program = self.program
         for line in (*program.notation, *program.source):
             self.emit(f"// {comment(line)}")
-        self.emit(f'extern "C" void {program.name}({", ".join(self.parameters())}) {{')
+        self.emit(f"{self.head()} {{")
         self.depth += 1
         if program.table:
             self.open_places()
@@ -144,6 +147,10 @@ class Printer:
         self.depth -= 1
         self.emit("}")
         return "\n".join(self.lines) + "\n"
+
+    def head(self) -> str:
+        """Return the declaration of the function."""
+        return f"{self.kind} {self.program.name}({', '.join(self.parameters())})"
 
     def open_grid(self) -> None:
         self.place = len(self.lines)

@@ -1,10 +1,12 @@
-"""The form in which a program is printed as a C++ kernel: tiles become arrays and vectors.
+"""The form in which programs are printed as C++ kernels: tiles become arrays and vectors.
 
-Programs without products of matrices are printed as they are lowered.
+Programs without products of matrices are printed as they are lowered, those that are alike but for
+numbers by one function.
 """
 
 from __future__ import annotations
 
+from fusec.codegen.generalise import generalise
 from fusec.codegen.vector_tiles import vector_tiles
 from fusec.passes.stage import Stage
 
@@ -19,3 +21,15 @@ CPP_FORM = (
     ),
 )
 """From a program to the one that ``codegen/cpp.py`` prints."""
+
+CPP_FUNCTIONS = (
+    Stage(
+        "generalise",
+        "programs that differ by one factor of their numbers run one function (CPU)",
+        lambda functions, context: generalise(functions),
+        "Functions",
+        "Functions",
+        needs=("vector_tiles",),
+    ),
+)
+"""From the programs of a graph to its functions."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from fusec.codegen import cpp, gluon
-from fusec.codegen.cpp_form import CPP_FORM
+from fusec.codegen import gluon
+from fusec.codegen.cpp_form import CPP_FORM, CPP_FUNCTIONS
+from fusec.codegen.generalise import Functions, print_entries
 from fusec.codegen.triton_form import FORM
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
@@ -34,8 +34,9 @@ class Codegen:
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
         device: torch's name of the device type.
         plans, accepts, split: as of ``Target``, for a machine.
-        print_kernel: what the stages of ``form`` make of a program -> source text.
+        print_functions: what the stages of ``functions`` make of programs -> source text by name.
         form: the stages from a program to what is printed.
+        functions: the stages of all programs of a graph together, behind these.
         overwritable: which results of a kernel may lie over which of its operands. None where many
             threads run a point: one may load what another has stored already.
         run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
@@ -47,8 +48,9 @@ class Codegen:
     plans: Callable[[FlatKernel, Machine], tuple[Plan, ...]]
     accepts: Callable[[Kernel, Machine], bool]
     split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
-    print_kernel: Callable[[Any], str]
+    print_functions: Callable[[Functions], Mapping[str, str]]
     form: tuple[Stage, ...] = ()
+    functions: tuple[Stage, ...] = ()
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
     run_bytes: int = 0
 
@@ -59,12 +61,19 @@ CPP = Codegen(
     cpu_plans,
     accepts_cpu,
     lambda kernel, machine: None,
-    cpp.print_kernel,
+    print_entries,
     CPP_FORM,
+    CPP_FUNCTIONS,
     overwritable=overwritable,
     run_bytes=1 << 18,
 )
-TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, gluon.print_kernel, FORM)
+
+
+def _print_each(functions: Functions) -> Mapping[str, str]:
+    return {name: gluon.print_kernel(form) for name, form in functions.functions.items()}
+
+
+TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, _print_each, FORM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,363 @@
+"""One function for programs that are alike but for numbers in one proportion: extents, strides.
+
+Spec: ``functions -> functions``; each program runs the same statements on the same numbers, by an
+entry of its own that passes them: whoever launches it knows nothing of this. Two programs are alike
+if one text is that of both once extents, steps and places are blanks; what the blanks hold is all
+that they differ in. Their *least general generalisation* (Plotkin 1970; what finds it is called
+anti-unification) has a number in each blank where they agree, and a multiple of one size, n, where
+they do not: a *family*, whose members differ by one factor, is one function. So what divides all of
+their extents still divides what is printed.
+
+All choices that numbers decide have been made by now, and stand in the statements: which loops
+there are, which lanes have a mask, what is a scalar. A program without a ragged end is never like
+one with such an end. Numbers of which the C++ compiler makes more than an operand stay as they are
+(``_Rebuild``), as do programs that multiply matrices or run for rows of a table.
+
+A second factor would be a third fewer functions, and kernels that are 0.976 as fast instead of
+0.99 (scales and shifts of DenseNet-121, whose images' extents are constants now, 2026-11).
+
+Worked example: ``y[i] = x[96*i]`` for i < 12 and ``q[i] = p[64*i]`` for i < 8 run one function
+``y[i] = x[32*n*i]`` for i < 4*n, with 3 and 2 for n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from fusec.codegen import cpp
+from fusec.codegen.transposed import transposed_block
+from fusec.codegen.unrolling import is_unrolled
+from fusec.errors import InternalError
+from fusec.ir.canonical import canonical
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, substitute
+from fusec.ir.index import Atom, Axis, Index, Size, index, product
+from fusec.ir.names import Names
+from fusec.ir.program import (
+    For,
+    Let,
+    Program,
+    Put,
+    Statement,
+    Update,
+    print_program,
+)
+from fusec.ir.verify import check
+
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a program does: it runs a function.
+
+    Attributes:
+        function: the name of the first program that runs it.
+        number: what it passes beside its own arguments; None where all numbers are its own.
+    """
+
+    function: str
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The functions of a graph, and the programs that run them.
+
+    Attributes:
+        programs: no two of them equal, by the name of a kernel; for a GPU, their forms.
+        functions: what is printed, by the name of the first program that runs it.
+        calls: by the name of a program.
+    """
+
+    programs: Mapping[str, Any]
+    functions: Mapping[str, Any]
+    calls: Mapping[str, Call]
+
+    def instance(self, name: str) -> Program:
+        """Return a function with a program's numbers and buffers in the place of its own."""
+        program, call = self.programs[name], self.calls[name]
+        function: Program = self.functions[call.function]
+        if call.number is None:
+            return function
+        filled = {function.sizes[-1]: index(call.number)}
+        buffers = dict(zip(function.buffers, program.buffers, strict=True))
+        return _Rebuild(function, index, filled, buffers).program
+
+
+def one_each(programs: Mapping[str, Any]) -> Functions:
+    """Return a function for each program."""
+    return Functions(programs, programs, {name: Call(name) for name in programs})
+
+
+def generalise(functions: Functions) -> Functions:
+    """Return functions that run all programs which differ by one factor alone."""
+    made, calls = dict(functions.functions), dict(functions.calls)
+    for family in _families(functions.functions):
+        first, *others = family
+        function, passed = _generalisation([made[name] for name in family])
+        calls.update((name, Call(first, n)) for name, n in zip(family, passed, strict=True))
+        made[first] = function
+        for name in others:
+            del made[name]
+    if len(made) == len(functions.functions):
+        return functions
+    return replace(functions, functions=made, calls=calls)
+
+
+def verify_functions(functions: Functions) -> None:
+    """Check that each function is its program, once it is given that program's number.
+
+    Raises:
+        InvalidIR: naming a program that computes something else, or is called wrongly.
+    """
+    for name, call in functions.calls.items():
+        check(call.function in functions.functions, name, f"there is no function {call.function}")
+        program, function = functions.programs[name], functions.functions[call.function]
+        passed = len(program.sizes) + (call.number is not None)
+        check(passed == len(function.sizes), name, f"{passed} sizes for {len(function.sizes)}")
+        same = canonical(functions.instance(name)).form == canonical(program).form
+        check(same, name, f"{describe_call(functions, name)} computes something else")
+
+
+def print_functions(functions: Functions) -> str:
+    """Return the functions as text, and which programs run those of others."""
+    parts = [print_program(one) for one in functions.functions.values()]
+    calls = [name for name, call in functions.calls.items() if call.number is not None]
+    parts += (
+        ["\n".join(f"{name}: {describe_call(functions, name)}" for name in calls)] if calls else []
+    )
+    return "\n\n".join(parts)
+
+
+def describe_call(functions: Functions, name: str) -> str:
+    """Return what a program runs: ``the function of k3, with n = 5 for 3``."""
+    call = functions.calls[name]
+    first = functions.calls[call.function].number
+    instead = "" if name == call.function else f" for {first}"
+    given = "" if call.number is None else f", with n = {call.number}{instead}"
+    return f"the function of {call.function}{given}"
+
+
+def print_entries(functions: Functions) -> dict[str, str]:
+    """Return C++ for each program: its function, or an entry that calls one printed before it.
+
+    What several programs run is copied into none of them, and knows none of their numbers.
+    """
+    found = {}
+    for name, call in functions.calls.items():
+        function = functions.functions[call.function]
+        if call.number is None:
+            found[name] = cpp.print_kernel(function)
+            continue
+        printer = cpp.Printer(functions.programs[name])
+        own = [*map(printer.name, printer.program.buffers)]
+        own += map(printer.name, printer.program.sizes)
+        called = f"{function.name}({', '.join((*own, str(call.number), 'status'))});"
+        parts = [f"// {describe_call(functions, name)}\n{printer.head()} {{ {called} }}\n"]
+        if name == call.function:
+            parts.insert(0, cpp.Printer(function, "static __attribute__((noinline)) void").print())
+        found[name] = "\n".join(parts)
+    return found
+
+
+# -- which programs are alike ----------------------------------------------------------------------
+
+LEAST = 3
+"""Members of a family at least: two save little to compile, and each has a call inside a call."""
+
+
+def _families(programs: Mapping[str, Program]) -> Iterator[list[str]]:
+    """Yield the names of programs that are alike and differ by one factor."""
+    rough: dict[tuple[object, ...], list[str]] = {}
+    for name, program in programs.items():
+        if not program.table and not cpp.multiplies(program):
+            kinds = (len(program.reads), len(program.writes), *map(type, program.body))
+            rough.setdefault(kinds, []).append(name)
+    for names in rough.values():
+        alike: dict[object, dict[str, tuple[int, ...]]] = {}
+        for name in names if len(names) >= LEAST else ():
+            opened = _Rebuild(programs[name], lambda number: index(_BLANK)).program
+            group = alike.setdefault(canonical(opened).form, {})
+            group[name] = _numbers(programs[name])
+        for group in alike.values():
+            yield from (f for f in _proportional(group) if len(f) >= LEAST)
+
+
+_BLANK = Size("_", 1, None)
+
+
+def _proportional(numbers: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+    """Yield alike programs in families: of each program that is left, its largest."""
+    left = list(numbers)
+    while left:
+        first, *others = left
+        families: dict[tuple[int, ...], list[str]] = {}
+        for name in others:
+            if places := _places(numbers[first], numbers[name]):
+                families.setdefault(places, [first]).append(name)
+        family = max(families.values(), key=len, default=[first])
+        left = [name for name in left if name not in family]
+        yield family
+
+
+def _places(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return where numbers differ, if they do so by one factor; else nothing."""
+    pairs = [(k, a, b) for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    if any(a * pairs[0][2] != b * pairs[0][1] or a * b <= 0 for _, a, b in pairs):
+        return ()
+    return tuple(k for k, _, _ in pairs)
+
+
+def _generalisation(programs: list[Program]) -> tuple[Program, tuple[int, ...]]:
+    """Return what a family has in common, and what each member passes for n."""
+    columns = zip(*map(_numbers, programs), strict=True)
+    parts = [_proportion(column) for column in columns]
+    passed = next(part for _, part in parts if part)
+    n = Size(Names(size.name for size in programs[0].sizes).new("n"), passed[0])
+    given = iter([by * index(n) if part else index(by) for by, part in parts])
+    function = _Rebuild(programs[0], lambda number: next(given)).program
+    named = replace(function, name=f"{function.name}_any", sizes=(*function.sizes, n))
+    return named, passed
+
+
+def _numbers(program: Program) -> tuple[int, ...]:
+    """Return the numbers of a program that may be another's, in the order of its statements."""
+    found: list[int] = []
+
+    def noted(number: int) -> Index:
+        found.append(number)
+        return index(number)
+
+    _Rebuild(program, noted)
+    return tuple(found)
+
+
+def _proportion(column: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Return a number and what it is multiplied with: nothing where all are the same.
+
+    ``(96, 64)`` is 32 times ``(3, 2)``.
+    """
+    if len(set(column)) == 1:
+        return column[0], ()
+    by = math.gcd(*column) * (1 if column[0] > 0 else -1)
+    return by, tuple(number // by for number in column)
+
+
+class _Rebuild:
+    """A program again, over axes of its own: ``program``.
+
+    Args:
+        number: gives what stands for a number that may differ; it is asked in one order, by the
+            places where axes are met and not by when they were made.
+        sizes: what stands for sizes.
+        buffers: what stands for buffers.
+
+    These numbers stay as they are:
+
+    * the step along lanes, which says what an access is, and the number of lanes;
+    * those inside a division, since the compiler makes a multiplication of one by a number, and in
+      the value of an index, of which comparisons and draws of random numbers are made;
+    * how often a loop runs that the printer takes apart, or prints as a call;
+    * lengths of arrays, which are in registers or on the stack.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        number: Callable[[int], Index],
+        sizes: Mapping[Size, Index] = _NONE,
+        buffers: Mapping[Buffer, Buffer] = _NONE,
+    ) -> None:
+        self.number = number
+        self.sizes = sizes
+        self.buffers = buffers
+        self.lane = program.lanes[0] if program.lanes else None
+        self.axes: dict[Axis, Index] = {}
+        self.fixed: set[Atom] = set(program.lanes)
+        known: tuple[Atom, ...] = (*program.sizes, *program.lanes)
+        self.places = {atom: place for place, atom in enumerate(known)}
+        grid = tuple(map(self.axis, program.grid))
+        body = tuple(map(self.statement, program.body))
+        self.program = replace(
+            program,
+            reads=tuple(map(self.buffer, program.reads)),
+            writes=tuple(map(self.buffer, program.writes)),
+            overlaid=tuple(map(self.buffer, program.overlaid)),
+            sizes=tuple(size for size in program.sizes if size not in sizes),
+            grid=grid,
+            body=body,
+            work=None if program.work is None else self.index(program.work),
+        )
+
+    def axis(self, axis: Axis) -> Axis:
+        """Return the axis that stands for one; the first time it is met its numbers are asked."""
+        if axis not in self.axes:
+            self.places[axis] = len(self.places)
+            limit = None if axis.limit is None else self.index(axis.limit)
+            self.axes[axis] = index(Axis(axis.name, self.index(axis.extent), limit))
+        made = self.axes[axis].as_axis()
+        assert made is not None
+        return made
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        base = self.buffers.get(buffer.base, buffer.base)
+        return base if buffer is buffer.base else base.flat()
+
+    def statement(self, statement: Statement) -> Statement:
+        match statement:
+            case For():
+                return self.loop(statement)
+            case Put():
+                buffer, offset = self.buffer(statement.buffer), self.index(statement.offset)
+                return replace(statement, buffer=buffer, offset=offset)
+            case Let() | Update():
+                return replace(statement, value=self.value(statement.value))
+            case _:
+                return statement
+
+    def loop(self, loop: For) -> For:
+        turned = transposed_block(loop, self.lane) is not None
+        counted = turned or is_unrolled(loop, self.lane)
+        if turned:
+            self.fixed.add(loop.axis)
+        if counted and loop.axis not in self.axes:
+            self.places[loop.axis] = len(self.places)
+            self.axes[loop.axis] = index(loop.axis)
+        axis, bound = self.axis(loop.axis), self.unchanged if counted else self.index
+        start, stops = bound(loop.start), tuple(map(bound, loop.stops))
+        return For(axis, start, stops, tuple(map(self.statement, loop.body)))
+
+    def value(self, value: Expr) -> Expr:
+        match value:
+            case Load(indices=(offset,), guard=guard):
+                return Load(self.buffer(value.buffer), (self.index(offset),), guard)
+            case IndexValue(index=place):
+                return IndexValue(self.unchanged(place), value.dtype)
+            case _:
+                return value
+
+    def unchanged(self, value: Index) -> Index:
+        """Return an index over the new axes, with the numbers that it has."""
+        return substitute(value, self.axes, lambda read: read)
+
+    def index(self, value: Index) -> Index:
+        if not all(isinstance(a, Axis | Size) for monomial, _ in value.terms for a in monomial):
+            return self.unchanged(value)
+        total = index(0)
+        for atoms, by in sorted(value.terms, key=lambda t: sorted(self.places[a] for a in t[0])):
+            number = index(by) if self.fixed.intersection(atoms) else self.number(by)
+            total = total + product(map(self.atom, atoms)) * number
+        return total + self.number(value.const) if value.const else total
+
+    def atom(self, atom: Atom) -> Index:
+        match atom:
+            case Axis():
+                return self.axes.get(atom) or index(atom)
+            case Size():
+                return self.sizes.get(atom) or index(atom)
+            case _:
+                raise InternalError(atom, stage="codegen.generalise")

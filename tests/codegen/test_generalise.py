@@ -1,0 +1,151 @@
+"""Programs that differ in numbers alone run one function, and nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusec.codegen.generalise import (
+    Call,
+    Functions,
+    describe_call,
+    generalise,
+    one_each,
+    print_entries,
+    verify_functions,
+)
+from fusec.errors import InvalidIR
+from fusec.ir.dtype import F32
+from fusec.ir.index import Axis, IntoIndex, Size, index
+from fusec.ir.program import For, Program, statements
+from tests.codegen.programs import Builder, buffer, f32
+from tests.support import compile_with
+
+W = 16
+
+
+def scaled(name: str, rows: IntoIndex, columns: int, *sizes: Size, start: int = 0) -> Program:
+    """``y[m, c] = x[m, c + start] * w[c]`` with whole vectors of columns."""
+    m, lane, co = (Axis("m", index(rows)), Axis("ci", index(W)), Axis("co", index(columns // W)))
+    b = Builder(name, (m,), (lane,))
+    x, y = buffer("x", F32, rows, columns + start), buffer("y", F32, rows, columns)
+    w = buffer("w", F32, columns)
+    with b.loop(co, columns // W):
+        c = index(co) * W + lane
+        at = index(m) * (columns + start) + c + start
+        b.put(y, index(m) * columns + c, b.op("mul", b.load(x, at), b.load(w, c)))
+    return replace(b.program(*sizes), work=index(rows) * columns)
+
+
+FAMILY = (scaled("k0", 32, 192), scaled("k1", 32, 320), scaled("k2", 32, 256))
+
+
+def shared(*programs: Program) -> Functions:
+    """Return functions of programs by their names, verified."""
+    functions = generalise(one_each({p.name: p for p in programs}))
+    verify_functions(functions)
+    return functions
+
+
+def test_numbers_in_one_proportion_are_one_argument() -> None:
+    made = shared(*FAMILY)
+    assert list(made.functions) == ["k0"]
+    assert [made.calls[k].number for k in ("k0", "k1", "k2")] == [3, 5, 4]
+    assert describe_call(made, "k1") == "the function of k0, with n = 5 for 3"
+    (n,) = made.functions["k0"].sizes
+    (loop,) = (s for s in statements(made.functions["k0"].body) if isinstance(s, For))
+    assert loop.stops == (4 * index(n),)  # what divides all columns is still known
+    assert made.functions["k0"].work is index(n) * 2048
+
+
+def test_what_differs_by_another_factor_is_of_another_family() -> None:
+    others = [scaled(f"k{k}", 64, 64 * k) for k in (3, 4, 5)]
+    made = shared(*FAMILY, *others)
+    assert list(made.functions) == ["k0", "k3"]
+    assert [made.calls[p.name].number for p in others] == [3, 4, 5]
+
+
+def test_programs_without_two_others_keep_their_numbers() -> None:
+    programs = one_each({p.name: p for p in FAMILY[:2]})
+    assert generalise(programs) is programs
+
+
+def test_programs_with_other_loops_masks_or_statements_stay_apart() -> None:
+    others = (
+        scaled("k3", 32, 64),  # a loop that the compiler takes apart
+        scaled("k3", 32, 192, start=W),  # an index with one term more
+        replace(scaled("k3", 32, 448), table=True),
+    )
+    for other in others:
+        made = shared(*FAMILY, other)
+        assert list(made.functions) == ["k0", "k3"] and made.calls["k3"] == Call("k3")
+
+
+def test_a_number_stands_behind_the_sizes_of_a_program() -> None:
+    n = Size("n", 8)
+    made = shared(*(scaled(f"k{k}", n, 64 * k, n) for k in (3, 4, 5)))
+    (own, number) = made.functions["k3"].sizes
+    assert own is n and number.name != "n"
+    assert print_entries(made)["k5"].endswith("(p_x, p_w, p_y, n_n, 5, status); }\n")
+
+
+def strided(name: str, step: int, divisor: int) -> Program:
+    """``y[i] = x[step * i] + x[i // divisor]`` in lanes."""
+    lane, io = Axis("ii", index(W)), Axis("io", index(9))
+    b = Builder(name, (), (lane,))
+    x, y = buffer("x", F32, 9 * W * step), buffer("y", F32, 9 * W)
+    with b.loop(io, 9):
+        i = index(io) * W + lane
+        near, far = b.load(x, i // divisor), b.load(x, i * step)
+        b.put(y, i, b.op("add", near, b.op("maximum", far, f32(0.0))))
+    return b.program()
+
+
+def test_what_says_how_lanes_walk_memory_and_divisors_are_no_arguments() -> None:
+    assert len(shared(*(strided(f"k{k}", k, 3) for k in (2, 3, 4))).functions) == 3
+    assert len(shared(*(strided(f"k{k}", 2, k) for k in (3, 5, 7))).functions) == 3
+
+
+def test_axes_made_in_another_order_are_the_same() -> None:
+    """Terms of an index are in the order in which its axes were made."""
+
+    def copied(name: str, extents: tuple[int, int], *, turned: bool) -> Program:
+        made = {key: Axis(key, index(9)) for key in ("ba" if turned else "ab")}
+        a, c = made["a"], made["b"]
+        b = Builder(name, (a, c), ())
+        x, y = buffer("x", F32, 10000), buffer("y", F32, 10000)
+        b.put(y, index(a) * 9 + c, b.load(x, index(a) * extents[0] + index(c) * extents[1]))
+        return b.program()
+
+    made = shared(
+        copied("k0", (700, 70), turned=False),
+        copied("k1", (900, 90), turned=True),
+        copied("k2", (70, 7), turned=True),
+    )
+    assert [call.number for call in made.calls.values()] == [70, 90, 7]
+    assert list(made.functions) == ["k0"]
+
+
+@pytest.mark.parametrize("number", [6, 3, None])
+def test_a_wrong_number_is_found(number: int | None) -> None:
+    made = shared(*FAMILY)
+    calls = {**made.calls, "k1": Call("k0", number)}
+    with pytest.raises(InvalidIR):
+        verify_functions(replace(made, calls=calls))
+
+
+def test_layers_of_several_widths_compute_what_they_do_apart() -> None:
+    """One function runs both, by sizes of its own where the batch is one."""
+
+    def layers(*values: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return [torch.relu((x - x.mean(0)) * w).sum(1) for x, w in pairs]
+
+    inputs = [torch.randn(shape) for c in (192, 320, 256) for shape in ((24, c), (c,))]
+    for dynamic in (False, True):
+        for value, expected in zip(
+            compile_with(layers, dynamic=dynamic)(*inputs), layers(*inputs), strict=True
+        ):
+            torch.testing.assert_close(value, expected)
