@@ -118,6 +118,8 @@ class Printer:
         self.unrounded = _used_by_puts_alone(program.body)
         self.positions: dict[Expr, Index] = {}
         self.calls = has_many_gathers(program.body, self.lane)
+        arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
+        self.operands = {b for b in arrays if b.dtype is BF16 and multiplies(program)}
 
     def name(self, item: Axis | Buffer | Size) -> str:
         """Return the C++ name of an axis, buffer or size."""
@@ -454,6 +456,8 @@ class Printer:
         tail = "".join(f", {text}" for text in (*value, mask) if text is not None)
         kind = f"{'' if mask is None else 'm'}_{buffer.dtype}"
         if by is index(1):
+            if (verb, mask) == ("st", None) and buffer.base in self.operands:
+                verb = "st_operand"
             return f"{verb}{kind}({pointer} + {self.scalar_index(base)}{tail})"
         if by is not None:
             at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"

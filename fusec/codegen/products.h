@@ -8,6 +8,7 @@
 //            a, row, term,        are terms or rows, and in b terms or columns
 //            b, term, column,
 //            rows, columns, terms, adds)
+// st_operand_bf16(p, v)           a store to a private operand: what is no normal number may be 0
 
 // ---- f32 ----------------------------------------------------------------------------------------
 // A block of R rows and V vectors of the result stays in registers while all terms are added up:
@@ -81,6 +82,16 @@ FUSEC_INLINE void f_multiply(
 
 #define FUSEC_TERMS 256  // terms that are packed at a time
 #define FUSEC_ROWS 128   // rows of a that are copied at a time, where they have to be
+
+// Tiles take numbers that are not normal for 0 in any case, and so does the instruction that rounds.
+FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
+#if FUSEC_W == 16 && defined(__AMX_BF16__) && defined(__AVX512BF16__) && !defined(__clang__)
+  auto halves = __builtin_ia32_cvtneps2bf16_v16sf(v);
+  __builtin_memcpy(p, &halves, sizeof halves);
+#else
+  st_bf16(p, v);
+#endif
+}
 
 // Packs the pairs of some terms of W columns; terms beyond them, up to `all`, are 0.
 static __attribute__((noinline, unused)) void fusec_pack_pairs(

@@ -25,7 +25,7 @@ Worked example, with lanes m and n of 32 and W = 16::
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusec.codegen.lane_order import lane_order
@@ -35,7 +35,7 @@ from fusec.codegen.tile_uses import Uses
 from fusec.codegen.vector_nest import Array, Item, Nest, Scope, Writer, held_type
 from fusec.ir.dtype import BOOL, I64, DType
 from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, index, is_nonnegative
 from fusec.ir.names import Names
 from fusec.ir.program import (
     Carry,
@@ -180,7 +180,7 @@ class _Rewrite:
         first = self.operand(left, rows, terms, counts, right=False)
         second = self.operand(right, terms, columns, counts, right=True)
         if len(counts[rows]) > 1 and not adds:
-            self.fill(into)
+            self.fill(into, counts[rows][1:])
         self.out.append(
             Multiply(
                 into.matrix(rows, self.width),
@@ -212,14 +212,20 @@ class _Rewrite:
         start = substitute(offset, dict.fromkeys((rows, columns), index(0)))
         return Matrix(load.buffer.base, start, row, column, column * self.width)
 
-    def fill(self, array: Array) -> None:
-        """Let a tile be 0."""
+    def fill(self, array: Array, counts: Sequence[Index] = ()) -> None:
+        """Let a tile be 0, but for its first rows, which will be written.
+
+        Args:
+            counts: what the number of these rows is less than, or equal to.
+        """
         row, column = array.row, array.column
         assert row is not None
         each, panel, where = self.loops(row, column)
         zero = Const(0, array.buffer.dtype)
         put = Put(array.buffer.flat(), array.offset(where, self.width), zero, None)
-        self.out.append(_loop(each, _loop(panel, put)))
+        known = len(counts) == 1 and is_nonnegative(counts[0])
+        first = counts[0] if known else index(0)
+        self.out.append(For(each, first, (each.extent,), (_loop(panel, put),)))
 
     def loops(self, row: Axis, column: Axis) -> tuple[Axis, Axis, dict[Axis, Index]]:
         """Return loops over rows and over vectors of columns, and where their points are."""

@@ -7,6 +7,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
 
 from fusec.codegen import cpp
 from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
@@ -30,6 +31,9 @@ extern "C" void multiply_bf16(
     float *c, const m_bf16 *a, long long ar, long long ak, const m_bf16 *b, long long bk,
     long long bc, long long rows, long long columns, long long terms, bool adds) {
   f_multiply_bf16(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
+}
+extern "C" void store_operand(m_bf16 *p, const float *x, long long n) {
+  for (long long i = 0; i < n; i += FUSEC_W) st_operand_bf16(p + i, ld_f32(x + i));
 }
 """
 FORMS = {
@@ -157,3 +161,17 @@ def test_tiles_are_given_back(library):
         *integers(width, 1, 32, width, 32), ctypes.c_bool(False),
     )  # fmt: skip
     assert functions.tiles_in_use() == 0
+
+
+SPECIAL = (float("inf"), float("-inf"), float("nan"))
+
+
+def test_an_operand_is_rounded_to_the_nearest_and_to_even(library: tuple[int, ctypes.CDLL]) -> None:
+    _, functions = library
+    values = torch.tensor([1.0, 1.00390625, 1.01171875, -3e38, 3.4e38, 2e-38, 0.0, -0.0, *SPECIAL])
+    values = torch.cat((values, torch.randn(53, generator=torch.Generator().manual_seed(0))))
+    found = torch.empty(64, dtype=torch.bfloat16)
+    functions.store_operand(
+        ctypes.c_void_p(found.data_ptr()), ctypes.c_void_p(values.data_ptr()), ctypes.c_longlong(64)
+    )
+    torch.testing.assert_close(found, values.bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -170,6 +170,14 @@ def test_an_attention_copies_its_queries_alone() -> None:
     assert not copies
 
 
+def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero_and_no_others() -> None:
+    _, program = kernel(written_out, *heads(1, 2, 200, 64, dtype=torch.bfloat16))
+    fills = [s for s in statements(program.body) if isinstance(s, For) and s.start.axes]
+    (fill,) = (s for s in fills if isinstance(s.body[0], For))
+    (product,) = (s for s in products(program) if len(s.rows) > 1)
+    assert fill.start is product.rows[1] and fill.stops == (product.rows[0],)
+
+
 def test_the_gradient_of_attention_is_one_kernel_of_five_products() -> None:
     _, made = compiled(library, *heads(1, 2, 256, 64), train=True)
     (program,) = (form for form in made.forms.values() if products(form))
