@@ -126,7 +126,7 @@ def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
     [
         (("--check", "model.lock", "model.py:Head"), "--check takes the file alone"),
         (("--check", "none.lock"), "there is no file 'none.lock'"),
-        (("--check", "model.py"), "is no file of `fusec lock`, at line 2"),
+        (("--check", "model.py"), "is no file of `fusec lock`, which begin"),
         (("model.py:softmax", "--input", "f32[8]", "--json"), "--json is for --check"),
         (("model.py:reads", "--input", "f32[8]"), "Add --run"),
     ],

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 HELP = "write down what a model compiles to, or check that it is as it was: --check"
 CHANGED = 1
 """The exit code where something changed."""
+_FIRST = "fusec lock"
+"""How each file begins; what follows is read by ``report/lock_text.py``."""
 _FORCED = ("race", "descriptors", "roles")
 
 
@@ -157,7 +159,12 @@ def _words(lock: Lock) -> list[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        if not text.lstrip().startswith(_FIRST):  # said before torch is imported
+            raise UsageError(
+                f"{str(path)!r} is no file of `fusec lock`, which begin with {_FIRST!r}."
+            )
+        return text
     except FileNotFoundError:
         raise UsageError(
             f"there is no file {str(path)!r}. `fusec lock TARGET -o` makes one."
