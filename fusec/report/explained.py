@@ -36,6 +36,7 @@ SHOWN = 12
 """Merges of each kind, and modules, in the printed form; the JSON form has all."""
 _MANY = 16
 """Launches from which a table by module is of use."""
+_VALUES = "asks for the value of a tensor, which has none here; --run runs the model"
 _NARROW = 80
 """Columns below which what goes on in the next line begins further left."""
 _NUMBER = re.compile(r"_v?\d+")
@@ -56,7 +57,7 @@ def explanation_text(explained: Explanation) -> str:
             "\n".join(
                 [
                     *wrapped(f"from here on not seen: {explained.unseen}", following="  "),
-                    "  asks for the value of a tensor, which has none here; --run runs the model",
+                    *wrapped(_VALUES, "  ", "  "),
                 ]
             )
         )
@@ -74,7 +75,8 @@ def graph_text(graph: GraphReport) -> str:
     ]
     if graph.held:
         rows.append(("held", "", format_bytes(graph.held), ""))
-    lines = [f"graph {graph.name}", *indented(format_table(rows, right=(1, 2, 3)))]
+    of = f" of {graph.called}" if graph.called else ""
+    lines = [f"graph {graph.name}{of}", *indented(format_table(rows, right=(1, 2, 3)))]
     for remark in graph.remarks:
         lines += wrapped(remark, "  note: ", "    ")
     layers = Layers.of(graph.modules)

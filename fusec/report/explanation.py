@@ -12,6 +12,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
         "launches_eager", "launches", "remarks": [text], "modules": {path: class},
+        "called",
         "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
@@ -105,6 +106,7 @@ class GraphReport:
     Attributes:
         remarks: what is worse than eager's, or bounded by launches.
         modules: path -> class of what its nodes are in.
+        called: the module that it is of, where a graph break is before or in it: "h.3 (Block)".
     """
 
     name: str
@@ -120,6 +122,7 @@ class GraphReport:
     held: int = 0
     remarks: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
+    called: str = ""
 
     def __str__(self) -> str:
         # Local: the text reads this module.
@@ -214,6 +217,7 @@ def report_graph(staged: Staged) -> GraphReport:
         loops,
         sum(buffer_bytes(c.buffer) for c in schedule.constants),
         modules=module_kinds(graph),
+        called=staged.observed.called,
     )
     return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
 

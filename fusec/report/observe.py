@@ -33,6 +33,7 @@ from fusec.errors import (
     describe_failure,
     describe_frame,
 )
+from fusec.frontend.modules import calling
 from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
@@ -79,6 +80,7 @@ class Observed:
         rewrites: what the stages before capture made; the forward's and the backward's are one.
         names: placeholder -> what the program calls it: "net.1.running_mean", "x".
         compile: Dynamo's number of the compile, "0/1".
+        called: the module that is compiled by itself, behind a graph break: "h.3 (Block)", or "".
     """
 
     name: str
@@ -87,6 +89,7 @@ class Observed:
     rewrites: Trace
     names: Mapping[str, str] = field(default_factory=dict)
     compile: str = ""
+    called: str = ""
 
 
 class _Observer:
@@ -99,6 +102,8 @@ class _Observer:
         self.untraced: list[Exception] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        called = calling()
+        part = called if "(" in called else ""
         plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
         # Without its context branches were traced with fake tensors of Dynamo's mode.
         with tracing(None), self.counting():
@@ -113,7 +118,8 @@ class _Observer:
             count = sum(label.partition("_")[0] == name for label in whole)
             label = f"{name}_{count}" if count else name
             names = input_names(graph, given)
-            self.observed.append(Observed(label, graph, cost, rewrites, names, compile_id()))
+            seen = Observed(label, graph, cost, rewrites, names, compile_id(), part)
+            self.observed.append(seen)
             self.keep_parts(label, graph, rewrites)
             return self.boxed(graph)
 

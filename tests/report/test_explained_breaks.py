@@ -102,3 +102,40 @@ def test_a_function_that_one_call_compiles_twice_is_a_recompile() -> None:
     assert {one.place.function for one in explained.recompiles} == {"part"}
     text = str(explained)
     assert "recompiles: " in text and "size mismatch at index 0. expected 8, actual 4" in text
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x).tanh()
+        print("a part")
+        return y + x
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([Part(), Part()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.h:
+            x = part(x)
+        return x
+
+
+def test_a_graph_of_a_part_is_called_by_its_module() -> None:
+    text = str(fusec.explain(Parts(), torch.randn(4, 8)))
+    assert "graph inference of h.0 (Part)\n" in text
+    torch._dynamo.reset()
+    compiled = torch.compile(Parts(), backend="fusec")
+    with fusec.watch() as watched:
+        compiled(torch.randn(4, 8)).sum().backward()
+    kinds = {(g.summary.name, g.summary.called) for g in watched.seen.graphs}
+    assert {("forward", "h.0 (Part)"), ("backward", "")} <= kinds
+    rows = [line for line in str(watched).splitlines() if "backward  " in line]
+    assert rows and all(" (Part), test_explained_breaks.py:" in row for row in rows)
+    whole = str(fusec.explain(unclean.Item(), torch.randn(8, 32)))
+    assert "graph inference\n" in whole
