@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from fusec.building import Call, build, weights_of
+from fusec.native import flags
+from fusec.options import Options
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -38,6 +43,34 @@ def test_the_trainer_of_transformers_trains_alike(tmp_path):
     eager, fused = (hf_trainer.train(name, str(tmp_path), steps=8) for name in (None, "fusec"))
     assert len(eager) == 8
     assert all(abs(a - b) < 2e-3 for a, b in zip(eager, fused, strict=True))  # logged as rounded
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_gpt2_in_c_writes_the_tokens_that_eager_would(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=2, vocab_size=500, use_cache=False
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    window, seen = 6, [5, 3, 8, 2]
+    torch._dynamo.reset()
+    call = Call((torch.arange(window)[None],))
+    content = build(model, call, [Options.from_compile(None, {"native": True})])
+    (tmp_path / "gpt2.fusec").write_bytes(content)
+    save_file(weights_of(model), tmp_path / "gpt2.safetensors")
+    command = ["cc", str(EXAMPLES / "gpt2.c"), *flags(), "-o", "gpt2"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    command = ["./gpt2", "gpt2.fusec", "gpt2.safetensors", "2", *map(str, seen)]
+    done = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        with torch.no_grad():
+            logits = model(torch.tensor([seen[-window:]])).logits
+        assert int(line) == logits[0, -1].argmax()
+        seen.append(int(line))
+    assert len(seen) == 4 + 8
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ logger = logging.getLogger("fusec.build")
 FLAGS = (
     "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
     "-ffp-contract=fast", "-fwrapv", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
-    "-Wl,--as-needed",
+    "-Wl,--as-needed", "-fno-threadsafe-statics",
 )  # fmt: skip
 """What kernels mean and where they run. They throw nothing: g++ is a sixth quicker for knowing.
 They need libgomp alone, so no library of C++ is loaded with them."""

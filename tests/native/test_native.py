@@ -21,6 +21,7 @@ from torch import nn
 import fusec
 import fusec.native
 from fusec.building import Call, build, weights_of
+from fusec.cli import main
 from fusec.errors import UsageError
 from fusec.options import Options
 from fusec.runtime import loading
@@ -150,6 +151,19 @@ def test_several_threads_call_one_model_at_the_same_time(program: Path, built: P
     assert torch.equal(made[0], expected[0])
 
 
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="reads the library's table")
+def test_the_kernels_need_no_library_but_openmp_s_and_c_s(built: Path, tmp_path: Path) -> None:
+    variants = decode(KEY, built.read_bytes())
+    blobs = decode(loading.KEY, variants["cpu"]) if variants else None
+    assert blobs is not None
+    (tmp_path / "kernels.so").write_bytes(blobs["inference/kernels.so"])
+    command = ["readelf", "-d", str(tmp_path / "kernels.so")]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(\w+)", table)
+    assert {"libgomp", "libomp", "libiomp5"} & {*needed}
+    assert {*needed} <= {"libgomp", "libomp", "libiomp5", "libc", "libm"}
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -273,6 +287,12 @@ def test_an_index_out_of_range_is_an_error(program: Path, tmp_path: Path) -> Non
     assert torch.equal(made, look_up(table, i))
     said, _ = run(program, path, table, torch.tensor([1, 5]), weights="-")
     assert said.endswith("error 7: an index among the inputs is out of range\n")
+
+
+def test_the_command_refuses_what_c_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["torch.nn:Softsign", "--input", "f32[4]", "--native"]
+    assert main(["build", *given, "--train"]) == 2
+    assert "--native is for inference: leave out --train." in capsys.readouterr().err
 
 
 def test_what_needs_torch_is_listed_with_its_line() -> None:
