@@ -78,7 +78,7 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
     for lines in alike.values():
         rows = count(found[lines[0]].over)
         large = rows * count(lines[0].axes) // 2
-        sources = {b for line in lines for b in _sources(line, made) if numel(b) >= large}
+        sources = {b for b in _sources(lines, made) if numel(b) >= large}
         summed = sum(numel(b) * b.dtype.itemsize for b in sources)
         part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
         allowed = int(machine.part_share * summed) // (2 * part)
@@ -98,9 +98,10 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
     return parts
 
 
-def _sources(line: Def, made: dict[Buffer, Def]) -> set[Buffer]:
-    """Return the buffers from outside that a line is computed from, through other lines."""
-    sources = reach(line.reads, lambda b: made[b].reads if b in made else ())
+def _sources(lines: list[Def], made: dict[Buffer, Def]) -> set[Buffer]:
+    """Return the buffers from outside that some lines are computed from, through other lines."""
+    read = [buffer for line in lines for buffer in line.reads]
+    sources = reach(read, lambda b: made[b].reads if b in made else ())
     return {b for b in sources if b not in made}
 
 
