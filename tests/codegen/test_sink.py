@@ -7,7 +7,7 @@ import pytest
 
 from fusec.codegen.sink import sink
 from fusec.ir.dtype import BF16, F32
-from fusec.ir.expr import Op
+from fusec.ir.expr import Dot, Op
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.interp_program import run_program
 from fusec.ir.interp_scalar import numpy_type
@@ -94,6 +94,54 @@ def test_value_used_in_a_loop_is_computed_before_it() -> None:
 )
 def test_meaning_is_kept(program: Program) -> None:
     before, after = run(program), run(sink(program))
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values)
+
+
+def gated_product(kind: str) -> Program:
+    """h = exp(x), then y = (a @ b) * exp(x), where ``kind`` says what stands in h's way."""
+    m, n, k = (Axis(name, index(size)) for name, size in (("m", 4), ("n", 8), ("k", 2)))
+    ko, here = Axis("ko", index(3)), index(m) * 8 + n
+    x, h, y = (buffer(name, F32, 4, 8) for name in "xhy")
+    b = Builder("gated", (), (m, n, k))
+    gate = b.op("exp", b.load(x, here))
+    acc = b.carry(f32(0.0), m, n)
+    b.put(x if kind == "loaded" else h, here, gate)
+    with b.loop(ko, 3):
+        left = b.load(buffer("a", F32, 4, 6), index(m) * 6 + index(ko) * 2 + k)
+        right = b.load(buffer("b", F32, 6, 8), (index(ko) * 2 + k) * 8 + n)
+        if kind == "needed":
+            right = b.op("mul", right, b.load(x, here))
+            b.put(buffer("z", F32, 4, 8), here, b.op("neg", gate))
+        if kind == "loaded":
+            b.put(buffer("z", F32, 4, 8), here, b.load(x, here))
+        b.update(acc, Dot(left, right, (k,), acc, False))
+    b.put(y, here, b.op("mul", acc, b.op("neg", gate) if kind == "short" else gate))
+    return b.program()
+
+
+def test_a_store_that_shares_a_tile_with_one_behind_the_loop_stands_before_that() -> None:
+    assert shape(sink(gated_product("free")))[-5:] == [
+        "x<m, n> = x[*m + n]",
+        "t<m, n> = exp(x)",
+        "t<m, n> = acc * t",
+        "h[*m + n] = t",
+        "y[*m + n] = t",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["needed", "loaded"])
+def test_a_store_stays_where_others_need_its_tile_or_its_buffer(kind: str) -> None:
+    lines = shape(sink(gated_product(kind)))
+    store = next(n for n, line in enumerate(lines) if line.startswith(("h[", "x[")))
+    assert store < next(n for n, line in enumerate(lines) if line.startswith("for "))
+
+
+@pytest.mark.parametrize("kind", ["free", "needed", "loaded", "short"])
+def test_meaning_is_kept_beside_products(kind: str) -> None:
+    program = gated_product(kind)
+    before, after = run(program), run(sink(program))
+    assert before.keys() == after.keys()
     for name, values in before.items():
         np.testing.assert_array_equal(after[name], values)
 
