@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32, DType
@@ -23,6 +24,9 @@ from fusec.passes.stream_rows import streams_rows
 
 LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
 """Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
+
+ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
+"""Where nothing is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,14 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
 
 
-def kernel_operations(kernel: Kernel) -> int:
+def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> int:
     """Return modelled multiply-adds: each node once for each point of its free axes.
 
     Without those of matrix products, which ``kernel_products`` counts.
+
+    Args:
+        along: tiles along an axis, each of which computes again what does not vary along it: what
+            is multiplied, for each tile of columns.
     """
     total = 0
     nodes = kernel_nodes(kernel)
@@ -85,11 +93,12 @@ def kernel_operations(kernel: Kernel) -> int:
     for node in nodes:
         if node in products or node in bodies:
             continue
+        again = math.prod(n for axis, n in along.items() if axis not in node.axes)
         match node:
             case Op():
-                total += SCALAR_OPS[node.name].cost * count(node.axes)
+                total += SCALAR_OPS[node.name].cost * count(node.axes) * again
             case Reduce():
-                total += len(node.bodies) * count(node.axes | frozenset(node.over))
+                total += len(node.bodies) * count(node.axes | frozenset(node.over)) * again
             case Select() | IndexValue() | Load():
                 total += count(node.axes)
     return total
@@ -118,21 +127,20 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     """
     traffic = kernel_traffic(kernel)
     moved = sum(r + w for r, w in traffic.values())
-    operations = kernel_operations(kernel)
+    streams = streams_rows(kernel, machine)
+    found = spread(kernel, machine) if machine.multiplies and not streams else None
+    operations = kernel_operations(kernel, found.along if found else ONE_TILE)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
-    found = None
-    if streams_rows(kernel, machine):
+    if streams:
         sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
         points = sum(count(n.axes | frozenset(n.over)) for n in sums)
         work = max(work, points / machine.operations_per_us)
-    elif machine.multiplies:
-        if products := kernel_products(kernel, machine):
-            rates = machine.rates
-            rate = rates.nested if _nests_products(kernel) else rates.tiled
-            multiplied = products / (rate * machine.products_per_us)
-            # A core's vectors do both; tensor cores multiply beside the rest.
-            work = work + multiplied if machine.cache_bytes else max(work, multiplied)
-        found = spread(kernel, machine)
+    elif machine.multiplies and (products := kernel_products(kernel, machine)):
+        rates = machine.rates
+        rate = rates.nested if _nests_products(kernel) else rates.tiled
+        multiplied = products / (rate * machine.products_per_us)
+        # A core's vectors do both; tensor cores multiply beside the rest.
+        work = work + multiplied if machine.cache_bytes else max(work, multiplied)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
         return Price(moved, operations, work / busy + machine.launch_us)

@@ -10,6 +10,7 @@ from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph, Kernel
 from fusec.ir.index import Runtime, Size, index
 from fusec.ir.monoid import SUM
+from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.cost import (
     kernel_operations,
     kernel_traffic,
@@ -21,6 +22,7 @@ from fusec.passes.dag import find_uses
 from fusec.passes.machine import Machine
 from fusec.passes.unify import unify
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
+from tests.passes.schedule.flat import f32_of
 
 SIMPLE = Machine(
     bytes_per_us=100.0, operations_per_us=10.0, launch_us=5.0, units=4, parts=4, tile=16
@@ -128,6 +130,18 @@ def test_one_kernel_is_cheaper_than_its_definitions_apart(machine: Machine, rows
     parts = [n for n in whole.nodes if isinstance(n, Def)]
     apart = sum(price(unify((d,), frozenset((d.buffer,))), machine).us for d in parts)
     assert price(unified(whole), machine).us < apart - 2 * machine.launch_us * 0.99
+
+
+def test_what_is_multiplied_is_computed_again_for_each_tile_of_columns() -> None:
+    """A product of exp(x) with 1024 columns, 128 a tile: one of eight reads it, and computes it."""
+    x, w = buffer("x", 4096, 64, dtype=BF16), buffer("w", 64, 1024, dtype=BF16)
+    y = buffer("y", 4096, 1024)
+    m, n, k = axes("m n k", 4096, 1024, 64)
+    weighed = Op("mul", (Op("exp", (f32_of(load(x, m, k)),)), f32_of(load(w, k, n))))
+    kernel = unified(graph((x, w), (Def(y, (m, n), total(SUM, k, weighed)),), y))
+    again = price(kernel, H200_MACHINE).operations - kernel_operations(kernel)
+    assert again == SCALAR_OPS["exp"].cost * 4096 * 64 * 7
+    assert price(kernel, CPU_MACHINE).operations == kernel_operations(kernel)
 
 
 def test_positions_read_from_memory_are_traffic_too() -> None:

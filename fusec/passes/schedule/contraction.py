@@ -16,8 +16,8 @@ How wide the tiles are, ``tiling.py`` says for tensor cores, ``cached_tiling.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors
@@ -35,6 +35,7 @@ from fusec.passes.schedule.tiling import (
     find_work,
     has_few_rows,
     programs,
+    tiles_along,
     tilings,
 )
 from fusec.passes.schedule.warp_roles import with_roles
@@ -231,6 +232,7 @@ class Spread:
         axis: the axis of its loop, if that can be split to keep more of them busy.
         terms: of the loop in each part.
         parts: how many there are, at the hints of sizes; 1 without a split.
+        along: how many tiles there are along each axis that has some (GPU).
     """
 
     programs: int
@@ -238,6 +240,7 @@ class Spread:
     axis: Axis | None = None
     terms: int = 0
     parts: int = 1
+    along: Mapping[Axis, int] = field(default_factory=dict)
 
     def busy(self, units: int, parts: int = 1) -> float:
         """Return the share of the rates of so many multiprocessors that the kernel can use."""
@@ -261,16 +264,17 @@ def spread(kernel: Kernel, machine: Machine) -> Spread | None:
     few = has_few_rows(use)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * machine.units
+    whole = Spread(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
-        return Spread(count, full)
+        return whole
     terms = axis.extent.hint()
     least = LEAST_KEYS if work.inner else LEAST_TERMS
     parts = min(round(WAVES * machine.units / count), terms // least)
     if parts < 2:
-        return Spread(count, full)
+        return whole
     step = tiling.lanes[axis]
     share = -(-terms // (parts * step)) * step
-    return Spread(count, full, axis, share, -(-terms // share))
+    return replace(whole, axis=axis, terms=share, parts=-(-terms // share))
 
 
 def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:

@@ -16,6 +16,7 @@ weights 2*128*64, sums 128*64, together 96 registers of 256 threads, and 128 in 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -276,11 +277,12 @@ def _fewest_warps(tiling: Tiling, work: Work) -> Tiling:
 
 def programs(kernel: Kernel, tiling: Tiling) -> int:
     """Return how many tiles a kernel has, at the hints of sizes."""
-    extents = (-(-a.extent.hint() // tiling.lanes.get(a, 1)) for a in kernel.grid)
-    total = 1
-    for extent in extents:
-        total *= extent
-    return total
+    return math.prod(tiles_along(axis, tiling) for axis in kernel.grid)
+
+
+def tiles_along(axis: Axis, tiling: Tiling) -> int:
+    """Return the same along one axis."""
+    return -(-axis.extent.hint() // tiling.lanes.get(axis, 1))
 
 
 def _others(use: AxisUse, work: Work) -> Iterator[Tiling]:
