@@ -32,11 +32,17 @@ from triton.backends.nvidia.driver import CudaDriver
 from fusec.codegen.targets import find_target
 from fusec.compiler import triton_source
 from fusec.options import Options
+from fusec.pipeline import manifest
 from fusec.report.observe import observe
+from fusec.report.profile import profile_of
 from fusec.report.stages import take_through
+from fusec.report.steps import Steps
 from fusec.runtime import executable, triton_kernel
+from fusec.runtime.clock import Clock
 from fusec.runtime.outside import of_graph
+from fusec.runtime.ranges import Ranges
 from fusec.runtime.triton_kernel import TritonKernel, TritonSource
+from fusec.summary import GraphSummary, summarize
 
 DEVICE = 0
 STREAM = 7000
@@ -69,6 +75,25 @@ class DeviceTensors(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class Event:
+    """A moment of the device, on the stream of all launches."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.handle = ctypes.c_void_p()
+        check(STANDIN.cuEventCreate(ctypes.byref(self.handle), 0 if enable_timing else 2))
+
+    def record(self) -> None:
+        check(STANDIN.cuEventRecord(self.handle, ctypes.c_void_p(STREAM)))
+
+    def synchronize(self) -> None:
+        check(STANDIN.cuEventSynchronize(self.handle))
+
+    def elapsed_time(self, end: Event) -> float:
+        ms = ctypes.c_float()
+        check(STANDIN.cuEventElapsedTime(ctypes.byref(ms), self.handle, end.handle))
+        return ms.value
+
+
 def install() -> None:
     """Make Triton use the stand-in, and torch as if it had a device."""
     torch._C._cuda_getCurrentRawStream = lambda device: STREAM + device
@@ -77,6 +102,8 @@ def install() -> None:
     triton.runtime.driver._active = CudaDriver()
     torch.cuda.is_current_stream_capturing = is_capturing
     torch.cuda.device = lambda device: contextlib.nullcontext()
+    torch.cuda.Event = Event
+    torch.cuda.synchronize = lambda device=None: check(STANDIN.cuCtxSynchronize())
     triton_kernel.device_target = lambda device: "sm_90"
 
 
@@ -111,6 +138,7 @@ class Bound:
     name: str
     call: Call
     graph: fx.GraphModule
+    summary: GraphSummary
 
     def inputs(self) -> list[Any]:
         """Return arguments in memory of their own."""
@@ -134,11 +162,18 @@ def _argument(value: Any) -> Any:
     return made
 
 
-def bound(fn: Callable[..., Any], *inputs: Any, how: dict[str, Any], **options: Any) -> list[Bound]:
+def bound(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    how: dict[str, Any],
+    clock: Clock | None = None,
+    **options: Any,
+) -> list[Bound]:
     """Return the graphs of a call, compiled for sm_90 and loaded over the stand-in.
 
     Args:
         how: of ``observe``: ``train``, ``dynamic``.
+        clock: times launches as on a device.
     """
     chosen = Options.from_compile(None, {"race": "fused", **options})
     target = find_target("sm_90")
@@ -149,9 +184,17 @@ def bound(fn: Callable[..., Any], *inputs: Any, how: dict[str, Any], **options: 
         assert made.compiled is not None, made.problem
         sources = [triton_source(made.compiled, name) for name in made.compiled.distinct]
         kernels = triton_kernel.unpack(triton_kernel.pack(sources, target.name), DEVICE)
-        cpu = torch.device("cpu")
-        call = executable.bind(made.compiled.wrapper, kernels, of_graph(one.graph), cpu)
-        found.append(Bound(one.name, call, one.graph))
+        made.trace.entry = {"manifest.json": manifest(made.compiled, target.machine)}
+        summary, cpu = summarize(one.graph, made.trace), torch.device("cpu")
+        call = executable.bind(
+            made.compiled.wrapper,
+            kernels,
+            of_graph(one.graph),
+            cpu,
+            clock=clock.of_graph(summary.id, torch.device("cuda", DEVICE)) if clock else None,
+            ranges=Ranges(summary.id, made.compiled.named(), dict),
+        )
+        found.append(Bound(one.name, call, one.graph, summary))
     return found
 
 
@@ -244,6 +287,7 @@ def once(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[[], N
 
 
 TRAIN = {"train": True}
+ROWS = (half(64, 4096), half(64, 4096), half(4096), half(4096))
 TILES = (half(200, 256), half(512, 256), half(512))
 HEADS = (half(2, 3, 200, 64),) * 3
 
@@ -293,9 +337,22 @@ def wrong_maps() -> None:
         )
 
 
-CASES: dict[str, Callable[[], None]] = {
+def profiled() -> Any:
+    """Return the profile of steps that call two graphs, as JSON."""
+    clock = Clock()
+    graphs = bound(norm, *ROWS, how=TRAIN, clock=clock)
+    steps = Steps(clock)
+    for _ in range(6):
+        for graph in graphs:
+            graph.run()
+        steps.end()
+    summaries = [graph.summary for graph in graphs]
+    return json.loads(profile_of("norm", torch.device("cuda", DEVICE), summaries, steps).to_json())
+
+
+CASES: dict[str, Callable[[], Any]] = {
     "pointwise": once(gated, half(1000, 256), half(1000, 256)),
-    "rows": once(norm, half(64, 4096), half(64, 4096), half(4096), half(4096), how=TRAIN),
+    "rows": once(norm, *ROWS, how=TRAIN),
     "product": once(linear, *TILES, descriptors="never"),
     "product by descriptors": once(linear, *TILES, descriptors="always"),
     "dynamic product": once(linear, *TILES, descriptors="always", how={"dynamic": True}),
@@ -308,6 +365,7 @@ CASES: dict[str, Callable[[], None]] = {
     "optimizer": lambda: captured(*bound(step(), how={})),
     "unaligned": unaligned,
     "refused": refused,
+    "profile": profiled,
     "wrong maps": wrong_maps,
 }
 
@@ -318,14 +376,14 @@ def main() -> None:
     with DeviceTensors():
         watch = Watch()
         for name in sys.argv[1:] or CASES:
-            before, problem = len(arrived()), ""
+            before, problem, result = len(arrived()), "", None
             watch.calls.clear()
             try:
-                CASES[name]()
+                result = CASES[name]()
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
             calls, log = list(watch.calls), arrived()[before:]
-            report[name] = {"calls": calls, "arrived": log, "problem": problem}
+            report[name] = {"calls": calls, "arrived": log, "problem": problem, "result": result}
     json.dump({"triton": triton.__version__, "cases": report}, sys.stdout)
 
 

@@ -120,6 +120,29 @@ def test_code_is_loaded_while_a_stream_captures(report: dict[str, Any]) -> None:
     assert [one["captured"] for one in of(case, "launch")] == [0, 1]
 
 
+def test_a_profile_times_each_launch_by_events_on_its_stream(report: dict[str, Any]) -> None:
+    """By the stand-in's clock a launch takes 10 us; a graph is an event before and behind all."""
+    case = report["profile"]
+    assert case["problem"] == ""
+    made = case["result"]
+    assert (made["device"], made["steps"]) == ("cuda:0", 3)
+    names = {one["launch"] for one in of(case, "launch")}
+    assert len(made["launches"]) == len(names) >= 3
+    for one in made["launches"]:
+        assert one["computes"] and one["calls"] == 1
+        assert one["seconds"] == pytest.approx(1e-5)
+    rest = {part["name"].partition(":")[0]: part["seconds"] for part in made["rest"]}
+    assert rest["between launches of a graph"] == pytest.approx(0, abs=1e-9)
+    spent = sum(one["seconds"] for one in made["launches"]) + sum(rest.values())
+    assert spent == pytest.approx(made["step_seconds"])
+    around = [line for line in case["arrived"] if "event" in line or "launch" in line]
+    for before, line, behind in zip(around, around[1:], around[2:], strict=False):
+        if "launch" in line:
+            assert before == behind == {"event": line["stream"]}
+    waits = [one["waits"] for one in of(case, "waits")]
+    assert waits.count("cuCtxSynchronize") >= made["steps"]  # a lap waits for what it counts
+
+
 def test_the_stand_in_refuses_what_cuda_refuses(report: dict[str, Any]) -> None:
     assert of(report["refused"], "refused") == [{"refused": "cuMemcpyHtoD"}]
     assert report["refused"]["problem"] == "RuntimeError: CUDA error 901"
