@@ -56,11 +56,14 @@ def usage_of(staged: Staged, layers: Layers) -> Usage | None:
     record = staged.trace.records.get("memory")
     if staged.compiled is None or record is None or not staged.compiled.schedule.steps:
         return None
-    structure = record.structure
-    return _usage(structure.schedule, structure.memory, staged.observed.names, layers)
+    names = staged.observed.names
+    moments, largest = _usage(record.structure.schedule, record.structure.memory)
+    sizes = ((names.get(b.name, b.name), size) for b, size in largest.items())
+    return Usage(moments, _ranked(sizes, layers))
 
 
-def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str], layers: Layers) -> Usage:
+def _usage(schedule: Schedule, memory: Memory) -> tuple[tuple[Moment, ...], Mapping[Buffer, int]]:
+    """Return what is held at each step, and the buffers when it is most, with their bytes."""
     given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     given -= set(memory.unread)
     given |= {constant.buffer for constant in schedule.constants}
@@ -82,10 +85,7 @@ def _usage(schedule: Schedule, memory: Memory, names: Mapping[str, str], layers:
             most, largest = theirs + made, dict(held)
         for buffer in plan.freed:
             held.pop(buffer, None)
-    return Usage(
-        tuple(moments),
-        _ranked(((names.get(b.name, b.name), n) for b, n in largest.items()), layers),
-    )
+    return tuple(moments), largest
 
 
 def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str, int], ...]:
@@ -112,8 +112,8 @@ def _made(step: Step) -> tuple[Buffer, ...]:
 def _inside(step: Step, bodies: Iterator[Memory]) -> int:
     match step:
         case RowLoop(body=Schedule() as body):
-            inner = _usage(body, next(bodies), {}, Layers())
-            return max((moment.made for moment in inner.moments), default=0)
+            moments, _ = _usage(body, next(bodies))
+            return max((moment.made for moment in moments), default=0)
         case _:
             return 0
 

@@ -106,6 +106,8 @@ def test_memory_is_followed_through_the_call(document: Document) -> None:
     # A forward lets go of nothing that its backward reads.
     forward = document.graphs[0].usage
     assert forward is not None and forward.peak.made > 0 and forward.moments[0].given > 0
+    alike = [size for name, size in forward.largest if name.startswith("3 × h.*.")]
+    assert max(alike) == 3 * 64 * 64 * 4  # the weights of three layers
 
 
 def test_a_loop_over_rows_is_a_frame_of_what_it_launches() -> None:
