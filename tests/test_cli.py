@@ -140,6 +140,7 @@ def check_schema(document: dict) -> None:
             "decisions",
             "remarks",
             "modules",
+            "called",
             *numbers,
         }
         assert all(type(graph[name]) is int and graph[name] >= 0 for name in numbers)
