@@ -358,6 +358,8 @@ class Printer:
         match node:
             case Load():
                 return self.load(node, vector)
+            case Op(name="exp") if var in self.program.rounded:
+                return f"f_exp_rounded({self.operand(node.args[0], vector)})"
             case Op():
                 return self.operation(node, vector)
             case Cast():

@@ -16,6 +16,9 @@ what a maximum is taken of: it may be compared with what another loop computes a
 Another one. The approximate erf has an absolute error, 1.3e-6: beside the 1 of a GELU that is
 nothing, and where x is 1e-8, it is all of ``erf(x) / x``.
 
+A GPU's printer reads the marks of all such values, a CPU's those of exponentials in programs with
+products (``Program.rounded``): others wait for memory.
+
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
 also stored as f32, s and t are not.
 """

@@ -9,6 +9,7 @@
 //            b, term, column,
 //            rows, columns, terms, adds)
 // st_operand_bf16(p, v)           a store to a private operand: what is no normal number may be 0
+// f_exp_rounded(x)                exp of what will be rounded to 16 bits
 
 // ---- f32 ----------------------------------------------------------------------------------------
 // A block of R rows and V vectors of the result stays in registers while all terms are added up:
@@ -92,6 +93,17 @@ FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
   st_bf16(p, v);
 #endif
 }
+
+// exp for what is rounded to 16 bits: to 2^-17 of it, exp(0) exactly, and 0 below 2^-126. On
+// |r| <= 0.347 the coefficients fit (exp(r) - 1 - r) / r^2.
+FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {
+  vi32 none = x < -87;
+  x = fusec_at_most(x, 89);
+  vf32 t = x * 0x1.715476p0f + FUSEC_ROUNDER, r = x - (t - FUSEC_ROUNDER) * 0x1.62e43p-1f;
+  vf32 p = (1 + r) + r * r * ((0.50005116f + r * 0.16753515f) + r * r * 0.04127774f);
+  return none ? vf32{} : fusec_scale(p, t);
+}
+FUSEC_INLINE float f_exp_rounded(float x) { return f_exp(x); }
 
 // Packs the pairs of some terms of W columns; terms beyond them, up to `all`, are 0.
 static __attribute__((noinline, unused)) void fusec_pack_pairs(

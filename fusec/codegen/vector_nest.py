@@ -34,6 +34,7 @@ from fusec.ir.expr import (
     Const,
     Expr,
     Load,
+    Op,
     Reduce,
     Var,
     index_exprs,
@@ -105,10 +106,15 @@ class Writer:
 
     Attributes:
         arrays: value -> where it lies as vectors read it.
+        rounded: values that only ever reach memory rounded to 16 bits.
+        exponentials: names of those among them.
     """
 
-    def __init__(self, storage: Storage, names: Names, width: int) -> None:
+    def __init__(
+        self, storage: Storage, names: Names, width: int, rounded: frozenset[Var] = frozenset()
+    ) -> None:
         self.storage, self.names, self.width = storage, names, width
+        self.rounded, self.exponentials = rounded, list[Var]()
         self.lane = Axis("l", index(width))
         self.arrays: dict[Var, Array] = {}
         self.scopes: list[Scope] = []
@@ -175,7 +181,9 @@ class Writer:
     def name(self, key: Var, shown: Expr) -> Var | Const:
         scope = self.home(key.axes)
         if not isinstance(shown, Var | Const):
-            shown = self.let(scope, key.name, shown)
+            value, shown = shown, self.let(scope, key.name, shown)
+            if key in self.rounded and isinstance(value, Op) and value.name == "exp":
+                self.exponentials.append(shown)
         scope.memo[key] = shown
         return shown
 

@@ -30,6 +30,7 @@ from dataclasses import replace
 
 from fusec.codegen.lane_order import lane_order
 from fusec.codegen.orient import has_dots
+from fusec.codegen.precision import rounded_to_16_bits
 from fusec.codegen.tile_storage import Storage
 from fusec.codegen.tile_uses import Uses
 from fusec.codegen.vector_nest import Array, Item, Nest, Scope, Writer, held_type
@@ -61,7 +62,8 @@ def vector_tiles(program: Program, width: int) -> Program:
         return program
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
-    return replace(program, lanes=(rewrite.writer.lane,), body=body)
+    rounded = tuple(rewrite.writer.exponentials)
+    return replace(program, lanes=(rewrite.writer.lane,), body=body, rounded=rounded)
 
 
 class _Rewrite:
@@ -78,7 +80,7 @@ class _Rewrite:
         self.storage = Storage.of(uses, self.order)
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.names = Names(named)
-        self.writer = Writer(self.storage, self.names, width)
+        self.writer = Writer(self.storage, self.names, width, rounded_to_16_bits(program))
         self.nest = Nest(self.writer)
         self.panels: dict[tuple[Var, Axis], Array] = {}
         self.slots: dict[Var, Array] = {}

@@ -230,6 +230,8 @@ class Program:
             two groups of others multiply, each at a tile of its own; "": every warp does both.
         programs: for a GPU, how many programs walk over the grid in turns; 0: one for each point.
         overlaid: buffers of which one may lie over another.
+        rounded: for a CPU, exponentials that only ever reach memory rounded to 16 bits
+            (``codegen/precision.py``): a shorter polynomial is as good.
         elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
 
@@ -252,6 +254,7 @@ class Program:
     registers: int = 0
     roles: str = ""
     programs: int = 0
+    rounded: tuple[Var, ...] = ()
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -303,6 +306,8 @@ def print_program(program: Program) -> str:
     lanes = "  ".join(f"{a.name}:{a.extent}" for a in program.lanes) or "-"
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
     print_block(program.body, 1, lines)
+    if program.rounded:
+        lines.append(f"rounded {_named(program.rounded)}")
     return "\n".join(lines)
 
 

@@ -170,6 +170,12 @@ def test_an_attention_copies_its_queries_alone() -> None:
     assert not copies
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_exponentials_of_weights_in_16_bits_are_shorter(dtype: torch.dtype) -> None:
+    _, made = compiled(written_out, *heads(1, 1, 200, 64, dtype=dtype))
+    assert ("f_exp_rounded(v" in "".join(made.sources.values())) is (dtype is torch.bfloat16)
+
+
 def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero_and_no_others() -> None:
     _, program = kernel(written_out, *heads(1, 2, 200, 64, dtype=torch.bfloat16))
     fills = [s for s in statements(program.body) if isinstance(s, For) and s.start.axes]
