@@ -13,9 +13,9 @@ Worked example::
       int status = 0;
       m_f32 *const x = (m_f32 *)arguments[0];
       m_f32 *const h = (m_f32 *)(workspace + 0);
-      m_f32 *const y = (m_f32 *)results[0];
       gelu_k0(x, h, &status);
       if (status) return status;
+      m_f32 *const y = (m_f32 *)results[0];
       add_k1(h, y, &status);
       return status;
     }
@@ -98,8 +98,13 @@ def print_native(
     direct = _direct(schedule, views)
     arena = plan_arena(memory, direct)
     verify_arena(memory, arena)
-    signature = _signature(schedule, views, arena)
-    return Native(signature, _Function(schedule, views, arena, programs, code).print(signature))
+    inputs = [
+        item if isinstance(item, Buffer) and item not in memory.unread else None
+        for item in schedule.graph.inputs
+    ]
+    signature = _signature(schedule, inputs, views, arena)
+    function = _Function(schedule, inputs, views, arena, programs, code)
+    return Native(signature, function.print(signature))
 
 
 def _refuse_others(schedule: Schedule) -> None:
@@ -158,13 +163,15 @@ def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
     return found
 
 
-def _signature(schedule: Schedule, views: Sequence[View], arena: Arena) -> str:
+def _signature(
+    schedule: Schedule, inputs: Sequence[Buffer | None], views: Sequence[View], arena: Arena
+) -> str:
     written = {buffer for step in schedule.steps for buffer in step.writes}
     written |= {call.written.buffer for call in schedule.externs if call.written is not None}
     lines = [FORMAT, f"workspace {arena.bytes}"]
-    for item in schedule.graph.inputs:
-        kind = "written" if item in written else "argument"
-        lines.append(f"{kind} {_type(item, item.shape)}" if isinstance(item, Buffer) else "unread")
+    for buffer in inputs:
+        kind = "written" if buffer in written else "argument"
+        lines.append("unread" if buffer is None else f"{kind} {_type(buffer, buffer.shape)}")
     lines += [f"result {_type(view.buffer, view.shape)}" for view in views]
     return "".join(f"{line}\n" for line in lines)
 
@@ -185,20 +192,22 @@ class _Function:
     def __init__(
         self,
         schedule: Schedule,
+        inputs: Sequence[Buffer | None],
         views: Sequence[View],
         arena: Arena,
         programs: Mapping[str, Program],
         code: Mapping[str, str],
     ) -> None:
-        self.schedule, self.views, self.arena = schedule, views, arena
+        self.schedule, self.inputs, self.views, self.arena = schedule, inputs, views, arena
         self.programs, self.code = programs, code
         self.names = Names((*_RESERVED, *(p.name for p in programs.values())))
         self.lines: list[str] = []
+        self.launched = False
 
     def print(self, signature: str) -> str:
-        for k, item in enumerate(self.schedule.graph.inputs):
-            if isinstance(item, Buffer):
-                self._declare(item, f"arguments[{k}]")
+        for k, buffer in enumerate(self.inputs):
+            if buffer is not None:
+                self._declare(buffer, f"arguments[{k}]")
         for step in self.schedule.steps:
             match step:
                 case Kernel():
@@ -222,13 +231,14 @@ class _Function:
 
     def _launch(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
+        self.lines += ["if (status) return status;"] * self.launched
+        self.launched = True
         for buffer in program.buffers:
             if buffer.base not in self.names:
                 self._declare(buffer.base, self._place(buffer.base))
         function = self.programs[self.code[kernel.name]].name
         arguments = ", ".join(self.names(buffer.base) for buffer in program.buffers)
         self.lines.append(f"{function}({arguments}, &status);")
-        self.lines.append("if (status) return status;")
 
     def _place(self, buffer: Buffer) -> str:
         number = self.arena.results.get(buffer)
@@ -256,4 +266,5 @@ def _dense(view: View) -> View:
 
 def _offset(axes: Sequence[str], strides: Sequence[Index], start: Index) -> str:
     terms = [f"{axis} * {_number(s)}LL" for axis, s in zip(axes, strides, strict=True)]
-    return " + ".join((str(_number(start)), *terms))
+    first = _number(start)
+    return " + ".join(terms + [str(first)] * (first > 0 or not terms))

@@ -62,8 +62,8 @@ typedef struct fusec_model fusec_model;
 
 /* Load an archive; nothing in it runs before all of it is verified.
 
-   weights: a safetensors file, which is mapped, so that processes share its pages. NULL for a model
-     without any.
+   weights: a safetensors file, which is mapped, so that processes share its pages; it has to stay as
+     it is. NULL for a model without any.
    sha256: the archive's digest in 64 hexadecimal digits: another file is refused. NULL: any is
      taken, and trusted as a shared library is. */
 int fusec_load(fusec_model **model, const char *archive, const char *weights, const char *sha256,
@@ -82,7 +82,7 @@ size_t fusec_workspace(const fusec_model *model);
      of an element; outputs overlap nothing.
    workspace: of at least fusec_workspace(model) bytes, at a multiple of 64. NULL: memory is
      allocated for this run.
-   threads: at least 1. They are OpenMP's, and each thread that calls has its own. */
+   threads: 1 to 1024. They are OpenMP's, and each thread that calls has its own. */
 int fusec_run(const fusec_model *model, const fusec_memory *inputs, const fusec_memory *outputs,
               const fusec_memory *workspace, int threads, fusec_error *error);
 

@@ -8,6 +8,8 @@
 /* What the function returns, by codegen/cpp.py. */
 enum { OUT_OF_RANGE = 1, DIVISION_BY_ZERO = 2 };
 
+enum { MOST_THREADS = 1024 };
+
 /* -- checks ------------------------------------------------------------------------------------- */
 
 static int check_memory(const fusec_tensor *tensor, const fusec_memory *memory,
@@ -50,8 +52,10 @@ static int check_call(const fusec_model *model, const fusec_memory *inputs,
                       const fusec_memory *outputs, const fusec_memory *workspace, int threads,
                       fusec_error *error) {
   int code = FUSEC_OK;
-  if (threads < 1) return fusec_fail(error, FUSEC_BAD_CALL, "%d threads", threads);
-  if (workspace->bytes < model->workspace || (uintptr_t)workspace->data % 64)
+  if (threads < 1 || threads > MOST_THREADS)
+    return fusec_fail(error, FUSEC_BAD_CALL, "%d threads, not 1 to %d", threads, MOST_THREADS);
+  if (workspace->bytes < model->workspace || (uintptr_t)workspace->data % 64 ||
+      (model->workspace && !workspace->data))
     return fusec_fail(error, FUSEC_BAD_CALL,
                       "a workspace of %zu bytes at a multiple of 64 is wanted", model->workspace);
   for (size_t k = 0; !code && k < model->input_count; ++k)

@@ -179,7 +179,7 @@ def test_wrong_calls_have_codes_and_words(program: Path, built: Path) -> None:
     x, mask = inputs_of().values()
     said, _ = run(program, built, x[:32], mask)
     assert said.endswith("error 6: x has 2112 bytes, not 2048\n")
-    assert "error 6: 0 threads" in run(program, built, x, mask, threads=0)[0]
+    assert "error 6: 0 threads, not 1 to 1024" in run(program, built, x, mask, threads=0)[0]
     said, _ = run(program, built, weights="-")
     assert said == "error 5: the model has weights\n"
     said, _ = run(program, built, weights="nowhere")

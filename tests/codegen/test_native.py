@@ -1,0 +1,60 @@
+"""The function that C calls: its text, and what has no such function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fusec.codegen.native import Native, print_native
+from fusec.errors import UsageError
+from fusec.ir.extern import Fresh
+from fusec.ir.graph import Extern, Schedule
+from fusec.ir.index import Size
+from fusec.passes.fuse import separate
+from fusec.passes.memory import plan_memory
+from tests.codegen.test_wrapper import chain, unary
+from tests.fuzz.pipeline import lower_all, small_target
+from tests.ir.graphs import F32, buffer, graph, whole
+
+
+def printed(schedule: Schedule) -> Native:
+    programs = lower_all(schedule, small_target("cpu"))
+    return print_native(
+        schedule, plan_memory(schedule), programs, {name: name for name in programs}
+    )
+
+
+def test_the_function_calls_kernels_and_copies_what_is_a_part(
+    golden: Callable[[str, str], None],
+) -> None:
+    x, unread = buffer("x", 4, 6), buffer("unread", 3)
+    first = unary("h", x)
+    second = unary("y", first.buffer)
+    made = graph((x, None, unread), (first, second))
+    outputs = (whole(second.buffer), whole(second.buffer).transposed)
+    native = printed(separate(replace(made, outputs=outputs)))
+    golden("native_function", f"{native.signature}\n{native.source.partition('};')[2]}")
+
+
+def test_a_chain_writes_its_result_where_the_caller_wants_it() -> None:
+    native = printed(separate(chain(*[F32] * 4)[0]))
+    assert "workspace 128\n" in native.signature
+    assert native.source.count(")(workspace + 0);") == 2  # t0, then t2
+    assert native.source.count(")results[0];") == 2  # t1, then t3
+
+
+def test_a_call_of_torch_is_refused_with_its_reason() -> None:
+    x, e = buffer("x", 4, 6), buffer("e", 4, 6)
+    call = Extern("e", "aten.f", (whole(x),), (), (e,), "sorting", effect=Fresh())
+    with pytest.raises(UsageError, match=r"needs torch:\n  aten\.f: sorting$"):
+        printed(separate(graph((x,), (call,), e)))
+
+
+def test_sizes_that_are_symbols_are_refused() -> None:
+    s = Size("s", 4)
+    x = buffer("x", s)
+    line = unary("y", x)
+    with pytest.raises(UsageError, match="s: an input that is no tensor"):
+        printed(separate(graph((x, s), (line,), line.buffer)))
