@@ -55,8 +55,8 @@ from fusec.ir.program import (
     Scratch,
     Statement,
     Update,
-    reads,
     statements,
+    stored_alone,
 )
 from fusec.ir.scalar import CHECKED
 
@@ -115,7 +115,7 @@ class Printer:
         self.of_sizes: dict[Atom, str] = {}
         self.hoisted: list[str] = []
         self.place = 0  # where `hoisted` goes: the line in front of all loops
-        self.unrounded = _used_by_puts_alone(program.body)
+        self.unrounded = stored_alone(program.body)
         self.positions: dict[Expr, Index] = {}
         self.calls = has_many_gathers(program.body, self.lane)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
@@ -595,11 +595,3 @@ class Printer:
 def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
     """Return True if nothing but symbolic sizes is in a quotient or a remainder."""
     return not any(isinstance(a, Axis | Runtime) for a in index(atom).atoms())
-
-
-def _used_by_puts_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
-    """Return values that are only ever stored: their rounding may be left to the store."""
-    inside = list(statements(body))
-    stored = {s.value for s in inside if isinstance(s, Put) and isinstance(s.value, Var)}
-    others = (s for s in inside if not isinstance(s, Put))
-    return frozenset(stored.difference(value for s in others for value in reads(s)))

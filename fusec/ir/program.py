@@ -375,3 +375,11 @@ def _named(values: tuple[Var, ...]) -> str:
 def _var(var: Var) -> str:
     lanes = ", ".join(a.name for a in sorted(var.axes, key=lambda a: a.serial))
     return f"{var.name}<{lanes}>" if lanes else var.name
+
+
+def stored_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
+    """Return values that are only ever stored: their rounding may be left to the store."""
+    inside = list(statements(body))
+    stored = {s.value for s in inside if isinstance(s, Put) and isinstance(s.value, Var)}
+    others = (s for s in inside if not isinstance(s, Put))
+    return frozenset(stored.difference(value for s in others for value in reads(s)))
