@@ -131,7 +131,9 @@ class Options:
         changes_code=True,
     )
     fallback_random: bool = _option(
-        False, "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw"
+        False,
+        "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw",
+        changes_code=True,
     )
     chunk_bytes: int = _option(
         1 << 27,
@@ -147,6 +149,7 @@ class Options:
     memory_budget: float = _option(
         1.0,
         "share of what training saves by default that it may save; less computes more again",
+        changes_code=True,
         most=1.0,
     )
     freeze: bool = _option(

@@ -211,9 +211,8 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         if Options(**{field.name: another(field)}).key() != Options().key()
     }
     assert changing == {
-        *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fusion"),
-        "merge_limit",
-        "native",
+        *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fallback_random", "fusion"),
+        *("memory_budget", "merge_limit", "native"),
         *("precision", "race", "race_budget_s", "roles", "target", "verify"),
     }
 

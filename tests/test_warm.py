@@ -310,6 +310,20 @@ def test_who_listens_gets_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not warm.is_unseen(options)
 
 
+@pytest.mark.parametrize("option", [("fallback_random", True), ("memory_budget", 0.5)], ids=str)
+def test_what_decides_how_a_graph_is_traced_or_cut_has_a_start_of_its_own(
+    option: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(x):
+        return F.dropout(x * 2, 0.5)
+
+    compiled(fn)(values(3, 4))
+    monkeypatch.setitem(OPTIONS, *option)
+    monkeypatch.setattr(backend, "compile_with", traced)
+    with pytest.raises(Exception, match="AOTAutograd runs"):
+        compiled(fn)(values(3, 4))
+
+
 def test_without_a_compiler_kernels_of_the_last_one_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
