@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from fusec import verification
+from fusec.torch_interior import trace_log
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,9 +89,10 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 def pytest_collection_finish() -> None:
     # What has been imported stays: the collector need not look through it in each of its rounds,
-    # nor begin one for each 700 objects of a trace.
+    # nor begin one for each 700 objects of a trace. What is old it leaves alone: caches of torch
+    # and fusec are some million objects, which a full round visits in seconds.
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(10_000, 20, 1_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -109,6 +112,25 @@ def _torch_prepares_no_logs() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _torch_s_trace_has_no_listener() -> Iterator[None]:
+    """Keep pytest off the logger of ``TORCH_TRACE``, to which each compile prints all its graphs.
+
+    Pytest listens to whatever does not propagate. So fusec would not start from its cache, either.
+    """
+    attach = trace_log.addHandler
+
+    def attach_others(handler: logging.Handler) -> None:
+        if not type(handler).__module__.startswith("_pytest."):
+            attach(handler)
+
+    for handler in list(trace_log.handlers):
+        if type(handler).__module__.startswith("_pytest."):
+            trace_log.removeHandler(handler)
+    with mock.patch.object(trace_log, "addHandler", attach_others):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
     yield
     verification._tallies.clear()
@@ -118,7 +140,7 @@ def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
 def _kernels_are_built_for_their_values(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Take a third of g++'s time off the quick run: ``-O1``, and a prelude that was read before.
+    """Take a third of g++'s time off the quick run: ``-Og``, and a prelude that was read before.
 
     With --slow, kernels are built as users build them.
     """
@@ -130,7 +152,7 @@ def _kernels_are_built_for_their_values(
     folder = tmp_path_factory.mktemp("prelude")
     quicker = functools.partial(_build, cpp_kernel.build, folder)
     with (
-        mock.patch.object(cpp_kernel, "OPTIMISE", ("-O1",)),
+        mock.patch.object(cpp_kernel, "OPTIMISE", ("-Og",)),
         mock.patch.object(cpp_kernel, "build", quicker),
     ):
         yield

@@ -435,7 +435,7 @@ def test_the_cache_is_listed_by_model_and_target(capsys, monkeypatch, tmp_path) 
     code, out, _ = run(capsys, "cache", "list")
     assert code == 0
     _, *rows = sorted(out.splitlines())
-    pattern = r"LayerNorm\S* +cpu +2 +0\.\d MiB +1 +\d+ s ago +\d+ s ago$"
+    pattern = r"LayerNorm\S* +cpu +2 +0\.\d MiB +2 +\d+ s ago +\d+ s ago$"
     assert any(re.match(pattern, row) for row in rows), out
     listed = json.loads(run(capsys, "cache", "list", "--json")[1])["entries"]
     graphs = {entry["graph"]: entry for entry in listed}

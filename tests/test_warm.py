@@ -27,9 +27,8 @@ OPTIONS = {"strict": True, "verify": False, "autotune": False}
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test has a cache of its own, on which nobody looks."""
+    """Each test has a cache of its own."""
     monkeypatch.setitem(OPTIONS, "cache_dir", str(tmp_path))
-    monkeypatch.setattr(warm, "is_heard", lambda: False)  # pytest listens to every logger
     torch._dynamo.reset()
 
 

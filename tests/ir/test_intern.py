@@ -44,7 +44,7 @@ def test_what_nobody_has_is_forgotten() -> None:
     pair = Pair(3, 4)
     assert held(Pair) == 1
     del pair
-    gc.collect()
+    gc.collect(1)
     assert held(Pair) == 0
     assert Pair(3, 4).left == 3
 

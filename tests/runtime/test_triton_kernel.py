@@ -270,7 +270,7 @@ def test_descriptors_keep_no_tensor_alive(driver: InterpretingDriver, tiled: Tri
     alive = weakref.ref(x)
     driver.memory.clear()
     del x
-    gc.collect()
+    gc.collect(1)
     assert alive() is None
 
 
