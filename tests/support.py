@@ -172,6 +172,13 @@ as_captured = _in_both(pytest.mark.slow)
 """The same where the tests beside it compile the family: compiled with --slow alone."""
 
 
+TRAINED = pytest.mark.parametrize(
+    "train",
+    (pytest.param(False, id="forward", marks=pytest.mark.slow), pytest.param(True, id="training")),
+)
+"""A test whose training step compares the results of its forward, too: alone with --slow."""
+
+
 def compare(eager: Run, compiled: Run, reference: Run, tol: float | None = None) -> None:
     """Assert that two runs agree, given an fp64 run of the same function."""
     names = [name for name, _ in eager.outputs]

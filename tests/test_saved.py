@@ -39,7 +39,7 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "dtype", "width", "heads"), BLOCKS)
 def test_less_is_saved_than_by_inductor_and_far_less_than_by_eager(
     kind: str, dtype: torch.dtype, width: int, heads: int

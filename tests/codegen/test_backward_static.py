@@ -14,7 +14,7 @@ from tests.codegen.backwards import BACKWARDS
 from tests.codegen.test_contraction_static import staged
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("name", "width"),
     [("layer norm", 4096), ("rms norm", 4096), ("layer norm", 64), ("rms norm", 16384)],

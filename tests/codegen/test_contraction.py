@@ -25,6 +25,7 @@ def fused(fn, *inputs, **options) -> None:
     check(fn, *inputs, backend="triton_fused", **options)
 
 
+@pytest.mark.sampled(4)  # a diagonal
 @pytest.mark.parametrize("dtype", (torch.float32, *HALF))
 @pytest.mark.parametrize("shape", ((128, 64, 128), (48, 40, 72), (130, 100, 50)))
 def test_linear_and_gelu_are_one_kernel_for_tiles_that_fit_and_ragged_ones(dtype, shape):
@@ -104,6 +105,7 @@ def test_causal_attention_in_half_precision():
     fused(causal, q, k, v)
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("shape", ((1, 2, 48, 32), (2, 1, 150, 24)))
 def test_the_librarys_attention_and_its_gradient(shape, causal):

@@ -113,6 +113,7 @@ def test_descriptors_copy_a_products_tiles(tile: tuple[int, ...]) -> None:
     assert_tiles_are_copied(report(one, tile, descriptors=True), 2 * 3 + 1)
 
 
+@pytest.mark.slow
 def test_descriptors_save_registers_of_a_wide_tile() -> None:
     (one,) = staged(gelu_of_linear, *tensors((4096, 1024), (4096, 1024), (4096,)))
     wide = (256, 128, 64)
@@ -128,7 +129,7 @@ def test_descriptors_copy_an_attentions_tiles_with_no_more_registers() -> None:
     assert found.registers <= report(one, tile).registers
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("length", (1024, 1000))
 def test_descriptors_of_an_attention_and_its_gradient_have_no_fault(length: int) -> None:
     q, k, v = tensors(*[(2, 4, length, 128)] * 3)
@@ -156,7 +157,7 @@ def test_attention_and_its_gradient_have_no_fault(depth: int, target: str) -> No
     assert faults(causal, q, k, v, target=target, train=True) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @TARGETS
 def test_the_gradient_of_three_projections_has_no_fault(target: str) -> None:
     def project(x, a, b, c):
@@ -166,7 +167,7 @@ def test_the_gradient_of_three_projections_has_no_fault(target: str) -> None:
     assert faults(project, *inputs, target=target, train=True) == []
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @TARGETS
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 @pytest.mark.parametrize("shape", ((4096, 1024, 4096), (4096, 1000, 1500), (16, 1024, 4096)))

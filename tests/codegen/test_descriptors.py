@@ -55,6 +55,7 @@ def tiled(fn, *inputs, least: tuple[int, int], train: bool = False, dynamic: boo
 # -- values ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)  # a diagonal
 @DTYPES
 @pytest.mark.parametrize("shape", ((128, 64, 128), (48, 40, 72), (136, 104, 56)), ids=str)
 def test_linear_and_gelu_of_whole_and_ragged_tiles(shape, dtype):

@@ -126,6 +126,7 @@ def heads(keys: int, groups: int, dtype: torch.dtype, *, queries: int = 1) -> li
     return [q, *(tensor(2, 2, keys, 32, dtype=dtype, seed=s) for s in (1, 2))]
 
 
+@pytest.mark.sampled(5)  # a diagonal
 @TYPES
 @pytest.mark.parametrize("groups", (1, 4))
 def test_one_query_reads_its_keys_in_one_loop(whole, groups: int, dtype) -> None:

@@ -235,6 +235,7 @@ def tiles_loaded_ahead(events: tuple[Event, ...]) -> list[float]:
     return [sum(at < here for at in loads) / each - n for n, here in enumerate(firsts, 1)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_next_tiles_loads_are_issued_before_a_tile_is_stored(seed: int) -> None:
     *ahead, last = tiles_loaded_ahead(traced("cooperative", seed))
@@ -273,6 +274,7 @@ def products_beside_epilogues(events: tuple[Event, ...], group: int) -> int:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_one_group_multiplies_while_the_other_is_at_its_epilogue(seed: int) -> None:
     events = traced("pingpong", seed)
@@ -286,6 +288,7 @@ def attended() -> Launched:
     return replace(one, grid=(1, 1, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_are_started_before_the_weights_of_the_iteration_before_are_multiplied(
     seed: int,

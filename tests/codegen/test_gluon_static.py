@@ -46,12 +46,14 @@ def assert_as_designed(asm: CompiledAsm, roles: str, *products: str) -> None:
     assert REGISTERS[roles] <= set(re.findall(r"setmaxnreg\S+\s+(\d+);", ptx))
 
 
+@pytest.mark.sampled(2)
 @ROLES
 def test_a_linear_with_gelu(roles: str) -> None:
     asm = compiled(gelu_of_linear, (8192, 4096), (16384, 4096), (16384,), roles=roles)
     assert_as_designed(asm, roles, "m64n256k16")
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("depth", (64, 128))
 @pytest.mark.parametrize("fn", (causal, attention), ids=("causal", "whole"))
 def test_attention(fn, depth: int) -> None:
@@ -59,6 +61,7 @@ def test_attention(fn, depth: int) -> None:
     assert_as_designed(asm, "cooperative", "m64n128k16", f"m64n{depth}k16")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", (64, 128))
 def test_an_attention_that_stores_a_value_of_each_row_has_narrower_steps(depth: int) -> None:
     """What its backward needs is in registers as wide as a row of scores."""
@@ -78,6 +81,7 @@ def test_a_residual_and_what_the_backward_needs_spill_nothing(roles: str) -> Non
     assert inspect_kernel(asm).spill_bytes == 0
 
 
+@pytest.mark.sampled(2)
 @ROLES
 def test_swiglu(roles: str) -> None:
     asm = compiled(swiglu, (8192, 4096), (14336, 4096), (14336, 4096), roles=roles)
@@ -89,6 +93,7 @@ def both_ways(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return y, y.t().contiguous()
 
 
+@pytest.mark.sampled(2)
 @ROLES
 def test_results_by_rows_and_by_columns_have_a_tile_each_in_shared_memory(roles: str) -> None:
     found = inspect_kernel(compiled(both_ways, (4096, 1024), (4096, 1024), roles=roles))

@@ -213,6 +213,7 @@ def test_an_argmax_runs_in_one_sweep_with_the_maximum(extent: int) -> None:
         check_plan(both, Plan((Binding(m, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile))))
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("monoid", [SUM, MAX, PROD, ARGMAX], ids=str)
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_a_tile_in_rows_is_folded_before_it_is_carried(extent: int, monoid: Monoid) -> None:
@@ -234,6 +235,7 @@ def lanes_of(var: Var) -> int:
     return math.prod(axis.extent.const for axis in var.axes)
 
 
+@pytest.mark.sampled(4)  # a diagonal
 @pytest.mark.parametrize("extent", EXTENTS)
 @pytest.mark.parametrize("hidden", (0, 3, 100))
 def test_sums_beside_a_maximum_of_their_lane_refer_to_the_row_s(extent: int, hidden: int) -> None:

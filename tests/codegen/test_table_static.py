@@ -30,7 +30,7 @@ def accesses(kernel):
     return Counter(f"{name}.128" if ".128" in rest else name for name, rest in found)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_parameters_move_16_bytes_at_a_time(dtype, target):

@@ -84,6 +84,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_small_function(name: str, train: bool) -> None:
@@ -144,6 +145,7 @@ def test_pointwise_kernel_has_wide_accesses_only(fn: Callable[..., Any], count: 
     assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [1024, 4096, 16384])
 def test_softmax_reads_a_row_once(columns: int) -> None:
     (found,) = inspected(lambda x: x.softmax(-1), tensor(4096, columns))

@@ -25,7 +25,7 @@ from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import observe
 from fusec.stages import Context
 from fusec.trace import Trace
-from tests.support import FUSED, OPTIONS, check
+from tests.support import FUSED, OPTIONS, TRAINED, check
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -106,6 +106,7 @@ def library_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 SPELLINGS = (written_out, causal, capped, alibi, library, library_causal)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_an_attention_is_one_kernel_without_scores_in_memory(spelling: Callable) -> None:
     _, program = kernel(spelling, *heads(1, 2, 200, 64))
@@ -114,32 +115,33 @@ def test_an_attention_is_one_kernel_without_scores_in_memory(spelling: Callable)
     assert products(program)
 
 
-@pytest.mark.sampled(5)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("length", (1, 100, 320))
 def test_attention_of_any_length(spelling: Callable, length: int) -> None:
     fused(spelling, *heads(1, 2, length, 16))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", (8, 40, 128))
 def test_attention_with_heads_of_any_width(depth: int) -> None:
     fused(causal, *heads(1, 2, 150, depth))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_the_gradient_of_attention(spelling: Callable) -> None:
     fused(spelling, *heads(1, 2, 150, 16), train=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
 def test_operands_of_other_types(dtype: torch.dtype) -> None:
     fused(causal, *heads(1, 2, 150, 32, dtype=dtype))
     fused(library_causal, *heads(1, 2, 150, 32, dtype=dtype), train=True)
 
 
-@pytest.mark.sampled(5)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.parametrize("width", (16, 8, 4))
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
@@ -226,6 +228,7 @@ def test_a_mask_that_is_an_input() -> None:
     fused(masked, q, k, v, mask)
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("additive", (False, True))
 @pytest.mark.parametrize("train", (False, True))
 def test_masks_that_hide_whole_rows(additive: bool, train: bool) -> None:
@@ -257,6 +260,7 @@ def test_what_a_mask_puts_in_a_row_may_be_one_number_of_the_row(where: Callable)
     fused(masked, *heads(1, 2, 64, 16))
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("value", (float("nan"), float("inf"), float("-inf")))
 def test_infinite_and_missing_numbers_go_where_they_go_in_eager(value: float) -> None:
     q, k, v = heads(1, 1, 100, 16)
@@ -268,7 +272,7 @@ def test_infinite_and_missing_numbers_go_where_they_go_in_eager(value: float) ->
     fused(written_out, q, k, v.nan_to_num(0, 0, 0))
 
 
-@pytest.mark.parametrize("train", (False, True))
+@TRAINED
 def test_grouped_heads(train: bool) -> None:
     q, k, v = tensor(1, 4, 100, 16), tensor(1, 2, 100, 16, seed=1), tensor(1, 2, 100, 16, seed=2)
     grouped = lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True)  # noqa: E731

@@ -73,7 +73,8 @@ def check_training(model: nn.Module, *inputs: torch.Tensor, dynamic: bool) -> Ca
     return captured
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.first
+@pytest.mark.parametrize("dynamic", [True, False])
 def test_a_transformer_block_trains_as_in_eager(dynamic: bool) -> None:
     torch.manual_seed(0)
     tokens, targets = torch.randint(0, VOCABULARY, (2, 3, 8))
@@ -89,7 +90,8 @@ def test_a_transformer_block_trains_as_in_eager(dynamic: bool) -> None:
     }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.first
+@pytest.mark.parametrize("dynamic", [True, False])
 def test_batch_norm_updates_its_running_statistics(dynamic: bool) -> None:
     torch.manual_seed(0)
     captured = check_training(Convolutions(), torch.randn(4, 3, 8, 8), dynamic=dynamic)

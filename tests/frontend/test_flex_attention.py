@@ -49,12 +49,14 @@ MODIFICATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODIFICATIONS)
 def test_scores_are_modified(name: str) -> None:
     modify = MODIFICATIONS[name]
     check_captured(lambda q, k, v: flex_attention(q, k, v, score_mod=modify), *qkv())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seen", (causal, within_documents, hidden))
 def test_block_masks_hide_keys(seen: Callable[..., Tensor]) -> None:
     mask = create_block_mask(seen, None, None, N, N, device="cpu", BLOCK_SIZE=16)
@@ -78,6 +80,7 @@ def test_keys_of_one_batch_serve_all() -> None:
     check_captured(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), *qkv(batches=1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (1, 0, 2, 3), (2, 1, 0, 3)])
 def test_results_are_laid_out_as_queries_are(order: tuple[int, ...]) -> None:
     q, k, v = qkv()

@@ -19,13 +19,11 @@ from fusec.frontend.memory_formats import DECISION, Gain
 from fusec.options import Options
 from fusec.stages import Context
 from fusec.trace import Trace
-from tests.support import check
+from tests.support import TRAINED, check
 
 aten = torch.ops.aten
 LAYOUTS = pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
 TRAIN = pytest.mark.parametrize("train", (False, True))
-TRAINED = pytest.mark.parametrize("train", (pytest.param(False, marks=pytest.mark.slow), True))
-"""Where a forward has the rules of a training step's."""
 
 
 class Net(nn.Module):
@@ -99,6 +97,7 @@ def of(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 ALWAYS = pytest.mark.usefixtures("always")
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @ALWAYS
 @LAYOUTS
 @TRAIN
@@ -129,6 +128,7 @@ CONVOLVED = {
 }
 
 
+@pytest.mark.sampled(3)
 @ALWAYS
 @TRAINED
 @pytest.mark.parametrize("kind", CONVOLVED)
@@ -175,6 +175,7 @@ def attended(y: Tensor) -> Tensor:
 BEHIND = (flat, rows, in_place, views, parts, windows, attended)
 
 
+@pytest.mark.sampled(3)
 @ALWAYS
 @TRAINED
 @pytest.mark.parametrize("behind", BEHIND)

@@ -115,9 +115,9 @@ def test_models_compute_what_eager_does(start: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_models_compute_the_same_by_kernels_for_cpus(kind: str) -> None:
-    for seed in range(2):
-        check_seed(seed, kind, "fusec")
+@pytest.mark.parametrize("seed", (0, pytest.param(1, marks=pytest.mark.slow)))
+def test_models_compute_the_same_by_kernels_for_cpus(seed: int, kind: str) -> None:
+    check_seed(seed, kind, "fusec")
 
 
 @pytest.mark.sampled(2)

@@ -32,7 +32,7 @@ def decode(forward, ids, cache):
     ("name", "kind"),
     [
         ("gpt2", "dynamic"),
-        ("llama", "static"),
+        pytest.param("llama", "static", marks=pytest.mark.slow),
         pytest.param("gpt2", "static", marks=pytest.mark.slow),
         pytest.param("llama", "dynamic", marks=pytest.mark.slow),
     ],

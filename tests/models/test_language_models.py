@@ -16,7 +16,7 @@ def tokens(*shape, low=1, seed=0):
     return values(*shape, dtype=torch.int64, low=low, high=VOCABULARY, seed=seed)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_logits_match_eager(name, attention):
@@ -31,7 +31,7 @@ def test_loss_and_gradients_of_all_parameters_match_eager(name, attention):
     check(model, tokens(2, 13), train=True, tol=TOLERANCE)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_padded_batches_match_eager(name):
     ids = tokens(3, 11)

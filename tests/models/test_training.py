@@ -45,6 +45,7 @@ def compare_steps(model, optimizer, batches, loss_of, tol=1e-4):
         assert_agree(*triple, f"{name} after training", tol=tol)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_two_steps_of_a_small_gpt_end_where_eager_ends(optimizer):
     def ids(seed):
@@ -114,6 +115,7 @@ def test_frozen_parameters_get_no_gradient():
     assert torch.allclose(model[1].bias.grad, reference[1].bias.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpointed_block_recomputes_to_eager_gradients():
     from torch.utils.checkpoint import checkpoint
 

@@ -34,6 +34,7 @@ def rows(model: nn.Module, seed: int, count: int = 16) -> tuple[torch.Tensor, to
 # -- gradients and who gets them -------------------------------------------------------------------
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("set_to_none", (True, False))
 def test_gradients_accumulate_over_micro_batches_and_are_cleared_by_the_optimizer(set_to_none):
     def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
@@ -53,6 +54,7 @@ def test_gradients_accumulate_over_micro_batches_and_are_cleared_by_the_optimize
     compare(mlp(), procedure, tol=2e-3)  # AdamW magnifies the rounding of tiny gradients
 
 
+@pytest.mark.slow
 def test_a_graph_is_retained_in_a_step_after_one_that_did_not_retain_it():
     def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
         call = wrap(model)
@@ -145,6 +147,7 @@ def test_hooks_on_parameters_and_modules_run_as_in_eager():
 # -- functions of functions ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_func_grad_of_a_functional_call_is_compiled_whole():
     def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
         def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -277,7 +280,8 @@ def products_in_backward(model: nn.Module) -> int:
     return sum(event.key in ("aten::mm", "aten::addmm") for event in profile.events())
 
 
-@pytest.mark.parametrize("saved", (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE))
+@pytest.mark.first
+@pytest.mark.parametrize("saved", (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE))
 def test_a_selective_checkpoint_recomputes_what_its_policy_says(saved):
     with seeded():
         model = Checkpointed(context_fn=partial(selective, saved))
@@ -321,7 +325,7 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_inside_the_graph_trains_as_eager(name):
     class WithLoss(nn.Module):
@@ -445,6 +449,7 @@ def test_training_and_evaluation_take_turns_on_one_compiled_model():
     compare(resnet(), procedure, STEPS_TOL)
 
 
+@pytest.mark.slow
 def test_two_compiled_functions_of_one_model_take_turns():
     def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
         supervised = wrap(lambda x, labels: F.nll_loss(model(x), labels))

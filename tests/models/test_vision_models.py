@@ -15,11 +15,10 @@ from tests.models.zoo import (
     seeded_model,
     vit,
 )
-from tests.support import BACKEND, check, values, with_layout
-
-MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+from tests.support import BACKEND, TRAINED, check, values, with_layout
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_logits_of_vit_match_eager(attention):
     check(vit(attention, layers=1), values(2, 3, 24, 24), tol=1e-4)
@@ -29,6 +28,7 @@ def test_gradients_of_vit_match_eager():
     check(vit().train(), values(2, 3, 24, 24), train=True, tol=1e-4)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 def test_resnet_in_eval_mode_matches_eager(layout):
     check(resnet(), with_layout(values(2, 3, 14, 10), layout), tol=1e-4)
@@ -44,6 +44,7 @@ def test_resnet_training_matches_eager_and_updates_running_statistics(layout):
     check(model, with_layout(values(4, 3, 14, 10), layout), train=True, tol=1e-4)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 def test_convnext_block_matches_eager_in_either_layout(layout):
     # `check` compares strides: the permutations keep channels last where they were.
@@ -66,13 +67,13 @@ def test_what_follows_a_convolution_is_one_kernel(kind, layout):
     assert [extern.op for extern in graph.externs] == libraries
 
 
-@MODES
+@TRAINED
 def test_mlp_matches_eager(train):
     check(mlp(), values(17, 33), train=train)
 
 
 @pytest.mark.sampled(2)
-@MODES
+@TRAINED
 def test_mlp_of_other_dtypes_matches_eager(train):
     check(mlp().to(torch.bfloat16), values(17, 33, dtype=torch.bfloat16), train=train, tol=2e-2)
     check(mlp().double(), values(17, 33, dtype=torch.float64), train=train)

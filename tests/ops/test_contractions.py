@@ -10,13 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import fusec
-from tests.support import check, externs, values, with_layout
-
-MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+from tests.support import TRAINED, check, externs, values, with_layout
 
 
 @pytest.mark.sampled(3)
-@MODES
+@TRAINED
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_linear_layers_between_chains_match_eager(dtype, train):
     def mlp(x, w, b, v):
@@ -38,7 +36,7 @@ def test_factors_of_integer_products_become_integers():
 
 
 @pytest.mark.sampled(2)
-@MODES
+@TRAINED
 def test_every_kind_of_matrix_product_matches_eager(train):
     def products(a, b, c, v):
         return {
@@ -68,7 +66,7 @@ def test_every_kind_of_matrix_product_matches_eager(train):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@MODES
+@TRAINED
 def test_convolutions_between_chains_match_eager(layout, train):
     def convolve(x, w, b, d):
         h = F.relu(F.conv2d(x, w, b, padding=1))
@@ -90,7 +88,7 @@ def test_convolutions_between_chains_match_eager(layout, train):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@MODES
+@TRAINED
 def test_pooling_between_chains_matches_eager(layout, train):
     def pool(x):
         h = x.relu() + 0.1 * x
@@ -128,7 +126,7 @@ ATTENTIONS = {
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ATTENTIONS)
-@MODES
+@TRAINED
 def test_attention_between_chains_matches_eager(kind, train):
     def attend(q, k, v):
         heads = [t.view(2, 9, 2, 8).transpose(1, 2) for t in (q * 1.1, k, v + 0.1)]
@@ -138,7 +136,7 @@ def test_attention_between_chains_matches_eager(kind, train):
     check(attend, *(values(2, 9, 16, seed=s) for s in range(3)), train=train)
 
 
-@MODES
+@TRAINED
 def test_attention_with_masks_and_grouped_heads_matches_eager(train):
     def attend(q, k, v, mask, bias):
         return (
@@ -159,7 +157,7 @@ def test_attention_with_masks_and_grouped_heads_matches_eager(train):
     )
 
 
-@MODES
+@TRAINED
 def test_attention_written_out_matches_eager(train):
     def attend(q, k, v):
         scores = q @ k.transpose(-2, -1) / 8**0.5
@@ -195,14 +193,14 @@ def test_a_custom_operation_nobody_knows_runs_eagerly():
     check(lambda x: double_rows(x.relu() * 2).sum(0) + 1, values(5, 9))
 
 
-@MODES
+@TRAINED
 def test_recurrent_cells_match_eager(train):
     torch.manual_seed(0)
     check(torch.nn.GRUCell(6, 8), values(3, 6), values(3, 8, seed=1), train=train)
     check(torch.nn.LSTMCell(6, 8), values(3, 6), train=train)
 
 
-@MODES
+@TRAINED
 def test_contractions_take_dynamic_shapes(train):
     def block(x, w):
         h = F.linear(x, w).relu()

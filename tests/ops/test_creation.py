@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import check, compile_with, in_both, seeded, values
+from tests.support import TRAINED, check, compile_with, in_both, seeded, values
 
 ARANGES = [(7,), (0,), (2, 9), (9, 2, -2), (-3, 4, 3), (0.0, 1.0, 0.25), (5, 5)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
@@ -105,7 +105,7 @@ def test_a_constant_output_is_private_to_each_call():
     assert torch.equal(second, torch.zeros(4))
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_dropout_that_drops_nothing_matches_eager(train):
     def drop(x):
         return (

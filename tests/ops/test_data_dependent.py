@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from bench.workload import backend_of
 from fusec.compiler import RECENT
 from tests import triton_backend  # noqa: F401  (registers its backends)
-from tests.support import assert_agree, since_2_13, values
+from tests.support import TRAINED, assert_agree, since_2_13, values
 
 
 def compiled(fn, backend="fusec", fullgraph=True, **settings):
@@ -138,7 +138,7 @@ def agree_in_training(fn, call, *inputs):
     agree(*(tuple(t.detach() for t in run if t is not None) for run in (wanted, found)))
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+@TRAINED
 @pytest.mark.parametrize(
     "backend", ("fusec", pytest.param("triton_interpreter", marks=pytest.mark.slow))
 )
@@ -158,6 +158,7 @@ def test_windows_of_a_size_that_was_never_seen_are_fused(backend, train):
     assert all(trace.problem is None for trace in RECENT)
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
 @pytest.mark.parametrize("shape", ((0, 4), (3, 0), (1, 1)), ids=str)
 def test_static_sizes_of_none_and_one_are_eagers(shape, backend):
@@ -267,7 +268,7 @@ def sized(x, n):
 WEIGHT = values(4, 7, seed=9)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize(
     "fn",
@@ -282,7 +283,7 @@ def test_gradients_through_sizes_that_depend_on_data_are_eagers(captured, fn, dy
     assert all(trace.problem is None for trace in RECENT)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", (masked_loss, scattered, sized))
 def test_where_data_breaks_the_graph_training_is_right(fn):
     call = compiled(fn, fullgraph=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import LAYOUTS, as_captured, check, in_both, values, with_layout
+from tests.support import LAYOUTS, TRAINED, as_captured, check, in_both, values, with_layout
 
 INTS = (torch.int64, torch.int32)
 
@@ -115,7 +115,7 @@ def test_an_index_computed_in_the_graph_matches_eager():
     check(computed, values(6, 9), indices(8, below=6), train=True)
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_embedding_with_positions_matches_eager(train):
     def embed(ids, table, positions):
         steps = torch.arange(ids.shape[1])
@@ -142,7 +142,7 @@ def test_gradients_of_repeated_indices_accumulate():
     check(repeated, values(3, 5), indices(40, below=3), train=True)
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_embedding_modules_match_eager(train):
     torch.manual_seed(0)
     bag = torch.nn.Embedding(11, 6, padding_idx=2)
@@ -309,7 +309,7 @@ def test_rotary_tables_are_gathered_by_position():
     )
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_indexing_takes_dynamic_shapes(train):
     def index(x, i):
         return (
@@ -340,6 +340,7 @@ def test_an_out_of_range_select_by_a_mask_is_never_read(fill):
     check(guarded, x, torch.tensor([-1, 0, 3, -7, 2]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", (2, 3, 7))
 def test_a_size_that_is_the_larger_of_two_is_that_for_each_length(length):
     def padded(x, n):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import check, in_both, values
+from tests.support import TRAINED, check, in_both, values
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -158,7 +158,7 @@ def test_z_loss_and_masked_mean_match_eager():
     check(loss, values(17, 33), values(17, dtype=torch.bool), train=True)
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_losses_take_dynamic_shapes(train):
     def losses(x, t, y):
         return F.cross_entropy(x, t), F.mse_loss(x, y), F.cross_entropy(x, t, ignore_index=2)

@@ -96,6 +96,7 @@ def test_rearrangements_are_lowered(train):
     assert left_to_eager(views.chain(table), values(4, 6, 10), train=train) == set()
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("mode", "name"), [("reflect", "reflection"), ("replicate", "replication")]
 )

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tests.triton_backend  # noqa: F401  registers triton_interpreter
-from tests.support import FLOATS, as_captured, check, in_both, values, with_layout
-
-MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+from tests.support import FLOATS, TRAINED, as_captured, check, in_both, values, with_layout
 
 
 def affine(n, dtype=torch.float32):
@@ -19,7 +17,7 @@ def affine(n, dtype=torch.float32):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@MODES
+@TRAINED
 @in_both
 def test_norms_over_the_last_axis_match_eager(dtype, train, check):
     def norms(x, w, b):
@@ -44,7 +42,7 @@ def test_norms_of_odd_widths_match_eager(n):
     check(norms, values(5, n), values(5, n, seed=1), *affine(n), train=n in (33, 1000))
 
 
-@MODES
+@TRAINED
 @as_captured
 def test_norms_over_several_axes_match_eager(train, check):
     def norms(x, w, b):
@@ -53,7 +51,7 @@ def test_norms_over_several_axes_match_eager(train, check):
     check(norms, values(2, 3, 4, 6), values(4, 6, seed=1), values(4, 6, seed=2), train=train)
 
 
-@MODES
+@TRAINED
 @in_both
 def test_norms_written_out_by_hand_match_eager(train, check):
     def norms(x, w):
@@ -80,7 +78,7 @@ def test_norms_of_strided_rows_match_eager(layout, check):
     )
 
 
-@MODES
+@TRAINED
 @in_both
 def test_layer_norm_of_the_channels_of_an_image_matches_eager(train, check):
     def norm(x, w, b):
@@ -93,7 +91,7 @@ def test_layer_norm_of_the_channels_of_an_image_matches_eager(train, check):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
-@MODES
+@TRAINED
 @in_both
 def test_group_and_instance_norm_match_eager(layout, train, check):
     def norms(x, w, b):
@@ -181,7 +179,7 @@ def test_norm_of_a_constant_row_matches_eager():
     check(lambda x: (F.layer_norm(x, (33,)), F.rms_norm(x, (33,)), F.normalize(x, dim=-1)), x)
 
 
-@MODES
+@TRAINED
 def test_norms_take_dynamic_shapes(train):
     def norms(x, w, b):
         return F.layer_norm(x, (32,), w, b) + x, F.rms_norm(x, (32,), w) * x.shape[0]
@@ -189,7 +187,7 @@ def test_norms_take_dynamic_shapes(train):
     check(norms, values(3, 5, 32), *affine(32), dynamic=True, train=train)
 
 
-@MODES
+@TRAINED
 def test_bias_gelu_residual_and_softmax_chains_match_eager(train):
     def chains(x, r, b, mask):
         y = F.gelu(x + b) + r
@@ -200,7 +198,7 @@ def test_bias_gelu_residual_and_softmax_chains_match_eager(train):
     check(chains, *tensors, values(7, 33, dtype=torch.bool), train=train)
 
 
-@MODES
+@TRAINED
 def test_rotary_embedding_after_rms_norm_matches_eager(train):
     def rotate(x, w, cos, sin):
         q = F.rms_norm(x, (x.shape[-1],), w).transpose(1, 2)

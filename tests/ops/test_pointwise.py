@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from tests.support import FLOATS, LAYOUTS, as_captured, check, in_both, values, with_layout
+from tests.support import FLOATS, LAYOUTS, TRAINED, as_captured, check, in_both, values, with_layout
 
 ANY = {
     "abs": torch.abs,
@@ -307,7 +307,7 @@ def test_every_pair_of_layouts_matches_eager(left, right, dtype):
     check(fn, x, y)
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_channels_last_images_stay_channels_last(train):
     x, y = (with_layout(values(2, 5, 4, 6, seed=s), "channels_last") for s in (0, 1))
     bias = values(1, 5, 1, 1, seed=2)
@@ -361,7 +361,7 @@ def test_odd_sizes_of_other_dtypes_are_computed_to_the_last_element(dtype):
     check(lambda *xs: [F.silu(x) + 1 for x in xs], *tensors)
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_tensors_without_elements_pass_through(train):
     tensors = [values(*shape) for shape in ((0,), (0, 5), (3, 0, 4))] + [values(3)]
     check(lambda a, b, c, d: (a.exp(), b * 2 + 1, c + c, d * 2), *tensors, train=train)
@@ -403,7 +403,7 @@ def test_constants_of_the_closure_are_used():
     check(lambda x: (x + table) * torch.tensor(2.5) + torch.tensor([1.0] * 8), values(4, 8))
 
 
-@pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
+@TRAINED
 def test_pointwise_chain_takes_dynamic_shapes(train):
     check(
         lambda x, y: F.gelu(x + y) * x.shape[0] + y.shape[-1],

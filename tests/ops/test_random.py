@@ -97,6 +97,7 @@ def test_bits_do_not_depend_on_how_rows_are_cut(runner, width):
     assert torch.equal(runs(rows, runner)(SEEDS), rows(SEEDS))
 
 
+@pytest.mark.sampled(2)  # a diagonal
 @RUNNERS
 @pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16, torch.float16), ids=str)
 def test_other_types_have_the_eager_bits(runner, dtype):
@@ -126,6 +127,7 @@ def test_integers_of_the_largest_range_have_the_eager_bits(runner):
     assert values.min() < 2**28 and values.max() > 2**32 - 2**28
 
 
+@pytest.mark.sampled(2)  # a diagonal
 @RUNNERS
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
 def test_normal_numbers_agree_to_rounding(runner, dtype):
@@ -307,6 +309,7 @@ def test_a_generator_of_the_users_own_is_followed():
     assert torch.equal(found, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_fallback_random_follows_eagers_stream(dtype):
     def draw(x):
@@ -358,6 +361,7 @@ def saved_by(fn, *args):
         return fn(*args), kept
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("p", (0.1, 0.5))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
 def test_the_gradient_has_the_mask_of_the_forward_and_none_is_saved(p, dtype):
@@ -483,6 +487,7 @@ def test_what_is_not_finite_stays_so_where_it_is_dropped(value):
     assert not torch.isfinite(out).any()
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("backend", ("triton_interpreter", "triton_fused"))
 def test_gpu_kernels_draw_what_cpu_kernels_draw(backend):
     def attention(q, k, v):

@@ -180,7 +180,7 @@ def test_full_reductions_have_eager_gradients(shape, check):
     check(lambda x: {name: op(x * 2) for name, op in table.items()}, values(*shape), train=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("n", SIZES[1:])
 def test_row_softmax_and_statistics_of_odd_sizes_match_eager(n):
     def rows(x):
@@ -354,7 +354,7 @@ def test_variance_survives_a_large_mean():
     check(lambda x: (torch.var_mean(x, 1), x.std(0), F.layer_norm(x, (1000,))), x)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("shape", ((3, 7), (3, 4097)))
 def test_spread_of_equal_values_is_zero_and_so_is_the_slope_of_a_deviation(shape, dtype):

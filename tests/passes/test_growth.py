@@ -116,7 +116,7 @@ def outputs(count: int) -> Graph:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "size", "calls"),
-    [(chain, 200, 2000), (residual, 80, 4500), (sums, 60, 1500), (outputs, 40, 17000)],
+    [(chain, 100, 2000), (residual, 80, 4500), (sums, 60, 1500), (outputs, 40, 17000)],
 )
 def test_twice_the_graph_is_twice_the_work(
     make: Callable[[int], Graph], size: int, calls: int

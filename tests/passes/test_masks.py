@@ -83,6 +83,7 @@ def masks_of(schedule: Schedule) -> set[float]:
     return {n.value for n in nodes if n.value < -1000}
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("spelling", (filled, added))
 @pytest.mark.parametrize("mask", SEES)
 def test_where_each_row_sees_a_key_the_least_number_is_minus_infinity(mask: str, spelling):
@@ -172,6 +173,7 @@ def test_scores_in_a_narrower_type_are_masked_alike():
     assert masks_of(after) == {-math.inf}
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("spelling", (filled, added))
 def test_a_training_step_skips_what_its_mask_hides_and_is_right(spelling):
     check(spelling(SEES["causal"]), *inputs(), train=True, backend=FUSED)

@@ -63,6 +63,7 @@ NARROW = (64, 65, 768, 1000)
 WIDE = (4096, 4097, 8192, 16384)
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("width", NARROW)
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])
 def test_partial_sums_of_a_norm_take_a_percent_of_its_bytes(norm: Any, width: int) -> None:
@@ -70,6 +71,7 @@ def test_partial_sums_of_a_norm_take_a_percent_of_its_bytes(norm: Any, width: in
     assert len(report.kernels) == 2 and over(report) <= 0.0105
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("width", WIDE)
 @pytest.mark.parametrize(("norm", "sums"), [(layer_norm, 2), (rms_norm, 1)])
 def test_partial_sums_of_wide_rows_are_one_for_each_multiprocessor(
@@ -81,6 +83,7 @@ def test_partial_sums_of_wide_rows_are_one_for_each_multiprocessor(
     assert over(report) <= 132 * sums * 8 / (rows * 6) + 0.001  # written and read in f32
 
 
+@pytest.mark.sampled(3)  # a diagonal
 @pytest.mark.parametrize("width", (16385, 32768, 65536, 262144))
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])
 def test_a_norm_whose_sums_fit_no_registers_reads_its_rows_twice(norm: Any, width: int) -> None:
@@ -159,6 +162,7 @@ def test_softmaxes_of_any_width_are_at_the_floor(name: str, width: int) -> None:
     assert len(report.kernels) == 1 and over(report) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("target", "shape"),
     [
@@ -177,6 +181,7 @@ def test_statistics_of_a_batch_are_one_reading_of_it(target: str, shape: tuple[i
     assert len(report.kernels) == 3 and 0.5 <= over(report) <= 0.57
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("points", [1000, 4096, 16384])
 def test_a_group_norm_of_images_reads_them_once(points: int) -> None:
     """Between the sums of a channel and dx stand the sums of its group, which are small."""
