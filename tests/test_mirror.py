@@ -65,6 +65,7 @@ ELSEWHERE = {
     "runtime/loading": "test_archive",
     "runtime/model": "test_building",
     # What C runs is tested by a program in C.
+    "codegen/native_writes": "native/test_native",
     "naming": "native/test_native",
     # What every compile runs through.
     "compiler": "runtime/test_cache",

@@ -31,15 +31,16 @@ and its signature::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from fusec.codegen.native_writes import Write, constant, dense, print_write, write_of
 from fusec.errors import InternalError, UsageError
 from fusec.ir.arena import Arena, verify_arena
 from fusec.ir.argument import View, argument_views
 from fusec.ir.expr import Buffer
-from fusec.ir.extern import Copy, Extern
+from fusec.ir.extern import Extern
 from fusec.ir.graph import Kernel, Schedule, Step
-from fusec.ir.index import Index, contiguous_strides, index
+from fusec.ir.index import Index, contiguous_strides
 from fusec.ir.memory import Memory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
@@ -67,7 +68,7 @@ extern "C" int fusec_run(void *const *arguments, void *const *results, char *wor
   const fusec_team team(threads);
   int status = 0;
 """
-_RESERVED = ("arguments", "results", "workspace", "threads", "team", "status")
+_RESERVED = ("arguments", "results", "workspace", "threads", "team", "status", "at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def print_native(
 
 def _refuse_others(schedule: Schedule) -> None:
     """Raise UsageError where a step is no kernel, or an input no tensor that C can pass."""
-    own = {*schedule.kernels, *filter(_copies, schedule.externs)}
+    own = {*schedule.kernels, *filter(write_of, schedule.externs)}
     problems = [_problem(step) for step in schedule.steps if step not in own]
     for item in schedule.graph.inputs:
         if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
@@ -119,15 +120,6 @@ def _refuse_others(schedule: Schedule) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise UsageError(f"the model cannot run without Python. What needs torch:\n{lines}")
-
-
-def _copies(call: Extern) -> bool:
-    """Return True for a call that copies elements as they are to where an input changes."""
-    match call.effect, call.args:
-        case Copy(), (View() as into, View() as part, *_):
-            same = (into.shape, into.buffer.dtype) == (part.shape, part.buffer.dtype)
-            return same and into.buffer is not part.buffer and not call.writes
-    return False
 
 
 def _problem(step: Step) -> str:
@@ -177,13 +169,7 @@ def _signature(
 
 
 def _type(buffer: Buffer, shape: tuple[Index, ...]) -> str:
-    return " ".join((str(buffer.dtype), *(str(_number(extent)) for extent in shape)))
-
-
-def _number(size: Index) -> int:
-    if not size.is_constant:
-        raise UsageError("a size is known only at run time, and C is told sizes when it is built.")
-    return size.const
+    return " ".join((str(buffer.dtype), *(str(constant(extent)) for extent in shape)))
 
 
 class _Function:
@@ -212,14 +198,14 @@ class _Function:
             match step:
                 case Kernel():
                     self._launch(step)
-                case Extern(args=(View() as into, View() as part, *_)):
-                    self._copy(part, self.names(into.buffer), into)
+                case Extern():
+                    self._write(step)
                 case _:
                     raise InternalError(step, stage="codegen.native")
-        for number, view in enumerate(self.views):
-            if self.arena.results.get(view.buffer) != number:
-                result = f"((m_{view.buffer.dtype} *)results[{number}])"
-                self._copy(view, result, _dense(view))
+        for k, view in enumerate(self.views):
+            if self.arena.results.get(view.buffer) != k:
+                result = f"((m_{view.buffer.dtype} *)results[{k}])"
+                self.lines += print_write(Write(dense(view), view), result, self.names)
         body = "".join(f"  {line}\n" for line in self.lines)
         text = "".join(f'\n    "{line}\\n"' for line in signature.splitlines())
         declared = 'extern "C" const char fusec_signature[];'
@@ -246,25 +232,10 @@ class _Function:
             return f"results[{number}]"
         return f"(workspace + {self.arena.offsets[buffer]})"
 
-    def _copy(self, view: View, target: str, into: View) -> None:
-        """Print loops that copy a view to where another lies, the last axis fastest."""
-        axes = [f"_{k}" for k in range(len(view.shape))]
-        for axis, extent in zip(axes, view.shape, strict=True):
-            count = _number(extent)
-            self.lines.append(f"for (long long {axis} = 0; {axis} < {count}; ++{axis})")
-        to, at = (_offset(axes, one.strides, one.offset) for one in (into, view))
-        self.lines.append(f"  {target}[{to}] = {self.names(view.buffer)}[{at}];")
+    def _write(self, call: Extern) -> None:
+        write = write_of(call)
+        assert write is not None
+        self.lines += print_write(write, self.names(write.into.buffer), self.names)
 
 
 _TAIL = "  return status;\n}\n"
-
-
-def _dense(view: View) -> View:
-    """Return the view of the same shape whose elements lie one after another."""
-    return replace(view, strides=contiguous_strides(view.shape), offset=index(0))
-
-
-def _offset(axes: Sequence[str], strides: Sequence[Index], start: Index) -> str:
-    terms = [f"{axis} * {_number(s)}LL" for axis, s in zip(axes, strides, strict=True)]
-    first = _number(start)
-    return " + ".join(terms + [str(first)] * (first > 0 or not terms))

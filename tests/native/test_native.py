@@ -307,18 +307,47 @@ def test_what_needs_torch_is_listed_with_its_line() -> None:
 # -- what is written, types ------------------------------------------------------------------------
 
 
-def test_an_input_that_the_model_changes_is_changed(program: Path, tmp_path: Path) -> None:
-    def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        cache[:, 3] = x
+def by_slice(cache: torch.Tensor, place: torch.Tensor, part: torch.Tensor) -> None:
+    cache[:, 3:5] = part
+
+
+def by_copy(cache: torch.Tensor, place: torch.Tensor, part: torch.Tensor) -> None:
+    cache.index_copy_(1, place, part)
+
+
+def by_index(cache: torch.Tensor, place: torch.Tensor, part: torch.Tensor) -> None:
+    cache[:, place - 6] = part
+
+
+def by_value(cache: torch.Tensor, place: torch.Tensor, part: torch.Tensor) -> None:
+    cache[:, place] = part[:, :1] * 2
+
+
+def stepping(write: Callable[..., None]) -> Callable[..., torch.Tensor]:
+    """Return a step with a cache, as a decoder's: it writes places, and reads all."""
+
+    def step(x: torch.Tensor, cache: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        write(cache, place, torch.stack((x, x + 1), 1))
         return cache.sum(1)
 
+    return step
+
+
+@pytest.mark.parametrize("write", [by_slice, by_copy, by_index, by_value])
+def test_an_input_that_the_model_changes_is_changed(
+    program: Path, tmp_path: Path, write: Callable[..., None]
+) -> None:
+    step, place = stepping(write), torch.tensor([5, 2])
     x, cache = values(4, 8), values(4, 6, 8, seed=2)
-    path = archive(tmp_path, step, x, cache)
-    said, (made,) = run(program, path, x, cache, like=(x,), weights="-")
+    path = archive(tmp_path, step, x, cache, place)
+    said, (made,) = run(program, path, x, cache, place, like=(x,), weights="-")
     assert "input cache: f32[4, 6, 8] written" in said
-    torch.testing.assert_close(made, step(x, cache))
+    torch.testing.assert_close(made, step(x, cache, place))
     changed = torch.frombuffer(bytearray((tmp_path / "in1").read_bytes()), dtype=torch.float32)
     assert torch.equal(changed.reshape(cache.shape), cache)
+    if write is not by_slice:
+        said, _ = run(program, path, x, cache, place + 7, weights="-")
+        assert said.endswith("error 7: an index among the inputs is out of range\n")
 
 
 def test_buffers_that_the_model_changes_are_refused() -> None:

@@ -1,0 +1,138 @@
+"""Calls that write to an input, as loops: what a model in C keeps from one call to the next.
+
+A cache of keys, whose next position is written, stays a call of torch in Python. Here such calls
+are one form, ``Write``: the elements of a part go to where they belong, in place.
+
+Worked example: ``cache[:, pos] = k`` for a ``pos`` of one element::
+
+    for (long long _0 = 0; _0 < 2; ++_0)
+    for (long long _1 = 0; _1 < 1; ++_1)
+    for (long long _2 = 0; _2 < 64; ++_2) {
+      long long at = pos[_1 * 1LL];
+      if (at < -128 || at >= 128) return 1;
+      if (at < 0) at += 128;
+      cache[_0 * 8192LL + at * 64LL + _2 * 1LL] = k[_0 * 64LL + _2 * 1LL];
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fusec.errors import UsageError
+from fusec.ir.argument import View
+from fusec.ir.dtype import I64
+from fusec.ir.expr import Buffer
+from fusec.ir.extern import Copy, Extern
+from fusec.ir.extern import Write as Writes
+from fusec.ir.index import Index, contiguous_strides, index
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The elements of ``part`` go to where those of ``into`` lie.
+
+    Attributes:
+        axis, places: along that axis they go to positions that are read: one for each.
+        wraps: a negative position counts from the end.
+    """
+
+    into: View
+    part: View
+    axis: int = 0
+    places: View | None = None
+    wraps: bool = False
+
+
+def write_of(call: Extern) -> Write | None:
+    """Return what a call writes in place; None where it does anything else."""
+    if call.kwargs or call.writes:
+        return None
+    made: Write | None = None
+    match call.effect, call.target, call.args:
+        case Copy(), _, (View() as into, View() as part):
+            made = Write(into, part)
+        case Writes(), "aten.index_copy_.default", (View() as into, int(axis), View() as places,
+                                                   View() as part):  # fmt: skip
+            made = Write(into, part, axis % len(into.shape), places)
+        case Writes(), "aten.index_put_.default", (View() as into, tuple(indices), View() as part):
+            made = _put(into, indices, part)
+    return made if made is not None and _is_plain(made) else None
+
+
+def _put(into: View, indices: Sequence[object], part: View) -> Write | None:
+    """Return ``into[:, places] = part``, which is spread over what it is put into."""
+    given = [(axis, value) for axis, value in enumerate(indices) if value is not None]
+    match given:
+        case [(axis, View(shape=(count,)) as places)]:
+            shape = (*into.shape[:axis], count, *into.shape[axis + 1 :])
+            return Write(into, _spread(part, shape), axis, places, wraps=True)
+    return None
+
+
+def _spread(view: View, shape: tuple[Index, ...]) -> View:
+    """Return a view broadcast to a shape."""
+    new = len(shape) - len(view.shape)
+    one, none = index(1), index(0)
+    strides = tuple(
+        none if extent is one and wanted is not one else stride
+        for extent, stride, wanted in zip(view.shape, view.strides, shape[new:], strict=True)
+    )
+    return replace(view, shape=shape, strides=(none,) * new + strides)
+
+
+def _is_plain(write: Write) -> bool:
+    """Return True if elements keep their type, and are read nowhere that is written."""
+    places = write.places
+    shape = list(write.into.shape)
+    if places is not None:
+        shape[write.axis] = write.part.shape[write.axis]
+        whole = places.buffer.dtype is I64 and places.shape == (shape[write.axis],)
+        if not whole or places.buffer is write.into.buffer:
+            return False
+    same = tuple(shape) == write.part.shape and write.into.buffer.dtype is write.part.buffer.dtype
+    return same and write.into.buffer is not write.part.buffer
+
+
+def dense(view: View) -> View:
+    """Return the view of the same shape whose elements lie one after another."""
+    return replace(view, strides=contiguous_strides(view.shape), offset=index(0))
+
+
+def print_write(write: Write, target: str, name: Callable[[Buffer], str]) -> Iterator[str]:
+    """Yield loops over a part, the last axis fastest.
+
+    Args:
+        target: the pointer to what is written.
+        name: of the pointers to what is read.
+    """
+    axes = [f"_{k}" for k in range(len(write.part.shape))]
+    for axis, extent in zip(axes, write.part.shape, strict=True):
+        yield f"for (long long {axis} = 0; {axis} < {constant(extent)}; ++{axis})"
+    source = f"{name(write.part.buffer)}[{_offset(axes, write.part)}]"
+    if write.places is None:
+        yield f"  {target}[{_offset(axes, write.into)}] = {source};"
+        return
+    end = constant(write.into.shape[write.axis])
+    place = f"{name(write.places.buffer)}[{_offset(axes[write.axis :][:1], write.places)}]"
+    axes[write.axis] = "at"
+    yield "{"
+    yield f"  long long at = {place};"
+    yield f"  if (at < {-end if write.wraps else 0} || at >= {end}) return 1;"
+    yield f"  if (at < 0) at += {end};"
+    yield f"  {target}[{_offset(axes, write.into)}] = {source};"
+    yield "}"
+
+
+def _offset(axes: Sequence[str], view: View) -> str:
+    terms = [f"{axis} * {constant(s)}LL" for axis, s in zip(axes, view.strides, strict=True)]
+    first = constant(view.offset)
+    return " + ".join(terms + [str(first)] * (first > 0 or not terms))
+
+
+def constant(size: Index) -> int:
+    """Return a size that is known when the function is printed."""
+    if not size.is_constant:
+        raise UsageError("a size is known only at run time, and C is told sizes when it is built.")
+    return size.const
