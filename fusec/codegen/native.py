@@ -50,6 +50,8 @@ FORMAT = "fusec native 1"
 """The first line of a signature: what a program that loads it has to know."""
 SIGNATURE = "native.txt"
 """The blob that has the signature, to be compared with the library's."""
+SHOWN = 12
+"""Lines of a refusal."""
 
 _TEAM = """
 extern "C" int omp_get_max_threads(void);
@@ -118,8 +120,11 @@ def _refuse_others(schedule: Schedule) -> None:
         elif item is not None and not isinstance(item, Buffer):
             problems.append(f"{item.name}: an input that is no tensor")
     if problems:
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        raise UsageError(f"the model cannot run without Python. What needs torch:\n{lines}")
+        lines = [f"  {problem}" for problem in dict.fromkeys(problems)]
+        lines[SHOWN:] = [f"  and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+        raise UsageError(
+            "the model cannot run without Python. What needs torch:\n" + "\n".join(lines)
+        )
 
 
 def _problem(step: Step) -> str:

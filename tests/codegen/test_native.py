@@ -52,6 +52,17 @@ def test_a_call_of_torch_is_refused_with_its_reason() -> None:
         printed(separate(graph((x,), (call,), e)))
 
 
+def test_many_calls_of_torch_are_counted() -> None:
+    x = buffer("x", 4, 6)
+    made = [buffer(f"e{k}", 4, 6) for k in range(15)]
+    calls = [
+        Extern(e.name, f"aten.f{k % 14}", (whole(x),), (), (e,), "", effect=Fresh())
+        for k, e in enumerate(made)
+    ]
+    with pytest.raises(UsageError, match=r"aten\.f11\n  and 2 more$"):
+        printed(separate(graph((x,), tuple(calls), *made)))
+
+
 def test_sizes_that_are_symbols_are_refused() -> None:
     s = Size("s", 4)
     x = buffer("x", s)

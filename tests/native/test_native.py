@@ -151,6 +151,13 @@ def test_several_threads_call_one_model_at_the_same_time(program: Path, built: P
     assert torch.equal(made[0], expected[0])
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_header_is_one_of_c_plus_plus_too() -> None:
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-xc++")
+    header = fusec.native.path() / "fusec.h"
+    subprocess.run(["g++", *flags, "-include", str(header), "/dev/null"], check=True)
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="reads the library's table")
 def test_the_kernels_need_no_library_but_openmp_s_and_c_s(built: Path, tmp_path: Path) -> None:
     variants = decode(KEY, built.read_bytes())
