@@ -128,3 +128,36 @@ def test_a_script_that_compiles_nothing_is_an_error_that_says_so(capsys, tmp_pat
     printed, said = capsys.readouterr()
     assert printed == "mine\n"
     assert "plain.py has no step to profile" in said and "Traceback" not in said
+
+
+GPT2 = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+config = {"n_layer": 2, "n_embd": 192, "n_head": 4, "vocab_size": 1024}
+model = GPT2LMHeadModel(GPT2Config(**config, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+compiled = torch.compile(model, backend="fusec")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(12):
+    ids = torch.randint(0, 1024, (4, 128))
+    compiled(ids, labels=ids, use_cache=False).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_step_of_gpt2_is_all_named_and_adds_up(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    (tmp_path / "gpt2.py").write_text(GPT2)
+    file = tmp_path / "profile.json"
+    assert main(["profile", "--json", str(file), str(tmp_path / "gpt2.py")]) == 0
+    document = json.loads(file.read_text())
+    launches = document["launches"]
+    assert len(launches) > 30 and all(row["computes"] and row["source"] for row in launches)
+    assert sum("h.1." in row["where"] for row in launches) >= 10
+    spent = sum(row["seconds"] for row in launches)
+    rest = {row["name"].partition(",")[0]: row["seconds"] for row in document["rest"]}
+    assert spent + sum(rest.values()) == pytest.approx(document["step_seconds"], rel=0.1)
+    assert rest["Python"] < 0.5 * document["step_seconds"]  # what has no name is the least
