@@ -122,8 +122,19 @@ def test_a_loop_over_rows_is_a_frame_of_what_it_launches() -> None:
     (graph,) = document_of("loss", "cpu", staged, Seen("loss")).graphs
     (frame,) = [segment for segment in graph.segments if segment.frame]
     assert "rounds of" in frame.frame and len(frame.steps) == len(inside)
+    # Each round counts; beside them the loop copies and adds up a little.
+    assert 0.8 < sum(box.share for box in graph.boxes) <= 1
     # What a round makes is read within it, or behind the loop.
     assert all(box.feeds or box.fed_by for box in graph.boxes)
+
+
+def test_a_kernel_that_writes_what_it_reads_does_not_feed_itself() -> None:
+    staged = stage(lambda x, y: x.mul_(y).add_(1), [torch.randn(8, 8), torch.randn(8, 8)])
+    (graph,) = document_of("bump", "cpu", staged, Seen("bump")).graphs
+    (box,) = graph.boxes
+    assert {tensor.name for tensor in box.writes} & {tensor.name for tensor in box.reads}
+    assert box.feeds == box.fed_by == ()
+    assert len(box.calls) == 2  # of no module, its line alone says where they are
 
 
 def test_a_gpu_s_kernels_have_machine_code_and_a_verdict() -> None:
