@@ -23,6 +23,19 @@ def test_every_launch_is_in_one_box(document: Document, staged: list[Staged]) ->
         assert sorted(placed) == list(range(len(graph.boxes))) == sorted(graph.layout.boxes)
 
 
+def test_a_step_is_known_by_what_it_never_stores_too(staged: list[Staged]) -> None:
+    """Decisions of fusion name definitions, most of which end up inside a kernel."""
+    for one in staged:
+        assert one.compiled is not None
+        steps = {step.name: step for step in drawn_steps(one)}
+        inner = 0
+        for kernel in one.compiled.schedule.kernels:
+            made = {buffer.name for buffer in kernel.defs}
+            assert made <= steps[kernel.name].buffers
+            inner += bool(made - {buffer.name for buffer in kernel.writes})
+        assert inner
+
+
 def test_every_eager_launch_is_drawn(document: Document) -> None:
     for graph in document.graphs:
         assert sum(call.count for call in graph.calls) == graph.report.launches_eager
