@@ -49,6 +49,7 @@ from fusec.passes.in_place import in_place
 from fusec.passes.inline import inline
 from fusec.passes.libraries import Chooser, choose_libraries
 from fusec.passes.library_bias import library_bias
+from fusec.passes.library_epilogue import library_epilogue
 from fusec.passes.masks import mask_by_infinity
 from fusec.passes.memory import plan_memory
 from fusec.passes.online_softmax import online_softmax
@@ -142,6 +143,10 @@ def _bundles(context: Context) -> bool:
     # A recording, and a function in C, launch at no cost.
     options = context.options
     return options.fusion and not options.cudagraphs and not options.native
+
+
+def _follows_convolutions(context: Context) -> bool:
+    return _fuses(context) and context.target.formats and context.options.precision == "best"
 
 
 def _fuses_products(context: Context) -> bool:
@@ -351,6 +356,13 @@ FUSE = (
         "a bias that found no partner goes back to the library: `addmm`",
         _alone(library_bias),
         only=_fuses,
+        needs=("fuse",),
+    ),
+    _on_schedule(
+        "library_epilogue",
+        "activations and residuals behind a convolution run in its call, where that can (CPU)",
+        _alone(library_epilogue),
+        only=_follows_convolutions,
         needs=("fuse",),
     ),
     _on_schedule(

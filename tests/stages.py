@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from fusec.bisect.steps import Step, record_steps
@@ -58,6 +58,18 @@ class Example:
         for position, dimension in self.dynamic:
             torch._dynamo.mark_dynamic(made[position], dimension)
         return made
+
+
+class Behind(nn.Module):
+    """Convolutions with an activation and with a residual behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = (nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        return self.deep(F.silu(self.wide(x))) + x
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -174,6 +186,7 @@ EXAMPLES = {
     ),
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
+    "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "upsample": Example(

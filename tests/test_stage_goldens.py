@@ -39,6 +39,7 @@ EXAMPLES = {
     "recompute": "attention",
     "fuse": "norm",
     "library_bias": "bias",
+    "library_epilogue": "behind",
     "store_parts": "parts",
     "split_loop": "product",
     "contract": "products",

@@ -19,6 +19,7 @@ from fusec.codegen.triton_form import Form
 from fusec.errors import InternalError
 from fusec.frontend.freezing import RECIPE
 from fusec.ir.expr import Buffer, loads
+from fusec.ir.extern import Constant
 from fusec.ir.graph import Graph, Kernel, Schedule, View
 from fusec.ir.index import Size, index
 from fusec.ir.interp import run_graph, run_kernel, run_schedule
@@ -104,7 +105,12 @@ def watched(graph: Graph) -> Graph:
 
 
 def call(extern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Run a library's call by its name, on the interpreter's memory."""
+    """Run a library's call by its name, on the interpreter's memory; draw the model's constants."""
+    match extern:
+        case Constant():
+            shape = [extent.hint() for extent in extern.buffer.shape]
+            draws = np.random.default_rng(sum(extern.node.encode()))
+            return [(draws.integers(-8, 9, shape) / 4).astype(np.float32)]
     operation: Any = functools.reduce(getattr, extern.target.split("."), torch.ops)
     made = operation(
         *[tensors(a) for a in args], **{name: tensors(a) for name, a in kwargs.items()}

@@ -17,6 +17,7 @@ from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (
     Alias,
     Constant,
+    Convolution,
     Copy,
     Effect,
     Fresh,
@@ -35,7 +36,6 @@ aten = torch.ops.aten
 
 _FRESH = {
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
-    *([torch.ops.mkldnn._convolution_pointwise] if has_onednn() else []),
 }  # fmt: skip
 """Operations whose results never share memory with their arguments."""
 WINDOW_UPDATES = {aten.slice_scatter.default, aten.select_scatter.default}
@@ -51,6 +51,17 @@ UPDATES = {
 """Calls that return their first argument changed in places, and those that change it."""
 ONEDNN = "mkldnn._linear_pointwise.default"
 """oneDNN's product, under the name that it once had, and torch still calls it by."""
+CONVOLUTION = "mkldnn._convolution_pointwise.default"
+_ACTIVATIONS: tuple[tuple[str, tuple[Argument, ...]], ...] = (
+    ("silu", ("swish", (), "")),
+    ("sigmoid", ("sigmoid", (), "")),
+    ("hardswish", ("hardswish", (), "")),
+)
+"""What oneDNN applies within a convolution, by name: the call's last arguments then.
+
+Those alone whose results are eager's for NaN and infinities: of a NaN its ReLU and hardsigmoid make
+a number, and of infinity its GELU a NaN.
+"""
 _LINEAR_TYPES = (F32, BF16, F16)
 _COLLECTIVES, _WAIT = "_c10d_functional", "_c10d_functional.wait_tensor.default"
 """What another rank sends is in a collective's result once it was waited for, and not before."""
@@ -79,6 +90,8 @@ def effect_of(
         return Product(
             extern_name(aten.addmm.default), extern_name(aten.addmm_.default), _linear(args, packed)
         )
+    if extern_name(target) == CONVOLUTION:
+        return Convolution(_ACTIVATIONS, "mkldnn._convolution_pointwise.binary")
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
     if isinstance(target, OpOverload) and target.is_view:

@@ -41,7 +41,11 @@ _TABLE = (
         _addmm_activation _weight_int4pack_mm _weight_int8pack_mm _trilinear _grouped_mm
         linear_backward matmul_backward""",
     ),
-    (_CONVOLUTION, "convolution convolution_backward _convolution mkldnn_convolution"),
+    (
+        _CONVOLUTION,
+        """convolution convolution_backward _convolution mkldnn_convolution
+        _convolution_pointwise""",
+    ),
     (_PADDING, " ".join(f"{name} {name}_backward" for name in PADS)),
     (_POOLING, "fractional_max_pool2d fractional_max_pool3d"),
     (
@@ -113,9 +117,9 @@ def reason_for(target: Any) -> str:
         return _COLLECTIVE
     namespace = getattr(target, "namespace", "")
     packet = op_name(target).partition(".")[0]
+    if namespace in ("aten", "mkldnn") and packet in _REASON_OF:
+        return _REASON_OF[packet]
     if namespace == "aten":
-        if packet in _REASON_OF:
-            return _REASON_OF[packet]
         if "scaled_dot_product" in packet or "_attention" in packet:
             return ATTENTION
         if draws_random_numbers(target):

@@ -7,6 +7,7 @@ its ``effect``, one of a closed set that the frontend fills in (``frontend/effec
              | Alias                          results are views of arguments; no kernel runs
              | Product                        args[0] @ args[1]
              | BiasedProduct                  args[0] + args[1] @ args[2]
+             | Convolution                    a call that may apply more to its result
              | Copy | Write                   args[0] is written: all of it, or a part
              | WindowUpdate | Update          args[0] with a part replaced, as a new tensor
 
@@ -107,6 +108,19 @@ class BiasedProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class Convolution:
+    """The result, in memory of its own, is a convolution of ``args[0]`` that may be followed.
+
+    Attributes:
+        activations: by name, what stands in the place of the call's last arguments that applies it.
+        added: the call of ``(x, other, ...)`` that adds a tensor like the result to it.
+    """
+
+    activations: tuple[tuple[str, tuple[Argument, ...]], ...]
+    added: str
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """``args[1]`` is written over ``args[0]``."""
 
@@ -176,6 +190,7 @@ Effect: TypeAlias = (
     | Pending
     | Product
     | BiasedProduct
+    | Convolution
     | Copy
     | WindowUpdate
     | Update

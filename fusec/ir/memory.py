@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder, reach
-from fusec.ir.extern import Alias, Fresh, Product
+from fusec.ir.extern import Alias, Convolution, Fresh, Product
 from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, Store
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import check
@@ -115,7 +115,7 @@ def made_by(step: Step) -> tuple[Buffer, ...]:
 def owned(step: Step) -> tuple[Buffer, ...]:
     """Return the buffers of a step that nobody else sees: memory of them may be written again."""
     match step:
-        case Extern(effect=Fresh() | Product()):
+        case Extern(effect=Fresh() | Product() | Convolution()):
             return step.writes
         case _:
             return made_by(step)

@@ -47,7 +47,9 @@ def operations(module: nn.Module, x: Tensor) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize(
+    "dtype", (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow))
+)
 def test_a_convolution_of_channels_last_images_reads_a_packed_weight(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
