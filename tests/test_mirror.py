@@ -137,7 +137,6 @@ ELSEWHERE = {
     "passes/stage": "test_stages",
     "passes/weighted_sums": "passes/test_split_loop",
     # A report is read as a whole.
-    "report/eager": "test_report",
     "report/emulation": "test_cli_check",
     "report/expect": "test_expect",
     "report/explained": "test_report",
