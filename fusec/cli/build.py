@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     mode, forced = new_fake_mode(), forced_options(arguments)
     forced |= {"native": True} if arguments.native else {}
     options = [_options(target or known_target(arguments), forced) for target in targets]
+    if arguments.native and not any(one.native for one in options):
+        raise UsageError("--native is for CPUs: put cpu into --target.")
     given = parse_inputs(arguments.input)
     progress(f"building {arguments.model}")
     with user_code(arguments):

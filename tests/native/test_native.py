@@ -300,6 +300,8 @@ def test_the_command_refuses_what_c_cannot_do(capsys: pytest.CaptureFixture[str]
     given = ["torch.nn:Softsign", "--input", "f32[4]", "--native"]
     assert main(["build", *given, "--train"]) == 2
     assert "--native is for inference: leave out --train." in capsys.readouterr().err
+    assert main(["build", *given, "--target", "sm_90"]) == 2
+    assert "--native is for CPUs: put cpu into --target." in capsys.readouterr().err
 
 
 def test_what_needs_torch_is_listed_with_its_line() -> None:
