@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from fusec.codegen import cpp
 from fusec.codegen.transposed import transposed_block
@@ -44,6 +44,7 @@ from fusec.ir.program import (
     Statement,
     Update,
     print_program,
+    statements,
 )
 from fusec.ir.verify import check
 
@@ -98,7 +99,7 @@ def generalise(functions: Functions) -> Functions:
     made, calls = dict(functions.functions), dict(functions.calls)
     for family in _families(functions.functions):
         first, *others = family
-        function, passed = _generalisation([made[name] for name in family])
+        function, passed = _generalisation(made[first], list(family.values()))
         calls.update((name, Call(first, n)) for name, n in zip(family, passed, strict=True))
         made[first] = function
         for name in others:
@@ -127,10 +128,8 @@ def print_functions(functions: Functions) -> str:
     """Return the functions as text, and which programs run those of others."""
     parts = [print_program(one) for one in functions.functions.values()]
     calls = [name for name, call in functions.calls.items() if call.number is not None]
-    parts += (
-        ["\n".join(f"{name}: {describe_call(functions, name)}" for name in calls)] if calls else []
-    )
-    return "\n\n".join(parts)
+    lines = "\n".join(f"{name}: {describe_call(functions, name)}" for name in calls)
+    return "\n\n".join(filter(None, (*parts, lines)))
 
 
 def describe_call(functions: Functions, name: str) -> str:
@@ -170,27 +169,42 @@ LEAST = 3
 """Members of a family at least: two save little to compile, and each has a call inside a call."""
 
 
-def _families(programs: Mapping[str, Program]) -> Iterator[list[str]]:
-    """Yield the names of programs that are alike and differ by one factor."""
+_Numbers: TypeAlias = tuple[int, ...]
+"""The numbers of a program that may be another's, in the order of its statements."""
+
+
+def _families(programs: Mapping[str, Program]) -> Iterator[dict[str, _Numbers]]:
+    """Yield the numbers of programs that are alike and differ by one factor, by their names."""
     rough: dict[tuple[object, ...], list[str]] = {}
     for name, program in programs.items():
         if not program.table and not cpp.multiplies(program):
-            kinds = (len(program.reads), len(program.writes), *map(type, program.body))
+            count = sum(1 for _ in statements(program.body))
+            kinds = (count, len(program.reads), len(program.writes), *map(type, program.body))
             rough.setdefault(kinds, []).append(name)
     for names in rough.values():
-        alike: dict[object, dict[str, tuple[int, ...]]] = {}
+        alike: dict[object, dict[str, _Numbers]] = {}
         for name in names if len(names) >= LEAST else ():
-            opened = _Rebuild(programs[name], lambda number: index(_BLANK)).program
-            group = alike.setdefault(canonical(opened).form, {})
-            group[name] = _numbers(programs[name])
+            form, numbers = _opened(programs[name])
+            alike.setdefault(form, {})[name] = numbers
         for group in alike.values():
             yield from (f for f in _proportional(group) if len(f) >= LEAST)
 
 
-_BLANK = Size("_", 1, None)
+_BLANK = index(Size("_", 1, None))
 
 
-def _proportional(numbers: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+def _opened(program: Program) -> tuple[object, _Numbers]:
+    """Return what a program is with blanks for the numbers that may be another's, and these."""
+    found: list[int] = []
+
+    def blank(number: int) -> Index:
+        found.append(number)
+        return _BLANK
+
+    return canonical(_Rebuild(program, blank).program).form, tuple(found)
+
+
+def _proportional(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
     """Yield alike programs in families: of each program that is left, its largest."""
     left = list(numbers)
     while left:
@@ -201,10 +215,10 @@ def _proportional(numbers: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]
                 families.setdefault(places, [first]).append(name)
         family = max(families.values(), key=len, default=[first])
         left = [name for name in left if name not in family]
-        yield family
+        yield {name: numbers[name] for name in family}
 
 
-def _places(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+def _places(one: _Numbers, other: _Numbers) -> tuple[int, ...]:
     """Return where numbers differ, if they do so by one factor; else nothing."""
     pairs = [(k, a, b) for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
     if any(a * pairs[0][2] != b * pairs[0][1] or a * b <= 0 for _, a, b in pairs):
@@ -212,28 +226,15 @@ def _places(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(k for k, _, _ in pairs)
 
 
-def _generalisation(programs: list[Program]) -> tuple[Program, tuple[int, ...]]:
+def _generalisation(first: Program, numbers: list[_Numbers]) -> tuple[Program, tuple[int, ...]]:
     """Return what a family has in common, and what each member passes for n."""
-    columns = zip(*map(_numbers, programs), strict=True)
-    parts = [_proportion(column) for column in columns]
+    parts = [_proportion(column) for column in zip(*numbers, strict=True)]
     passed = next(part for _, part in parts if part)
-    n = Size(Names(size.name for size in programs[0].sizes).new("n"), passed[0])
+    n = Size(Names(size.name for size in first.sizes).new("n"), passed[0])
     given = iter([by * index(n) if part else index(by) for by, part in parts])
-    function = _Rebuild(programs[0], lambda number: next(given)).program
+    function = _Rebuild(first, lambda number: next(given)).program
     named = replace(function, name=f"{function.name}_any", sizes=(*function.sizes, n))
     return named, passed
-
-
-def _numbers(program: Program) -> tuple[int, ...]:
-    """Return the numbers of a program that may be another's, in the order of its statements."""
-    found: list[int] = []
-
-    def noted(number: int) -> Index:
-        found.append(number)
-        return index(number)
-
-    _Rebuild(program, noted)
-    return tuple(found)
 
 
 def _proportion(column: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

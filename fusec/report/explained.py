@@ -176,6 +176,8 @@ def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
         lines += wrapped(text, start, " " * min(len(start), 8 if columns() < _NARROW else 99))
         if kernel.expected is not None:
             lines += wrapped(str(kernel.expected), " " * 10, " " * 12)
+        if kernel.function:
+            lines += wrapped(kernel.function, " " * 10, " " * 12)
         lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source]
     return lines
 

@@ -7,7 +7,8 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
      "graphs": [{
         "name": "forward",
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members",
-                     "module", "expected": {"us", "floor_us", "cause"} or null}],
+                     "module", "expected": {"us", "floor_us", "cause"} or null,
+                     "function"}],
         "externs": [{"op", "reason", "module", "bytes"}],
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
@@ -32,12 +33,14 @@ from typing import Any
 
 from torch import fx
 
+from fusec.codegen.generalise import describe_call
 from fusec.codegen.targets import Target
 from fusec.frontend.modules import kernel_modules, module_kinds
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
 from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_launches
 from fusec.passes.machine import Machine
+from fusec.pipeline import Compiled
 from fusec.report.breaks import Break, Recompile
 from fusec.report.eager import node_costs
 from fusec.report.expectation import Expectation
@@ -60,6 +63,7 @@ class KernelReport:
         members: how many alike kernels it runs.
         module: where it belongs, "h.3.mlp"; "" for the model itself.
         expected: its time by its machine code; None if nobody asked, or the model knows nothing.
+        function: "the function of k3, with n = 5 for 3"; "" for a kernel with one of its own.
     """
 
     name: str
@@ -69,6 +73,7 @@ class KernelReport:
     members: int = 1
     module: str = ""
     expected: Expectation | None = None
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,10 @@ def report_graph(staged: Staged) -> GraphReport:
     nodes = {node.name: node for node in graph.graph.nodes}
     modules = modules_of(schedule, graph)
     kernels = tuple(
-        _report_kernel(launch, modules[launch.name], staged.observed.names)
+        replace(
+            _report_kernel(launch, modules[launch.name], staged.observed.names),
+            function=_function(staged.compiled, launch.name),
+        )
         for launch in all_launches(schedule)
     )
     externs = tuple(
@@ -297,6 +305,13 @@ def _report_kernel(launch: Kernel | Bundle, module: str, names: Mapping[str, str
     return KernelReport(
         launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
     )
+
+
+def _function(compiled: Compiled, kernel: str) -> str:
+    """Return which other kernel's function one runs, with which number of its own."""
+    program = compiled.code[kernel]
+    call = compiled.functions.calls[program]
+    return "" if call.function == program else describe_call(compiled.functions, program)
 
 
 def _in_order(source: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fusec
 from fusec.codegen.generalise import (
     Call,
     Functions,
@@ -136,13 +137,21 @@ def test_a_wrong_number_is_found(number: int | None) -> None:
         verify_functions(replace(made, calls=calls))
 
 
+def layers(*values: torch.Tensor) -> list[torch.Tensor]:
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return [torch.relu(x * w) for x, w in pairs]
+
+
+def test_an_explanation_says_whose_function_a_kernel_runs() -> None:
+    inputs = [torch.randn(shape) for c in (192, 320, 256) for shape in ((24, c), (c,))]
+    (graph,) = fusec.explain(layers, *inputs, train=False).graphs
+    said = [kernel.function for kernel in graph.kernels]
+    assert "" in said and any("with n = 5 for 3" in one for one in said)
+    assert "with n = 5 for 3" in str(graph)
+
+
 def test_layers_of_several_widths_compute_what_they_do_apart() -> None:
-    """One function runs both, by sizes of its own where the batch is one."""
-
-    def layers(*values: torch.Tensor) -> list[torch.Tensor]:
-        pairs = zip(values[::2], values[1::2], strict=True)
-        return [torch.relu((x - x.mean(0)) * w).sum(1) for x, w in pairs]
-
+    """One function runs all, with sizes of its own where the batch is one."""
     inputs = [torch.randn(shape) for c in (192, 320, 256) for shape in ((24, c), (c,))]
     for dynamic in (False, True):
         for value, expected in zip(
