@@ -46,7 +46,6 @@ def assert_as_designed(asm: CompiledAsm, roles: str, *products: str) -> None:
     assert REGISTERS[roles] <= set(re.findall(r"setmaxnreg\S+\s+(\d+);", ptx))
 
 
-@pytest.mark.sampled(2)
 @ROLES
 def test_a_linear_with_gelu(roles: str) -> None:
     asm = compiled(gelu_of_linear, (8192, 4096), (16384, 4096), (16384,), roles=roles)
