@@ -22,10 +22,8 @@ def tokens(length, batch=None):
     return values(batch, length, dtype=torch.int64, low=1, high=VOCABULARY, seed=length)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "llama" else pytest.param(n, marks=pytest.mark.slow) for n in LANGUAGE_MODELS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_one_compilation_serves_every_sequence_length(name):
     torch._dynamo.reset()
     counters.clear()

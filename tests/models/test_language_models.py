@@ -41,6 +41,7 @@ def test_padded_batches_match_eager(name):
     check(LANGUAGE_MODELS[name](layers=1), ids, mask, tol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_bfloat16_gpt2_matches_eager_within_the_rule_of_half_types():
     model = LANGUAGE_MODELS["gpt2"](layers=1).to(torch.bfloat16)
     check(model, tokens(2, 17), tol=2e-2)

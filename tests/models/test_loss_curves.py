@@ -72,9 +72,8 @@ def check_curve(shape: Shape, steps: int, *, bf16: bool) -> None:
         assert excess(wrong, exact, allowed) > 1, "the test could not fail"
 
 
-@pytest.mark.parametrize(
-    "bf16", (False, pytest.param(True, marks=pytest.mark.slow)), ids=("f32", "bf16")
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", (False, True), ids=("f32", "bf16"))
 def test_a_short_loss_curve_is_as_near_to_f64_s_as_eager_s(bf16):
     check_curve(SMALL, 60, bf16=bf16)
 

@@ -57,6 +57,7 @@ def test_two_steps_of_a_small_gpt_end_where_eager_ends(optimizer):
     compare_steps(model, optimizer, [ids(0), ids(1)], lambda call, b: call(*b), tol)
 
 
+@pytest.mark.slow
 def test_two_steps_of_a_residual_network_move_its_running_statistics_as_eager():
     def batch(seed):
         return [values(4, 3, 14, 10, seed=seed), torch.tensor([0, 3, 1, 4])]

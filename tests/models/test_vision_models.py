@@ -24,6 +24,7 @@ def test_logits_of_vit_match_eager(attention):
     check(vit(attention, layers=1), values(2, 3, 24, 24), tol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_of_vit_match_eager():
     check(vit().train(), values(2, 3, 24, 24), train=True, tol=1e-4)
 
