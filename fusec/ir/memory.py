@@ -384,6 +384,19 @@ def bytes_of(buffer: Buffer) -> int:
     return extents[0].hint() * buffer.dtype.itemsize
 
 
+def steps_with_runs(memory: Memory) -> list[StepMemory]:
+    """Return what each step allocates and frees; a run does so in its first and its last one."""
+    plans = list(memory.steps)
+    for run in memory.runs:
+        whole, between = memory.of_run(run), [StepMemory()] * (len(run.kernels) - 2)
+        plans[run.first : run.last + 1] = [
+            StepMemory(whole.allocated),
+            *between,
+            StepMemory(freed=whole.freed),
+        ]
+    return plans
+
+
 def peak_bytes(schedule: Schedule, memory: Memory) -> int:
     """Return the most bytes that what a schedule makes takes at once, at the hints of sizes.
 
@@ -393,15 +406,7 @@ def peak_bytes(schedule: Schedule, memory: Memory) -> int:
     bodies = iter(zip(schedule.loops, memory.bodies, strict=True))
     held: dict[Buffer, int] = {}
     most = 0
-    plans = list(memory.steps)
-    for run in memory.runs:
-        whole, between = memory.of_run(run), [StepMemory()] * (len(run.kernels) - 2)
-        plans[run.first : run.last + 1] = [
-            StepMemory(whole.allocated),
-            *between,
-            StepMemory(freed=whole.freed),
-        ]
-    for step, plan in zip(schedule.steps, plans, strict=True):
+    for step, plan in zip(schedule.steps, steps_with_runs(memory), strict=True):
         for allocation in plan.allocated:
             if allocation.over is not None:
                 held.pop(allocation.over, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step
-from fusec.ir.memory import Memory, bytes_of
+from fusec.ir.memory import Memory, bytes_of, steps_with_runs
 from fusec.report.layers import Layers
 from fusec.report.stages import Staged
 
@@ -71,7 +71,7 @@ def _usage(schedule: Schedule, memory: Memory) -> tuple[tuple[Moment, ...], Mapp
     bodies = iter(memory.bodies)
     moments: list[Moment] = []
     most, largest = -1, held
-    for step, plan in zip(schedule.steps, memory.steps, strict=True):
+    for step, plan in zip(schedule.steps, steps_with_runs(memory), strict=True):
         for allocation in plan.allocated:
             if allocation.over is not None:
                 held.pop(allocation.over, None)

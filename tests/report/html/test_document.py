@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from fusec.ir.memory import bytes_of, peak_bytes
 from fusec.report.html.document import Document, Timing, document_of
 from fusec.report.html.machine_code import judge_code
 from fusec.report.html.steps import drawn_steps
@@ -121,6 +122,17 @@ def test_memory_is_followed_through_the_call(document: Document) -> None:
     assert forward is not None and forward.peak.made > 0 and forward.moments[0].given > 0
     alike = [size for name, size in forward.largest if name.startswith("3 × h.*.")]
     assert max(alike) == 3 * 64 * 64 * 4  # the weights of three layers
+
+
+def test_memory_is_what_the_plan_says(document: Document, staged: list[Staged]) -> None:
+    for graph, one in zip(document.graphs, staged, strict=True):
+        plan = one.trace.records["memory"].structure
+        assert graph.usage is not None
+        most = max(moment.made for moment in graph.usage.moments)
+        assert most == peak_bytes(plan.schedule, plan.memory) > 0
+        held = [c.buffer for c in plan.schedule.constants]
+        held += [item for item in plan.schedule.graph.inputs if item not in plan.memory.unread]
+        assert graph.usage.moments[0].given == sum(map(bytes_of, held))
 
 
 def test_a_loop_over_rows_is_a_frame_of_what_it_launches() -> None:
