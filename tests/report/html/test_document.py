@@ -112,6 +112,11 @@ def test_a_measured_time_goes_before_the_model_s(staged: list[Staged]) -> None:
     assert {box.timing for g in measured.graphs for box in g.boxes} == {Timing(7.0, "measured")}
 
 
+def test_tensors_have_the_names_of_the_program(document: Document) -> None:
+    read = {tensor.name for box in document.graphs[0].boxes for tensor in box.reads}
+    assert {"x", "h.0.norm.weight", "last.weight"} <= read
+
+
 def test_memory_is_followed_through_the_call(document: Document) -> None:
     for graph in document.graphs:
         assert graph.usage is not None

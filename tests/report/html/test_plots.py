@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +37,14 @@ def test_operations_are_counted_with_two_for_a_multiply_add() -> None:
     costs = [cost_of(step.step, machine) for step in drawn_steps(staged[0])]
     assert sum(cost.operations for cost in costs) >= 2 * 64 * 32 * 16
     assert all(cost.us > 0 for cost in costs)
+
+
+def test_kernels_of_fusec_alone_have_their_names_beside_them(document: Document) -> None:
+    for graph in document.graphs:
+        eager = replace(graph.boxes[0], kind="library", operations=1.0, share=1.0)
+        plot = roofline_plot(replace(graph, boxes=(eager, *graph.boxes[1:])))
+        assert plot is not None and plot.points[0].kind == "library"
+        assert plot.points[0].label == "" and any(point.label for point in plot.points)
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
