@@ -116,7 +116,7 @@ def reason_for(target: Any) -> str:
     if talks_to_ranks(target):
         return _COLLECTIVE
     namespace = getattr(target, "namespace", "")
-    packet = op_name(target).partition(".")[0]
+    packet = op_name(target).removeprefix("mkldnn.").partition(".")[0]
     if namespace in ("aten", "mkldnn") and packet in _REASON_OF:
         return _REASON_OF[packet]
     if namespace == "aten":
