@@ -16,6 +16,9 @@ from fusec.passes.schedule.tiling import AxisUse, Tiling, Work
 
 ROWS = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
 """Rows and terms of an iteration of a kernel whose products read one another."""
+CROSSED = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
+"""The same where products sum along two loops: tiles of the inner one, and of that around it (a
+step of training, f32, 4 heads of 1024 x 64: 0.97 of the time by 96 x 128, causal 0.94; 2026-11)."""
 SIDES = ((96, 128), (96, 64), (48, 64), (32, 32))
 """Rows and columns of a tile of other products."""
 TERMS = 256
@@ -35,7 +38,8 @@ def cached_tilings(use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, 
 
 def _shapes(use: AxisUse, work: Work) -> list[tuple[tuple[int, int], int]]:
     if work.inner or len(use.tiled) < 2:
-        return [((rows, rows), step) for rows, step in ROWS]
+        shapes = ROWS if use.crossed is None else CROSSED
+        return [((rows, rows), step) for rows, step in shapes]
     return [(sides, TERMS) for sides in SIDES]
 
 

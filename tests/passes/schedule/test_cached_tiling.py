@@ -59,3 +59,11 @@ def test_tiles_are_whole_vectors_and_at_most_so_long(vector: int, most: int) -> 
     for extent in range(1, 300):
         lanes = even_lanes(Axis("m", index(extent)), most, vector)
         assert lanes % vector == 0 and 0 < lanes <= max(most, vector)
+
+
+def test_both_of_two_crossed_loops_have_tiles() -> None:
+    roles, work = attention(1024, 1024, 64)
+    (m,), n = roles.tiled, roles.looped
+    assert n is not None
+    (tiling,) = cached_tilings(AxisUse((), m, (n,), roles.whole, n), work, machine())
+    assert (tiling.lanes[m], tiling.lanes[n]) == (128, 64)
