@@ -14,9 +14,10 @@ NEWEST_STAMP := $(NEWEST)/.installed
 
 # Each test worker computes on one thread, so that JOBS workers do not fight over the cores.
 # A worker runs neighbouring tests, which share what their module builds.
+# They share the bytecode of tests, too, also where the environment says that none is written.
 RUN_TESTS = -m pytest -n $(JOBS) --dist worksteal
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python $(RUN_TESTS)
-PYTEST_NEWEST = OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(RUN_TESTS)
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python $(RUN_TESTS)
+PYTEST_NEWEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(NEWEST)/bin/python $(RUN_TESTS)
 
 # What stands on the interiors of torch and Triton, and a smoke test of the rest.
 INTERIORS := tests/runtime/test_triton_kernel.py tests/runtime/test_triton_interior.py \
