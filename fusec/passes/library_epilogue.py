@@ -139,7 +139,9 @@ def _with_residual(schedule: Schedule, call: Extern, effect: Convolution) -> Sch
     (kernel,) = readers
     (store,) = kernel.stores
     other = _added(store, made)
-    if other is None or not _alike(store.buffer, made) or store.buffer in schedule.graph.inputs:
+    if other is None or other.dtype is not made.dtype:
+        return None
+    if not _alike(store.buffer, made) or store.buffer in schedule.graph.inputs:
         return None
     view = View(other, other.shape, other.strides, index(0))
     x, *order = call.args[:-3]

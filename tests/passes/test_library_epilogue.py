@@ -88,3 +88,17 @@ def test_the_call_computes_what_stands_behind_it(
     worst = (eager - exact)[usual].abs().max()
     floor = 4 * torch.finfo(dtype).eps * exact[usual].abs().max()
     assert (made - exact)[usual].abs().max() <= 4 * worst + floor
+
+
+def test_a_residual_of_another_type_stays_in_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_FREEZE", "1")
+    x = images()[1:]
+    module, places = Net(lambda y, x: y).eval(), x.mul(9).long()
+
+    def added(x: Tensor, places: Tensor) -> Tensor:
+        return module(x) + places
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        made = torch.compile(added, backend="fusec", options={"strict": True})(x, places)
+        torch.testing.assert_close(made, added(x, places), atol=1e-4, rtol=1e-4)
