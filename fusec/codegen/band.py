@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from fusec.ir.edges import Edge, all_edges_when, edges_when
@@ -71,9 +71,12 @@ class Settled:
 
 
 def mask_free_part(
-    loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
+    loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis], inside: Set[Axis] = frozenset()
 ) -> Settled | None:
     """Return where the conditions of a loop are known, or None where they never are.
+
+    Args:
+        inside: loops within this one: where a condition depends on them, they have such a part.
 
     Conditions that are known at the start alone, or at the end alone, and that say nothing but an
     edge: ``n <= m and real[n]`` has to be asked everywhere. Of a band with two edges nothing is
@@ -92,7 +95,8 @@ def mask_free_part(
     if len(found) != 1:
         return None
     (((first, stop), truths),) = found.items()
-    return Settled(truths, first, stop)
+    bounds = (bound for bound in (first, stop) if bound is not None)
+    return Settled(truths, first, stop) if all(b.axes.isdisjoint(inside) for b in bounds) else None
 
 
 def _inside(

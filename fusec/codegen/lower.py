@@ -199,10 +199,12 @@ class _Lowering(Values):
         start, last, mask_free = index(0), None, None
         if self.plan.dots and all(isinstance(t, Accumulate) for t in tasks):
             reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
-            start, last = loop_bounds(loop, reductions, frozenset(self.lanes))
+            # Before a loop, what runs inside of it has no value: neither lanes nor other loops.
+            inside = self.layout.loops.keys() - self.here.bound - {loop}
+            start, last = loop_bounds(loop, reductions, frozenset((*self.lanes, *inside)))
             start = self._not_below_zero(start)
             if self.plan.mask_free:
-                mask_free = mask_free_part(loop, reductions, frozenset(self.lanes))
+                mask_free = mask_free_part(loop, reductions, frozenset(self.lanes), inside)
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
         if ragged and not self.plan.peel:
             variants = [(info.stops, True)]

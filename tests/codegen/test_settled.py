@@ -49,6 +49,14 @@ def test_causal_keys_are_visible_in_tiles_wholly_before_the_first_row():
     assert part.truth == {mask: True}
 
 
+def test_what_depends_on_a_loop_inside_bounds_that_loop():
+    t = _Tile()  # the loop over keys is around one over rows
+    top = t.top(t.compare("le", t.n, t.m))
+    assert mask_free_part(t.no, [top], t.lanes, {t.mo}) is None
+    start, stop = loop_bounds(t.no, [top], t.lanes | {t.mo})
+    assert (start, stop) == (index(0), index(16))  # the last row sees all
+
+
 def test_causal_queries_see_all_keys_of_a_tile_from_some_tile_on():
     t = _Tile()  # keys are rows here, and the loop runs over queries
     top = t.top(t.compare("le", t.m, t.n))
