@@ -258,7 +258,7 @@ class _Rewrite:
                 inner = self.writer.scopes.pop().body
                 self.out.append(_loop(panel, _loop(each, *inner)))
             self.panels[var, row] = array
-            if self.uses.load(var) is not None and self.storage.is_turned(var):
+            if self.storage.is_turned(var) and var not in self.storage.stored:
                 self.writer.arrays[var] = array
 
     def turn(self, load: Load, array: Array) -> None:
