@@ -463,8 +463,9 @@ def test_doctor_shows_what_is_set_and_the_free_disk(capsys, monkeypatch, tmp_pat
 
 
 def test_on_a_terminal_headings_are_bold_and_source_lines_are_whole() -> None:
-    styles = [_style(line) for line in EXPLAINED.splitlines()]
-    assert styles == ["bold", "", "bold", "", "dim"]
+    lines = EXPLAINED.splitlines()
+    styles = [_style(line, below) for line, below in zip(lines, [*lines[1:], ""], strict=True)]
+    assert styles == ["bold", "", "bold", "", "dim", ""]
 
 
 EXPLAINED = """graph inference
@@ -472,6 +473,7 @@ EXPLAINED = """graph inference
   kernels
     k0  12.6 MB  add, add_2
           block.py:15 in forward: h = x + r
+  and 1 more, which --json lists
 """
 
 

@@ -136,18 +136,29 @@ def _show_in_colour(text: str, language: str) -> bool:
         return False
     console = Console(highlight=False, soft_wrap=True)
     if language == "text":
-        for line in text.splitlines():
-            console.print(line, style=_style(line), markup=False)
+        lines = text.splitlines()
+        for line, below in zip(lines, [*lines[1:], ""], strict=True):
+            console.print(line, style=_style(line, below), markup=False)
     else:
         console.print(Syntax(text, language, background_color="default"))
     return True
 
 
-def _style(line: str) -> str:
-    """Return how a line of a report looks: headings bold, lines of the user's code dim."""
+def _style(line: str, below: str) -> str:
+    """Return how a line of a report looks: headings bold, lines of the user's code dim.
+
+    Args:
+        below: the next line; what is indented is a heading where that is indented more.
+    """
     if _SOURCE.match(line):
         return "dim"
-    return "bold" if line[:3].strip() and "  " not in line.strip() else ""
+    depth = _indent(line)
+    heading = depth == 0 or (depth < 3 and _indent(below) > depth)
+    return "bold" if heading and "  " not in line.strip() else ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 _SOURCE = re.compile(r" {6,}\S+:\d+ in [^:]+(: |$)")
