@@ -344,8 +344,7 @@ def _fitting(fn: Callable[..., Any], given: Inputs) -> Arguments:
         return fitting(fn, specs, named)
     except TypeError as error:
         raise UsageError(
-            f"{len(specs) + len(named)} inputs do not fit the model, which takes "
-            f"({described(fn)}): {error}. "
+            f"the inputs do not fit the model, which takes ({described(fn)}): {error}. "
             "Give one --input for each, in order or as NAME=SPEC."
         ) from error
 

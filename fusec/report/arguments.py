@@ -53,10 +53,17 @@ def fitting(fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any
     """
     parameters = signature_of(fn)
     if parameters:
+        unknown = [] if _takes_any_name(parameters) else [n for n in named if n not in parameters]
+        if unknown:  # said before what is missing, which it may have been meant for
+            raise TypeError(f"it has no argument {unknown[0]!r}")
         inspect.Signature(list(parameters.values())).bind(*args, **named)
     elif named:
         raise TypeError("its arguments have no names")
     return Arguments(tuple(args), dict(named))
+
+
+def _takes_any_name(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def described(fn: Callable[..., Any]) -> str:

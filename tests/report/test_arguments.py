@@ -102,9 +102,10 @@ def test_an_exported_program_has_its_named_examples(capsys, tmp_path: Path) -> N
 def test_arguments_are_kept_as_they_are_given() -> None:
     assert fitting(scaled, [1], {"scale": 2}) == Arguments((1,), {"scale": 2})
     assert described(scaled) == "x, scale="
-    for args, named in (([1, 2], {}), ([1], {"other": 2})):
-        with pytest.raises(TypeError):
-            fitting(scaled, args, named)
+    with pytest.raises(TypeError, match="too many positional"):
+        fitting(scaled, [1, 2], {})
+    with pytest.raises(TypeError, match="it has no argument 'scael'"):
+        fitting(scaled, [1], {"scael": 2})
     with pytest.raises(TypeError, match="no names"):
         fitting(print.__self__.__build_class__, [1], {"scale": 2})
     assert list(Arguments((1,), {"b": 2}).labelled()) == [("0", 1), ("b", 2)]
