@@ -67,7 +67,7 @@ def choose_libraries(
             alike[key][0].title,
             answer.library or " or ".join(alike[key][0].others),
             answer.library is not None,
-            f"{answer.reason} ({len(alike[key])} calls)",
+            f"{answer.reason} ({len(alike[key])} call{'s' * (len(alike[key]) > 1)})",
             answer.saved_us,
         )
         for key, answer in answers.items()

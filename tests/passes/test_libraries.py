@@ -98,7 +98,7 @@ def test_alike_calls_are_asked_for_once_and_those_with_most_work_first() -> None
     made = choose_libraries(schedule(*calls), LIBRARIES, 0, choose)
     assert asked == [64, 80]
     assert targets(made) == ["aten.mm.default", *[ONEDNN.target] * 3]
-    assert [d.reason for d in made.decisions] == ["said (3 calls)", "said (1 calls)"]
+    assert [d.reason for d in made.decisions] == ["said (3 calls)", "said (1 call)"]
 
 
 def test_small_products_go_by_rule_and_so_do_all_where_nothing_is_timed() -> None:
