@@ -293,6 +293,12 @@ def test_kernels_of_one_layer_stand_as_they_are() -> None:
     assert "times in" not in text
 
 
+def test_a_kernel_without_a_line_of_the_user_s_has_its_module() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))
+    text = str(fusec.explain(model, torch.randn(8, 64), target="sm_90", race="library"))
+    assert " in 0..2: add" in text
+
+
 def test_many_kernels_have_a_table_by_module() -> None:
     text = str(fusec.explain(Layers(12), torch.randn(8, 64)))
     table = text.partition("modules, by bytes\n")[2].partition("\n\n")[0]

@@ -184,9 +184,11 @@ def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
 
 def _written(kernel: KernelReport, more: int, layers: Layers) -> str:
     alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
-    where = f" in {layers.folded(kernel.module)}" if kernel.module else ""
-    times = f"{more + 1} times{where}: " if more else ""
-    return times + alike + ", ".join(kernel.outputs)
+    times = [f"{more + 1} times"] if more else []
+    if kernel.module and (more or not kernel.source):  # a line of the user's says where it is
+        times.append(f"in {layers.folded(kernel.module)}")
+    counted = f"{' '.join(times)}: " if times else ""
+    return counted + alike + ", ".join(kernel.outputs)
 
 
 def _without_number(name: str) -> str:
