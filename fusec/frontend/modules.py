@@ -2,17 +2,20 @@
 
 A kernel computes the nodes that lead to what it stores, up to what other launches make. It belongs
 to the module of these, or to the one around all of them; where that is the model itself or a mere
-container, it is called by the first and the last. Worked examples::
+container, it is called by the first and the last. What several kernels compute (a mask, the angles
+of a rotation) says nothing of one of them, where something else does. Worked examples::
 
     h.3.ln_2                                   h.3.ln_2
     h.3 (its own sum), h.3.ln_2                h.3.ln_2
     h.3.mlp.c_fc, h.3.mlp.act                  h.3.mlp
     h.3.mlp.c_proj, h.3, h.4.ln_1              h.3.mlp.c_proj..h.4.ln_1
+    rotary (others, too), h.3.attn             h.3.attn
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from types import FrameType
@@ -81,14 +84,15 @@ def kernel_modules(
     ends = {node for some in made.values() for node in some}
     ends |= {nodes[identifier(name)] for name in eager if identifier(name) in nodes}
     kinds = module_kinds(graph)
-    order = {node: position for position, node in enumerate(graph.graph.nodes)}
-    return {
-        kernel: _around(
-            [module_path(node) for node in sorted(_computed(some, ends), key=order.__getitem__)],
-            kinds,
-        )
-        for kernel, some in made.items()
-    }
+    computed = {kernel: _computed(some, ends) for kernel, some in made.items()}
+    kernels_of = Counter(node for nodes in computed.values() for node in nodes)
+    alone = {node for node, kernels in kernels_of.items() if kernels == 1}
+
+    def around(nodes: set[fx.Node]) -> str:
+        ordered = (node for node in graph.graph.nodes if node in nodes)
+        return _around([module_path(node) for node in ordered], kinds)
+
+    return {kernel: around(nodes & alone) or around(nodes) for kernel, nodes in computed.items()}
 
 
 def stored_nodes(nodes: Mapping[str, fx.Node], buffers: Iterable[str]) -> list[fx.Node]:

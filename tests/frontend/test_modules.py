@@ -54,6 +54,14 @@ def test_what_another_kernel_stores_is_its_own() -> None:
     assert found == {"k0": "h.0", "k1": "h.0..h.1.ln"}
 
 
+def test_what_several_kernels_compute_again_is_of_none_of_them() -> None:
+    stored = {"k0": ["b"], "k1": ["c"]}
+    found = kernel_modules(graph("a turn x", "b h.0.attn a", "c h.1.attn a"), stored, [])
+    assert found == {"k0": "h.0.attn", "k1": "h.1.attn"}
+    found = kernel_modules(graph("a turn x", "b - a", "c - a"), stored, [])
+    assert found == {"k0": "turn", "k1": "turn"}  # nothing else says more
+
+
 def test_a_constant_is_of_no_module() -> None:
     made = graph(*CHAIN)
     node = next(node for node in made.graph.nodes if node.name == "a")
