@@ -70,11 +70,11 @@ def _names(box: Box) -> str:
 
 
 def _facts(box: Box) -> list[list[str]]:
-    each = " each" if box.count > 1 else ""
+    each, together = (" each", "all ") if box.count > 1 else ("", "")
     rows = [
         ["kind", KINDS[box.kind]],
         ["launches", f"{box.count}"],
-        [f"bytes{each}", f"{format_bytes(box.bytes)}, all {box.share:.1%} of the graph's"],
+        [f"bytes{each}", f"{format_bytes(box.bytes)}, {together}{box.share:.1%} of the graph's"],
         ["time", f"{format_seconds(box.timing.us / 1e6)}, {box.timing.word}"],
         ["memory's floor", format_seconds(box.floor_us / 1e6)],
     ]

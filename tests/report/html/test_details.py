@@ -35,7 +35,7 @@ def test_bytes_are_each_launch_s_where_there_are_several(document: Document, ker
     of_three = replace(kernel, bytes=2048, share=0.125)
     assert facts(document, of_three)["bytes each"] == "2.05 kB, all 12.5% of the graph's"
     alone = facts(document, replace(of_three, names=("k0",)))
-    assert "bytes" in alone and "bytes each" not in alone
+    assert alone["bytes"] == "2.05 kB, 12.5% of the graph's" and "bytes each" not in alone
     assert (alone["launches"], facts(document, of_three)["launches"]) == ("1", "3")
 
 
