@@ -269,6 +269,10 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
         lambda m: Remedy("none: another object runs the same code, and is compiled for itself"),
     ),
     (
+        r"^len\((.+)\) == \d",
+        lambda m: Remedy(f"let {m[1]} keep its length, or change it outside of what is compiled"),
+    ),
+    (
         r"tensor '(.+)' size mismatch at index (\d+)",
         lambda m: Remedy(
             f"torch._dynamo.mark_dynamic({m[1]}, {m[2]}), or torch.compile(..., dynamic=True)"
