@@ -462,6 +462,26 @@ def test_the_entry_used_longest_ago_is_evicted_first(directory: Path) -> None:
     assert fresh(directory).stats().bytes <= 4 * size
 
 
+def test_all_files_are_looked_at_once_for_many_entries(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    look = cache_module._files_in
+    monkeypatch.setattr(cache_module, "_files_in", lambda d: looks.append(d) or look(d))
+    cache = fresh(directory)
+    for number in range(10):
+        cache.store(f"k{number}", {"x": bytes(1000)})
+    assert len(looks) == 1
+
+
+def test_what_one_process_stores_never_exceeds_the_limit(directory: Path) -> None:
+    cache = fresh(directory, limit_bytes=20_000)
+    for number in range(60):
+        cache.store(f"k{number}", {"x": bytes(700)})
+        assert sum(file.stat().st_size for file in files_of(directory)) <= 20_000
+    assert fresh(directory, limit_bytes=20_000).stats().entries > 15
+
+
 def test_an_entry_larger_than_the_cache_is_not_written(directory: Path) -> None:
     cache = fresh(directory, limit_bytes=500)
     cache.store("k", {"x": bytes(400)})
