@@ -13,8 +13,8 @@ there are, which lanes have a mask, what is a scalar. A program without a ragged
 one with such an end. Numbers of which the C++ compiler makes more than an operand stay as they are
 (``_Rebuild``), as do programs that multiply matrices or run for rows of a table.
 
-With more factors DenseNet-121 would have 35 functions in the place of 41, and its scales and shifts
-would be 0.976 as fast instead of 0.99: extents of images are constants now (2026-11).
+One factor is enough: with up to four, DenseNet-121 would have 35 functions in the place of 41, that
+saves the compiler no time, and some kernels would be 0.92 as fast (docs/performance.md, 2026-11).
 
 Worked example: ``y[i] = x[96*i]`` for i < 12 and ``q[i] = p[64*i]`` for i < 8 run one function
 ``y[i] = x[32*n*i]`` for i < 4*n, with 3 and 2 for n.
