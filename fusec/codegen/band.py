@@ -71,7 +71,10 @@ class Settled:
 
 
 def mask_free_part(
-    loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis], inside: Set[Axis] = frozenset()
+    loop: Axis,
+    reductions: Iterable[Reduce],
+    lanes: frozenset[Axis],
+    inside: Set[Axis] = frozenset(),
 ) -> Settled | None:
     """Return where the conditions of a loop are known, or None where they never are.
 
