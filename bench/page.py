@@ -43,13 +43,18 @@ class Part:
     rows: tuple[Row, ...]
 
 
-def parts() -> list[Part]:
+def runs() -> list[dict[str, Any]]:
     """Return the runs on CPUs that are kept, the oldest first."""
     texts = (path.read_text(encoding="utf-8") for path in ROOT.glob("bench/results/cpu*.json"))
-    runs = sorted((json.loads(text) for text in texts), key=lambda run: run["date"])
-    last = {(run["machine"]["processor"], case): run["date"] for run in runs for case in cases(run)}
+    return sorted((json.loads(text) for text in texts), key=lambda run: run["date"])
+
+
+def parts() -> list[Part]:
+    """Return what was measured, by machine and day, the oldest first."""
+    kept = runs()
+    last = {(run["machine"]["processor"], case): run["date"] for run in kept for case in cases(run)}
     found: dict[str, list[Row]] = {}
-    for run in runs:
+    for run in kept:
         processor, date = run["machine"]["processor"], run["date"]
         mine = [case for case in cases(run) if last[processor, case] == date]
         found.setdefault(title(run), []).extend(row(run, case) for case in mine)
@@ -148,7 +153,7 @@ def picture(path: Path) -> None:
     panels[0].margins(y=0.01)
     panels[1].legend(fontsize=8, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 

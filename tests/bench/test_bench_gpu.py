@@ -104,6 +104,8 @@ def test_peers_are_known_to_torch_compile(monkeypatch):
         "inductor-max_entry": ("inductor", {"mode": "max-autotune-no-cudagraphs"}),
         "fusec-fused_entry": ("fusec", {"options": {"race": "fused"}}),
         "fusec-library_entry": ("fusec", {"options": {"race": "library"}}),
+        "inductor-freezing_entry": ("inductor", {}),  # a setting of its own, not an option
+        "fusec-freeze_entry": ("fusec", {"options": {"freeze": True}}),
     }
 
 
