@@ -30,7 +30,7 @@ from fusec.codegen.native import SIGNATURE
 from fusec.codegen.targets import find_target
 from fusec.compiler import compile_entry
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
-from fusec.naming import NAMES, describe_native
+from fusec.native_names import NAMES, describe_native
 from fusec.options import Options
 from fusec.report.arguments import fitting, signature_of
 from fusec.report.breaks import break_lines, merge_breaks, read_break

@@ -66,7 +66,7 @@ ELSEWHERE = {
     "runtime/model": "test_building",
     # What C runs is tested by a program in C.
     "codegen/native_writes": "native/test_native",
-    "naming": "native/test_native",
+    "native_names": "native/test_native",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "dumps": "test_cli",

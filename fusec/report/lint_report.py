@@ -158,7 +158,8 @@ def judge(
             CheckedGraph(one.name, len(report.externs), report.bytes_moved, report.bytes_floor)
         )
         if one.compiled is not None and one.compiled.distinct:
-            say(f"graph {one.name}: machine code of {len(one.compiled.distinct)} kernels")
+            count = len(one.compiled.distinct)
+            say(f"graph {one.name}: machine code of {count} kernel{'s' * (count > 1)}")
             kernels += _checked_kernels(one, assembled or assemble)
     target = staged[0].target.name if staged else ""
     return LintReport(target, tuple(graphs), tuple(kernels))
