@@ -151,7 +151,7 @@ def picture(path: Path) -> None:
     panels[0].set_yticks(range(len(shown)), [row.case for row in shown], fontsize=7)
     panels[0].invert_yaxis()
     panels[0].margins(y=0.01)
-    panels[1].legend(fontsize=8, loc="lower right")
+    panels[1].legend(fontsize=8, loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)
     pyplot.close(figure)
