@@ -63,10 +63,6 @@ since_2_13 = pytest.mark.skipif(
     TORCH < (2, 13), reason="torch 2.11 does otherwise, aot_eager too; see docs/numerics.md"
 )
 before_2_15 = pytest.mark.skipif(TORCH >= (2, 15), reason="torch 2.15 does otherwise, in eager")
-falls_short_with_triton_3_9 = pytest.mark.xfail(
-    TRITON >= (3, 9), reason="Triton 3.9 makes worse code; see docs/performance.md", strict=False
-)
-
 
 FUSED = "fusec_fused"
 """fusec with every product that has something to fuse with in a kernel of its own."""

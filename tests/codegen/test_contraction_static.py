@@ -26,7 +26,7 @@ from fusec.report.stages import Staged, take_through
 from fusec.runtime.static_checks import StaticReport, inspect_kernel
 from fusec.runtime.triton_kernel import compile_kernel
 from tests.codegen.kernels import triton_source
-from tests.support import falls_short_with_triton_3_9
+from tests.support import TRITON
 
 TARGETS = pytest.mark.parametrize("target", ("sm_90", "sm_80"))
 
@@ -120,13 +120,13 @@ def test_descriptors_save_registers_of_a_wide_tile() -> None:
     assert report(one, wide, descriptors=True).registers < report(one, wide).registers
 
 
-@falls_short_with_triton_3_9
-def test_descriptors_copy_an_attentions_tiles_with_no_more_registers() -> None:
+def test_descriptors_copy_an_attentions_tiles_with_few_more_registers() -> None:
     (one,) = staged(causal, *tensors(*[(2, 4, 1024, 128)] * 3))
     tile = (128, 64, 128)
     found = report(one, tile, descriptors=True)
     assert_tiles_are_copied(found, 1 + 2 * 2 + 1)
-    assert found.registers <= report(one, tile).registers
+    more = 8 if TRITON >= (3, 9) else 0  # 147 for 140: docs/performance.md
+    assert found.registers <= report(one, tile).registers + more
 
 
 @pytest.mark.slow
