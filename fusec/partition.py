@@ -176,16 +176,19 @@ def _save_what_is_not_free(joint: fx.Graph) -> None:
 
 
 def _leave_constants_to_the_last(joint: fx.Graph) -> None:
-    """Have no checkpoint save a constant, such as a mask, for the ones after it.
+    """Have no checkpoint save what depends on no input, such as a mask, for the ones after it.
 
     Equal nodes become one before the cut, which saves what one checkpoint computes and a later one
     reads (with torch 2.11 constants, too). That of the last checkpoint has none after it.
     """
     numbers = [node.meta["ac_graph_id"] for node in joint.nodes if "ac_graph_id" in node.meta]
+    constant: set[fx.Node] = set()
     for node in joint.nodes:
-        constant = not node.all_input_nodes and not draws_random_numbers(node.target)
-        if constant and "ac_graph_id" in node.meta:
-            node.meta["ac_graph_id"] = max(numbers)
+        called = node.op == "call_function" and not draws_random_numbers(node.target)
+        if numbers and called and constant.issuperset(node.all_input_nodes):
+            constant.add(node)
+            if "ac_graph_id" in node.meta:
+                node.meta["ac_graph_id"] = max(numbers)
 
 
 def _compared_with_extreme(node: fx.Node) -> fx.Node | None:
