@@ -8,6 +8,7 @@ compute and by the user's lines, never by a number. ``lock_text.py`` has the for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -153,11 +154,12 @@ def make_lock(
 
 
 def describe_target(target: Target) -> str:
-    """Return a target with what its kernels depend on: "cpu, 16 lanes", "sm_90"."""
+    """Return a target with what its kernels depend on: "cpu, 16 lanes, 2 threads", "sm_90"."""
     facts = [target.name]
     if target.codegen is CPP:
         facts += [f"{target.machine.vector} lanes"]
         facts += ["tiles"] * (BF16 not in target.machine.widened)
+        facts += [f"{target.machine.threads} threads"] * (target.machine.threads > 1)
     else:
         facts += ["tf32"] * target.machine.sm.tf32
     return ", ".join(facts)
@@ -171,8 +173,13 @@ def read_target(described: str) -> Target:
     """
     name, *facts = described.split(", ")
     widths = [width for width in _WIDTHS if f"{width} lanes" in facts]
+    counts = [int(fact.removesuffix(" threads")) for fact in facts if _THREADS.fullmatch(fact)]
     found = find_target(
-        name, widths[0] if widths else 16, tiles="tiles" in facts, tf32=allows_tf32()
+        name,
+        widths[0] if widths else 16,
+        tiles="tiles" in facts,
+        threads=counts[0] if counts else 1,
+        tf32=allows_tf32(),
     )
     if {*describe_target(found).split(", ")} - {"tf32"} != {name, *facts} - {"tf32"}:
         raise UsageError(f"the lock's target {described!r} is none that this fusec knows.")
@@ -181,6 +188,7 @@ def read_target(described: str) -> Target:
 
 _WIDTHS = (16, 8, 4)
 """Lanes of f32 of a CPU's vectors."""
+_THREADS = re.compile(r"[0-9]{1,6} threads")
 
 
 def lock_graph(staged: Staged) -> LockedGraph:

@@ -89,12 +89,19 @@ def this_machine() -> str:
 def choose_target(name: str | None) -> Target:
     """Return the row of a target; with no name, FUSEC_TARGET's, or else this machine's.
 
+    A CPU has the threads that torch has here: kernels of few long points depend on them.
+
     Raises:
         UsageError: if there is no such target.
     """
     wanted = name or Options.from_compile(None, None).target
-    width, tiles = cpp_kernel.vector_width(), cpp_kernel.has_tiles()
-    return find_target(wanted or this_machine(), width, tiles=tiles, tf32=allows_tf32())
+    return find_target(
+        wanted or this_machine(),
+        cpp_kernel.vector_width(),
+        tiles=cpp_kernel.has_tiles(),
+        threads=torch.get_num_threads(),
+        tf32=allows_tf32(),
+    )
 
 
 def take_through(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
+import torch
 
 from fusec.errors import UsageError
 from fusec.ir.decision import Decision
@@ -21,6 +23,7 @@ from fusec.report.lock import (
 from fusec.report.lock_changes import Changes, compare_locks
 from fusec.report.lock_text import parse_lock, print_lock
 from fusec.report.parts import Part
+from fusec.report.stages import choose_target
 
 ADD = Part("add", "h.*", "model.py:40 in forward: h = x + self.attn(x)")
 NORM = Part("layer_norm", "h.*.ln_2", "model.py:41 in forward: h = self.ln_2(h)")
@@ -129,18 +132,26 @@ def test_a_file_that_ends_too_soon_is_refused_at_any_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "described", ["cpu, 16 lanes, tiles", "cpu, 8 lanes", "cpu, 4 lanes", "sm_90"]
+    "described",
+    ["cpu, 16 lanes, tiles", "cpu, 8 lanes", "cpu, 16 lanes, tiles, 3 threads", "sm_90"],
 )
 def test_a_target_is_read_as_it_is_described(described: str) -> None:
     assert describe_target(read_target(described)) == described
 
 
 @pytest.mark.parametrize(
-    "described", ["cpu", "cpu, 3 lanes", "cpu, x lanes", "sm_90, tiles", "sm_1"]
+    "described",
+    ["cpu", "cpu, 3 lanes", "cpu, 8 lanes, 1 threads", "cpu, x lanes", "sm_90, tiles", "sm_1"],
 )
 def test_a_target_that_is_none_is_refused(described: str) -> None:
     with pytest.raises(UsageError):
         read_target(described)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cpu_is_looked_at_with_the_threads_that_a_run_has(threads: int) -> None:
+    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+        assert choose_target("cpu").machine.threads == threads
 
 
 # -- changes ---------------------------------------------------------------------------------------
