@@ -20,8 +20,8 @@ from fusec.runtime.processor import cpu_features
 
 _FOLDER = Path(__file__).parent / "engine"
 _PARTS = (
-    "program.h", "clocks.h", "warp.h", "floats.h", "integers.h", "arithmetic.h", "memory.h",
-    "threads.h", "barriers.h", "asynchronous.h", "matrix.h", "control.h", "engine.cpp",
+    "program.h", "clocks.h", "blocks.h", "warp.h", "floats.h", "integers.h", "arithmetic.h",
+    "memory.h", "threads.h", "barriers.h", "asynchronous.h", "matrix.h", "control.h", "engine.cpp",
 )  # fmt: skip
 _LIBRARY = "emulator.so"
 

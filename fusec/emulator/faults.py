@@ -53,6 +53,7 @@ KINDS = (
     "outside of local memory",
     "mbarrier race",
     "register count",
+    "race between blocks",
 )
 """The kinds of faults, by the engine's codes (``engine/warp.h``)."""
 
@@ -88,6 +89,8 @@ _MEANINGS = {
     "barrier orders the two",
     "register count": "{bytes} registers a thread: setmaxnreg.inc takes more than there were, .dec "
     "gives some back; 24 to 256, in steps of 8",
+    "race between blocks": "another block touches global memory at {address}, one of them writes "
+    "it ({bytes} bytes), and nothing orders blocks",
 }
 
 

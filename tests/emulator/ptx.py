@@ -31,13 +31,18 @@ def kernel(body: str, params: int, threads: int = 32) -> str:
 
 
 def run(
-    body: str, *arrays: NDArray[np.generic], threads: int = 32, shared: int = 0, seed: int = 0
+    body: str,
+    *arrays: NDArray[np.generic],
+    threads: int = 32,
+    shared: int = 0,
+    seed: int = 0,
+    blocks: int = 1,
 ) -> Counts:
     """Run a kernel whose parameters are arrays, which it may read and write."""
     code = Code.of(kernel(body, len(arrays), threads), shared_bytes=shared)
     values = tuple(array.ctypes.data for array in arrays)
     buffers = tuple((array.ctypes.data, array.nbytes) for array in arrays)
-    return launch(code, (1, 1, 1), Arguments(values, buffers), seed, limit=1_000_000)
+    return launch(code, (blocks, 1, 1), Arguments(values, buffers), seed, limit=1_000_000)
 
 
 _REGISTERS = {1: "%h", 2: "%h", 4: "%r", 8: "%d"}

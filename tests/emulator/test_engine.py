@@ -166,6 +166,54 @@ def test_lanes_add_up_in_memory(text: str, meaning: Any) -> None:
     assert out[0] == meaning(np.arange(32))
 
 
+BLOCKS = 4
+EACH_BLOCK = lines(
+    "mov.u32 %r1, %ctaid.x;", "mul.wide.u32 %d10, %r1, 4;", "add.u64 %d11, %d0, %d10;"
+)
+"""%d11 is the block's own place of an array of 32-bit numbers, %r1 the block."""
+ELSEWHERE = {
+    "all write one place": ("st.global.b32 [%d0], %r1;",),
+    "all but one read what one writes": ("ld.global.b32 %r2, [%d0];", "st.global.b32 [%d11], %r0;"),
+    "a neighbour's is read": ("ld.global.b32 %r2, [%d11+4];", "st.global.b32 [%d11], %r1;"),
+    "an atomic, and a read": ("red.global.add.u32 [%d0], 1;", "ld.global.b32 %r2, [%d0];"),
+    "half of a word": (
+        *("mov.b32 %r2, -1;", "st.global.b16 [%d11+2], %h0;", "st.global.b32 [%d11+4], %r2;"),
+    ),
+}
+ALONE = {
+    "the same is written": ("mov.b32 %r2, 7;", "st.global.b32 [%d0], %r2;"),
+    "only read": ("ld.global.b32 %r2, [%d0];",),
+    "its own": ("ld.global.b32 %r2, [%d11];", "st.global.b32 [%d11], %r1;"),
+    "neighbouring bytes": ("st.global.b8 [%d12], %r1;",),
+    "atomics": ("red.global.add.u32 [%d0], 1;",),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("body", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_two_blocks_that_touch_what_one_writes_are_a_race(body: tuple[str, ...], seed: int) -> None:
+    numbers = np.full(BLOCKS + 1, 9, np.uint32)
+    with pytest.raises(EmulationError, match=r"race between blocks.*nothing orders blocks"):
+        run(
+            EACH_BLOCK + lines("setp.eq.u32 %p1, %r0, 0;", *guarded(body)),
+            numbers,
+            blocks=BLOCKS,
+            seed=seed,
+        )
+
+
+@pytest.mark.parametrize("body", ALONE.values(), ids=ALONE)
+def test_blocks_share_what_none_changes(body: tuple[str, ...]) -> None:
+    numbers = np.full(BLOCKS + 1, 9, np.uint32)
+    own = ("cvt.u64.u32 %d13, %r1;", "add.u64 %d12, %d0, %d13;", "setp.eq.u32 %p1, %r0, 0;")
+    run(EACH_BLOCK + lines(*own, *guarded(body)), numbers, blocks=BLOCKS)
+
+
+def guarded(body: tuple[str, ...]) -> tuple[str, ...]:
+    """Have one lane of each block do it."""
+    return tuple(f"@%p1 {line}" for line in body)
+
+
 def test_local_memory_is_a_lanes_own() -> None:
     out = np.zeros(32, np.uint32)
     text = kernel(lines("st.local.b32 [%r5+4], %r0;", "ld.local.b32 %r1, [%r5+4];") + STORE, 1)

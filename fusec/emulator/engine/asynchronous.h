@@ -57,7 +57,7 @@ static void complete_copy(Warp& w, Pending& p) {
     if (!shared_fits(w, actor.instruction, l, to, size)) return;
     uint8_t fresh[16] = {};
     if (read) {
-      const uint8_t* from = global_bytes(w, actor.instruction, l, p.origin[l], read);
+      const uint8_t* from = global_bytes(w, actor.instruction, l, p.origin[l], read, false, nullptr);
       if (!from) return;
       memcpy(fresh, from, read);
     }
@@ -134,7 +134,8 @@ static void complete_bulk_load(Warp& w, Pending& p) {
     fill_chunk(fresh, *p.map);
     uint64_t bytes = (uint64_t)(end - skipped), first = from + (uint64_t)skipped;
     if (bytes) {
-      const uint8_t* source = global_bytes(w, actor.instruction, 0, first, bytes);
+      const uint8_t* source =
+          global_bytes(w, actor.instruction, 0, first, bytes, false, nullptr);
       if (!source) return;
       memcpy(fresh + skipped, source, bytes);
       block.machine->counts->global_loaded += (int64_t)bytes;
@@ -165,9 +166,10 @@ static void complete_bulk_store(Warp& w, Pending& p) {
     int64_t other = -1;
     Conflict found = block.shadow.read(from + (uint64_t)skipped, bytes, actor, &other);
     if (report(w, i, found, 0, (int64_t)from, other)) return;
-    uint8_t* target = global_bytes(w, actor.instruction, 0, first, bytes);
+    const uint8_t* fresh = &block.shared[from + (uint64_t)skipped];
+    uint8_t* target = global_bytes(w, actor.instruction, 0, first, bytes, true, fresh);
     if (!target) return;
-    memcpy(target, &block.shared[from + (uint64_t)skipped], bytes);
+    memcpy(target, fresh, bytes);
     block.machine->counts->global_stored += (int64_t)bytes;
   });
   block.machine->counts->copied += box_bytes(*p.map);

@@ -172,11 +172,13 @@ static void check_end(Block& block) {
   }
 }
 
-static void run_block(Machine& m, int64_t x, int64_t y, int64_t z) {
+static void run_block(Machine& m, int64_t at) {
   const Launch& launch = *m.launch;
+  const int64_t* grid = launch.grid;
   int warps = (int)(launch.threads / LANES);
   size_t bytes = SHARED_BASE + (size_t)launch.shared_bytes;
-  Block block{&m, {x, y, z}, std::vector<uint8_t>(bytes), Shadow(bytes, generic_agents(warps))};
+  Block block{&m, (uint32_t)at + 1, {at % grid[0], at / grid[0] % grid[1], at / grid[0] / grid[1]},
+              std::vector<uint8_t>(bytes), Shadow(bytes, generic_agents(warps))};
   block.warps.resize((size_t)warps);
   for (int k = 0; k < warps; k++) start_warp(block, block.warps[(size_t)k], k);
   while (!stopped(m)) {
@@ -197,14 +199,15 @@ static void run_block(Machine& m, int64_t x, int64_t y, int64_t z) {
 
 // Run all blocks of a launch in a random order, up to the first fault.
 extern "C" void fusec_emulate(const Launch* launch, Fault* fault, Counts* counts) {
-  Machine m{launch, fault, counts, (uint64_t)launch->seed * 0x9e3779b97f4a7c15ull + 0x1234567ull};
+  Machine m{launch, fault, counts, (uint64_t)launch->seed * 0x9e3779b97f4a7c15ull + 0x1234567ull,
+            GlobalShadow(*launch)};
   for (int k = 0; k < 8; k++) m.next();
   const int64_t* grid = launch->grid;
   std::vector<int64_t> order((size_t)(grid[0] * grid[1] * grid[2]));
   for (size_t k = 0; k < order.size(); k++) order[k] = (int64_t)k;
   for (size_t k = order.size(); k > 1; k--) std::swap(order[k - 1], order[m.next() % k]);
   for (int64_t at : order) {
-    run_block(m, at % grid[0], at / grid[0] % grid[1], at / grid[0] / grid[1]);
+    run_block(m, at);
     if (stopped(m)) return;
   }
 }

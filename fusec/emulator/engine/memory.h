@@ -1,16 +1,27 @@
 // Loads and stores of each space, atomics, and copies of 8 x 8 tiles to and from shared memory.
 
-// Return where bytes of global memory lie, or null after a fault.
+// Return where bytes of global memory lie after all checks, or null after a fault; `fresh` is what
+// will be written there, null for an atomic.
 static uint8_t* global_bytes(Warp& w, int64_t instruction, int lane, uint64_t address,
-                             uint64_t bytes) {
-  const Launch& launch = *w.block->machine->launch;
+                             uint64_t bytes, bool writes, const uint8_t* fresh) {
+  Machine& machine = *w.block->machine;
+  const Launch& launch = *machine.launch;
   const Buffer* end = launch.buffers + launch.buffer_count;
   const Buffer* after = std::upper_bound(
       launch.buffers, end, address, [](uint64_t a, const Buffer& b) { return a < b.base; });
   // Views of one tensor overlap: any of them will do.
   for (const Buffer* b = after; b != launch.buffers;) {
     b--;
-    if (address + bytes <= b->base + b->size) return (uint8_t*)address;
+    if (address + bytes <= b->base + b->size) {
+      size_t buffer = (size_t)(b - launch.buffers);
+      int64_t other = -1;
+      bool raced = writes ? machine.shadow.write(buffer, address, bytes, w.block->number,
+                                                 instruction, fresh, &other)
+                          : machine.shadow.read(buffer, address, bytes, w.block->number, &other);
+      if (!raced) return (uint8_t*)address;
+      raise_at(w, instruction, BLOCK_RACE, lane, (int64_t)address, (int64_t)bytes, other);
+      return nullptr;
+    }
     if (after - b > 64) break;
   }
   raise_at(w, instruction, OUT_OF_BOUNDS, lane, (int64_t)address, (int64_t)bytes);
@@ -80,7 +91,8 @@ static uint8_t* place_of(Warp& w, const Instruction& i, int lane, uint64_t addre
     case PARAM: return param_bytes(w, i, address, bytes);
     default:
       (fresh ? counts.global_stored : counts.global_loaded) += (int64_t)bytes;
-      return global_bytes(w, index_of(w, i), lane, address, bytes);
+      return global_bytes(w, index_of(w, i), lane, address, bytes, fresh != nullptr,
+                          i.op == OP_atom ? nullptr : fresh);
   }
 }
 

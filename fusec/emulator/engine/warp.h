@@ -76,6 +76,7 @@ struct Machine {
   Fault* fault;
   Counts* counts;
   uint64_t random;
+  GlobalShadow shadow;
   uint64_t next() {
     random ^= random << 13, random ^= random >> 7, random ^= random << 17;
     return random;
@@ -84,6 +85,7 @@ struct Machine {
 
 struct Block {
   Machine* machine;
+  uint32_t number;  // from 1, along the grid's first axis first
   int64_t place[3];
   std::vector<uint8_t> shared;
   Shadow shadow;
@@ -102,6 +104,7 @@ enum Faults {
   NO_FENCE, DEADLOCK, NO_MBARRIER, OBJECT_TOUCHED, TOO_MANY_ARRIVALS, IN_FLIGHT, NOT_WAITED,
   DIVERGED, BAD_DESCRIPTOR, NO_TENSOR_MAP, STEP_LIMIT, TRAP, BARRIER_COUNT, NO_WGMMA_FENCE,
   TRANSACTION_COUNT, UNSUPPORTED, LOCAL_BOUNDS, MBARRIER_RACE, REGISTER_COUNT,
+  BLOCK_RACE,
 };  // the names are in faults.py, in this order
 
 static bool stopped(const Machine& m) { return m.fault->code != 0; }
