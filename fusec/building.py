@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from torch.fx.node import map_aggregate
 from fusec.archive import pack
 from fusec.backend import compile_with, context_of
 from fusec.codegen.native import SIGNATURE
-from fusec.codegen.targets import find_target
+from fusec.codegen.targets import Target, find_target
 from fusec.compiler import compile_entry
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
 from fusec.native_names import NAMES, describe_native
@@ -42,6 +42,7 @@ from fusec.runtime.entry import encode
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.loading import spec_of
 from fusec.runtime.model import CALLING, HELD, KEY, named_tensors
+from fusec.runtime.processor import needed_features
 from fusec.stages import Context
 from fusec.torch_interior import (
     FakeCopyMode,
@@ -97,7 +98,8 @@ def build(
     """Return the archive of a module or function.
 
     Args:
-        targets: the options of a compile for each; the first that runs on a machine is taken.
+        targets: the options of a compile for each; the first that runs on a machine is taken, of
+            several for CPUs the one that uses most of it.
         mode: to which the module's tensors belong, if they are fake.
     Raises:
         UsageError: for arguments and results that are no data, and a graph break: it lists lines.
@@ -106,10 +108,23 @@ def build(
     """
     _arguments(fn, call.args, call.named)
     variants: dict[str, bytes] = {}
-    for options in targets:
+    for options in _preferred(targets):
         name, content = _variant(fn, call, options, mode or new_fake_mode())
         variants[name] = content
     return encode(KEY, variants)
+
+
+def _preferred(targets: Sequence[Options]) -> Iterator[Options]:
+    """Yield targets in the order in which they are tried: of CPUs the one with most features."""
+    cpus = [one for one in targets if _target_of(one).device == "cpu"]
+    cpus.sort(key=lambda one: -len(needed_features(_target_of(one).name).split()))
+    best = iter(cpus)
+    for options in targets:
+        yield next(best) if options in cpus else options
+
+
+def _target_of(options: Options) -> Target:
+    return find_target(options.target or "cpu")
 
 
 def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
@@ -136,7 +151,7 @@ def _variant(
     """Return a target's name, and the archive of its graph."""
     if isinstance(fn, nn.Module):
         fn.train(call.train)
-    target = find_target(options.target or "cpu")
+    target = _target_of(options)
     traced = target.device if torch.cuda.is_available() else "cpu"
     move = partial(_faked, mode=mode, device=torch.device(traced), moved={})
     seen = _Seen()
@@ -159,13 +174,14 @@ def _variant(
     calling, held = _describe(fn, fake, (args, named), result, seen)
     beside = {CALLING: json.dumps(calling).encode(), **held}
     if options.native:
-        beside[NAMES] = _names(calling, seen)
+        beside[NAMES] = _names(calling, seen, target)
     return target.name, pack(seen.convention, seen.parts, target, beside)
 
 
-def _names(calling: dict[str, Any], seen: _Seen) -> bytes:
+def _names(calling: dict[str, Any], seen: _Seen, target: Target) -> bytes:
     signature = seen.parts[0].blobs[SIGNATURE].decode()
-    return describe_native(calling, signature, len(seen.returned)).encode()
+    needed = needed_features(target.name)
+    return describe_native(calling, signature, len(seen.returned), needed).encode()
 
 
 # -- tracing ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +52,7 @@ from fusec.pipeline import (
     manifest,
     print_code,
 )
+from fusec.processors import PROCESSORS
 from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
 from fusec.runtime.cache import fingerprint, open_cache
@@ -59,7 +61,7 @@ from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.loading import Stored, load_kernels
 from fusec.runtime.outside import of_graph
-from fusec.runtime.processor import cpu_features, cpu_model
+from fusec.runtime.processor import cpu_features, cpu_model, missing_features, needed_features
 from fusec.runtime.progress import long_compile, say
 from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
@@ -204,6 +206,7 @@ def compile_entry(
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
     blobs, key, device = compile_entry(gm, name, options, trace), trace.key, main_device(gm)
+    _check_runs_here(trace.target, device)
     with trace.timed("bind"):
         kernels = _load(key, blobs, device)
         parts = _compile_parts(gm, name, options)
@@ -325,6 +328,13 @@ def target_for(device: torch.device, options: Options) -> Target:
             f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
         )
     return target
+
+
+def _check_runs_here(target: str, device: torch.device) -> None:
+    """Raise UsageError for kernels of another processor, which would stop this process."""
+    missing = missing_features(needed_features(target)) if device.type == "cpu" else ""
+    if missing:
+        raise UsageError(f"the target {target!r} does not run here: the processor lacks {missing}")
 
 
 def device_target(device: torch.device) -> str:
@@ -463,9 +473,13 @@ def _load(
 
 
 def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str, bytes]:
-    unit = cpp_unit(compiled, cpp_kernel.vector_width())
+    named = PROCESSORS.get(target)
+    if named is not None and named.features.split()[0] != platform.machine():
+        raise UsageError(f"{target} is built on x86_64 alone, and this is {platform.machine()}")
+    unit = cpp_unit(compiled, cpp_kernel.vector_width() if named is None else named.lanes)
     say(f"the C++ compiler builds kernels: {len(compiled.distinct)}")
-    return {"kernels.so": cpp_kernel.build(unit, options)}
+    flags = (cpp_kernel.NATIVE,) if named is None else named.flags
+    return {"kernels.so": cpp_kernel.build(unit, options, flags)}
 
 
 def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[str, bytes]:

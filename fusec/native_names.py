@@ -19,23 +19,23 @@ from typing import Any
 
 from fusec.errors import UsageError
 from fusec.runtime import trees
-from fusec.runtime.processor import cpu_features
 
 NAMES = "names.txt"
 
 
-def describe_native(calling: Mapping[str, Any], signature: str, returned: int) -> str:
+def describe_native(calling: Mapping[str, Any], signature: str, returned: int, needed: str) -> str:
     """Return the names for a signature.
 
     Args:
         calling: as ``runtime.model.read_calling`` reads it.
         returned: how many results the graph has.
+        needed: the features of the processor.
     Raises:
         UsageError: for what a function without state cannot do, and names that a line cannot hold.
     """
     kinds = [line.split()[0] for line in signature.splitlines()[2:]]
     arguments = [kind for kind in kinds if kind != "result"]
-    lines = [f"needs {cpu_features()}"]
+    lines = [f"needs {needed}"]
     places = zip(calling["graph"], arguments, strict=True)
     read = sorted(k for k, kind in places if kind != "unread" and k < len(calling["tensors"]))
     for position, kind in zip(calling["graph"], arguments, strict=True):

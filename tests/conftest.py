@@ -158,13 +158,15 @@ def _kernels_are_built_for_their_values(
         yield
 
 
-def _build(plainly: Callable[[str, Any], bytes], folder: Path, unit: str, options: Any) -> bytes:
+def _build(
+    plainly: Callable[..., bytes], folder: Path, unit: str, options: Any, *processor: Any
+) -> bytes:
     """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
     prelude, header = _precompiled(folder)
     kernels = unit.removeprefix(prelude)
     if kernels == unit or options.cxx is not None:
-        return plainly(unit, options)
-    return plainly(f'#include "{header}"\n{kernels}', options)
+        return plainly(unit, options, *processor)
+    return plainly(f'#include "{header}"\n{kernels}', options, *processor)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from torch import nn
 
 from fusec.archive import Packed, Shipped, pack
 from fusec.codegen.targets import find_target
-from fusec.runtime import loading
+from fusec.runtime import processor
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import decode, encode
 from fusec.runtime.loading import BadArchive, unpack
@@ -182,7 +182,7 @@ def test_another_machine_is_told_what_it_lacks(content: bytes, name: str) -> Non
 def test_fewer_features_of_the_processor_are_an_error(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "cpu_features", lambda: "x86_64 sse2")
+    monkeypatch.setattr(processor, "cpu_features", lambda: "x86_64 sse2")
     with pytest.raises(BadArchive, match=r"that this one lacks: .*avx"):
         unpack(content)
 

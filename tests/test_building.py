@@ -20,7 +20,7 @@ from fusec.building import Call, build, weights_of
 from fusec.cli import main
 from fusec.errors import ModelError, UsageError
 from fusec.options import Options
-from fusec.runtime import loading
+from fusec.runtime import loading, processor
 from fusec.runtime.entry import decode, encode
 from fusec.runtime.loading import BadArchive, contract, digest_beside, read_contract
 from fusec.runtime.model import CALLING, KEY, Model
@@ -207,7 +207,7 @@ def test_a_digest_pins_a_file(inference: bytes, load: Any) -> None:
 def test_another_machine_is_told_what_it_lacks(
     inference: bytes, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "cpu_features", lambda: "x86_64 sse2")
+    monkeypatch.setattr(processor, "cpu_features", lambda: "x86_64 sse2")
     with pytest.raises(BadArchive, match=r"cpu: .*that this one lacks: .*avx"):
         load(inference, weights=net())
     monkeypatch.setattr(torch, "__version__", "9.9.9")
@@ -311,7 +311,7 @@ heavy = ("torch._dynamo", "torch._functorch", "torch._inductor", "sympy", "trito
 print(sorted(name for name in added if name.startswith(heavy)))
 assert not any(name.startswith(heavy) for name in added)
 own = {name for name in added if name.startswith("fusec.")}
-allowed = ("fusec.runtime", "fusec.errors", "fusec.options")
+allowed = ("fusec.runtime", "fusec.errors", "fusec.options", "fusec.processors")
 assert all(name.startswith(allowed) for name in own), own
 """
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 FILE_CEILING = 600
 FUNCTION_CEILING = 60
 
-LOW = {"errors", "options"}
+LOW = {"errors", "options", "processors"}
 COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "stages", "structures", "pipeline"}
 WHOLE |= {"torch_interior", "summary"}
@@ -29,6 +29,7 @@ WHOLE |= {"torch_interior", "summary"}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "options": {"errors"},
+    "processors": set(),
     "trace": {"errors"},
     "ir": {"errors"},
     "frontend": LOW | {"trace", "ir", "torch_interior"},

@@ -3,14 +3,16 @@
   fusec build model.py:Block --input f32[8,256] -o block.fusec
   fusec build model.py:gpt --input "i64[2,64]<50257" --train --with-weights -o gpt.fusec
   fusec build model.py:Block --input f32[8,256] --target sm_90,cpu -o block.fusec
+  fusec build model.py:Block --input f32[8,256] --target cpu:avx2,cpu:avx512 -o block.fusec
 
 The model has to be one graph: where Dynamo would end it, the lines are listed. Inputs may have
 names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs. The
 parameters' values are no part of the file: --with-weights writes them beside it, in a file of the
 same name that ends with .safetensors; without, the model takes no memory.
 With --native a program in C runs the file, too (docs/deploy.md): then no step may need torch.
-With several targets the file has kernels for each, and the first that runs on a machine is taken.
-No GPU is needed to build for one: ways to run products then go by rule.
+With several targets the file has kernels for each, and the first that runs on a machine is taken,
+of several for CPUs the one that uses most of it. "cpu" is the processor of this machine. No GPU is
+needed to build for one, and no AVX-512 for that: ways to run products then go by rule.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ def _options(target: str | None, forced: dict[str, Any]) -> Options:
     from fusec.report.stages import choose_target  # local, as above
 
     row = choose_target(target)
-    own = {} if row.device == "cpu" else {"target": row.name, "native": False}
+    own: dict[str, Any] = {} if row.name == "cpu" else {"target": row.name}
+    own |= {} if row.device == "cpu" else {"native": False}
     return Options.from_compile(None, {**forced, **own})
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from fusec.cli.inputs import parse_inputs
 from fusec.errors import NotWritable, UsageError, nearest
 from fusec.options import Options
+from fusec.processors import PROCESSORS
 
 EXPORTED = ".pt2"
 """How the name of a file ends that ``torch.export.save`` wrote."""
@@ -26,7 +27,7 @@ DEVICES = {
     "gfx942": ("mi300", "mi300x", "mi300a", "mi325x"),
 }
 """Target -> what people call the devices that it is for."""
-TARGET_NAMES = ("cpu", *DEVICES)
+TARGET_NAMES = ("cpu", *PROCESSORS, *DEVICES)
 """The names in ``codegen.targets``, whose import takes as long as all else of a refusal."""
 JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
 """The targets of ``check --static``."""

@@ -24,6 +24,7 @@ from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.split_loop import split_loop
 from fusec.passes.stage import Stage
+from fusec.processors import PROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,7 @@ TARGETS = {
         Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),
         Target("sm_120", RTX_5090_MACHINE, TRITON, _NVIDIA),
         Target("gfx942", MI300_MACHINE, TRITON, _AMD),
+        *(Target(name, CPU_MACHINE, CPP, formats=True) for name in PROCESSORS),
     )
 }
 GPUS = tuple(name for name, target in TARGETS.items() if target.codegen is TRITON)
@@ -207,8 +209,8 @@ def find_target(
     """Return the row of a target, for a CPU's vectors and with what torch's settings allow.
 
     Args:
-        vector_width: f32 lanes of a CPU's vector registers: 16, 8 or 4.
-        tiles: the CPU multiplies tiles of bf16 (AMX).
+        vector_width: f32 lanes of this CPU's vector registers: 16, 8 or 4.
+        tiles: this CPU multiplies tiles of bf16 (AMX).
         threads: of the CPU.
         tf32: a GPU's products of f32 may round their operands to 10 bits of mantissa.
     Raises:
@@ -217,6 +219,8 @@ def find_target(
     if name not in TARGETS:
         raise UsageError.unknown("target", name, tuple(TARGETS))
     row = TARGETS[name]
+    if name in PROCESSORS:
+        vector_width, tiles = PROCESSORS[name].lanes, PROCESSORS[name].tiles
     if row.codegen is CPP:
         widened = row.machine.widened - {BF16} if tiles else row.machine.widened
         own = replace(row.machine, vector=vector_width, widened=widened, threads=threads)

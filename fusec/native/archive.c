@@ -43,13 +43,13 @@ static int take_blob(fusec_text *manifest, fusec_text *file, fusec_blob *blob) {
 
 static void forget(fusec_archive *archive) {
   free(archive->blobs);
-  *archive = (fusec_archive){NULL, 0};
+  *archive = (fusec_archive){NULL, 0, {NULL, 0}};
 }
 
 /* Read the table of a file. On success `archive->blobs` is to be freed. */
 static int read_table(fusec_text file, const char *key, fusec_archive *archive) {
   fusec_text manifest, found;
-  *archive = (fusec_archive){NULL, 0};
+  *archive = (fusec_archive){NULL, 0, {NULL, 0}};
   if (!take_manifest(&file, &manifest)) return 0;
   if (!fusec_skip(&manifest, "{\"key\": \"") || !fusec_until(&manifest, '"', &found)) return 0;
   if (!fusec_equal(found, key) || !fusec_skip(&manifest, ", \"blobs\": [")) return 0;
@@ -131,22 +131,44 @@ static int is_described(fusec_archive *archive) {
   return !memcmp(said, found, 32);
 }
 
+/* Whether this processor has what a variant needs. If not, that is added to `lacking`. */
+static int runs_here(const fusec_archive *archive, fusec_error *lacking) {
+  static const fusec_text file = {"names.txt", 9};
+  fusec_text names, needed;
+  fusec_error before = *lacking;
+  char missing[200];
+  if (!fusec_find(archive, "", file, &names) || !fusec_skip(&names, "needs ") ||
+      !fusec_until(&names, '\n', &needed))
+    return 1; /* which the model then refuses */
+  if (!fusec_missing(needed, missing, sizeof missing)) return 1;
+  fusec_fail(lacking, FUSEC_OTHER_MACHINE, "%s%s for %.*s:%s",
+             before.code ? before.text : "this processor lacks", before.code ? ";" : "", (int)archive->target.left,
+             archive->target.at, missing);
+  return 0;
+}
+
 int fusec_open(fusec_text file, fusec_archive *archive, fusec_error *error) {
   static const fusec_text signature = {"native.txt", 10};
   fusec_archive variants;
   fusec_text found;
+  fusec_error lacking = {FUSEC_OK, ""};
   if (!read_table(file, "fusec model", &variants))
     return fusec_fail(error, FUSEC_DAMAGED, "the file is no archive of fusec build, or damaged");
   for (size_t k = 0; k < variants.count; ++k) {
     if (!read_table(variants.blobs[k].content, "fusec archive", archive)) continue;
+    archive->target = variants.blobs[k].name;
     if (fusec_find(archive, "inference/", signature, &found)) {
-      forget(&variants);
-      if (blobs_are_whole(archive) && is_described(archive)) return FUSEC_OK;
-      forget(archive);
-      return fusec_fail(error, FUSEC_DAMAGED, "the archive is not the one that was written");
+      int whole = blobs_are_whole(archive) && is_described(archive);
+      if (!whole || runs_here(archive, &lacking)) {
+        forget(&variants);
+        if (whole) return FUSEC_OK;
+        forget(archive);
+        return fusec_fail(error, FUSEC_DAMAGED, "the archive is not the one that was written");
+      }
     }
     forget(archive);
   }
   forget(&variants);
+  if (lacking.code) return fusec_fail(error, lacking.code, "%s", lacking.text);
   return fusec_fail(error, FUSEC_NOT_NATIVE, "the archive was built without --native");
 }

@@ -60,7 +60,8 @@ typedef struct {
 
 typedef struct fusec_model fusec_model;
 
-/* Load an archive; nothing in it runs before all of it is verified.
+/* Load an archive; nothing in it runs before all of it is verified. Of several variants for CPUs the
+   first that this processor can run is taken: they stand in the archive best first.
 
    weights: a safetensors file, which is mapped, so that processes share its pages; it has to stay as
      it is. NULL for a model without any.
@@ -72,6 +73,9 @@ int fusec_load(fusec_model **model, const char *archive, const char *weights, co
 /* What a run takes and gives: `*count` tensors, in order. */
 const fusec_tensor *fusec_inputs(const fusec_model *model, size_t *count);
 const fusec_tensor *fusec_outputs(const fusec_model *model, size_t *count);
+
+/* What the kernels are for: "cpu:avx2". */
+const char *fusec_target(const fusec_model *model);
 
 /* The bytes that a run needs beside them. */
 size_t fusec_workspace(const fusec_model *model);

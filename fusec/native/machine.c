@@ -41,9 +41,14 @@ void fusec_unmap(fusec_text file) {
 
 /* -- the processor ------------------------------------------------------------------------------ */
 
-/* Read the line of features as Linux lists them, for it leaves out what it does not let us use. */
+/* Read the line of features as Linux lists them, for it leaves out what it does not let us use.
+   Tests compile with another file. */
+#ifndef FUSEC_CPUINFO
+#define FUSEC_CPUINFO "/proc/cpuinfo"
+#endif
+
 static char *features(void) {
-  FILE *file = fopen("/proc/cpuinfo", "re");
+  FILE *file = fopen(FUSEC_CPUINFO, "re");
   char *line = NULL;
   size_t room = 0;
   int found = 0;
@@ -63,21 +68,25 @@ static int has_word(const char *line, fusec_text word) {
   return fusec_same(rest, word);
 }
 
-int fusec_check_processor(fusec_text needed, fusec_error *error) {
+size_t fusec_missing(fusec_text needed, char *missing, size_t room) {
   struct utsname names;
   fusec_text word;
   char *here = features();
-  int code = FUSEC_OK;
-  for (int first = 1; !code && needed.left; first = 0) {
+  size_t count = 0, length = 0;
+  for (int first = 1; needed.left; first = 0) {
     if (!fusec_until(&needed, ' ', &word)) fusec_take(&needed, needed.left, &word);
     int has = first ? !uname(&names) && fusec_equal(word, names.machine)
                     : here && has_word(here, word);
-    if (!has)
-      code = fusec_fail(error, FUSEC_OTHER_MACHINE, "this processor lacks %.*s", (int)word.left,
-                        word.at);
+    if (has) continue;
+    ++count;
+    if (word.left + 2 > room - length) continue;
+    missing[length++] = ' ';
+    memcpy(missing + length, word.at, word.left);
+    length += word.left;
   }
+  missing[length] = 0;
   free(here);
-  return code;
+  return count;
 }
 
 /* -- libraries ---------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
    What an archive says of its function (signature, names) is read and checked before the library is
    loaded, and the signature is then compared with the one that the library has itself. */
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,8 +159,6 @@ static int read_description(fusec_model *model, const source *from, fusec_error 
   names = (fusec_text){model->names, from->names.left};
   if (!fusec_skip(&names, "needs ") || !fusec_until(&names, '\n', &needed))
     return fusec_fail(error, FUSEC_NOT_NATIVE, "the archive is of another version of fusec");
-  int code = fusec_check_processor(needed, error);
-  if (code) return code;
   if (!take_signature(model, from->signature) || !take_all_names(model, names))
     return fusec_fail(error, FUSEC_NOT_NATIVE, "the archive is of another version of fusec");
   return FUSEC_OK;
@@ -240,7 +239,9 @@ int fusec_load(fusec_model **model, const char *archive, const char *weights, co
   if (code) return code;
   fusec_model *made = calloc(1, sizeof *made);
   if (made) {
+    fusec_text target = from.archive.target;
     made->library.file = -1;
+    snprintf(made->target, sizeof made->target, "%.*s", (int)target.left, target.at);
     code = load_from(made, &from, weights, error);
   } else {
     code = fusec_fail(error, FUSEC_NO_MEMORY, "no memory");
@@ -260,6 +261,8 @@ const fusec_tensor *fusec_outputs(const fusec_model *model, size_t *count) {
   *count = model->output_count;
   return model->outputs;
 }
+
+const char *fusec_target(const fusec_model *model) { return model->target; }
 
 size_t fusec_workspace(const fusec_model *model) { return model->workspace; }
 

@@ -25,6 +25,7 @@ struct fusec_model {
   argument *arguments;
   fusec_tensor *inputs, *outputs;
   size_t argument_count, input_count, output_count, workspace;
+  char target[32];
   char *names; /* to which the tensors' point */
 };
 

@@ -54,12 +54,15 @@ typedef struct {
   unsigned char sha256[32];
 } fusec_blob;
 
+/* target: what the variant is for. */
 typedef struct {
   fusec_blob *blobs;
   size_t count;
+  fusec_text target;
 } fusec_archive;
 
-/* Find the variant for C in a file's bytes, and check every digest in it. Free `archive->blobs`. */
+/* Find the first variant for C in a file's bytes that this processor can run, and check every digest
+   in it. Free `archive->blobs`. */
 int fusec_open(fusec_text file, fusec_archive *archive, fusec_error *error);
 /* Find a blob by two parts of its name. Returns 0 if there is none. */
 int fusec_find(const fusec_archive *archive, const char *folder, fusec_text name,
@@ -83,8 +86,9 @@ int fusec_find_weights(fusec_text file, fusec_weight *weights, size_t count, fus
 /* Map a file, to be read. */
 int fusec_map(const char *path, fusec_text *file, fusec_error *error);
 void fusec_unmap(fusec_text file);
-/* Compare features, words after an architecture, with those of this processor. */
-int fusec_check_processor(fusec_text needed, fusec_error *error);
+/* Count the features, words after an architecture, that this processor lacks; write them as a text
+   of less than `room` bytes, a space before each. */
+size_t fusec_missing(fusec_text needed, char *missing, size_t room);
 
 typedef int (*fusec_function)(void *const *, void *const *, char *, int);
 

@@ -20,8 +20,9 @@ from fusec.runtime import processor, table
 
 logger = logging.getLogger("fusec.build")
 
+NATIVE = "-march=native"
 FLAGS = (
-    "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
+    "-std=c++17", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
     "-ffp-contract=fast", "-fwrapv", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
     "-Wl,--as-needed", "-fno-threadsafe-statics",
 )  # fmt: skip
@@ -94,9 +95,11 @@ def _flags() -> set[str]:
     return set(processor.cpu_features().replace(":", " ").replace(",", " ").split())
 
 
-def build(source: str, options: Options) -> bytes:
+def build(source: str, options: Options, processor: tuple[str, ...] = (NATIVE,)) -> bytes:
     """Compile one translation unit to a shared library and return its bytes.
 
+    Args:
+        processor: the flags that say where it runs.
     Raises:
         EnvironmentProblem: if there is no compiler.
         BuildError: if the compiler fails.
@@ -107,7 +110,8 @@ def build(source: str, options: Options) -> bytes:
     with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
         unit, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
         unit.write_text(source, encoding="utf-8")
-        command = [compiler, *FLAGS, *OPTIMISE, str(unit), "-o", str(library), "-lm"]
+        flags = (*(flag for flag in FLAGS if flag != NATIVE), *processor)
+        command = [compiler, *flags, *OPTIMISE, str(unit), "-o", str(library), "-lm"]
         logger.debug("building %d bytes of C++", len(source))
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}

@@ -31,7 +31,7 @@ from fusec.runtime.entry import decode
 from fusec.runtime.executable import DTYPES, BoxedCall, bind
 from fusec.runtime.memory_file import as_file
 from fusec.runtime.outside import Outside, described
-from fusec.runtime.processor import cpu_features
+from fusec.runtime.processor import missing_features, needed_features
 from fusec.runtime.ranges import Ranges
 
 FORMAT = 2
@@ -275,7 +275,7 @@ def machine(target: str, device: str) -> dict[str, str]:
     """Return what an archive made here needs.
 
     Args:
-        target: what its kernels are for: "cpu", "sm_90".
+        target: what its kernels are for: "cpu:avx2", "sm_90".
         device: torch's name of the device type.
     """
     return {
@@ -283,7 +283,7 @@ def machine(target: str, device: str) -> dict[str, str]:
         "torch": torch.__version__.partition("+")[0],
         "target": target,
         "device": device,
-        "processor": cpu_features() if device == "cpu" else "",
+        "processor": needed_features(target) if device == "cpu" else "",
     }
 
 
@@ -300,11 +300,11 @@ def check_machine(version: Any, made_for: Mapping[str, str]) -> None:
             )
     if device != "cpu":
         _check_device(target)
-    missing = set(made_for["processor"].split()) - set(here["processor"].split())
+    missing = missing_features(made_for["processor"])
     if missing:
         raise NotHere(
             "The archive's kernels use features of a processor that this one lacks: "
-            f"{' '.join(sorted(missing))}. Build it here, or on a processor without them."
+            f"{missing}. Build it for this one, too: --target cpu:avx2, say."
         )
 
 

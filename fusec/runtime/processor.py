@@ -7,6 +7,8 @@ import platform
 import re
 from pathlib import Path
 
+from fusec.processors import PROCESSORS
+
 # Extensions of the instruction set that a compiler may use for arithmetic, by the prefix of their
 # names in /proc/cpuinfo; the rest of that line is about virtual machines and power.
 _X86_PREFIXES = (
@@ -46,3 +48,13 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         return platform.processor()
     return found[1].strip() if found else ""
+
+
+def needed_features(target: str) -> str:
+    """Return what kernels of a CPU's target may use."""
+    return PROCESSORS[target].features if target in PROCESSORS else cpu_features()
+
+
+def missing_features(needed: str) -> str:
+    """Return those features of some, sorted, that this machine's processor has not."""
+    return " ".join(sorted(set(needed.split()) - set(cpu_features().split())))

@@ -15,6 +15,7 @@ from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.options import Options
 from fusec.passes.cost import price
 from fusec.passes.schedule.plan import LoopKind, Plan
+from fusec.processors import PROCESSORS
 from fusec.runtime import cpp_kernel, processor
 from tests.passes.schedule.flat import attention, products
 
@@ -69,6 +70,17 @@ def test_a_kernel_is_priced_with_the_programs_that_its_plan_launches(
             spread = price(kernel, target.machine).spread
             assert spread is not None
             assert spread.programs == launched(target.plans(kernel)[0]), kernel
+
+
+def test_a_processor_by_name_has_the_vectors_of_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = {name: find_target(name, 16, tiles=True) for name in PROCESSORS}
+    assert [t.machine.vector for t in targets.values()] == [4, 8, 16, 16]
+    assert [BF16 in t.machine.widened for t in targets.values()] == [True, True, True, False]
+    monkeypatch.setattr(processor, "cpu_features", lambda: PROCESSORS["cpu:sse4"].features)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="'cpu:avx2' does not run here: the processor lacks abm"):
+        options = {"target": "cpu:avx2", "strict": True}
+        torch.compile(torch.sin, backend="fusec", options=options)(torch.ones(3))
 
 
 def test_a_cpu_with_tiles_widens_f16_alone() -> None:

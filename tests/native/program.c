@@ -63,6 +63,7 @@ int main(int count, char **given) {
   if (code) return finish(code, &error);
   size_t inputs, outputs;
   const fusec_tensor *takes = fusec_inputs(model, &inputs), *gives = fusec_outputs(model, &outputs);
+  if (getenv("TARGET")) puts(fusec_target(model));
   show("input", takes, inputs);
   show("output", gives, outputs);
   int dashes = 4;

@@ -24,9 +24,11 @@ from fusec.building import Call, build, weights_of
 from fusec.cli import main
 from fusec.errors import UsageError
 from fusec.options import Options
-from fusec.runtime import loading
+from fusec.processors import PROCESSORS
+from fusec.runtime import loading, processor
 from fusec.runtime.entry import decode, encode
 from fusec.runtime.model import KEY
+from fusec.runtime.processor import cpu_features
 from tests.support import BACKEND, values
 
 save_file = pytest.importorskip("safetensors.torch").save_file
@@ -240,7 +242,7 @@ def changing(name: str, old: bytes, new: bytes, *, honest: bool) -> Callable[[An
 LIES = {
     "a processor": (
         changing("names.txt", b"\n", b" avx9000\n", honest=True),
-        "error 4: this processor lacks avx9000\n",
+        "error 4: this processor lacks for cpu: avx9000\n",
     ),
     "names": (
         changing("names.txt", b"weight norm.weight", b"weight norm.bias", honest=False),
@@ -311,6 +313,69 @@ def test_what_needs_torch_is_listed_with_its_line() -> None:
     torch._dynamo.reset()
     with pytest.raises(UsageError, match=r"without Python.*\n  aten\.linalg_inv_ex.*test_native"):
         build(sorts, Call((values(4, 4),)), NATIVE)
+
+
+# -- several processors ----------------------------------------------------------------------------
+
+LEVELS = ("cpu:sse4", "cpu:avx512", "cpu:avx2")
+
+
+@pytest.fixture(scope="module")
+def levels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive for several processors, given in another order than that of their worth."""
+    path = tmp_path_factory.mktemp("levels") / "net.fusec"
+    targets = [Options.from_compile(None, {"native": True, "target": name}) for name in LEVELS]
+    torch._dynamo.reset()
+    path.write_bytes(build(net(), Call((), inputs_of()), targets))
+    save_file(weights_of(net()), path.with_suffix(".safetensors"))
+    return path
+
+
+MACHINES = {
+    "cpu:avx512": PROCESSORS["cpu:avx512"].features,
+    "cpu:avx2": PROCESSORS["cpu:avx512"].features.replace("avx512dq ", ""),
+    "cpu:sse4": PROCESSORS["cpu:avx2"].features.replace("fma ", ""),
+}
+"""What is taken, by what a processor can do."""
+
+
+@pytest.mark.parametrize("expected", MACHINES)
+def test_the_best_that_a_processor_can_run_is_taken(
+    levels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str
+) -> None:
+    features, here = MACHINES[expected], cpu_features().split()
+    if not {*PROCESSORS[expected].features.split()} <= {*here}:
+        pytest.skip("this machine cannot run it")
+    monkeypatch.setattr(processor, "cpu_features", lambda: features)
+    model, given = fusec.load(levels), inputs_of(seed=7)
+    assert model.target == expected
+    found = model(**given)["y"]
+    torch.testing.assert_close(found, net()(**given)["y"])
+    own = compiled(tmp_path, *pretending(tmp_path, features))
+    said, made = run(own, levels, *given.values(), like=(found,), TARGET="1")
+    assert said.splitlines()[0] == expected
+    assert torch.equal(made[0], found)
+
+
+def pretending(folder: Path, features: str) -> tuple[str, ...]:
+    """Return what a program is compiled with that believes to be on another processor."""
+    flags = features.partition(" ")[2]
+    (folder / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
+    return (f'-DFUSEC_CPUINFO="{folder / "cpuinfo"}"',)
+
+
+def test_a_processor_that_runs_none_is_told_what_each_lacks(
+    levels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = MACHINES["cpu:sse4"].replace("popcnt ", "")
+    monkeypatch.setattr(processor, "cpu_features", lambda: features)
+    with pytest.raises(UsageError, match=r"(?s)cpu:avx2: .*lacks: fma popcnt.*cpu:sse4: .*popcnt"):
+        fusec.load(levels)
+    said, _ = run(compiled(tmp_path, *pretending(tmp_path, features)), levels)
+    assert said == (
+        "error 4: this processor lacks for cpu:avx512: popcnt fma avx512bw avx512cd avx512dq "
+        "avx512f avx512vl; for cpu:avx2: popcnt fma; for cpu:sse4: popcnt\n"
+    )
 
 
 # -- what is written, types ------------------------------------------------------------------------

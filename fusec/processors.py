@@ -1,0 +1,47 @@
+"""Kinds of processors by name, for which kernels are made on any machine of their architecture.
+
+The target "cpu" is none of them: it is the processor of the machine that builds. These are the
+levels of x86-64 as its psABI has them, and tiles beyond; each has what the ones before it have::
+
+    cpu:avx2    x86-64-v3    vectors of 8 f32      Intel since 2013, AMD since 2017
+    cpu:avx512  x86-64-v4    vectors of 16         Intel's servers since 2017, AMD since 2022
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A kind of processor that kernels can be made for on any machine of its architecture.
+
+    Attributes:
+        features: what they may use, the architecture first, as ``cpu_features`` says it.
+        flags: by which a C++ compiler uses these and no others.
+        lanes: f32 elements of a vector register.
+        tiles: it multiplies tiles of bf16 (AMX).
+    """
+
+    features: str
+    flags: tuple[str, ...]
+    lanes: int
+    tiles: bool = False
+
+
+_V2 = "x86_64 popcnt sse4_1 sse4_2 ssse3"
+_V3 = f"{_V2} abm avx avx2 bmi1 bmi2 f16c fma movbe"
+_V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
+_TILES = "avx512_bf16 amx_bf16 amx_tile"
+PROCESSORS = {
+    "cpu:sse4": Processor(_V2, ("-march=x86-64-v2",), 4),
+    "cpu:avx2": Processor(_V3, ("-march=x86-64-v3",), 8),
+    "cpu:avx512": Processor(_V4, ("-march=x86-64-v4",), 16),
+    "cpu:amx": Processor(
+        f"{_V4} {_TILES}",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        16,
+        tiles=True,
+    ),
+}
+"""By the name of the target."""
