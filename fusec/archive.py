@@ -21,6 +21,7 @@ from fusec.runtime import loading
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import encode
 from fusec.runtime.loading import BadArchive, Spec
+from fusec.runtime.sizes import Condition
 from fusec.torch_interior import SerializableCallable
 
 __all__ = ["BadArchive", "Packed", "Shipped", "pack"]
@@ -33,13 +34,14 @@ class Packed:
     Attributes:
         row: what ``warm`` writes of it, as JSON has it.
         blobs: its entry in the cache.
-        arguments: what it takes.
+        arguments, conditions: what it takes, and what has to hold of sizes.
     """
 
     name: str
     row: Mapping[str, Any]
     blobs: Mapping[str, bytes]
     arguments: tuple[Spec, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
 
 def pack(
@@ -65,8 +67,8 @@ def pack(
     content = {**head, **(beside or {}), **blobs}
     described = loading.digest_beside(content)
     for part in parts:
-        end = loading.contract(described, part.arguments)
-        content[f"{part.name}/wrapper.py"] += end.encode()
+        end = loading.Contract(described, part.arguments, part.conditions)
+        content[f"{part.name}/wrapper.py"] += str(end).encode()
     return encode(loading.KEY, content)
 
 

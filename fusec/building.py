@@ -16,7 +16,8 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
-from fusec.archive import pack
+from fusec.archive import Packed, pack
 from fusec.backend import compile_with, context_of
 from fusec.codegen.native import SIGNATURE
 from fusec.codegen.targets import Target, find_target
@@ -40,9 +41,10 @@ from fusec.runtime import trees
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import encode
 from fusec.runtime.executable import BoxedCall
-from fusec.runtime.loading import spec_of
+from fusec.runtime.loading import Spec, spec_of
 from fusec.runtime.model import CALLING, HELD, KEY, named_tensors
 from fusec.runtime.processor import needed_features
+from fusec.size_formulas import renamed, renamed_spec
 from fusec.stages import Context
 from fusec.torch_interior import (
     FakeCopyMode,
@@ -50,7 +52,9 @@ from fusec.torch_interior import (
     FakeTensorMode,
     TorchDynamoException,
     forgetting_code,
+    maybe_mark_dynamic,
     pytree,
+    sizes_of_any_value,
     unset_fake_temporarily,
     whole_backward,
 )
@@ -68,11 +72,18 @@ _BY = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How a model is called: by order, by name, and whether results have gradients."""
+    """How a model is called: by order, by name, and whether results have gradients.
+
+    Attributes:
+        sizes: tensors among the arguments, and names for those of their extents that calls choose.
+        may_fix: a name whose extent the model fixes is no error.
+    """
 
     args: tuple[Any, ...]
     named: Mapping[str, Any] = field(default_factory=dict)
     train: bool = False
+    sizes: Sequence[tuple[torch.Tensor, tuple[str | None, ...]]] = ()
+    may_fix: bool = False
 
 
 @dataclass(slots=True)
@@ -80,11 +91,13 @@ class _Seen:
     """What was compiled, and with what it was called.
 
     Attributes:
-        given, returned: the graph's arguments and results, of the call that was traced.
+        traced: the graph's arguments, with sizes as symbols.
+        given, returned: its arguments and results, of the call that was traced.
     """
 
     convention: Convention | None = None
-    parts: list[Any] = field(default_factory=list)
+    parts: list[Packed] = field(default_factory=list)
+    traced: tuple[Any, ...] = ()
     given: tuple[Any, ...] = ()
     returned: tuple[Any, ...] = ()
 
@@ -155,9 +168,13 @@ def _variant(
     traced = target.device if torch.cuda.is_available() else "cpu"
     move = partial(_faked, mode=mode, device=torch.device(traced), moved={})
     seen = _Seen()
-    with mode, torch.set_grad_enabled(call.train), forgetting_code(), whole_backward():
+    with _tracing(mode, call):
         fake = _fake_module(fn, mode, move)
         args, named = _mapped(move, list(call.args)), _mapped(move, dict(call.named))
+        sizes = {id(move(tensor)): names for tensor, names in call.sizes}
+        for tensor, names in call.sizes:
+            for axis in (k for k, name in enumerate(names) if name is not None):
+                maybe_mark_dynamic(move(tensor), axis)
         compiled = torch.compile(
             fake, backend=partial(_compile, seen, options), fullgraph=True, dynamic=False
         )
@@ -171,11 +188,25 @@ def _variant(
             raise
     if seen.convention is None:
         raise UsageError("the model computes nothing with tensors.")
-    calling, held = _describe(fn, fake, (args, named), result, seen)
+    _name_sizes(seen, sizes, may_fix=call.may_fix)
+    calling, held = _describe(fn, fake, (args, named), result, seen, sizes)
     beside = {CALLING: json.dumps(calling).encode(), **held}
     if options.native:
         beside[NAMES] = _names(calling, seen, target)
     return target.name, pack(seen.convention, seen.parts, target, beside)
+
+
+@contextmanager
+def _tracing(mode: FakeTensorMode, call: Call) -> Iterator[None]:
+    """Trace in a mode; a size that a call chooses is not taken for another than 0 or 1."""
+    with (
+        sizes_of_any_value(),
+        mode,
+        torch.set_grad_enabled(call.train),
+        forgetting_code(),
+        whole_backward(),
+    ):
+        yield
 
 
 def _names(calling: dict[str, Any], seen: _Seen, target: Target) -> bytes:
@@ -205,12 +236,48 @@ def _compile(
     start = Start(gm, "", options)
     compile_with(gm, inputs, start.noting(compile_one), context)
     seen.convention, seen.parts = start.packed()
+    seen.traced = _traced(gm.graph.find_nodes(op="placeholder"))
+    if any(isinstance(value, torch.SymInt) for value in _traced(gm.graph.output_node().args)):
+        raise UsageError("a result that is a size, which is another in each call: leave it out.")
 
     def run(*args: Any) -> Any:
         seen.given, seen.returned = args, tuple(gm.forward(*args))
         return seen.returned
 
     return run
+
+
+def _traced(nodes: Any) -> tuple[Any, ...]:
+    """Return what Dynamo traced in some nodes, nested or not."""
+    leaves = pytree.tree_leaves(nodes)
+    return tuple(node.meta.get("example_value") for node in leaves if isinstance(node, fx.Node))
+
+
+def _name_sizes(seen: _Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may_fix: bool) -> None:
+    """Give the symbols of a trace the names that the extents of its inputs have.
+
+    Args:
+        sizes: names by the identity of a tensor that was given.
+        may_fix: as of ``Call``.
+    Raises:
+        UsageError: for a name whose extent the model fixes.
+    """
+    names: dict[str, str] = {}
+    for given, traced in zip(seen.given, seen.traced, strict=True):
+        for axis, name in enumerate(sizes.get(id(given), ())):
+            symbol = str(traced.shape[axis])
+            if name is not None and symbol.isdigit() and not may_fix:
+                raise UsageError(f"the model runs for {name} = {symbol} alone: write the number.")
+            if name is not None and symbol.isidentifier():
+                names[symbol] = name
+    seen.parts = [
+        replace(
+            part,
+            arguments=tuple(renamed_spec(spec, names) for spec in part.arguments),
+            conditions=tuple(renamed(condition, names) for condition in part.conditions),
+        )
+        for part in seen.parts
+    ]
 
 
 def _move_graph(gm: fx.GraphModule, device: torch.device) -> None:
@@ -323,11 +390,14 @@ def _describe(
     given: tuple[list[Any], dict[str, Any]],
     result: Any,
     seen: _Seen,
+    sizes: Mapping[int, tuple[str | None, ...]],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return how the graph is called, as ``runtime.model.read_calling`` reads it.
 
     Also the values of buffers that no ``state_dict`` has, by name.
     """
+    taken = seen.parts[0].arguments
+    specs = {id(argument): spec for argument, spec in zip(seen.given, taken, strict=True)}
     tensors: list[tuple[str, torch.Tensor]] = []
 
     def leaf(tensor: torch.Tensor, path: str) -> trees.Tree:
@@ -351,17 +421,34 @@ def _describe(
         raise UsageError(f"{path} is a tensor that the model's graph does not return.")
 
     rows = [
-        {"path": path, "spec": spec_of(tensor), "gradient": tensor.requires_grad}
+        {
+            "path": path,
+            "spec": specs.get(id(tensor)) or _unread(tensor, sizes.get(id(tensor), ())),
+            "gradient": tensor.requires_grad,
+        }
         for path, tensor in tensors
     ]
     calling = {
         "arguments": arguments,
         "tensors": rows,
         "weights": [row for _, row in weights],
-        "graph": [_position(positions, k, argument) for k, argument in enumerate(seen.given)],
+        "graph": [
+            spec if isinstance(argument, int) else _position(positions, k, argument)
+            for k, (argument, spec) in enumerate(zip(seen.given, taken, strict=True))
+        ],
         "result": trees.describe(result, "result", returned),
     }
     return calling, held
+
+
+def _unread(tensor: torch.Tensor, names: Sequence[str | None]) -> Spec:
+    """Return what a tensor is that the graph does not take."""
+    dtype, extents, strides = spec_of(tensor)
+    if not any(names):
+        return dtype, extents, strides
+    shape = [name or extent for name, extent in zip(names, extents, strict=True)]
+    dense = [("*", 1, 1, *shape[axis + 1 :]) for axis in range(len(shape))]
+    return dtype, tuple(shape), tuple(dense)
 
 
 def _position(positions: Mapping[int, int], k: int, argument: Any) -> int:

@@ -47,7 +47,6 @@ def _refuse(metadata: Any) -> None:
         "results that share memory with each other": metadata.num_intermediate_bases,
         "ordered effects": len(metadata.tokens),
         "gradients switched on or off": metadata.grad_enabled_mutation is not None,
-        "symbolic results": metadata.dynamic_outputs,
         "symbolic sizes that are saved": metadata.num_symints_saved_for_bw or 0,
         "a random state": metadata.is_rng_op_functionalized,
         "generators": metadata.num_graphsafe_rng_states,

@@ -20,7 +20,7 @@ from torch import fx
 from torch._C import DisableTorchFunctionSubclass
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, disable
+from torch._dynamo import convert_frame, disable, maybe_mark_dynamic
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
@@ -44,6 +44,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
+from torch.fx.experimental import _config as symbols_config
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.utils import _pytree as pytree
@@ -97,10 +98,12 @@ __all__ = [
     "is_shipping",
     "is_weight",
     "keep_versions",
+    "maybe_mark_dynamic",
     "min_cut_rematerialization_partition",
     "pytree",
     "qualified_name",
     "run_autograd",
+    "sizes_of_any_value",
     "trace_artifact",
     "trace_log",
     "traces",
@@ -141,6 +144,13 @@ def whole_backward() -> AbstractContextManager[object]:
     patched: AbstractContextManager[object] = functorch_config.patch(
         force_non_lazy_backward_lowering=True
     )
+    return patched
+
+
+def sizes_of_any_value() -> AbstractContextManager[object]:
+    """Trace symbolic sizes as what may also be 0 or 1, but where the program asks."""
+    config: Any = symbols_config
+    patched: AbstractContextManager[object] = config.patch(backed_size_oblivious=True)
     return patched
 
 

@@ -34,8 +34,9 @@ from fusec.runtime.convention import Convention
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
-from fusec.runtime.loading import Spec, Stored, read_parts, spec_of
+from fusec.runtime.loading import Stored, read_parts
 from fusec.runtime.outside import describe
+from fusec.size_formulas import specs_of
 from fusec.stages import Context
 from fusec.summary import is_heard, launch_titles, prints_code
 from fusec.torch_interior import (
@@ -173,7 +174,7 @@ class Start:
         except NoConvention as reason:
             raise Unsupported(f"a graph with {reason} cannot be saved") from reason
         packed = [
-            Packed(name, part.row(), part.trace.entry, _arguments(part.gm))
+            Packed(name, part.row(), part.trace.entry, *specs_of(_inputs(part.gm)))
             for name, part in self.parts.items()
         ]
         for part in packed:
@@ -205,21 +206,18 @@ class Start:
         return called
 
 
-def _arguments(gm: fx.GraphModule) -> tuple[Spec, ...]:
-    """Return what a graph takes; None for what is no tensor, or has symbolic sizes."""
-    values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    return tuple(_spec(value) for value in values)
-
-
-def _spec(value: Any) -> Spec:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    sizes = (*value.shape, *value.stride())
-    return spec_of(value) if all(type(n) is int for n in sizes) else None
+def _inputs(gm: fx.GraphModule) -> list[Any]:
+    """Return what a graph was traced with."""
+    return [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | None:
-    """Return how a graph is called; None where AOTAutograd's wrapper does more."""
+    """Return how a graph is called; None where AOTAutograd's wrapper does more.
+
+    It tells Dynamo which extents of results are symbols, which matters to graphs that take them.
+    """
+    if getattr(metadata, "dynamic_outputs", True):
+        return None
     try:
         return convention_of(metadata, backward)
     except NoConvention as reason:

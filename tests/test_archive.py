@@ -160,7 +160,7 @@ def with_about(content: bytes, **changed: Any) -> bytes:
 
 
 REFUSED = {
-    "format": ({"format": 99}, "format 99, this fusec reads 2"),
+    "format": ({"format": 99}, "format 99, this fusec reads 3"),
     "torch": ({"machine": {"torch": "1.0.0"}}, "made with torch 1.0.0, and"),
     "fusec": ({"machine": {"fusec": "9.9"}}, "made with fusec 9.9, and"),
     "processor": ({"machine": {"processor": "avx9000 amx-tomorrow"}}, "amx-tomorrow avx9000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 import random
@@ -22,7 +23,7 @@ from fusec.errors import ModelError, UsageError
 from fusec.options import Options
 from fusec.runtime import loading, processor
 from fusec.runtime.entry import decode, encode
-from fusec.runtime.loading import BadArchive, contract, digest_beside, read_contract
+from fusec.runtime.loading import BadArchive, digest_beside, read_contract
 from fusec.runtime.model import CALLING, KEY, Model
 from tests.support import BACKEND, values
 from tests.test_archive import python
@@ -215,6 +216,110 @@ def test_another_machine_is_told_what_it_lacks(
         load(inference, weights=net())
 
 
+# -- sizes that a call chooses ---------------------------------------------------------------------
+
+
+class Heads(nn.Module):
+    """An attention with a table of positions: what is asked of its sizes is a bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 24)
+        self.places = nn.Parameter(torch.randn(12, 8))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows, steps, _ = x.shape
+        h = self.up(x + self.places[:steps]).view(rows, steps, 3, 2, 4)
+        z = F.scaled_dot_product_attention(*h.permute(2, 0, 3, 1, 4), is_causal=True)
+        return z.transpose(1, 2).reshape(rows, steps, 8) * y, x.repeat(2, 1, 1)
+
+
+def heads() -> Heads:
+    torch.manual_seed(0)
+    return Heads().eval()
+
+
+def dynamic(fn: Callable[..., Any], *shapes: tuple[int | str, ...], may_fix: bool = False) -> bytes:
+    """Build a function of tensors whose extents are numbers or names."""
+    extents: dict[str, int] = {}
+    given, sizes = [], []
+    for shape in shapes:
+        own = [extents.setdefault(n, 8 + 2 * len(extents)) if isinstance(n, str) else n
+               for n in shape]  # fmt: skip
+        given.append(values(*own))
+        sizes.append((given[-1], tuple(n if isinstance(n, str) else None for n in shape)))
+    torch._dynamo.reset()
+    return build(fn, Call(tuple(given), sizes=sizes, may_fix=may_fix), HERE)
+
+
+@pytest.fixture(scope="module")
+def sized() -> bytes:
+    return dynamic(heads(), ("B", "T", 8), ("B", "T", 8))
+
+
+def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return values(*shape, seed=3), values(*shape, seed=4)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (1, 12), (7, 1), (0, 4)])
+def test_a_call_chooses_sizes(sized: bytes, load: Any, sizes: tuple[int, int]) -> None:
+    x, y = pair(*sizes, 8)
+    for made, expected in zip(load(sized, weights=heads())(x, y), heads()(x, y), strict=True):
+        torch.testing.assert_close(made, expected)
+
+
+SIZES = {
+    "a bound": (pair(2, 13, 8), "T is 13; the model was built for T <= 12"),
+    "two of one": ((values(2, 3, 8), values(3, 3, 8)), r"y is f32\[3, 3, 8\]; f32\[B, T, 8\] is "
+                   "wanted, where B is 2, T is 3"),
+    "a number": (pair(2, 3, 9), r"x is f32\[2, 3, 9\]; f32\[B, T, 8\] is wanted"),
+    "axes": (pair(3, 8), r"x is f32\[3, 8\]; f32\[B, T, 8\] is wanted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes_that_it_was_not_built_for_are_named(sized: bytes, load: Any, case: str) -> None:
+    given, said = SIZES[case]
+    with pytest.raises(UsageError, match=said):
+        load(sized, weights=heads())(*given)
+
+
+def test_the_code_s_own_conditions_have_the_last_word(sized: bytes, load: Any) -> None:
+    model = load(sized, weights=heads())
+    model._calling = dataclasses.replace(model._calling, conditions=())
+    with pytest.raises(BadArchive, match="'inference' was made for T <= 12"):
+        model(*pair(2, 13, 8))
+
+
+def evens(x: torch.Tensor) -> torch.Tensor:
+    return x.view(-1, 2).sum(1) if x.shape[0] % 2 == 0 else x * 2
+
+
+def test_what_the_model_asks_of_a_size_is_checked(load: Any) -> None:
+    model = load(dynamic(evens, ("N",)))
+    torch.testing.assert_close(model(values(6)), evens(values(6)))
+    with pytest.raises(UsageError, match="N is 5; the model was built for N%2 == 0"):
+        model(values(5))
+
+
+def test_a_size_that_the_model_fixes_or_returns_is_refused(load: Any) -> None:
+    def fixed(x: torch.Tensor) -> torch.Tensor:
+        return x.view(8, 4) + 1
+
+    with pytest.raises(UsageError, match="the model runs for N = 8 alone"):
+        dynamic(fixed, ("N", 4))
+    assert load(dynamic(fixed, ("N", 4), may_fix=True)).inputs == ("x: f32[8, 4]",)
+    with pytest.raises(UsageError, match="a result that is a size"):
+        dynamic(lambda x: (x + 1, x.shape[0]), ("N", 4))
+
+
+def test_a_tensor_that_nothing_reads_has_its_sizes_checked(load: Any) -> None:
+    model = load(dynamic(lambda x, y: x * 2, ("N", 4), ("N", 3)))
+    model(values(5, 4), values(5, 3))
+    with pytest.raises(UsageError, match=r"y is f32\[6, 3\]; f32\[N, 3\] is wanted"):
+        model(values(5, 4), values(6, 3))
+
+
 # -- what is built ---------------------------------------------------------------------------------
 
 
@@ -293,8 +398,25 @@ def test_the_command_writes_a_file_and_weights_beside_it(
     assert hashlib.sha256(content).hexdigest() in capsys.readouterr().out
     model = fusec.load(tmp_path / "b.fusec")
     assert model(values(4, 8), mask=values(4, 16)).shape == (4, 16)
-    assert main(["build", *line, "--dynamic"]) == 2
-    assert "leave out --dynamic" in capsys.readouterr().err
+
+
+def test_the_command_takes_sizes_by_name_or_all_that_are_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("safetensors")
+    (tmp_path / "model.py").write_text(MODEL)
+    line = ["build", f"{tmp_path / 'model.py'}:Block", "--with-weights"]
+    for number, given in enumerate((["f32[B,8]", "f32[B,16]"], ["f32[5,8]", "--dynamic"])):
+        path = tmp_path / f"{number}.fusec"
+        assert main([*line, "-o", str(path), "--input", *given]) == 0
+        model = fusec.load(path)
+        masks = [values(3, 16)] if number == 0 else []
+        assert model.inputs[0] == f"x: f32[{('B', 'n5')[number]}, 8]"
+        assert model(values(3, 8), *masks).shape == (3, 16)
+    assert main([*line, "--input", "f32[B,8]", "--train"]) == 2
+    assert "for inference: leave out --train" in capsys.readouterr().err
+    assert main([*line, "--input", "f32[B,8]", "--native"]) == 2
+    assert "write numbers for --native" in capsys.readouterr().err
 
 
 # -- who runs it, and who wrote it -----------------------------------------------------------------
@@ -363,13 +485,36 @@ def remade(content: bytes, draw: random.Random, *, trusted: bool) -> bytes:
     if trusted:
         for wrapper in (name for name in blobs if name.endswith("/wrapper.py")):
             source = blobs[wrapper].decode()
-            specs = read_contract(source)[1]
-            body = source.partition("\n# described: ")[0]
-            blobs[wrapper] = (body + contract(digest_beside(blobs), specs)).encode()
+            end = dataclasses.replace(read_contract(source), beside=digest_beside(blobs))
+            blobs[wrapper] = (source.partition("\n# described: ")[0] + str(end)).encode()
     return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
 
 
 COUNTS = (50, pytest.param(1000, marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("trusted", (False, True))
+def test_lies_about_sizes_are_errors_or_right_answers(
+    sized: bytes, load: Any, trusted: bool, count: int
+) -> None:
+    draw, own, given = random.Random(2), heads(), pair(2, 12, 8)
+    expected = own(*given)[0]
+    answers = 0
+    for k in range(count):
+        lie = remade(sized, draw, trusted=trusted)
+        try:
+            model = load(lie, weights=own)
+            if k % 2:
+                with pytest.raises(UsageError):
+                    model(*pair(2, 13, 8))
+            result = model(*given)
+        except UsageError:
+            continue
+        answers += 1
+        if not trusted:
+            torch.testing.assert_close(result[0], expected)
+    assert answers < count
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -63,6 +63,7 @@ WRONG = {
     "dtype of torch": (["explain", "{m}:Net", "--input", "torch.flaot32[8]"], 2, "unknown dtype"),
     "dtype by name": (["explain", "{m}:Net", "--input", "x=f23[8]"], 2, "Did you mean 'f32'?"),
     "extent": (["check", "{m}:Net", "--input", "f32[8,x]"], 2, "extents are integers"),
+    "a size": (["build", "{m}:Net", "--input", "f32[B=8]", "f32[B=4]"], 2, "two extents"),
     "bound": (["dump", "{m}:Net", "--input", "f32[8]<4"], 2, "a bound is"),
     "no spec": (["explain", "{m}:Net", "--input", "eight"], 2, "is no SPEC"),
     "size": (["explain", "{m}:Net", "--input", f"f32[{10**20},8]"], 2, "elements"),
@@ -112,7 +113,11 @@ WRONG = {
     "no lock": (["lock", "--check", "{d}/no.lock"], 2, "no file"),
     "no file of lock's": (["lock", "--check", "{m}"], 2, "begin with 'fusec lock'"),
     "a lock and a model": (["lock", "--check", "{m}", "{m}:Net"], 2, "takes the file alone"),
-    "sizes of an archive": (["build", "{m}:Net", "--dynamic"], 2, "leave out --dynamic"),
+    "sizes of an archive": (
+        ["build", "{m}:Net", "--dynamic", "--train"],
+        2,
+        "for inference: leave out --train",
+    ),
     "a target of an archive": (["build", "{m}:Net", "--target", "sm_99"], 2, "mean 'sm_90'?"),
     "no place for a repro": (
         ["bisect", "--wrong", "{m}:Net", "-o", "/proc/a.py"],

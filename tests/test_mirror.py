@@ -67,6 +67,7 @@ ELSEWHERE = {
     # What C runs is tested by a program in C.
     "codegen/native_writes": "native/test_native",
     "native_names": "native/test_native",
+    "size_formulas": "test_building",
     # What every compile runs through.
     "compiler": "runtime/test_cache",
     "dumps": "test_cli",

@@ -2,11 +2,13 @@
 
   fusec build model.py:Block --input f32[8,256] -o block.fusec
   fusec build model.py:gpt --input "i64[2,64]<50257" --train --with-weights -o gpt.fusec
+  fusec build model.py:Block --input "f32[B,256]" -o block.fusec
   fusec build model.py:Block --input f32[8,256] --target sm_90,cpu -o block.fusec
   fusec build model.py:Block --input f32[8,256] --target cpu:avx2,cpu:avx512 -o block.fusec
 
 The model has to be one graph: where Dynamo would end it, the lines are listed. Inputs may have
-names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs. The
+names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs; calls
+choose what has a name in place of a number, or with --dynamic all that the model leaves open. The
 parameters' values are no part of the file: --with-weights writes them beside it, in a file of the
 same name that ends with .safetensors; without, the model takes no memory.
 With --native a program in C runs the file, too (docs/deploy.md): then no step may need torch.
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.dump import add_model_arguments
-from fusec.cli.inputs import TensorInput, parse_inputs
+from fusec.cli.inputs import TensorInput, leaves, parse_named_sizes
 from fusec.cli.line import check_model_line, check_target_name, forced_options, known_target
 from fusec.cli.output import progress, show, user_code
 from fusec.errors import EnvironmentProblem, NotWritable, UsageError
@@ -52,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file, and say what is in it."""
     targets = (arguments.target or "").split(",")
     arguments.target = None
-    check_model_line(arguments)
+    check_model_line(arguments, parse_named_sizes)
     for target in targets:
         check_target_name(target or None)
     _check_inputs(arguments)
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = [_options(target or known_target(arguments), forced) for target in targets]
     if arguments.native and not any(one.native for one in options):
         raise UsageError("--native is for CPUs: put cpu into --target.")
-    given = parse_inputs(arguments.input)
+    given = parse_named_sizes(arguments.input)
     progress(f"building {arguments.model}")
     with user_code(arguments):
         memory = nullcontext() if arguments.with_weights else mode
@@ -83,17 +85,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_inputs(arguments: argparse.Namespace) -> None:
     """Raise UsageError for what an archive does not have."""
-    given = parse_inputs(arguments.input)
-    if arguments.dynamic:
-        raise UsageError(
-            "an archive has the sizes of its inputs: leave out --dynamic, and build one for each."
-        )
+    given = parse_named_sizes(arguments.input)
     if arguments.native and arguments.train:
         raise UsageError("--native is for inference: leave out --train.")
     if arguments.run:
         raise UsageError("--run is for models whose graphs depend on values; an archive has one.")
     specs = (*given.specs, *given.named.values())
-    if any(isinstance(spec, TensorInput) and spec.later for spec in specs):
+    tensors = [spec for spec in leaves(list(specs)) if isinstance(spec, TensorInput)]
+    if arguments.dynamic or any(spec.names for spec in tensors):
+        if arguments.train:
+            raise UsageError("sizes that calls choose are for inference: leave out --train.")
+        if arguments.native:
+            raise UsageError("C is told sizes when the file is built: write numbers for --native.")
+    if any(spec.later for spec in tensors):
         raise UsageError("an archive has one size of each input: leave out the others.")
 
 
@@ -109,12 +113,29 @@ def _options(target: str | None, forced: dict[str, Any]) -> Options:
 
 def _call(arguments: argparse.Namespace, mode: Any) -> Any:
     from fusec.building import Call  # local, as above
+    from fusec.report.arguments import Arguments  # local, as above
 
-    specs, named = parse_inputs(arguments.input).read()
+    specs, named = parse_named_sizes(arguments.input).read()
+    sizes: list[tuple[torch.Tensor, tuple[str | None, ...]]] = []
+
+    def make(spec: Any) -> Any:
+        if not isinstance(spec, TensorInput):
+            return spec
+        tensor = spec.make()
+        names = spec.names or (None,) * len(spec.shape)
+        if arguments.dynamic:
+            names = tuple(name or _name(n) for name, n in zip(names, spec.shape, strict=True))
+        sizes.extend([(tensor, names)] * any(names))
+        return tensor
+
     with mode:
-        made = [spec.make() if isinstance(spec, TensorInput) else spec for spec in specs]
-        own = {n: s.make() if isinstance(s, TensorInput) else s for n, s in named.items()}
-    return Call(tuple(made), own, arguments.train)
+        given = Arguments(tuple(specs), named).mapped(make)
+    return Call(given.args, given.named, arguments.train, sizes, arguments.dynamic)
+
+
+def _name(extent: int) -> str | None:
+    """Return what ``--dynamic`` calls an extent; torch fixes those of 0 and 1."""
+    return f"n{extent}" if extent > 1 else None
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,17 +8,21 @@ Grammar::
              | '[' SPEC,* ']' | '(' SPEC,* ')'                      a list, a tuple of them
              | '{' (name ':' SPEC),* '}'                            a dictionary
     sizes  ::= extent ('|' extent)*                                 one for each call: f32[8,16|24]
+             | name ['=' extent]                                    each call's own: f32[B,T=64,768]
     dtype  ::= 'f32' | 'bf16' | 'f16' | 'f64' | 'i64' | 'i32' | 'i16' | 'i8' | 'u8' | 'bool'
 
 A bound says what indices are less than: ``i64[8,128]<50257``. Tracing needs no values, so that it
 is checked and kept, no more. Several extents are for several calls of one model, in turn: the model
-is traced with the first. A file is one of ``torch.save``, read without code in it: a tensor, a
-sequence of arguments, or a dictionary of those that have names.
+is traced with the first. A name is for what ``fusec build`` writes: equal names have equal extents,
+which each call chooses; it is traced with the extent behind it, or one of fusec's. A file is one of
+``torch.save``, read without code in it: a tensor, a sequence of arguments, or a dictionary of those
+that have names.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import pickle
 import re
@@ -52,6 +56,8 @@ MOST_ELEMENTS = (1 << 60) - 1
 """Whose bytes, 8 an element, a signed integer of 64 bits counts; axes of extent 0 left aside."""
 _NAMED = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)(.*)", re.DOTALL)
 _TENSOR = re.compile(r"(?:torch\.)?(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:<(?P<bound>.*))?")
+_EXTENT = re.compile(r"[\[,]\s*([A-Za-z_]\w*)\s*=\s*(\d+)")
+"""A size by name, with the extent that it is traced with."""
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -61,12 +67,14 @@ class TensorInput:
 
     Attributes:
         later: the shapes that further calls have, if they have others.
+        names: of its axes, for those that have one; () if none has.
     """
 
     dtype: str
     shape: tuple[int, ...]
     bound: int | None = None
     later: tuple[tuple[int, ...], ...] = ()
+    names: tuple[str | None, ...] = ()
 
     def make(self) -> torch.Tensor:
         """Return an uninitialised tensor of this type; under a fake mode it has no memory."""
@@ -145,9 +153,20 @@ def add_inputs(parser: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def parse_inputs(texts: Sequence[str]) -> Inputs:
+def parse_named_sizes(texts: Sequence[str]) -> Inputs:
+    """Return what all ``--input`` say, which may have sizes by name; raises as ``parse_inputs``."""
+    extents: dict[str, int] = {}
+    for name, extent in _EXTENT.findall(" ".join(texts)):
+        if extents.setdefault(name, int(extent)) != int(extent):
+            raise UsageError(f"the size {name} is given two extents.")
+    return parse_inputs(texts, extents)
+
+
+def parse_inputs(texts: Sequence[str], extents: dict[str, int] | None = None) -> Inputs:
     """Return what all ``--input`` say.
 
+    Args:
+        extents: of sizes by name; those that are missing are added. None: sizes have none.
     Raises:
         UsageError: as of ``parse_spec``; for a file that is not there, and a name that comes twice.
     """
@@ -161,11 +180,11 @@ def parse_inputs(texts: Sequence[str]) -> Inputs:
             if not files[-1].is_file():
                 raise UsageError(f"input {text!r}: there is no file {text[1:]!r}.")
         elif match is None:
-            specs.append(parse_spec(text))
+            specs.append(parse_spec(text, extents))
         elif match[1] in named:
             raise UsageError(f"input {match[1]!r} is given twice.")
         else:
-            named[match[1]] = parse_spec(match[2])
+            named[match[1]] = parse_spec(match[2], extents)
     return Inputs(tuple(specs), named, tuple(files))
 
 
@@ -175,7 +194,7 @@ def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
     Raises:
         UsageError: if two specs give several sizes, and not as many.
     """
-    tensors = [leaf for leaf in _leaves(list(specs)) if isinstance(leaf, TensorInput)]
+    tensors = [leaf for leaf in leaves(list(specs)) if isinstance(leaf, TensorInput)]
     counts = {1 + len(spec.later) for spec in tensors if spec.later} or {1}
     if len(counts) > 1:
         raise UsageError(
@@ -184,13 +203,14 @@ def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
     return [[_of_call(spec, number) for spec in specs] for number in range(counts.pop())]
 
 
-def _leaves(spec: Spec) -> Iterator[Spec]:
+def leaves(spec: Spec) -> Iterator[Spec]:
+    """Yield the parts of a SPEC that are neither lists, tuples nor dictionaries."""
     match spec:
         case list() | tuple():
             for part in spec:
-                yield from _leaves(part)
+                yield from leaves(part)
         case dict():
-            yield from _leaves(list(spec.values()))
+            yield from leaves(list(spec.values()))
         case _:
             yield spec
 
@@ -208,18 +228,20 @@ def _of_call(spec: Spec, number: int) -> Spec:
     return replace(spec, shape=(spec.shape, *spec.later)[number], later=())
 
 
-def parse_spec(text: str) -> Spec:
+def parse_spec(text: str, extents: dict[str, int] | None = None) -> Spec:
     """Return what a SPEC says.
 
+    Args:
+        extents: as of ``parse_inputs``.
     Raises:
         UsageError: with the grammar, and the nearest dtype.
     """
     text = text.strip()
     if text[:1] in _CLOSING and text.endswith(_CLOSING[text[:1]]):
-        return _nested(text)
+        return _nested(text, extents)
     match = _TENSOR.fullmatch(text.replace(" ", ""))
     if match is not None:
-        return _tensor(text, match)
+        return _tensor(text, match, extents)
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for kind in (int, float):
@@ -233,17 +255,17 @@ def parse_spec(text: str) -> Spec:
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
-def _nested(text: str) -> Spec:
+def _nested(text: str, extents: dict[str, int] | None) -> Spec:
     """Return the list, tuple or dictionary of SPECs that a text is."""
     parts = _parts(text[1:-1])
     if text[0] == "[":
-        return list(map(parse_spec, parts))
+        return [parse_spec(part, extents) for part in parts]
     if text[0] == "(":
-        return tuple(map(parse_spec, parts))
+        return tuple(parse_spec(part, extents) for part in parts)
     pairs = [part.partition(":") for part in parts]
     if not all(name.strip().isidentifier() and colon for name, colon, _ in pairs):
         raise UsageError(f"input {text!r}: a dictionary is {{name: SPEC, ...}}.")
-    return {name.strip(): parse_spec(spec) for name, _, spec in pairs}
+    return {name.strip(): parse_spec(spec, extents) for name, _, spec in pairs}
 
 
 def _parts(text: str) -> list[str]:
@@ -258,11 +280,12 @@ def _parts(text: str) -> list[str]:
     return parts if any(map(str.strip, parts)) else []
 
 
-def _tensor(text: str, match: re.Match[str]) -> TensorInput:
+def _tensor(text: str, match: re.Match[str], extents: dict[str, int] | None) -> TensorInput:
     dtype, bound = _TORCH_NAMES.get(match["dtype"], match["dtype"]), match["bound"]
     if dtype not in DTYPES:
         raise UsageError.unknown("dtype", dtype, DTYPES)
     axes = [axis.split("|") for axis in match["shape"].split(",")] if match["shape"] else []
+    names = () if extents is None else tuple(_named(axis, extents) for axis in axes)
     if not all(extent.isascii() and extent.isdigit() for axis in axes for extent in axis):
         raise UsageError(
             f"input {text!r}: extents are integers, 0 or more. Write it as {EXAMPLES}."
@@ -281,7 +304,20 @@ def _tensor(text: str, match: re.Match[str]) -> TensorInput:
     )
     if any(math.prod(filter(None, shape)) > MOST_ELEMENTS for shape in (first, *later)):
         raise UsageError(f"input {text!r}: no tensor has more than {MOST_ELEMENTS} elements.")
-    return TensorInput(dtype, first, None if bound is None else int(bound), tuple(later))
+    own = names if any(names) else ()
+    return TensorInput(dtype, first, None if bound is None else int(bound), tuple(later), own)
+
+
+def _named(axis: list[str], known: dict[str, int]) -> str | None:
+    """Return the name of a size, and put its extent in the place of that; None if it has none."""
+    name = axis[0].partition("=")[0]
+    if len(axis) > 1 or not (name.isascii() and name.isidentifier()):
+        return None
+    if name not in known:
+        # Apart, or a trace would take two for one, and many kernels like multiples of 8.
+        known[name] = next(8 * n for n in itertools.count(2) if 8 * n not in known.values())
+    axis[0] = str(known[name])
+    return name
 
 
 def _is_bound(text: str) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusec.cli.inputs import parse_inputs
+from fusec.cli.inputs import Inputs, parse_inputs
 from fusec.errors import NotWritable, UsageError, nearest
 from fusec.options import Options
 from fusec.processors import PROCESSORS
@@ -72,10 +73,12 @@ def is_target(text: str) -> bool:
     return bool(colon and place and name.replace(".", "").isidentifier())
 
 
-def check_model_line(arguments: argparse.Namespace) -> None:
+def check_model_line(
+    arguments: argparse.Namespace, parse: Callable[[Sequence[str]], Inputs] = parse_inputs
+) -> None:
     """Raise UsageError for what is wrong with a model's TARGET, inputs and target, as text."""
     complete(arguments)
-    parse_inputs(arguments.input)
+    parse(arguments.input)
     check_target_name(arguments.target)
     check_target_name(Options.from_compile(None, forced_options(arguments)).target)
     if arguments.model.endswith(EXPORTED):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,10 +196,25 @@ class Sizes:
         Raises:
             Unsupported: if it is not made of comparisons of sizes.
         """
+        return self.plain()._condition(value.node.expr, value.node.shape_env)
+
+    def plain(self) -> Sizes:
+        """Return what writes sizes in the trace's own symbols, by none of what is known of them."""
         plain = Sizes()
         plain._normal, plain._unseen = False, self._unseen
         plain.used, plain.minima, plain._asked = self.used, self.minima, self._asked
-        return plain._condition(value.node.expr, value.node.shape_env)
+        return plain
+
+    def asked(self, env: Any) -> Iterator[Condition]:
+        """Yield the conditions on sizes by which the trace has gone its way.
+
+        Raises:
+            Unsupported: as of ``condition``.
+        """
+        for guard in env.guards:
+            condition = self._condition(env.replace(guard.expr), env)
+            if condition is not True:
+                yield condition
 
     def _condition(self, expr: Any, env: Any) -> Condition:
         if isinstance(expr, sympy.logic.boolalg.BooleanAtom):

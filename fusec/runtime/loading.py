@@ -5,19 +5,20 @@ release, the device, and a processor with the features that its code may use. Wh
 is JSON, and names, counts or sizes in it that another hand wrote could lead native code out of
 bounds. So the wrapper, which is code and trusted as such, has the last word (``contract``): it ends
 with the digest of all that stands beside it, and with the shape of each argument, which is compared
-at each call.
+at each call, as is what has to hold of sizes that have names (``sizes.py``).
 
 Worked example, the end of a wrapper::
 
     # described: 9f86d081...
-    # arguments: [["f32", [4, 8], [8, 1]], ["f32", [16, 8], [8, 1]]]
+    # arguments: [["size", "B"], ["f32", ["B", 8], [8, 1]], ["f32", [16, 8], [8, 1]]]
+    # conditions: [["<=", "B", 64]]
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -33,14 +34,27 @@ from fusec.runtime.memory_file import as_file
 from fusec.runtime.outside import Outside, described
 from fusec.runtime.processor import missing_features, needed_features
 from fusec.runtime.ranges import Ranges
+from fusec.runtime.sizes import (
+    Condition,
+    Formula,
+    bind_sizes,
+    holds,
+    names_in,
+    read_condition,
+    read_size,
+    shown,
+    value,
+)
 
-FORMAT = 2
+FORMAT = 3
 KEY = "fusec archive"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of element types, by torch's."""
 
-Spec: TypeAlias = "tuple[str, tuple[int, ...], tuple[int, ...]] | None"
-"""A tensor's element type, shape and strides; None for what is not checked."""
+Spec: TypeAlias = (
+    "tuple[str, tuple[Formula, ...], tuple[Formula, ...]] | tuple[str, Formula] | None"
+)
+"""A tensor's element type, shape and strides; ("size", formula); None for what is not checked."""
 
 
 class BadArchive(UsageError):
@@ -78,6 +92,7 @@ class Unpacked:
         call: is called with a graph's inputs, and returns its results in a list.
         convention: how that calls what was compiled.
         arguments: what the first graph takes.
+        conditions: what has to hold of its sizes.
         beside: what else the archive holds, by name.
     """
 
@@ -86,6 +101,7 @@ class Unpacked:
     call: Callable[..., Any]
     convention: Convention
     arguments: tuple[Spec, ...]
+    conditions: tuple[Condition, ...]
     beside: Mapping[str, bytes]
 
 
@@ -109,7 +125,7 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
             raise NotHere(f"The archive's kernels are for {made_for['target']}, not for {device}.")
         convention = Convention.from_json(blobs["convention.json"])
         parts = read_parts(about["parts"], convention)
-        calls, specs = zip(*(_bind(part, blobs) for part in parts), strict=True)
+        calls, taken = zip(*(_bind(part, blobs) for part in parts), strict=True)
     except (KeyError, ValueError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
         raise BadArchive(f"The archive says nothing that this version knows: {error!r}") from error
     return Unpacked(
@@ -117,7 +133,8 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
         made_for["device"],
         convention.around(*calls),
         convention,
-        specs[0],
+        taken[0].arguments,
+        taken[0].conditions,
         blobs,
     )
 
@@ -167,21 +184,21 @@ def load_kernels(
     return triton_kernel.unpack(blobs, index)
 
 
-def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, tuple[Spec, ...]]:
+def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, Contract]:
     """Return what an archive's graph is called by, and what it takes."""
     own = blobs_of(part.name, blobs)
     if not {"wrapper.py", "named.py", "manifest.json"} <= own.keys():
         raise BadArchive(f"The archive has no whole graph {part.name!r}.")
     source = own["wrapper.py"].decode()
-    described_by, specs = read_contract(source)
-    if described_by != digest_beside(blobs):
+    found = read_contract(source)
+    if found.beside != digest_beside(blobs):
         raise BadArchive(
             f"What the archive says of its graph {part.name!r} is not what its code was made with."
         )
     kernels = load_kernels(own, json.loads(own["manifest.json"])["kernels"], part.device)
     ranges = Ranges(f"fusec {part.name}", own["named.py"].decode(), lambda: part.titles)
     call = bind(source, kernels, part.outside, part.device, ranges=ranges)
-    return _checked(call, specs, part.name), specs
+    return _checked(call, found, part.name), found
 
 
 def blobs_of(name: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -193,33 +210,56 @@ def blobs_of(name: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
 # -- what code says of its arguments ---------------------------------------------------------------
 
 
-_DESCRIBED, _ARGUMENTS = "\n# described: ", "\n# arguments: "
+_DESCRIBED, _ARGUMENTS, _CONDITIONS = "\n# described: ", "\n# arguments: ", "\n# conditions: "
 
 
-def contract(beside: str, specs: Sequence[Spec]) -> str:
-    """Return the lines that end a wrapper in an archive.
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What the code of a graph says that it was made with.
 
-    Args:
+    Attributes:
         beside: as of ``digest_beside``.
-        specs: of the arguments.
     """
-    return f"{_DESCRIBED}{beside}{_ARGUMENTS}{json.dumps(specs)}\n"
+
+    beside: str
+    arguments: tuple[Spec, ...]
+    conditions: tuple[Condition, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the lines that end a wrapper in an archive."""
+        rows = (self.beside, json.dumps(self.arguments), json.dumps(self.conditions))
+        titles = (_DESCRIBED, _ARGUMENTS, _CONDITIONS)
+        return "".join(f"{title}{row}" for title, row in zip(titles, rows, strict=True)) + "\n"
 
 
-def read_contract(source: str) -> tuple[str, tuple[Spec, ...]]:
-    """Return what ``contract`` wrote, without running anything.
+def read_contract(source: str) -> Contract:
+    """Return what ends a wrapper, without running anything.
 
     Raises:
         ValueError: if it is not there.
     """
     end = source.rpartition(_DESCRIBED)[2]
-    beside, known, arguments = end.partition(_ARGUMENTS)
-    if not known:
+    beside, known, rest = end.partition(_ARGUMENTS)
+    arguments, too, conditions = rest.partition(_CONDITIONS)
+    if not known or not too:
         raise ValueError("a wrapper that does not say what it takes")
-    rows = json.loads(arguments)
-    return beside, tuple(
-        None if row is None else (row[0], tuple(row[1]), tuple(row[2])) for row in rows
-    )
+    rows = tuple(None if row is None else read_spec(row) for row in json.loads(arguments))
+    return Contract(beside, rows, tuple(map(read_condition, json.loads(conditions))))
+
+
+def read_spec(found: Any) -> Spec:
+    """Return what an argument is, from JSON.
+
+    Raises:
+        ValueError: for what is neither a size nor a tensor of a type that kernels have.
+    """
+    match found:
+        case ["size", formula]:
+            return "size", read_size(formula)
+        case [str() as dtype, list() as shape, list() as strides] if dtype in DTYPES:
+            if len(shape) == len(strides):
+                return dtype, tuple(map(read_size, shape)), tuple(map(read_size, strides))
+    raise ValueError(f"no argument: {found!r}")
 
 
 def digest_beside(blobs: Mapping[str, bytes]) -> str:
@@ -237,17 +277,17 @@ def spec_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]
     return NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), tensor.stride()
 
 
-def _checked(call: BoxedCall, specs: tuple[Spec, ...], name: str) -> BoxedCall:
+def _checked(call: BoxedCall, contract: Contract, name: str) -> BoxedCall:
     """Return ``call``, which refuses arguments that its kernels were not made for."""
-    wanted = [
-        None if spec is None else (DTYPES[spec[0]], torch.Size(spec[1]), spec[2]) for spec in specs
-    ]
+    specs = contract.arguments
+    fixed = None if has_names(specs) else [wanted_of(spec, {}) for spec in specs]
 
     def run(args: list[Any]) -> Any:
-        if len(args) != len(wanted):
-            raise BadArchive(f"graph {name!r} takes {len(wanted)} arguments, not {len(args)}")
+        if len(args) != len(specs):
+            raise BadArchive(f"graph {name!r} takes {len(specs)} arguments, not {len(args)}")
+        wanted = fixed if fixed is not None else _wanted(contract, args, name)
         for k, (arg, want) in enumerate(zip(args, wanted, strict=True)):
-            if want is None:
+            if want is None or arg is want:
                 continue
             if (arg.dtype, arg.shape, arg.stride()) != want and not _same(arg, want):
                 raise BadArchive(
@@ -256,6 +296,47 @@ def _checked(call: BoxedCall, specs: tuple[Spec, ...], name: str) -> BoxedCall:
         return call(args)
 
     return run
+
+
+def wanted_of(spec: Spec, sizes: Mapping[str, int]) -> Any:
+    """Return a tensor's type, shape and strides, or a size, as they are compared in a call."""
+    match spec:
+        case None:
+            return None
+        case (_, formula):
+            return value(formula, sizes)
+        case (dtype, shape, strides):
+            dims = [tuple(value(n, sizes) for n in each) for each in (shape, strides)]
+            return DTYPES[dtype], torch.Size(dims[0]), dims[1]
+
+
+def has_names(specs: Iterable[Spec]) -> bool:
+    """Return True if sizes are known only at a call."""
+    return any(any(names_in(size)) for spec in specs for size in formulas_in(spec))
+
+
+def formulas_in(spec: Spec) -> tuple[Formula, ...]:
+    """Return the sizes of an argument."""
+    match spec:
+        case (_, tuple() as shape, tuple() as strides):
+            return (*shape, *strides)
+        case (_, formula):
+            return (formula,)
+    return ()
+
+
+def _wanted(contract: Contract, args: Sequence[Any], name: str) -> list[Any]:
+    """Return what the arguments of a call have to be, by the sizes that some of them are."""
+    pairs = zip(contract.arguments, args, strict=True)
+    sizes = bind_sizes(
+        (spec[1], arg.shape) if len(spec) == 3 else (spec[1:], (arg,))
+        for spec, arg in pairs
+        if spec is not None
+    )
+    for condition in contract.conditions:
+        if not holds(condition, sizes):
+            raise BadArchive(f"graph {name!r} was made for {shown(condition)}: {sizes}")
+    return [wanted_of(spec, sizes) for spec in contract.arguments]
 
 
 def _same(arg: torch.Tensor, want: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> bool:

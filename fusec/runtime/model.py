@@ -26,8 +26,21 @@ from torch import nn
 from fusec.errors import EnvironmentProblem, UsageError
 from fusec.runtime import trees
 from fusec.runtime.entry import decode
-from fusec.runtime.executable import DTYPES, restride
-from fusec.runtime.loading import BadArchive, NotHere, Spec, Unpacked, spec_of, unpack
+from fusec.runtime.executable import restride
+from fusec.runtime.loading import (
+    BadArchive,
+    NotHere,
+    Spec,
+    Unpacked,
+    formulas_in,
+    has_names,
+    read_spec,
+    spec_of,
+    unpack,
+    wanted_of,
+)
+from fusec.runtime.sizes import Condition, Formula, bind_sizes, holds, names_in
+from fusec.runtime.sizes import shown as formula
 from fusec.runtime.trees import Tree
 
 KEY = "fusec model"
@@ -65,6 +78,18 @@ class Tensor:
     def __str__(self) -> str:
         return f"{self.path}: {shown(self.spec)}"
 
+    def unlike(self, tensor: torch.Tensor, sizes: Mapping[str, int]) -> UsageError:
+        """Return the error for another tensor.
+
+        Args:
+            sizes: those that have names, as the call's tensors say.
+        """
+        known = ", ".join(f"{name} is {size}" for name, size in sizes.items())
+        where = f", where {known}" if known else ""
+        return UsageError(
+            f"{self.path} is {shown(spec_of(tensor))}; {shown(self.spec)} is wanted{where}."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -90,14 +115,16 @@ class Calling:
     """How a model is called, and what its graph takes and returns.
 
     Attributes:
-        graph: of each argument of the graph, its position among tensors and then weights.
+        graph: of each argument of the graph, its position among tensors and then weights; a size.
+        conditions: what has to hold of sizes.
         result: of tensors that the graph returns, or that it was given, by the same positions.
     """
 
     arguments: tuple[Argument, ...]
     tensors: tuple[Tensor, ...]
     weights: tuple[Weight, ...]
-    graph: tuple[int, ...]
+    graph: tuple[int | Spec, ...]
+    conditions: tuple[Condition, ...]
     result: Tree
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -114,6 +141,28 @@ class Calling:
             elif "value" not in argument.tree:
                 raise UsageError(f"{argument.name} is missing. The model takes {self}.")
         return tensors
+
+    def sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """Return the sizes that have names, by the tensors of a call.
+
+        Raises:
+            UsageError: for one with another number of axes, and sizes that it was not built for.
+        """
+        for of, tensor in zip(self.tensors, tensors, strict=True):
+            if tensor.dim() != len(_shape(of.spec)):
+                raise of.unlike(tensor, {})
+        sizes = bind_sizes((_shape(of.spec), t.shape)
+                           for of, t in zip(self.tensors, tensors, strict=True))  # fmt: skip
+        for condition in self.conditions:
+            if not holds(condition, sizes):
+                of_them = dict.fromkeys(names_in(condition))
+                known = ", ".join(f"{name} is {sizes[name]}" for name in of_them)
+                raise UsageError(f"{known}; the model was built for {formula(condition)}.")
+        return sizes
+
+    def wanted(self, sizes: Mapping[str, int]) -> list[Any]:
+        """Return type, shape and strides of each tensor."""
+        return [wanted_of(tensor.spec, sizes) for tensor in self.tensors]
 
     def _given(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         ordered = [a.name for a in self.arguments if a.by != "name"]
@@ -143,9 +192,11 @@ class Model:
 
     def __init__(self, unpacked: Unpacked, calling: Calling) -> None:
         self._call, self._calling = unpacked.call, calling
-        self._written = frozenset(calling.graph[k] for k in unpacked.convention.written)
+        written = (calling.graph[k] for k in unpacked.convention.written)
+        self._written = frozenset(k for k in written if isinstance(k, int))
         self._weights: list[torch.Tensor] = []
-        self._wanted = [_wanted(tensor.spec) for tensor in calling.tensors]
+        specs = [tensor.spec for tensor in calling.tensors]
+        self._fixed = None if has_names(specs) else [wanted_of(spec, {}) for spec in specs]
         self.target, self.device = unpacked.target, torch.device(unpacked.device)
         self.trains = unpacked.convention.training is not None
 
@@ -188,13 +239,12 @@ class Model:
         if problems:
             more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UsageError(f"The weights do not fit: {'; '.join(problems[:5])}{more}.")
-        _refuse_shared(chosen, [k - len(self._wanted) for k in self._written])
+        _refuse_shared(chosen, [k - len(self._calling.tensors) for k in self._written])
         self._weights = chosen
 
     def _placed(self, tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
-        assert weight.spec is not None
         with torch.no_grad():
-            placed = restride(tensor.to(self.device), weight.spec[2])
+            placed = restride(tensor.to(self.device), wanted_of(weight.spec, {})[2])
         if weight.parameter and self.trains and not placed.requires_grad:
             placed = placed.detach().requires_grad_()
         return placed
@@ -206,20 +256,24 @@ class Model:
             UsageError: naming an argument that is not what the model was built for.
         """
         tensors = self._calling.bind(args, named)
-        for k, want in enumerate(self._wanted):
-            tensors[k] = self._fitting(k, tensors[k], want)
+        sizes = {} if self._fixed is not None else self._calling.sizes(tensors)
+        for k, want in enumerate(self._fixed or self._calling.wanted(sizes)):
+            tensors[k] = self._fitting(k, tensors[k], want, sizes)
         everything = [*tensors, *self._weights]
         if self._written:
             self._refuse_written(tensors)
-        results = self._call(*(everything[k] for k in self._calling.graph))
-        return trees.put(self._calling.result, results, everything)
+        given = (everything[k] if isinstance(k, int) else wanted_of(k, sizes)
+                 for k in self._calling.graph)  # fmt: skip
+        return trees.put(self._calling.result, self._call(*given), everything)
 
-    def _fitting(self, k: int, tensor: torch.Tensor, want: Any) -> torch.Tensor:
+    def _fitting(
+        self, k: int, tensor: torch.Tensor, want: Any, sizes: Mapping[str, int]
+    ) -> torch.Tensor:
         """Return a tensor as its kernels read it; copied, if it lies otherwise and is but read."""
         of = self._calling.tensors[k]
         dtype, shape, strides = want
         if tensor.dtype != dtype or tensor.shape != shape or tensor.layout is not torch.strided:
-            raise UsageError(f"{of.path} is {shown(spec_of(tensor))}; {shown(of.spec)} is wanted.")
+            raise of.unlike(tensor, sizes)
         if tensor.device.type != self.device.type:
             raise UsageError(f"{of.path} is on {tensor.device}; {self.device.type} is wanted.")
         if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_neg() or tensor.is_conj():
@@ -330,8 +384,7 @@ def _read(unpacked: Unpacked) -> tuple[Model, dict[str, torch.Tensor]]:
 
 
 def _held(spec: Spec, content: bytes) -> torch.Tensor:
-    assert spec is not None
-    dtype, shape, strides = _wanted(spec)
+    dtype, shape, strides = wanted_of(spec, {})
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0)
     return restride(flat.reshape(shape).to(dtype), strides)
 
@@ -373,12 +426,12 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def shown(spec: Spec) -> str:
     """Return a tensor's type as the command line spells it: "f32[4, 8]"."""
-    return "another" if spec is None else f"{spec[0]}{list(spec[1])}"
+    return f"{spec[0]}[{', '.join(map(formula, _shape(spec)))}]" if spec else "another"
 
 
-def _wanted(spec: Spec) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
-    assert spec is not None
-    return DTYPES[spec[0]], torch.Size(spec[1]), tuple(spec[2])
+def _shape(spec: Spec) -> tuple[Formula, ...]:
+    assert spec is not None and len(spec) == 3
+    return spec[1]
 
 
 def _refuse_shared(weights: Sequence[torch.Tensor], written: Sequence[int]) -> None:
@@ -420,23 +473,31 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
         Weight(tuple(map(str, w["names"])), _spec(w["spec"]), bool(w["parameter"]), bool(w["held"]))
         for w in found["weights"]
     )
+    if has_names([w.spec for w in weights]):
+        raise ValueError("weights with sizes of a call")
     count = len(tensors)
     arguments = tuple(
         Argument(str(a["name"]), str(a["by"]), trees.checked(a["tree"], count))
         for a in found["arguments"]
     )
-    if any(w.parameter and not _wanted(w.spec)[0].is_floating_point for w in weights):
+    if any(w.parameter and not wanted_of(w.spec, {})[0].is_floating_point for w in weights):
         raise ValueError("parameters that are no numbers with gradients")
     everything: tuple[Tensor | Weight, ...] = (*tensors, *weights)
     graph = tuple(_position(k, len(everything)) for k in found["graph"])
-    wanted = [everything[k].spec for k in graph]
+    wanted = [everything[k].spec if isinstance(k, int) else k for k in graph]
     if wanted != list(unpacked.arguments) or not all(weight.names for weight in weights):
         raise ValueError("other arguments than the code takes")
     results = len(unpacked.convention.outputs)
     result = trees.checked(found["result"], results, len(everything))
     if list(_positions([a.tree for a in arguments])) != list(range(count)):
         raise ValueError("tensors in another order")
-    return Calling(arguments, tensors, weights, graph, result)
+    conditions = unpacked.conditions
+    named = {size for t in tensors for size in _shape(t.spec) if isinstance(size, str)}
+    specs = [*(t.spec for t in tensors), *(k for k in graph if not isinstance(k, int))]
+    formulas = [*conditions, *(size for spec in specs for size in formulas_in(spec))]
+    if not named.issuperset(name for one in formulas for name in names_in(one)):
+        raise ValueError("sizes that no tensor says")
+    return Calling(arguments, tensors, weights, graph, conditions, result)
 
 
 def _positions(of: Sequence[Tree]) -> Iterator[int]:
@@ -452,17 +513,19 @@ def _positions(of: Sequence[Tree]) -> Iterator[int]:
                 yield from _positions([part for _, part in inner])
 
 
-def _position(value: Any, end: int) -> int:
+def _position(value: Any, end: int) -> int | Spec:
+    if isinstance(value, list):
+        return _of_kind(read_spec(value), 2)
     if type(value) is not int or not 0 <= value < end:
         raise ValueError(f"no position: {value!r}")
     return value
 
 
 def _spec(found: Any) -> Spec:
-    dtype, shape, strides = found
-    sizes = (*shape, *strides)
-    if dtype not in DTYPES or len(shape) != len(strides):
-        raise ValueError(f"no type: {found!r}")
-    if not all(type(n) is int and n >= 0 for n in sizes):
-        raise ValueError(f"no sizes: {found!r}")
-    return dtype, tuple(shape), tuple(strides)
+    return _of_kind(read_spec(found), 3)
+
+
+def _of_kind(spec: Spec, length: int) -> Spec:
+    if spec is None or len(spec) != length:
+        raise ValueError(f"no tensor, or no size: {spec!r}")
+    return spec

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,10 +224,9 @@ def repacked(content: bytes, change: Callable[[dict[str, bytes]], object]) -> by
 def described(blobs: dict[str, bytes]) -> None:
     """Let the code of an archive say that it was made with what stands beside it."""
     wrapper = blobs["inference/wrapper.py"].decode()
-    _, specs = loading.read_contract(wrapper)
+    end = replace(loading.read_contract(wrapper), beside=loading.digest_beside(blobs))
     body = wrapper.rpartition("\n# described: ")[0]
-    end = loading.contract(loading.digest_beside(blobs), specs)
-    blobs["inference/wrapper.py"] = (body + end).encode()
+    blobs["inference/wrapper.py"] = (body + str(end)).encode()
 
 
 def changing(name: str, old: bytes, new: bytes, *, honest: bool) -> Callable[[Any], None]:
