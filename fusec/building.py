@@ -31,6 +31,7 @@ from fusec.codegen.native import SIGNATURE
 from fusec.codegen.targets import Target, find_target
 from fusec.compiler import compile_entry
 from fusec.errors import FusecError, ModelError, Unsupported, UsageError, describe_failure
+from fusec.frontend.freezing import Recipe, take_constants
 from fusec.native_names import NAMES, describe_native
 from fusec.options import Options
 from fusec.report.arguments import fitting, signature_of
@@ -93,11 +94,15 @@ class _Seen:
     Attributes:
         traced: the graph's arguments, with sizes as symbols.
         given, returned: its arguments and results, of the call that was traced.
+        recipe: how what was frozen is computed, which are its last arguments.
+        unread: the positions of arguments that nothing reads any more.
     """
 
     convention: Convention | None = None
     parts: list[Packed] = field(default_factory=list)
     traced: tuple[Any, ...] = ()
+    recipe: Recipe | None = None
+    unread: frozenset[int] = frozenset()
     given: tuple[Any, ...] = ()
     returned: tuple[Any, ...] = ()
 
@@ -226,9 +231,15 @@ def _compile(
     context = context_of(inputs, options)
     if options.target is not None:
         context = Context(find_target(options.target), options, Trace("joint"))
+    # What is packed for a library has no elements that a file could hold.
+    context = replace(context, target=replace(context.target, libraries=frozenset()))
 
     def compile_one(graph: fx.GraphModule, _: Sequence[Any], *, name: str, trace: Trace) -> Any:
         _move_graph(graph, torch.device(context.target.device))
+        seen.recipe = take_constants(graph)
+        if seen.recipe is not None:
+            places = enumerate(graph.graph.find_nodes(op="placeholder"))
+            seen.unread = frozenset(k for k, node in places if not node.users)
         with unset_fake_temporarily():  # kernels are timed with real tensors
             compile_entry(graph, name, options, trace)
         return _not_here(name)
@@ -273,7 +284,10 @@ def _name_sizes(seen: _Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may
     seen.parts = [
         replace(
             part,
-            arguments=tuple(renamed_spec(spec, names) for spec in part.arguments),
+            arguments=tuple(
+                None if k in seen.unread else renamed_spec(spec, names)
+                for k, spec in enumerate(part.arguments)
+            ),
             conditions=tuple(renamed(condition, names) for condition in part.conditions),
         )
         for part in seen.parts
@@ -396,7 +410,7 @@ def _describe(
 
     Also the values of buffers that no ``state_dict`` has, by name.
     """
-    taken = seen.parts[0].arguments
+    taken = seen.parts[0].arguments[: len(seen.given)]
     specs = {id(argument): spec for argument, spec in zip(seen.given, taken, strict=True)}
     tensors: list[tuple[str, torch.Tensor]] = []
 
@@ -408,7 +422,10 @@ def _describe(
         {"name": name, "by": by, "tree": trees.describe(value, name, leaf)}
         for name, by, value in _arguments(fn, *given)
     ]
+    frozen = _frozen(fn, fake, seen) if seen.recipe is not None else []
     weights, held = _weights(fn, fake, seen)
+    weights += [(torch.empty(0), row) for row, _ in frozen]
+    held |= {f"{HELD}{row['names'][0]}": content for row, content in frozen}
     positions = {id(t): k for k, (_, t) in reversed(list(enumerate(tensors)))}
     positions |= {id(t): len(tensors) + k for k, (t, _) in enumerate(weights)}
     made = {id(t): k for k, t in enumerate(seen.returned)}
@@ -432,10 +449,8 @@ def _describe(
         "arguments": arguments,
         "tensors": rows,
         "weights": [row for _, row in weights],
-        "graph": [
-            spec if isinstance(argument, int) else _position(positions, k, argument)
-            for k, (argument, spec) in enumerate(zip(seen.given, taken, strict=True))
-        ],
+        "graph": [_taken(positions, seen, k, spec) for k, spec in enumerate(taken)]
+        + list(range(len(tensors) + len(weights) - len(frozen), len(tensors) + len(weights))),
         "result": trees.describe(result, "result", returned),
     }
     return calling, held
@@ -449,6 +464,13 @@ def _unread(tensor: torch.Tensor, names: Sequence[str | None]) -> Spec:
     shape = [name or extent for name, extent in zip(names, extents, strict=True)]
     dense = [("*", 1, 1, *shape[axis + 1 :]) for axis in range(len(shape))]
     return dtype, tuple(shape), tuple(dense)
+
+
+def _taken(positions: Mapping[int, int], seen: _Seen, k: int, spec: Spec) -> Any:
+    """Return what the graph's argument is: a size, a position, or None if nothing reads it."""
+    if k in seen.unread:
+        return None
+    return spec if isinstance(seen.given[k], int) else _position(positions, k, seen.given[k])
 
 
 def _position(positions: Mapping[int, int], k: int, argument: Any) -> int:
@@ -500,15 +522,42 @@ def _weights(
         names.setdefault(id(tensor), []).append(name)
     saved, real = fn.state_dict().keys(), named_tensors(fn)
     rows, held = [], {}
-    for tensor in {id(t): t for t in seen.given if id(t) in names}.values():
+    given = enumerate(seen.given)
+    read = {id(t): t for k, t in given if id(t) in names and k not in seen.unread}
+    sources = seen.recipe.positions if seen.recipe is not None else ()
+    fixed = {id(seen.given[k]) for k in sources}
+    for tensor in read.values():
         own = names[id(tensor)]
+        value = real[own[0]]
+        if id(tensor) in fixed:  # exchanged, it would not be what was frozen
+            own = [f"frozen {own[0]}"]
         kept = not any(name in saved for name in own)
         if kept:
-            held[f"{HELD}{own[0]}"] = _content(own[0], real[own[0]])
+            held[f"{HELD}{own[0]}"] = _content(own[0], value)
         parameter = isinstance(tensor, nn.Parameter) and tensor.requires_grad
         row = {"names": own, "spec": spec_of(tensor), "parameter": parameter, "held": kept}
         rows.append((tensor, row))
     return rows, held
+
+
+def _frozen(
+    fn: Callable[..., Any], fake: Callable[..., Any], seen: _Seen
+) -> list[tuple[dict[str, Any], bytes]]:
+    """Return what was computed once, of the weights as they are: rows of weights, and values."""
+    assert seen.recipe is not None and isinstance(fn, nn.Module) and isinstance(fake, nn.Module)
+    real = named_tensors(fn)
+    names = {id(tensor): name for name, tensor in named_tensors(fake).items()}
+    sources = [real[names[id(seen.given[k])]] for k in seen.recipe.positions]
+    if any(isinstance(tensor, FakeTensor) for tensor in sources):
+        raise UsageError("freeze computes with weights, so that they are needed: --with-weights.")
+    with torch.no_grad():
+        values = seen.recipe.compute(*(tensor.detach() for tensor in sources))
+    specs = seen.parts[0].arguments[len(seen.given) :]
+    return [
+        ({"names": [f"frozen {k}"], "spec": spec, "parameter": False, "held": True},
+         _content(f"frozen {k}", value))
+        for k, (spec, value) in enumerate(zip(specs, values, strict=True))
+    ]  # fmt: skip
 
 
 def _content(name: str, tensor: torch.Tensor) -> bytes:

@@ -21,6 +21,7 @@ from fusec.building import Call, build, weights_of
 from fusec.cli import main
 from fusec.errors import ModelError, UsageError
 from fusec.options import Options
+from fusec.report.observe import new_fake_mode
 from fusec.runtime import loading, processor
 from fusec.runtime.entry import decode, encode
 from fusec.runtime.loading import BadArchive, digest_beside, read_contract
@@ -47,6 +48,7 @@ class Net(nn.Module):
         return {"y": y, "rest": (y.sum(), None, 3, x)}
 
 
+COUNTS = (50, pytest.param(1000, marks=pytest.mark.slow))
 HERE = [Options.from_compile(None, None)]
 
 
@@ -320,6 +322,72 @@ def test_a_tensor_that_nothing_reads_has_its_sizes_checked(load: Any) -> None:
         model(values(5, 4), values(6, 3))
 
 
+# -- what is frozen --------------------------------------------------------------------------------
+
+
+class Folded(nn.Module):
+    """A norm that goes into a convolution's weights, and a weight that is also read itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.gain = nn.Parameter(torch.rand(4))
+        self.norm.running_mean.normal_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.conv(x)).relu().mean((2, 3))
+        return h * self.gain + h @ torch.outer(self.gain.exp(), self.gain)
+
+
+def folded() -> Folded:
+    torch.manual_seed(0)
+    return Folded().eval()
+
+
+@pytest.fixture(scope="module")
+def frozen() -> bytes:
+    torch._dynamo.reset()
+    options = [Options.from_compile(None, {"freeze": True})]
+    return build(folded(), Call((values(2, 3, 6, 6),)), options)
+
+
+def test_what_was_frozen_is_in_the_archive_and_its_weights_are_not_asked_for(
+    frozen: bytes, load: Any
+) -> None:
+    model, x = load(frozen, weights={}), values(2, 3, 6, 6, seed=4)
+    torch.testing.assert_close(model(x), folded()(x).detach())
+    assert {name.partition(" ")[0] for name in model.state_dict()} == {"frozen"}
+    model.load_weights({"gain": torch.zeros(4)})
+    torch.testing.assert_close(model(x), folded()(x).detach())
+
+
+def test_freezing_needs_the_weights() -> None:
+    options = [Options.from_compile(None, {"freeze": True})]
+    mode = new_fake_mode()
+    with mode:
+        model, x = Folded().eval(), torch.empty(2, 3, 6, 6)
+    torch._dynamo.reset()
+    with pytest.raises(UsageError, match="freeze computes with weights"):
+        build(model, Call((x,)), options, mode)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_lies_about_what_was_frozen_are_errors_or_right_answers(
+    frozen: bytes, load: Any, count: int
+) -> None:
+    draw, x = random.Random(3), values(2, 3, 6, 6)
+    expected, answers = folded()(x).detach(), 0
+    for _ in range(count):
+        lie = remade(frozen, draw, trusted=False)
+        try:
+            result = load(lie, weights={})(x)
+        except UsageError:
+            continue
+        answers += 1
+        torch.testing.assert_close(result, expected)
+    assert answers < count
+
+
 # -- what is built ---------------------------------------------------------------------------------
 
 
@@ -488,9 +556,6 @@ def remade(content: bytes, draw: random.Random, *, trusted: bool) -> bytes:
             end = dataclasses.replace(read_contract(source), beside=digest_beside(blobs))
             blobs[wrapper] = (source.partition("\n# described: ")[0] + str(end)).encode()
     return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
-
-
-COUNTS = (50, pytest.param(1000, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("count", COUNTS)

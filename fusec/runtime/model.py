@@ -228,8 +228,10 @@ class Model:
         """
         found = named_tensors(weights) if isinstance(weights, nn.Module) else weights
         chosen, problems = [], []
-        for weight in self._calling.weights:
+        for number, weight in enumerate(self._calling.weights):
             tensor = next((found[name] for name in weight.names if name in found), None)
+            if tensor is None and weight.held and self._weights:
+                tensor = self._weights[number]
             if tensor is None:
                 problems.append(f"{weight} is missing")
             elif spec_of(tensor)[:2] != (weight.spec or ())[:2]:
@@ -514,6 +516,8 @@ def _positions(of: Sequence[Tree]) -> Iterator[int]:
 
 
 def _position(value: Any, end: int) -> int | Spec:
+    if value is None:
+        return None  # what nothing reads
     if isinstance(value, list):
         return _of_kind(read_spec(value), 2)
     if type(value) is not int or not 0 <= value < end:
