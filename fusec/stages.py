@@ -30,6 +30,7 @@ from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.flex_attention import spell_out_attention
 from fusec.frontend.freezing import freeze
 from fusec.frontend.interpolation import keep_gradients_whole
+from fusec.frontend.longer_cats import lengthen_cats
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.frontend.memory_formats import Judge as FormatJudge
 from fusec.frontend.memory_formats import choose_formats
@@ -201,6 +202,11 @@ DYNAMO = (
         "masked_writes",
         "writes that masks select become choices of elements",
         _changing(write_by_masks),
+    ),
+    _on_dynamo(
+        "longer_cats",
+        "a cat that begins with what another one joins reads that one",
+        _changing(lengthen_cats),
     ),
 )
 """Rewrites of what Dynamo captured, before AOTAutograd."""

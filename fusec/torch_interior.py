@@ -56,6 +56,9 @@ from torch.utils._sympy.singleton_int import SingletonInt
 gradient_function: Callable[[], Any] = torch._C._current_autograd_node
 """Return the gradient's function that runs in this thread, or None."""
 
+data_of: object = getattr(torch._C._autograd, "_get_data_attr", None)
+"""What Dynamo's graphs call for ``x.data``."""
+
 __all__ = [
     "CacheArtifact",
     "CacheArtifactFactory",
@@ -82,6 +85,7 @@ __all__ = [
     "converting_fakes",
     "core_aten_decompositions",
     "counters",
+    "data_of",
     "debug_directory",
     "disable_modes",
     "dynamo_config",

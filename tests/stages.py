@@ -112,6 +112,10 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
     return y
 
 
+def dense(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y, torch.cat([x, y], 1).sin()], 1)
+
+
 def statistics(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     h = F.gelu(x @ w)
     return h, h.float().sum(-1) - h.float().amax(-1)
@@ -189,6 +193,7 @@ EXAMPLES = {
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
+    "dense": Example(dense, ((8, 3), (8, 5)), train=True),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True
     ),

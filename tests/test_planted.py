@@ -365,6 +365,12 @@ def argument(target: str, position: int | str, wrong: Any) -> Callable[[fx.Graph
     return change
 
 
+def turned(graph: fx.Graph) -> None:
+    """The last cat joins its parts from behind."""
+    *_, cat = (node for node in graph.nodes if "cat" in str(node.target))
+    cat.args = (cat.args[0][::-1], *cat.args[1:])
+
+
 def exchanged(target: str, one: int, other: int) -> Callable[[fx.Graph], None]:
     """Two arguments of a call are exchanged."""
 
@@ -422,6 +428,7 @@ FAULTS = (
     ),
     Fault("flex_attention", "flex", "keys for queries", in_fx(exchanged("spelled_out", 0, 1))),
     Fault("masked_writes", "masked", "another number", in_fx(argument("assign", 2, 2.0))),
+    Fault("longer_cats", "dense", "parts in another order", in_fx(turned)),
     Fault("freeze", "scaled", "the bias left out", in_fx(argument("convolution", 2, None))),
     Fault(
         "memory_formats", "images", "another stride", in_fx(argument("convolution", 3, [2, 2]))

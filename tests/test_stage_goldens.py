@@ -21,6 +21,7 @@ EXAMPLES = {
     "whole_gradients": "upsample",
     "flex_attention": "flex",
     "masked_writes": "masked",
+    "longer_cats": "dense",
     "fold_channels": "scaled",
     "memory_formats": "images",
     "draws": "dropout",

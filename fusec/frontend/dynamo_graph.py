@@ -1,4 +1,4 @@
-"""Graphs of Dynamo, before AOTAutograd: calls for which functions of fusec stand in."""
+"""Graphs of Dynamo, before AOTAutograd: which may be rewritten, and functions that stand in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def call_instead(gm: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]]
     Args:
         functions: by what is called: a function, or a method's name.
     """
-    for part in _plain_parts(gm):
+    for part in plain_parts(gm):
         found = [n for n in part.graph.nodes if n.op.startswith("call_") and n.target in functions]
         for node in found:
             node.op, node.target = "call_function", functions[node.target]
@@ -22,7 +22,7 @@ def call_instead(gm: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]]
             part.recompile()
 
 
-def _plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
+def plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """Yield a graph and those that it calls, without those that transforms of ``torch.func`` run.
 
     Such transforms ask more of a function than its gradient.

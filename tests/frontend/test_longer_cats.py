@@ -1,0 +1,111 @@
+"""A cat that begins with what another one joins reads that one, where gradients are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.workloads.vision import DenseBlock
+from fusec.frontend.longer_cats import lengthen_cats
+from tests.support import check, values
+
+
+def widths(fn: Callable[..., object], *inputs: Tensor, train: bool = True) -> list[int]:
+    """How many parts each cat of a function's graph has in the end."""
+    found: list[int] = []
+
+    def note(gm: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., object]:
+        lengthen_cats(gm)
+        gm.graph.lint()
+        found.extend(len(n.args[0]) for n in gm.graph.nodes if "cat" in str(n.target))
+        return gm.forward
+
+    torch._dynamo.reset()
+    given = [x.detach().clone().requires_grad_(train) for x in inputs]
+    torch.compile(fn, backend=note)(*given)
+    return found
+
+
+def dense(x: Tensor, y: Tensor) -> list[Tensor]:
+    parts, seen = [x, y], []
+    for _ in range(3):
+        seen.append(torch.cat(parts, 1))
+        parts.append(seen[-1].sin()[:, :2])
+    return seen
+
+
+XY = (values(4, 3), values(4, 5))
+
+
+def test_each_cat_reads_the_longest_one_before_it() -> None:
+    assert widths(dense, *XY) == [2, 2, 2]
+
+
+def test_without_gradients_cats_stay() -> None:
+    assert widths(dense, *XY, train=False) == [2, 3, 4]
+
+
+def test_the_axis_may_be_said_in_any_way() -> None:
+    def named(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat((x, y), dim=-1), torch.concat([x, y, x], 1)
+
+    assert widths(named, *XY) == [2, 2]
+
+
+def writes_a_part(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = x * 1
+    first = torch.cat([x, y], 1).sin()
+    x.mul_(2)
+    return first, torch.cat([x, y, x], 1)
+
+
+def writes_data(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = x * 1
+    first = torch.cat([x, y], 1).sin()
+    x.data.mul_(2)
+    return first, torch.cat([x, y, x], 1)
+
+
+def writes_the_whole(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    first = torch.cat([x, y], 1)
+    first[:, 0] = 0.0
+    return first, torch.cat([x, y, x], 1)
+
+
+def without_gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        first = torch.cat([x, y], 1)
+    return first, torch.cat([x, y, x], 1)
+
+
+def of_another_type(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([x, y], 1), torch.cat([x, y, x.double()], 1)
+
+
+@pytest.mark.parametrize(
+    "fn", (writes_a_part, writes_data, writes_the_whole, without_gradient, of_another_type)
+)
+def test_what_would_compute_something_else_stays(fn: Callable[..., object]) -> None:
+    assert widths(fn, *XY) == [2, 3]
+    check(fn, *XY, train=True)
+
+
+def test_a_graph_with_a_checkpoint_stays() -> None:
+    def kept(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.cat([x, y], 1)
+        again = checkpoint(lambda a: torch.cat([a, a], 1), first, use_reentrant=False)
+        return torch.cat([x, y, x], 1), again
+
+    assert widths(kept, *XY) == [2, 3]
+    check(kept, *XY, train=True)
+
+
+def test_a_dense_block_has_the_gradients_of_eager() -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(3, 8, 1), DenseBlock(8, 4, 3))
+    assert widths(block, values(2, 3, 6, 6)) == [1, 2, 2, 2]
+    check(block, values(2, 3, 6, 6), train=True)
