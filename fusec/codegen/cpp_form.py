@@ -25,7 +25,7 @@ CPP_FORM = (
 CPP_FUNCTIONS = (
     Stage(
         "generalise",
-        "programs that differ by one factor of their numbers run one function (CPU)",
+        "programs whose numbers lie on a line run one function (CPU)",
         lambda functions, context: generalise(functions),
         "Functions",
         "Functions",

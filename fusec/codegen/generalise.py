@@ -4,17 +4,17 @@ Spec: ``functions -> functions``; each program runs the same statements on the s
 entry of its own that passes them: whoever launches it knows nothing of this. Two programs are alike
 if one text is that of both once extents, steps and places are blanks; what the blanks hold is all
 that they differ in. Their *least general generalisation* (Plotkin 1970; what finds it is called
-anti-unification) has a number in each blank where they agree, and a multiple of one size, n, where
-they do not: a *family*, whose members differ by one factor, is one function. So what divides all of
-their extents still divides what is printed.
+anti-unification) has a number in each blank where they agree, and ``k*n + c`` of one size, n, where
+they do not: a *family*, whose numbers lie on a line, is one function. Where they lie in proportion
+``c`` is 0, so that what divides all of their extents still divides what is printed.
 
 All choices that numbers decide have been made by now, and stand in the statements: which loops
 there are, which lanes have a mask, what is a scalar. A program without a ragged end is never like
 one with such an end. Numbers of which the C++ compiler makes more than an operand stay as they are
 (``_Rebuild``), as do programs that multiply matrices or run for rows of a table.
 
-One factor is enough: with up to four, DenseNet-121 would have 35 functions in the place of 41, that
-saves the compiler no time, and some kernels would be 0.92 as fast (docs/performance.md, 2026-11).
+One size is enough: with up to four, in proportion, some kernels of DenseNet-121 would be 0.92 as
+fast, and save the compiler no time (docs/performance.md, 2026-11).
 
 Worked example: ``y[i] = x[96*i]`` for i < 12 and ``q[i] = p[64*i]`` for i < 8 run one function
 ``y[i] = x[32*n*i]`` for i < 4*n, with 3 and 2 for n.
@@ -23,7 +23,8 @@ Worked example: ``y[i] = x[96*i]`` for i < 12 and ``q[i] = p[64*i]`` for i < 8 r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -95,7 +96,7 @@ def one_each(programs: Mapping[str, Any]) -> Functions:
 
 
 def generalise(functions: Functions) -> Functions:
-    """Return functions that run all programs which differ by one factor alone."""
+    """Return functions that run all programs whose numbers follow from one."""
     made, calls = dict(functions.functions), dict(functions.calls)
     for family in _families(functions.functions):
         first, *others = family
@@ -174,7 +175,7 @@ _Numbers: TypeAlias = tuple[int, ...]
 
 
 def _families(programs: Mapping[str, Program]) -> Iterator[dict[str, _Numbers]]:
-    """Yield the numbers of programs that are alike and differ by one factor, by their names."""
+    """Yield the numbers of programs that are alike and of one argument, by their names."""
     rough: dict[tuple[object, ...], list[str]] = {}
     for name, program in programs.items():
         if not program.table and not cpp.multiplies(program):
@@ -187,7 +188,7 @@ def _families(programs: Mapping[str, Program]) -> Iterator[dict[str, _Numbers]]:
             form, numbers = _opened(programs[name])
             alike.setdefault(form, {})[name] = numbers
         for group in alike.values():
-            yield from (f for f in _proportional(group) if len(f) >= LEAST)
+            yield from (f for f in _aligned(group) if len(f) >= LEAST)
 
 
 _BLANK = index(Size("_", 1, None))
@@ -204,48 +205,62 @@ def _opened(program: Program) -> tuple[object, _Numbers]:
     return canonical(_Rebuild(program, blank).program).form, tuple(found)
 
 
-def _proportional(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
-    """Yield alike programs in families: of each program that is left, its largest."""
-    left = list(numbers)
+def _aligned(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
+    """Yield alike programs by the lines they lie on, each time that of most through the first."""
+    left = dict(numbers)
     while left:
-        first, *others = left
-        families: dict[tuple[int, ...], list[str]] = {}
-        for name in others:
-            if places := _places(numbers[first], numbers[name]):
-                families.setdefault(places, [first]).append(name)
-        family = max(families.values(), key=len, default=[first])
-        left = [name for name in left if name not in family]
-        yield {name: numbers[name] for name in family}
+        first = next(iter(left))
+        start = left.pop(first)
+        lines: dict[_Numbers, list[str]] = {}
+        for name, other in left.items():
+            lines.setdefault(_direction(start, other), []).append(name)
+        lines.pop((), None)
+        others = max(lines.values(), key=len, default=[])
+        yield {first: start, **{name: left.pop(name) for name in others}}
 
 
-def _places(one: _Numbers, other: _Numbers) -> tuple[int, ...]:
-    """Return where numbers differ, if they do so by one factor; else nothing."""
-    pairs = [(k, a, b) for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
-    if any(a * pairs[0][2] != b * pairs[0][1] or a * b <= 0 for _, a, b in pairs):
-        return ()
-    return tuple(k for k, _, _ in pairs)
+def _direction(one: _Numbers, other: _Numbers) -> _Numbers:
+    """Return the direction of the line through two programs; () where no number differs."""
+    steps = [b - a for a, b in zip(one, other, strict=True)]
+    ahead = next((step for step in steps if step), 0)
+    by = math.gcd(*steps) if ahead > 0 else -math.gcd(*steps)
+    return tuple(step // by for step in steps) if ahead else ()
 
 
 def _generalisation(first: Program, numbers: list[_Numbers]) -> tuple[Program, tuple[int, ...]]:
     """Return what a family has in common, and what each member passes for n."""
-    parts = [_proportion(column) for column in zip(*numbers, strict=True)]
-    passed = next(part for _, part in parts if part)
+    columns = list(zip(*numbers, strict=True))
+    passed = _passed(columns)
     n = Size(Names(size.name for size in first.sizes).new("n"), passed[0])
-    given = iter([by * index(n) if part else index(by) for by, part in parts])
+    given = iter([_restated(column, passed, index(n)) for column in columns])
     function = _Rebuild(first, lambda number: next(given)).program
     named = replace(function, name=f"{function.name}_any", sizes=(*function.sizes, n))
     return named, passed
 
 
-def _proportion(column: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return a number and what it is multiplied with: nothing where all are the same.
+def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
+    """Return n of each member, at least 1: as far as it can be that of which most are multiples.
 
-    ``(96, 64)`` is 32 times ``(3, 2)``.
+    Of ``(96, 64)``, ``(6, 4)`` and ``(95, 63)`` n is ``(3, 2)``: they are 32*n, 2*n and 32*n - 1.
     """
-    if len(set(column)) == 1:
-        return column[0], ()
-    by = math.gcd(*column) * (1 if column[0] > 0 else -1)
-    return by, tuple(number // by for number in column)
+    varying = [column for column in columns if len(set(column)) > 1]
+    some = varying[0]
+    by = math.gcd(*(number - some[0] for number in some))
+    found: Counter[tuple[int, ...]] = Counter()
+    for ahead in (by, -by):
+        places = [(number - some[0]) // ahead for number in some]
+        found[tuple(place - min(places) + 1 for place in places)] = 0
+        for column in varying:
+            start, rest = divmod(column[0], (column[1] - column[0]) // places[1])
+            if not rest and start + min(places) > 0:
+                found[tuple(place + start for place in places)] += 1
+    return max(found, key=found.__getitem__)
+
+
+def _restated(column: _Numbers, passed: tuple[int, ...], n: Index) -> Index:
+    """Return one number of all members by what they pass."""
+    step = (column[1] - column[0]) // (passed[1] - passed[0])
+    return n * step + (column[0] - passed[0] * step)
 
 
 class _Rebuild:
@@ -260,8 +275,8 @@ class _Rebuild:
     These numbers stay as they are:
 
     * the step along lanes, which says what an access is, and the number of lanes;
-    * those inside a division, since the compiler makes a multiplication of one by a number, and in
-      the value of an index, of which comparisons and draws of random numbers are made;
+    * those inside a division, since the compiler makes a multiplication of one by a number, and
+      factors of axes in the value of an index, of which comparisons and random numbers are made;
     * how often a loop runs that the printer takes apart, or prints as a call;
     * lengths of arrays, which are in registers or on the stack.
     """
@@ -337,7 +352,8 @@ class _Rebuild:
             case Load(indices=(offset,), guard=guard):
                 return Load(self.buffer(value.buffer), (self.index(offset),), guard)
             case IndexValue(index=place):
-                return IndexValue(self.unchanged(place), value.dtype)
+                moved = self.number(place.const) if place.const else 0
+                return IndexValue(self.unchanged(place - place.const) + moved, value.dtype)
             case _:
                 return value
 

@@ -15,6 +15,7 @@ from fusec.codegen.generalise import (
     generalise,
     one_each,
     print_entries,
+    print_functions,
     verify_functions,
 )
 from fusec.errors import InvalidIR
@@ -59,6 +60,14 @@ def test_numbers_in_one_proportion_are_one_argument() -> None:
     (loop,) = (s for s in statements(made.functions["k0"].body) if isinstance(s, For))
     assert loop.stops == (4 * index(n),)  # what divides all columns is still known
     assert made.functions["k0"].work is index(n) * 2048
+
+
+def test_numbers_on_a_line_are_one_argument() -> None:
+    """Rows of 192, 320 and 256 columns lie 16 more apart: what is in proportion has no summand."""
+    made = shared(*(scaled(f"k{c}", 32, c, start=W) for c in (192, 320, 256)))
+    assert list(made.functions) == ["k192"]
+    assert [call.number for call in made.calls.values()] == [3, 5, 4]
+    assert "x[ci + 16*m + 64*m*n" in print_functions(made)
 
 
 def test_what_differs_by_another_factor_is_of_another_family() -> None:
@@ -148,6 +157,19 @@ def test_an_explanation_says_whose_function_a_kernel_runs() -> None:
     said = [kernel.function for kernel in graph.kernels]
     assert "" in said and any("with n = 5 for 3" in one for one in said)
     assert "with n = 5 for 3" in str(graph)
+
+
+def joined(*values: torch.Tensor) -> list[torch.Tensor]:
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return [torch.cat([x, y], 1).sin() for x, y in pairs]
+
+
+def test_cats_whose_ends_are_elsewhere_run_one_function() -> None:
+    inputs = [torch.randn(24, c) for n in (192, 320, 256) for c in (n, 32)]
+    (graph,) = fusec.explain(joined, *inputs, train=False).graphs
+    assert sum("the function of" in kernel.function for kernel in graph.kernels) == 2
+    for value, expected in zip(compile_with(joined)(*inputs), joined(*inputs), strict=True):
+        torch.testing.assert_close(value, expected)
 
 
 def test_layers_of_several_widths_compute_what_they_do_apart() -> None:
