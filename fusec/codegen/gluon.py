@@ -116,7 +116,12 @@ class _Printer(Printer):
         self.copies = {**form.copies, **roles.copies}
         self.groups = GROUPS[form.program.roles]
         self.sums = _sums(roles.multiply)
+        self.sum_of = _multiplied_from_registers(roles)
+        self.taken = {
+            v for s in statements(roles.multiply) if isinstance(s, Take) for v in s.values
+        }
         self.layouts: dict[int, str] = {}
+        self.lefts: dict[str, str] = {}
         self.wanted = ""
         self.index = IndexText(self._in_index, frozenset(self.program.lanes))
         self.rings = {fill.ring: self._places(fill) for fill in roles.fills}
@@ -208,10 +213,16 @@ class _Printer(Printer):
             warps = f"warps_per_cta=[{self.program.warps}, 1]"
             made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
             lines.append(f"{name}: gl.constexpr = {made}")
-        for into in _multiplied_from_registers(self.roles)[:1]:
-            made = f"gl.DotOperandLayout(0, {self._layout(into.axes)}, 2)"
-            lines.append(f"left: gl.constexpr = {made}")
+        for layout, name in self.lefts.items():
+            lines.append(f"{name}: gl.constexpr = gl.DotOperandLayout(0, {layout}, 2)")
         return lines
+
+    def _left(self, weights: Var) -> str:
+        """Return the name of the layout in which a product reads weights from registers."""
+        layout = self._layout(self.sum_of[weights].axes)
+        if layout not in self.lefts:
+            self.lefts[layout] = self.names.new(f"left_of_{layout}")
+        return self.lefts[layout]
 
     def _columns(self, axes: Iterable[Axis]) -> int:
         """Return the columns of a tile with these lanes; of one without, those of the first sum."""
@@ -270,9 +281,14 @@ class _Printer(Printer):
         return f"gl.arange(0, {lane_extent(axis)}, {kept})"
 
     def _assigned(self, statement: Let | Update) -> str:
-        if statement.var is self.roles.weights:
-            return f"gl.convert_layout({self._name(statement.value)}, left)"
-        self.wanted = self._layout(statement.var.axes)
+        var, value = statement.var, statement.value
+        if var in self.sum_of:
+            return f"gl.convert_layout({self._name(value)}, {self._left(var)})"
+        if value in self.taken:
+            same = value.axes == var.axes
+            way = f"load({self._layout(var.axes)})" if same else "permute((1, 0))"
+            return f"{self._name(value)}.{way}"
+        self.wanted = self._layout(var.axes)
         return super()._assigned(statement)
 
     def _operand(self, value: Expr, typed: bool = False) -> str:
@@ -326,9 +342,9 @@ class _Printer(Printer):
                 return [f"{names} = warpgroup_mma_wait({pending}, deps=[{names}])"]
             case Free():
                 return [self._free(statement)]
-            case Carry(var=var, initial=initial) if var is self.roles.weights:
+            case Carry(var=var, initial=initial) if var in self.sum_of:
                 filled = f"{self._shape(var.axes)}, {self._literal(initial)}, {_type(var.dtype)}"
-                return [f"{self.names(var)} = gl.full({filled}, left)"]
+                return [f"{self.names(var)} = gl.full({filled}, {self._left(var)})"]
             case Put(value=Var() as value) if (copy := self.copies.get(statement)) is not None:
                 return self._stage(copy, self._name(value))
             case _:
@@ -353,17 +369,18 @@ class _Printer(Printer):
 
     def _take(self, take: Take) -> list[str]:
         ring, places = take.ring, self.rings[take.ring]
-        lines = [
-            f"slot = {self._slot(ring, places.step)}",
-            f"mbarrier.wait({places.ready}.index(slot), {places.step} // {ring.slots} & 1)",
-        ]
+        ahead = f"({places.step} + {ring.slots - take.before})" if take.before else places.step
+        lines = [f"slot = {self._slot(ring, ahead)}"]
+        if not take.before:
+            phase = f"{places.step} // {ring.slots} & 1"
+            lines.append(f"mbarrier.wait({places.ready}.index(slot), {phase})")
         for value, (name, box) in zip(take.values, places.tiles, strict=True):
             *outer, rows, columns = box.tile
             text = f"{name}.index(slot)"
             text += f".reshape(({rows}, {columns}))" if outer else ""
             text += ".permute((1, 0))" if self.copies[value].transposed else ""
             lines.append(f"{self._name(value)} = {text}")
-        return [*lines, f"{places.step} += 1"]
+        return lines if take.before else [*lines, f"{places.step} += 1"]
 
     def _free(self, free: Free) -> str:
         ring = free.ring
@@ -393,10 +410,11 @@ def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
     return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
 
 
-def _multiplied_from_registers(roles: Split) -> list[Var]:
-    """Return the sums to which products of weights are added."""
+def _multiplied_from_registers(roles: Split) -> dict[Expr, Var]:
+    """Return the sums to which products of weights are added, by these."""
     found = (s for s in statements(roles.multiply) if isinstance(s, Update))
-    return [s.var for s in found if isinstance(s.value, Dot) and s.value.left is roles.weights]
+    products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}
+    return {weights: products[weights] for weights in roles.weights}
 
 
 def _type(dtype: DType) -> str:

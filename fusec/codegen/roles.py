@@ -61,13 +61,13 @@ class Split:
         load: those of the warp that copies.
         multiply: those of the warps that multiply.
         copies: those that the program itself does not have.
-        weights: what a product reads from registers, where there is one (``nested_roles.py``).
+        weights: what products read from registers, where there are some (``nested_roles.py``).
     """
 
     load: tuple[Statement, ...]
     multiply: tuple[Statement, ...]
     copies: Mapping[Var | Put, Copy] = field(default_factory=dict)
-    weights: Var | None = None
+    weights: tuple[Var, ...] = ()
 
     @property
     def fills(self) -> tuple[Fill, ...]:

@@ -152,7 +152,7 @@ H200_MACHINE = Machine(
         tile_registers=160,
         from_shared=True,
         descriptors=True,
-        group_registers=160,
+        group_registers=176,
     ),
     part_share=0.01,
     tuning=Tuning(chunk_rows=2048),

@@ -15,7 +15,7 @@ Grammar of the printed form::
     matrix    ::= buffer '[' offset ']'
 
     role      ::= statement | 'fill' ring ':' var '=' buffer '[' offset ']' ',' ...
-                | 'take' ring ':' var ',' ...           Take: what a slot of the ring holds
+                | 'take' ring [n 'before'] ':' var ',' ...   Take: what a slot of the ring holds
                 | 'await' var ',' ... ['but' n]          Await: products under way
                 | 'free' ring [n 'before'] ['from the second' axis 'on']
 
@@ -175,10 +175,16 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """Wait until the next slot of a ring is full, and name what it holds."""
+    """Wait until the next slot of a ring is full, and name what it holds.
+
+    Attributes:
+        before: of one of the slots that were taken already, which is not freed yet: 1 for the last,
+            2 for the one before. 0 for the next one.
+    """
 
     ring: Ring
     values: tuple[Var, ...]
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -338,7 +344,8 @@ def print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> No
                 loads = ", ".join(f"{_var(one.var)} = {one.value!r}" for one in statement.loads)
                 lines.append(f"{pad}fill {statement.ring.name}: {loads}")
             case Take():
-                lines.append(f"{pad}take {statement.ring.name}: {_named(statement.values)}")
+                before = f" {statement.before} before" if statement.before else ""
+                lines.append(f"{pad}take {statement.ring.name}{before}: {_named(statement.values)}")
             case Await():
                 but = f" but {statement.pending}" if statement.pending else ""
                 lines.append(f"{pad}await {_named(statement.sums)}{but}")

@@ -114,6 +114,7 @@ ATTENTIONS: dict[str, Case] = {
     "attention with a bias": (biased, [*heads(1, 2, 200, 64), tensor(3, 1, 1, 200, 200)]),
     "attention to a window": (windowed, heads(1, 2, 333, 64)),
     "grouped heads": (grouped, [tensor(0, 1, 4, 200, 128), *heads(1, 2, 200, 128)[1:]]),
+    "heads of 256 features": (causal, heads(1, 1, 200, 256)),
     "heads of 80 features": (causal, heads(1, 2, 200, 80)),
     "a gate behind an attention": (gated, heads(1, 2, 200, 64, count=4)),
     "other queries than keys": (attention, [tensor(0, 1, 2, 200, 64), *heads(1, 2, 77, 64)[1:]]),
@@ -190,9 +191,16 @@ def test_an_attentions_values_of_symbolic_sizes_are_right(name: str) -> None:
     check(name, "cooperative", 0, dynamic=True)
 
 
+def test_an_attentions_gradients_are_right() -> None:
+    """Forward and backward have roles; tiles are ragged."""
+    check("other queries than keys", "cooperative", 0, train=True)
+
+
 @pytest.mark.slow
-def test_an_attention_keeps_what_its_backward_needs() -> None:
-    check("causal attention", "cooperative", 0, train=True)
+@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if "a bias" not in name])
+def test_an_attentions_gradients_are_right_in_several_orders(name: str, seed: int) -> None:
+    check(name, "cooperative", seed, train=True)
 
 
 @ROLES
@@ -367,3 +375,30 @@ def test_an_attention_as_it_is_has_no_fault(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_kernel_as_it_is_has_no_fault(roles: str, seed: int) -> None:
     assert launched(roles).fault(seed=seed) is None
+
+
+@functools.cache
+def gradients() -> tuple[Launched, ...]:
+    """Launches of one block: gradients of an attention's queries, and of its keys and values."""
+    _, *found = record(attention, *heads(1, 1, 640, 64), train=True, roles="cooperative")
+    return tuple(replace(one, grid=(1, 1, 1)) for one in found)
+
+
+KINDS = (*RACES, "too many arrivals", "register in flight", "no proxy fence")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", (0, 1), ids=("queries", "keys"))
+@pytest.mark.parametrize("name", [name for name in PLANTED if "one too many" not in name])
+def test_a_fault_planted_in_a_gradient_is_found(name: str, which: int) -> None:
+    edit, _ = PLANTED[name]
+    found = [gradients()[which].fault(edit, seed=seed) for seed in range(4)]
+    seen = {fault.kind for fault in found if fault is not None}
+    assert seen and seen <= set(KINDS), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", (0, 1), ids=("queries", "keys"))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_as_it_is_has_no_fault(seed: int, which: int) -> None:
+    assert gradients()[which].fault(seed=seed) is None

@@ -68,6 +68,28 @@ def test_an_attention_that_stores_a_value_of_each_row_has_narrower_steps(depth: 
     assert_as_designed(asm, "cooperative", "m64n64k16", f"m64n{depth}k16")
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("depth", "step"), ((64, 64), (128, 32)))
+@pytest.mark.parametrize("shared", (1, 4), ids=("whole", "grouped"))
+def test_an_attentions_gradients(depth: int, step: int, shared: int) -> None:
+    """Two sums of 128 features leave room for scores of 32 queries."""
+
+    def grouped(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    inputs = tensors((1, 32, 8192, depth), *[(1, 32 // shared, 8192, depth)] * 2)
+    _, backward = staged(
+        grouped, *(x.requires_grad_() for x in inputs), roles="cooperative", train=True
+    )
+    assert backward.compiled is not None and judge([backward]).faults == ()
+    queries, keys = (
+        compile_kernel(triton_source(backward.compiled, name), "sm_90")
+        for name in backward.compiled.distinct
+    )
+    assert_as_designed(queries, "cooperative", "m64n64k16", f"m64n{depth}k16")
+    assert_as_designed(keys, "cooperative", f"m64n{step}k16", f"m64n{depth}k16")
+
+
 @pytest.mark.slow
 @ROLES
 def test_a_residual_and_what_the_backward_needs_spill_nothing(roles: str) -> None:

@@ -47,8 +47,10 @@ class Launched:
         return None
 
 
-def record(fn: Callable[..., Any], *inputs: torch.Tensor, **options: str) -> list[Launched]:
-    """Run a function in the emulator and return its launches in order."""
+def record(
+    fn: Callable[..., Any], *inputs: torch.Tensor, train: bool = False, **options: str
+) -> list[Launched]:
+    """Run a function, and its backward to train it, in the emulator; return launches in order."""
     found: list[Launched] = []
 
     def call(self: EmulatedKernel, *args: Any) -> None:
@@ -63,8 +65,11 @@ def record(fn: Callable[..., Any], *inputs: torch.Tensor, **options: str) -> lis
 
     emulator = Emulator.of("sm_90", {"race": "fused", **options})
     torch._dynamo.reset()
-    with mock.patch.object(EmulatedKernel, "__call__", call), torch.no_grad():
-        torch.compile(fn, backend=emulator.backend, dynamic=False)(*inputs)
+    given = [x.detach().requires_grad_(train) for x in inputs]
+    with mock.patch.object(EmulatedKernel, "__call__", call), torch.set_grad_enabled(train):
+        made = torch.compile(fn, backend=emulator.backend, dynamic=False)(*given)
+        if train:
+            made.backward(torch.ones_like(made))
     return found
 
 

@@ -5,9 +5,11 @@ others are at what follows their products. With two groups (ping-pong), one mult
 other is at that. It needs tensor cores that multiply asynchronously and registers that one warp can
 give to others: ``Resources.group_registers``.
 
-Rules (compiled offline for sm_90, Triton 3.7.1, 2026-11). 128 registers of a thread for sums, 160
-with scores and weights, spill nothing in any epilogue tried: a group has 232 or 240. Rings have as
-many slots as fit beside one tile of each type that is stored, which goes by way of shared memory.
+Rules (compiled offline for sm_90, Triton 3.7.1, 2026-11). 128 registers of a thread for sums, 176
+with scores and weights, spill nothing in any epilogue tried: a group has 232 or 240. A gradient of
+128 features spilled 480 bytes at 224 (its keys', 64 queries a step) and 400 (its queries'). Rings
+have as many slots as fit beside one tile of each type that is stored, which goes by way of shared
+memory.
 
 Nothing of this was measured on a device yet (2026-11), so no plan by rule has roles: a race tries
 the first of each kind.
@@ -15,12 +17,13 @@ the first of each kind.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
 from fusec.ir.dtype import DType
-from fusec.ir.expr import Expr, Load, Reduce
+from fusec.ir.expr import Expr, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.program import GROUPS
@@ -53,10 +56,11 @@ TEAMS = (
     Team("cooperative", 8, ((128, 256), (256, 128), (128, 128))),
     Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
 )
-NESTED = (Team("cooperative", 8, ((128, 128), (128, 64))),)
+NESTED = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
 """Of products of products: rows, and terms of an iteration."""
 FEWEST_SLOTS, MOST_SLOTS = 2, 6
-"""Slots of a ring: one is multiplied while others are filled."""
+"""Slots of a ring: one is multiplied while others are filled. One more where a tile is multiplied
+in two iterations."""
 BARRIER_BYTES = 1024
 """What barriers, and the beginnings of tiles at multiples of 1024 bytes, take at most."""
 
@@ -71,16 +75,18 @@ def with_roles(
 ) -> tuple[Plan, ...]:
     """Return plans and, behind the first with descriptors, what it becomes with roles of warps."""
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    if chosen is None or not machine.sm.group_registers or use.looped is None or use.outer:
+    if chosen is None or not machine.sm.group_registers or use.looped is None:
         return offered
+    fewest = FEWEST_SLOTS
     if _is_plain(kernel, products, use):
         teams: tuple[Team, ...] = TEAMS
     elif _is_nested(products, work, use):
         teams = NESTED
+        fewest += _is_held(products)
     else:
         return offered
     at = offered.index(chosen) + 1
-    found = (_plans(kernel, team, chosen, work, use, machine) for team in teams)
+    found = (_plans(kernel, team, fewest, chosen, work, use, machine) for team in teams)
     return (*offered[:at], *(plan for plans in found for plan in plans), *offered[at:])
 
 
@@ -88,14 +94,20 @@ def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], use: AxisUse) 
     """Return True if a kernel adds up products of matrices in memory, in one loop, and no more."""
     copied = all(map(_is_copied, _sides(products)))
     alone = all(n in products for n in kernel_nodes(kernel) if isinstance(n, Reduce))
-    flat = len(use.tiled) == 2 and not use.whole
+    flat = len(use.tiled) == 2 and not use.whole and not use.outer
     return copied and alone and flat and use.tiled == kernel.grid[-2:]
 
 
 def _is_nested(products: Mapping[Reduce, Factors], work: Work, use: AxisUse) -> bool:
-    """Return True for two products, of which one multiplies the other's values by a matrix."""
-    copied = sum(map(_is_copied, _sides(products)))
-    return len(products) == 2 and len(work.inner) == 1 and copied == 3 and len(use.tiled) == 1
+    """Return True for products of matrices, and others that multiply what those are made into."""
+    copied, inner = sum(map(_is_copied, _sides(products))), len(work.inner)
+    return 0 < inner < len(products) == copied - inner and len(use.tiled) == 1
+
+
+def _is_held(products: Mapping[Reduce, Factors]) -> bool:
+    """Return True if a matrix is multiplied by another one, and by what that makes."""
+    readers = Counter(side for parts in products.values() for side in {parts.left, parts.right})
+    return max(readers.values()) > 1
 
 
 def _sides(products: Mapping[Reduce, Factors]) -> list[Expr]:
@@ -107,10 +119,17 @@ def _is_copied(side: Expr) -> bool:
 
 
 def _plans(
-    kernel: Kernel, team: Team, chosen: Plan, work: Work, use: AxisUse, machine: Machine
+    kernel: Kernel,
+    team: Team,
+    fewest: int,
+    chosen: Plan,
+    work: Work,
+    use: AxisUse,
+    machine: Machine,
 ) -> Iterator[Plan]:
-    """Yield a group's plan, if one of its tiles fits."""
-    fitting = [t for t in _tilings(kernel, team, work, use, machine) if t is not None]
+    """Yield a group's plan, if one of its tiles fits with as many slots as it needs."""
+    tilings = _tilings(kernel, team, work, use, machine)
+    fitting = [t for t in tilings if t is not None and t.stages >= fewest]
     enough = [t for t in fitting if programs(kernel, t) >= BUSY * machine.units * team.groups]
     for tiling in (enough or fitting[-1:])[:1]:
         yield replace(
@@ -128,7 +147,7 @@ def _plans(
 def _tilings(
     kernel: Kernel, team: Team, work: Work, use: AxisUse, machine: Machine
 ) -> Iterator[Tiling | None]:
-    """Yield tilings with as many slots as fit, or None for each that does not."""
+    """Yield tilings with as many slots as fit, or None for each whose sums do not."""
     for side in team.sides:
         tiling = tiling_of(use, work, side, 0, team.warps, FEWEST_SLOTS)
         whole = side[: len(use.tiled)] == tuple(tiling.lanes[axis] for axis in use.tiled)
@@ -137,16 +156,18 @@ def _tilings(
             # Weights that are 0 in each iteration are constants, which LLVM puts behind a fence.
             whole = whole and use.looped.extent.hint() >= side[1]
         slots = _slots(kernel, team, tiling, work, use.looped, machine)
-        fits = whole and _registers(kernel, work, tiling) <= machine.sm.group_registers
-        yield replace(tiling, stages=slots) if fits and slots >= FEWEST_SLOTS else None
+        held = _registers(kernel, work, tiling, use.looped)
+        fits = whole and held <= machine.sm.group_registers
+        yield replace(tiling, stages=slots) if fits else None
 
 
-def _registers(kernel: Kernel, work: Work, tiling: Tiling) -> float:
+def _registers(kernel: Kernel, work: Work, tiling: Tiling, looped: Axis | None) -> float:
     """Return the registers of a thread for sums, scores, and weights of half their size.
 
-    A tile that is loaded for what follows takes a half of its own: some of it is used before the
-    rest is there. A row's value that is stored is in as many registers as a row of scores (Triton
-    3.7.1 spilled 1564 bytes of an attention in training otherwise).
+    Each sum has weights of its own. A tile that is loaded for what follows takes a half of its own:
+    some of it is used before the rest is there. A row's value that the loop finds and that is
+    stored is in as many registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an
+    attention in training otherwise).
     """
     sums, inner = (
         [area(axes, tiling.lanes) for axes in tiles] for tiles in (work.sums, work.inner)
@@ -154,9 +175,10 @@ def _registers(kernel: Kernel, work: Work, tiling: Tiling) -> float:
     operands = {axes for axes, _ in work.loads}
     loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and n.axes not in operands]
     tiles = [n for n in loads if len(n.axes & tiling.lanes.keys()) > 1]
-    held = sum(sums) + 1.5 * sum(inner)
+    held = sum(sums) + sum(inner) + len(sums) * max(inner, default=0) / 2
     held += sum(area(n.axes, tiling.lanes) * n.dtype.itemsize for n in tiles) / 8
-    rows = any(len(s.expr.axes & tiling.lanes.keys()) < 2 for s in kernel.stores)
+    found = [s.expr for s in kernel.stores if len(s.expr.axes & tiling.lanes.keys()) < 2]
+    rows = any(isinstance(n, Reduce) and looped in n.over for n in postorder(found))
     return (held + rows * sum(inner)) / (32 * tiling.warps)
 
 
