@@ -36,7 +36,7 @@ from torch import Tensor, fx
 from fusec.frontend.channels_last import images_of
 from fusec.frontend.fx_nodes import hint_of
 from fusec.frontend.memory_formats import Gain
-from fusec.frontend.packing import pack_linear
+from fusec.frontend.packing import linear_packs
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
@@ -58,8 +58,12 @@ logger = logging.getLogger("fusec.race")
 LIBRARY = "library"
 ATEN = "ATen"
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
-TIMED_PRODUCT = 1 << 26
-"""Multiply-adds of a product that is timed: some 1 ms; rows and columns are halved down to it."""
+TIMED_PRODUCT = 1 << 28
+"""Multiply-adds of a product that is timed, some 4 ms: rows and columns are halved down to it. Of a
+quarter of that, another library was fastest than of the whole in three of eight products (2026-11).
+"""
+TIMED_IMAGES = 1 << 26
+"""Multiply-adds of a convolution that is timed: its batch is halved down to it."""
 CLEAR = 2.0
 """How far apart the modelled times of a group's ways are where a CPU races for it no more."""
 VARIES = 0.1
@@ -246,11 +250,12 @@ class LibraryJudge:
         def inputs() -> list[Any]:
             made = [_random_view(view, self.races.device) for view in given]
             *_, a, b = made
-            packs = any(call.packed_for(library) for library in ways)
-            return [*made, (pack_linear(b.t(), len(a)),) if packs else ()]
+            packs = linear_packs(b).items()
+            packed = {name: pack(b.t(), len(a)) for name, pack in packs if name in ways}
+            return [*made, packed]
 
         return race(
-            [Way(name, functools.partial(_caller, way, given)) for name, way in ways.items()],
+            [Way(name, functools.partial(_caller, name, way, given)) for name, way in ways.items()],
             inputs,
             reference=ATEN,
             budget_s=budget_s,
@@ -331,7 +336,7 @@ def timed_batch(convolution: fx.Node) -> tuple[int, float]:
     whole = batch = hint_of(images[0].meta["val"].shape[0])
     values = [image.meta["val"] for image in images]
     places = max(hint_of(v.shape[2]) * hint_of(v.shape[3]) for v in values)
-    while batch > 1 and batch * places * hint_of(weight.meta["val"].numel()) > TIMED_PRODUCT:
+    while batch > 1 and batch * places * hint_of(weight.meta["val"].numel()) > TIMED_IMAGES:
         batch //= 2
     return batch, whole / batch
 
@@ -376,10 +381,12 @@ def _fewer(call: Extern) -> Extern:
     return call.map_views(cut)
 
 
-def _caller(call: Extern, given: tuple[View, ...]) -> Callable[[list[Any]], Sequence[Tensor]]:
+def _caller(
+    library: str, call: Extern, given: tuple[View, ...]
+) -> Callable[[list[Any]], Sequence[Tensor]]:
     """Return what makes a library's call with tensors in the places of its views.
 
-    What it takes beside these is a packed weight, which comes behind them.
+    What it takes beside these is the weight packed for it; all of these come behind the tensors.
     """
     function: Any = functools.reduce(getattr, call.target.split("."), torch.ops)
 
@@ -390,8 +397,7 @@ def _caller(call: Extern, given: tuple[View, ...]) -> Callable[[list[Any]], Sequ
             case View() if value.transposed in given:
                 return tensors[given.index(value.transposed)].t()
             case View():
-                (packed,) = tensors[-1]
-                return packed
+                return tensors[-1][library]
             case tuple():
                 return list(value)
             case _:

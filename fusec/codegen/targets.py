@@ -183,10 +183,12 @@ MI300_MACHINE = replace(
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
 _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
 
+_CPU_LIBRARIES = frozenset(("oneDNN", "packed oneDNN", "packed MKL"))
+
 TARGETS = {
     target.name: target
     for target in (
-        Target("cpu", CPU_MACHINE, CPP, libraries=frozenset(("oneDNN", "packed")), formats=True),
+        Target("cpu", CPU_MACHINE, CPP, libraries=_CPU_LIBRARIES, formats=True),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
         Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
         Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),

@@ -58,8 +58,8 @@ from fusec.ir.program import Program
 
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
-    "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkldnn",
-    "float", "watch", "named", "min", "_",
+    "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
+    "mkldnn", "float", "watch", "named", "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -378,7 +378,7 @@ def _same_strides(view: View, buffer: Buffer) -> bool:
 
 def callee(extern: Extern) -> str:
     """Return what an extern is called by: its name if a library has it, or a bound name."""
-    if extern.target.startswith(("aten.", "mkldnn.")):
+    if extern.target.startswith(("aten.", "mkl.", "mkldnn.")):
         return extern.target
     return f"{_EXTERN}{extern.node}"
 

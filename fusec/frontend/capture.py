@@ -353,10 +353,12 @@ class _Capture:
         )
         return result
 
-    def _packed(self, node: fx.Node) -> Constant | None:
-        """Return what holds a product's packed weight."""
-        held = node.meta.get(PACKED)
-        return None if held is None else Constant(held.name, self.env[held].buffer, origin_of(node))
+    def _packed(self, node: fx.Node) -> dict[str, Constant]:
+        """Return what holds a product's packed weight, by the library that it is packed for."""
+        return {
+            library: Constant(held.name, self.env[held].buffer, origin_of(node))
+            for library, held in node.meta.get(PACKED, {}).items()
+        }
 
     def _meaning(
         self, node: fx.Node, outputs: tuple[Buffer | None, ...], lowering: Lowering

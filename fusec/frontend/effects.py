@@ -6,12 +6,14 @@ table more, and a pass treats another operation alike; what no table names is ``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from fusec.frontend.origin import extern_name
-from fusec.frontend.packing import has_onednn
+from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, has_onednn
 from fusec.ir.argument import Argument, SizeValue, View
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (
@@ -51,6 +53,7 @@ UPDATES = {
 """Calls that return their first argument changed in places, and those that change it."""
 ONEDNN = "mkldnn._linear_pointwise.default"
 """oneDNN's product, under the name that it once had, and torch still calls it by."""
+MKL = "mkl._mkl_linear.default"
 CONVOLUTION = "mkldnn._convolution_pointwise.default"
 _ACTIVATIONS: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("silu", ("swish", (), "")),
@@ -73,12 +76,13 @@ def effect_of(
     target: Any,
     args: Args,
     kwargs: tuple[tuple[str, Argument], ...],
-    packed: Constant | None = None,
+    packed: Mapping[str, Constant] = MappingProxyType({}),
 ) -> Effect:
     """Return what is known of a call of ``target`` with these arguments.
 
     Args:
-        packed: of a product, the second factor, transposed and packed.
+        packed: of a product, the second factor, transposed and packed, by the library that it is
+            packed for.
     """
     if target in UPDATES and args and isinstance(args[0], View):
         return Update(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
@@ -104,14 +108,18 @@ def _are_views(args: Args, count: int) -> bool:
     return len(args) == count and all(isinstance(arg, View) for arg in args)
 
 
-def _linear(args: Args, packed: Constant | None) -> tuple[Linear, ...]:
+def _linear(args: Args, packed: Mapping[str, Constant]) -> tuple[Linear, ...]:
     """Return the calls of other libraries that multiply two matrices, those that torch has here."""
     same = {view.buffer.dtype for view in args if isinstance(view, View)}
     if not has_onednn() or len(same) != 1 or not same.issubset(_LINEAR_TYPES):
         return ()
     rest = ("none", (), "")
-    plain = Linear("oneDNN", ONEDNN, rest)
-    return (plain,) if packed is None else (plain, Linear("packed", ONEDNN, rest, packed))
+    made = [Linear("oneDNN", ONEDNN, rest)]
+    if PACKED_ONEDNN in packed:
+        made.append(Linear(PACKED_ONEDNN, ONEDNN, rest, packed[PACKED_ONEDNN]))
+    if PACKED_MKL in packed:
+        made.append(Linear(PACKED_MKL, MKL, (), packed[PACKED_MKL], sized=True))
+    return tuple(made)
 
 
 def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:

@@ -44,13 +44,15 @@ class Recipe:
     positions: tuple[int, ...]
 
     def keep(self, values: Sequence[Tensor]) -> None:
-        """Put the values where the graph reads them: in the same memory each time."""
+        """Put the values where the graph reads them: in the same tensors each time."""
         for node, value in zip(self.constants, values, strict=True):
             held = getattr(self.reader, str(node.target))
-            if held.layout is value.layout:
+            if value.layout is torch.strided:
                 held.copy_(value)
-            else:  # packed, for the first time
+            elif held.layout is torch.strided:  # packed, for the first time
                 setattr(self.reader, str(node.target), value)
+            else:  # MKL's may not be copied to where it is aligned otherwise
+                held.data = value
 
     def read_by(self, wrapper: str) -> Recipe:
         """Return the recipe of what is read: by the graph's calls, or by a wrapper of that text.
@@ -80,14 +82,14 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False) -> None:
         pack_convolutions(gm, known)
         pack_products(gm, known)
     offering = [node for node in gm.graph.nodes if PACKED in node.meta]
-    wanted = {node: False for node in known if _is_worth(node, known)}
-    wanted.update((node.meta[PACKED], True) for node in offering)
+    wanted = dict.fromkeys(node for node in known if _is_worth(node, known))
+    wanted.update(dict.fromkeys(p for node in offering for p in node.meta[PACKED].values()))
     if wanted:
         placeholders = gm.graph.find_nodes(op="placeholder")
         compute, positions = _computing(gm, placeholders, list(wanted))
         held = {node: _hold(gm, node, k) for k, node in enumerate(wanted)}
         for node in offering:
-            node.meta[PACKED] = held[node.meta[PACKED]]
+            node.meta[PACKED] = {kind: held[p] for kind, p in node.meta[PACKED].items()}
         gm.meta[RECIPE] = Recipe(gm, tuple(held.values()), compute, positions)
         gm.graph.eliminate_dead_code(lambda n: n.is_impure() or n in held.values())
     gm.recompile()

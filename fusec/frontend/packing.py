@@ -8,7 +8,8 @@ made once::
                                             mkldnn._convolution_pointwise(x, p, b, ...)
 
 for channels-last images, which it leaves channels-last. A product of two matrices stays what it is,
-and is offered its packed weight as one more way (``Linear.packed``).
+and is offered its packed weight as one more way (``Linear.packed``), oneDNN's and MKL's, which is
+packed for one number of rows.
 
 A packed weight is opaque. What was traced of it has the plain weight's shape and type; only the
 call that it was packed for reads it.
@@ -17,6 +18,7 @@ call that it was packed for reads it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import fx
@@ -24,10 +26,12 @@ from torch import fx
 from fusec.frontend.channels_last import is_image, is_last
 from fusec.frontend.fx_nodes import call_like, call_of_value, hint_of
 
-aten, mkldnn = torch.ops.aten, torch.ops.mkldnn
+aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
 
 PACKED = "fusec_packed"
-"""Key of a product's ``meta``: the node that holds its packed weight."""
+"""Key of a product's ``meta``: by library, the node that holds its packed weight."""
+PACKED_ONEDNN, PACKED_MKL = "packed oneDNN", "packed MKL"
+"""Libraries that multiply packed weights."""
 
 
 def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
@@ -64,23 +68,26 @@ def _reads_packed(node: fx.Node, x: fx.Node) -> bool:
 
 def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
     """Offer products of a matrix with a known one that packed: ``meta[PACKED]``."""
-    made: dict[tuple[fx.Node, int], fx.Node] = {}
+    made: dict[tuple[fx.Node, int], dict[str, fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         a, b = node.args
-        if b not in known or not has_packing(b.meta["val"]):
+        extent = a.meta["val"].shape[0]
+        packs = linear_packs(b.meta["val"], sized=isinstance(extent, int)) if b in known else {}
+        if not packs:
             continue
-        rows, weight = hint_of(a.meta["val"].shape[0]), _transposed(b)
+        rows, weight = hint_of(extent), _transposed(b)
         key = (b if weight is None else weight, rows)
         if key not in made:
             with gm.graph.inserting_before(node):
                 if weight is None:
                     weight = call_like(node, aten.permute.default, b, [1, 0])
                     known[weight] = known[b]
-                pack = mkldnn._reorder_linear_weight.default
                 value = torch.empty_like(weight.meta["val"], memory_format=torch.contiguous_format)
-                packed = call_of_value(node, value, pack, weight, rows)
-            known[packed] = known[b]
-            made[key] = packed
+                made[key] = {
+                    library: call_of_value(node, value, pack, weight, rows)
+                    for library, pack in packs.items()
+                }
+            known.update(dict.fromkeys(made[key].values(), known[b]))
         node.meta[PACKED] = made[key]
 
 
@@ -92,15 +99,29 @@ def _transposed(matrix: fx.Node) -> fx.Node | None:
     return source if turned else None  # type: ignore[return-value]
 
 
-def pack_linear(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return a weight [outputs, inputs] packed for products with so many rows."""
-    packed: torch.Tensor = mkldnn._reorder_linear_weight(weight, rows)
-    return packed
+def linear_packs(
+    weight: torch.Tensor, *, sized: bool = True
+) -> Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]]:
+    """Return what packs a weight [outputs, inputs] for products with so many rows, by library.
+
+    Args:
+        sized: the number of rows is known, of which MKL packs for one.
+    """
+    if not has_packing(weight):
+        return {}
+    packs = {PACKED_ONEDNN: mkldnn._reorder_linear_weight.default}
+    if sized and weight.dtype is torch.float32 and _has_mkl():
+        packs[PACKED_MKL] = mkl._mkl_reorder_linear_weight.default
+    return packs
 
 
 def has_onednn() -> bool:
     """Return True if torch has oneDNN's calls here, under the name that the library once had."""
     return torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")
+
+
+def _has_mkl() -> bool:
+    return torch.backends.mkl.is_available() and hasattr(mkl, "_mkl_linear")
 
 
 def has_packing(value: torch.Tensor) -> bool:

@@ -68,17 +68,22 @@ class Linear:
         target: the call's printed name.
         rest: its arguments behind the bias.
         packed: what holds ``w`` in the library's own layout, which it takes in its place.
+        sized: it is packed for one number of rows; the call takes ``w``, too, and at last that.
     """
 
     library: str
     target: str
     rest: tuple[Argument, ...]
     packed: Constant | None = None
+    sized: bool = False
 
-    @property
-    def title(self) -> str:
-        """The library, as a reason names it."""
-        return self.library if self.packed is None else "oneDNN, with a packed weight"
+    def arguments(self, a: View, w: View, bias: Argument) -> tuple[Argument, ...]:
+        """Return what the call takes."""
+        if self.packed is None:
+            return (a, w, bias, *self.rest)
+        if self.sized:
+            return (a, self.packed.view, w, bias, *self.rest, a.shape[0].const)
+        return (a, self.packed.view, bias, *self.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +335,8 @@ class Extern:
             other.library: replace(
                 self,
                 target=other.target,
-                args=(
-                    a,
-                    b.transposed if other.packed is None else other.packed.view,
-                    bias,
-                    *other.rest,
-                ),
-                reason=f"contraction: runs in {other.title}",
+                args=other.arguments(a, b.transposed, bias),
+                reason=f"contraction: runs in {other.library}",
                 effect=Fresh(),
                 library=other.library,
             )

@@ -112,6 +112,7 @@ def bind(
         "restride": restride,
         "watch": watch or (lambda *_: None),
         "aten": _Operators(torch.ops.aten),
+        "mkl": _Operators(torch.ops.mkl),
         "mkldnn": _Operators(torch.ops.mkldnn),
         **DTYPES,
         **outside.names(),

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fusec
-from fusec.frontend.packing import has_onednn, has_packing
+from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, has_onednn, has_packing
+from fusec.ir.graph import Extern
 from fusec.passes.libraries import Answer
-from fusec.race import LibraryJudge
+from fusec.race import ATEN, LibraryJudge, Races
 from fusec.report import explain
 from fusec.runtime.frozen import _frozen as frozen_graphs
 from tests.support import seeded, tune
@@ -29,9 +30,10 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def frozen(module: Callable[..., Any]) -> Callable[..., Any]:
+def frozen(module: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(module, backend="fusec", options={"strict": True, "freeze": True})
+    options = {"strict": True, "freeze": True}
+    return torch.compile(module, backend="fusec", dynamic=dynamic, options=options)
 
 
 def images(dtype: torch.dtype = torch.float32, side: int = 12) -> Tensor:
@@ -89,11 +91,9 @@ def test_changes_of_packed_weights_are_seen() -> None:
 
 
 def test_images_of_other_sizes_read_the_same_packed_weight() -> None:
-    torch._dynamo.reset()
     with seeded(0):
         module = nn.Conv2d(8, 6, 3).eval()
-    options = {"strict": True, "freeze": True}
-    compiled = torch.compile(module, backend="fusec", dynamic=True, options=options)
+    compiled = frozen(module, dynamic=True)
     with torch.no_grad():
         for side in (12, 9, 31):
             x = images(side=side)
@@ -101,25 +101,71 @@ def test_images_of_other_sizes_read_the_same_packed_weight() -> None:
 
 
 @pytest.mark.parametrize("bias", (False, True))
-@pytest.mark.parametrize("library", ("packed", "oneDNN", None))
+@pytest.mark.parametrize("library", (PACKED_ONEDNN, PACKED_MKL, "oneDNN", None))
 def test_a_product_may_read_a_packed_weight_which_no_other_way_computes(
     bias: bool, library: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer(library, "said", 1.0))
-    monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, raced_product=1)
+    chosen(library, monkeypatch)
     with seeded(0):
         layer, x = nn.Linear(24, 40, bias=bias), torch.randn(16, 24)
+    x[0, 0], x[1, 1], x[2, 2] = float("nan"), float("inf"), -float("inf")
     compiled = frozen(lambda x: layer(layer(x)[:, :24]))
 
     def agree() -> None:
         with torch.no_grad():
-            wanted = layer(layer(x)[:, :24])
-            torch.testing.assert_close(compiled(x), wanted, atol=1e-4, rtol=1e-4)
+            made, wanted = compiled(x), layer(layer(x)[:, :24])
+        torch.testing.assert_close(made, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+        assert made.stride() == wanted.stride()
 
     agree()
-    with torch.no_grad():
-        layer.weight.add_(0.5)
-    agree()
+    for _ in range(2):
+        with torch.no_grad():
+            layer.weight.mul_(0.5)
+        agree()
     readers = [graph for graph in frozen_graphs if graph.reads([layer.weight])]
-    assert bool(readers) is (library == "packed")
+    assert bool(readers) is (library in (PACKED_ONEDNN, PACKED_MKL))
+
+
+def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library == PACKED_MKL and not torch.backends.mkl.is_available():
+        pytest.skip("this torch is built without MKL")
+    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer(library, "said", 1.0))
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int = 16,
+    dtype: torch.dtype = torch.float32,
+    dynamic: bool | None = None,
+) -> list[Extern]:
+    """Return the products of a frozen layer for which a library is asked for."""
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+    calls: list[Extern] = []
+    monkeypatch.setattr(
+        LibraryJudge, "__call__", lambda _, call: (calls.append(call), Answer(None, "asked"))[1]
+    )
+    with seeded(0):
+        layer, x = nn.Linear(24, 512).to(dtype), torch.randn(rows, 24).to(dtype)
+    with torch.no_grad():
+        frozen(layer, dynamic=dynamic)(x)
+    return calls
+
+
+def test_the_race_times_each_library_with_its_own_packed_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (call,) = asked(monkeypatch, 8192)
+    verdict = LibraryJudge(Races(torch.device("cpu"), 20.0, "salt", None)).race(call, 20.0)
+    assert set(verdict.times) == {ATEN, *call.others} and PACKED_ONEDNN in verdict.times
+
+
+def test_mkl_packs_f32_for_one_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (call,) = asked(monkeypatch)
+    assert (PACKED_MKL in call.others) is torch.backends.mkl.is_available()
+    (half,) = asked(monkeypatch, dtype=torch.bfloat16)
+    (dynamic,) = asked(monkeypatch, dynamic=True)
+    assert PACKED_MKL not in {**half.others, **dynamic.others}
+    assert PACKED_ONEDNN in dynamic.others
