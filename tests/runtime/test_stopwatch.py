@@ -15,9 +15,13 @@ from fusec.runtime.stopwatch import cpu_cache, sets_of_inputs, stopwatch
 CPU = torch.device("cpu")
 
 
-def test_a_sample_calls_once_for_each_set_and_leaves_the_sets(monkeypatch) -> None:
+@pytest.mark.parametrize(("threads", "clock"), [(1, "thread_time_ns"), (2, "perf_counter_ns")])
+def test_a_sample_calls_once_for_each_set_and_leaves_the_sets(
+    monkeypatch: pytest.MonkeyPatch, threads: int, clock: str
+) -> None:
     ticks = iter([1_000_000, 1_600_000])
-    monkeypatch.setattr(module.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(module.time, clock, lambda: next(ticks))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     sets: list[list[Any]] = [[1], [2], [3]]
     seen = []
 
