@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,11 @@ from torch import nn
 from fusec.cli import main
 from fusec.emulator import launch
 from fusec.errors import BuildError
+from fusec.ir.program import Program
 from fusec.report import comparison, lint_report
 from fusec.report.stages import Staged, assemble
+from fusec.report.widths import match_accesses
+from fusec.runtime.static_checks import GlobalAccess
 from fusec.runtime.triton_kernel import CompiledAsm
 from tests.planted import plant
 
@@ -41,6 +46,9 @@ def small_norm():
 
 def nothing(x):
     return x
+
+def twice(x):
+    return F.relu(torch.sort(F.relu(x)).values)
 
 class Counting(nn.Module):
     def __init__(self):
@@ -203,17 +211,23 @@ def test_explain_has_the_time_that_machine_code_lets_expect(capsys, models) -> N
     assert expected is None and "of the floor" not in text
 
 
-def test_kernels_of_the_same_code_are_compiled_once(capsys, models, monkeypatch) -> None:
-    compiled = []
+def test_kernels_of_the_same_code_are_compiled_and_read_once(capsys, models, monkeypatch) -> None:
+    compiled, read = [], []
 
     def counted(staged: Staged, name: str) -> CompiledAsm:
         compiled.append(name)
         return assemble(staged, name)
 
+    def matched(program: Program, source: str, found: Sequence[GlobalAccess]) -> Any:
+        read.append(program)
+        return match_accesses(program, source, found)
+
     monkeypatch.setattr(lint_report, "assemble", counted)
-    _, document = judged(capsys, f"{models}:NormGelu", *PAIR, "--train", "--target", "sm_90")
-    codes = [(kernel["graph"], kernel["code"]) for kernel in document["kernels"]]
-    assert len(compiled) == len(set(codes))
+    monkeypatch.setattr(lint_report, "match_accesses", matched)
+    arguments = (f"{models}:twice", "--input", "f32[64,256]", "--target", "sm_90")
+    _, document = judged(capsys, *arguments)
+    codes = [kernel["code"] for kernel in document["kernels"]]
+    assert len(codes) == 2 and len(compiled) == len(read) == len(set(codes)) == 1
 
 
 def test_a_model_of_eager_kernels_has_nothing_to_judge(capsys, models) -> None:

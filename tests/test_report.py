@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +11,14 @@ from torch import nn
 
 import fusec
 from fusec.codegen import targets
+from fusec.codegen.targets import find_target
 from fusec.errors import ModelError, UsageError
+from fusec.options import Options
 from fusec.report.explanation import GraphReport, _remarks
 from fusec.report.observe import observe
+from fusec.report.stages import take_through
+from fusec.runtime import heap
+from fusec.stages import Context
 
 TARGETS = ("cpu", "sm_90")
 ROWS, WIDTH = 1024, 1024
@@ -191,6 +198,22 @@ def test_explaining_changes_nothing() -> None:
     assert all(p.grad is None for p in model.parameters())
     for name, value in model.state_dict().items():
         assert type(value) is torch.Tensor and torch.equal(value, before[name])
+
+
+def test_tracing_and_each_compile_spare_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    spared = []
+
+    def adapt(context: Context) -> Context:
+        spared.append(gc.get_freeze_count() > 0)
+        return context
+
+    monkeypatch.setattr(heap, "_is_users", False)
+    gc.unfreeze()
+    options, target = Options.from_compile(None, None), find_target("cpu")
+    (one,) = observe(relu_chain, [torch.randn(4)], options=options, target=target, adapt=adapt)
+    take_through(one, target, options, adapt)
+    gc.freeze()  # as the other tests want it
+    assert spared == [True, True]
 
 
 def test_explaining_again_and_again_sees_the_same() -> None:

@@ -29,6 +29,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from fusec.errors import BuildError, UsageError
@@ -37,6 +38,7 @@ from fusec.ir.graph import Bundle, Kernel, all_launches
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.passes.cost import kernel_products, kernel_traffic
+from fusec.pipeline import Compiled
 from fusec.report.expectation import (
     DEVICES,
     SMALL,
@@ -168,27 +170,25 @@ def judge(
 def _checked_kernels(
     staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
 ) -> list[CheckedKernel]:
-    """Compile each kernel once, several at a time: ptxas is a process, MLIR holds no lock."""
+    """Compile and read each code once, several at a time: ptxas is a process, MLIR holds no lock."""
     compiled = staged.compiled
     if compiled is None:
         return []
     names = list(compiled.distinct)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
-        inspected = pool.map(lambda name: _inspected(staged, name, assembled), names)
+        make = partial(assembled, staged)
+        inspected = pool.map(lambda name: _inspected(compiled, name, make), names)
         facts = dict(zip(names, inspected, strict=True))
     found = []
     for step in all_launches(compiled.schedule):
         code = compiled.code[step.name]
-        program, (static, problem) = compiled.programs[code], facts[code]
-        accesses: tuple[Access, ...] = ()
-        if static is not None:
-            accesses = match_accesses(program, compiled.sources[code], static.accesses)
+        static, accesses, problem = facts[code]
         moved = step_bytes(step)
         found.append(
             CheckedKernel(
                 graph=staged.name,
                 name=step.name,
-                kind=kind_of(program),
+                kind=kind_of(compiled.programs[code]),
                 code=code,
                 static=static,
                 problem=problem,
@@ -230,13 +230,15 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
 
 
 def _inspected(
-    staged: Staged, name: str, assembled: Callable[[Staged, str], CompiledAsm]
-) -> tuple[StaticReport | None, str]:
-    """Return the facts of a kernel, or none and why it does not build."""
+    compiled: Compiled, name: str, make: Callable[[str], CompiledAsm]
+) -> tuple[StaticReport | None, tuple[Access, ...], str]:
+    """Return the facts of a kernel and its accesses, or none and why it does not build."""
     try:
-        return inspect_kernel(assembled(staged, name)), ""
+        static = inspect_kernel(make(name))
     except BuildError as error:
-        return None, str(error)
+        return None, (), str(error)
+    program, source = compiled.programs[name], compiled.sources[name]
+    return static, match_accesses(program, source, static.accesses), ""
 
 
 def kind_of(program: Program) -> str:

@@ -40,6 +40,7 @@ from fusec.options import Options
 from fusec.report.arguments import Arguments, Given
 from fusec.report.eager import EagerCost, count_eager, graph_cost
 from fusec.report.subclasses import plain
+from fusec.runtime.heap import settled_heap
 from fusec.stages import Context
 from fusec.torch_interior import (
     DataDependentOutputException,
@@ -192,6 +193,7 @@ def _symbols() -> ShapeEnv:
     )
 
 
+@settled_heap()
 def observe(
     fn: Callable[..., Any],
     inputs: Given,

@@ -19,6 +19,7 @@ from fusec.options import Options
 from fusec.pipeline import Compiled, compile_to_source
 from fusec.report.observe import Observed
 from fusec.runtime import cpp_kernel
+from fusec.runtime.heap import settled_heap
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
 from fusec.stages import Context, all_stages
 from fusec.trace import Record, Trace
@@ -104,6 +105,7 @@ def choose_target(name: str | None) -> Target:
     )
 
 
+@settled_heap()
 def take_through(
     observed: Observed,
     target: Target,
