@@ -120,9 +120,9 @@ def recording(label: str) -> Iterator[list[Unit]]:
     units: list[Unit] = []
     build, load = cpp_kernel.build, cpp_kernel.load
 
-    def watched_build(source: str, options: Options) -> bytes:
+    def watched_build(source: str, options: Options, *processor: tuple[str, ...]) -> bytes:
         units.append(Unit(f"{label} {len(units)}", source))
-        return build(source, options)
+        return build(source, options, *processor)
 
     def watched_load(library: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         unit = units[-1]

@@ -37,9 +37,10 @@ EMULATED = ("sm_80", "sm_90")
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
 """The structures on the way, each as it leaves the last stage that changes it."""
 _REWRITES = """
-    equal_sizes whole_gradients flex_attention masked_writes fold_channels memory_formats draws
-    freeze softmax_gradients wide_products partition capture eager_rounding chunk simplify dead_code
-    share row_parts split_reduction inline recompute unread fuse library_bias library_epilogue
+    equal_sizes whole_gradients flex_attention masked_writes longer_cats fold_channels
+    memory_formats draws freeze softmax_gradients wide_products partition
+    capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
+    unread fuse library_bias library_epilogue
     store_parts split_loop contract loops libraries in_place bundle memory masks online_softmax
     stream_rows coalesce plan lower vector_tiles generalise base_two sink orient copy_tiles
     approximate split_roles

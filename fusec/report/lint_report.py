@@ -170,7 +170,7 @@ def judge(
 def _checked_kernels(
     staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
 ) -> list[CheckedKernel]:
-    """Compile and read each code once, several at a time: ptxas is a process, MLIR holds no lock."""
+    """Compile and read each code once, several at a time: ptxas is a process."""
     compiled = staged.compiled
     if compiled is None:
         return []

@@ -79,7 +79,8 @@ def test_no_loop_over_a_long_row_has_a_barrier(name: str) -> None:
     asm = compiled(one)
     assert loops(asm.sass)
     assert not any("BAR" in line for body in loops(asm.sass) for line in body)
-    assert set(inspect_kernel(asm).load_widths) == {16}
+    once = {2} if name == "std" else set()  # a row's first value, which the others stand beside
+    assert set(inspect_kernel(asm).load_widths) == {16} | once
 
 
 def test_the_gradient_of_a_cross_entropy_moves_16_bytes_at_a_time() -> None:
