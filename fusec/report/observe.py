@@ -134,13 +134,16 @@ class _Observer:
     def counting(self) -> Iterator[None]:
         """Let fake tensors make symbols of all sizes that depend on data: what eager runs has any.
 
-        In training, eager's gradient of ``h[mask] = token`` asks where the mask is true.
+        In training, eager's gradient of ``h[mask] = token`` asks where the mask is true. A tensor
+        remembers how many of its elements are true, but in its own epoch alone.
         """
         symbols, self.mode.shape_env = self.mode.shape_env, ShapeEnv()
+        self.mode.epoch += 1
         try:
             yield
         finally:
             self.mode.shape_env = symbols
+            self.mode.epoch += 1
 
     def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
         """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
