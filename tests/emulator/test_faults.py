@@ -49,7 +49,7 @@ PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]
     "a load's mask is removed": (
         SOFTMAX, {"edit": unmasked("ld.global", 3)}, ("out of bounds",)),
     "a store's mask is removed": (
-        SOFTMAX, {"edit": unmasked("st.global", 3)}, ("out of bounds",)),
+        SOFTMAX, {"edit": unmasked("st.global", 3)}, ("out of bounds", "race between blocks")),
     "an address is not aligned": (
         SOFTMAX, {"edit": with_instead("+ 0 ]", "+ 8 ]", 0)}, ("misaligned",)),
     "the grid has a block too many": (NORM, {"grid": (5, 1, 1)}, ("out of bounds",)),
