@@ -45,6 +45,28 @@ def test_each_cat_reads_the_longest_one_before_it() -> None:
     assert widths(dense, *XY) == [2, 2, 2]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_bit_of_values_and_gradients_differs(dtype: torch.dtype) -> None:
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        parts = [x, y]
+        for k in range(6):
+            parts.append(torch.cat(parts, 1).sin()[:, k : k + 2] * 1.3)
+        return [torch.cat(parts, 1).exp()]
+
+    def longer(gm: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., object]:
+        lengthen_cats(gm)
+        return gm.forward
+
+    def bits(fn: Callable[..., list[Tensor]]) -> list[Tensor]:
+        given = [values(33, n).to(dtype).requires_grad_() for n in (3, 5)]
+        (out,) = fn(*given)
+        return [out, *torch.autograd.grad(out.float().square().sum(), given)]
+
+    torch._dynamo.reset()
+    for one, other in zip(bits(step), bits(torch.compile(step, backend=longer)), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_without_gradients_cats_stay() -> None:
     assert widths(dense, *XY, train=False) == [2, 3, 4]
 
