@@ -8,16 +8,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# The newest torch that is tested, and its Triton, in an environment of their own.
+# The newest torch that is tested, and its Triton, in an environment of their own; and the oldest.
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.installed
+OLDEST := .venv-oldest
+OLDEST_STAMP := $(OLDEST)/.installed
 
 # Each test worker computes on one thread, so that JOBS workers do not fight over the cores.
 # A worker runs neighbouring tests, which share what their module builds.
 # They share the bytecode of tests, too, also where the environment says that none is written.
 RUN_TESTS = -m pytest -n $(JOBS) --dist worksteal
-PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python $(RUN_TESTS)
-PYTEST_NEWEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(NEWEST)/bin/python $(RUN_TESTS)
+ONE_THREAD = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+PYTEST = $(ONE_THREAD) $(BIN)/python $(RUN_TESTS)
+PYTEST_NEWEST = $(ONE_THREAD) $(NEWEST)/bin/python $(RUN_TESTS)
+PYTEST_OLDEST = $(ONE_THREAD) $(OLDEST)/bin/python $(RUN_TESTS)
 
 # What stands on the interiors of torch and Triton, and a smoke test of the rest.
 INTERIORS := tests/runtime/test_triton_kernel.py tests/runtime/test_triton_interior.py \
@@ -30,7 +34,7 @@ INTERIORS := tests/runtime/test_triton_kernel.py tests/runtime/test_triton_inter
 EMULATED := gpt2 bert llama vit
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
-.PHONY: help demo examples emulate test test-all test-newest test-newest-quick fuzz bench lint format clean
+.PHONY: help demo examples emulate test test-all test-newest test-newest-quick test-oldest fuzz bench lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
@@ -40,6 +44,7 @@ help:
 	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
 	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
+	@echo "make test-oldest        make test with the oldest torch and Triton, in .venv-oldest"
 	@echo "make fuzz      2,000 random programs against eager and fp64; failures in build/fuzz"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
 	@echo "make lint      ruff and mypy"
@@ -52,12 +57,14 @@ $(STAMP): pyproject.toml constraints.txt
 	  -c constraints.txt -e ".[cli,demo,test,bench]"
 	@touch $@
 
-$(NEWEST_STAMP): pyproject.toml constraints.txt constraints-newest.txt
-	$(PYTHON) -m venv $(NEWEST)
-	grep -v -E "^(torch|triton)==" constraints.txt | cat - constraints-newest.txt \
-	  > $(NEWEST)/constraints.txt
-	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --no-cache-dir \
-	  -c $(NEWEST)/constraints.txt -e ".[cli,demo,test,bench]"
+# What constraints-newest.txt names stands in the place of what constraints.txt says of it.
+$(NEWEST_STAMP) $(OLDEST_STAMP): .venv-%/.installed: \
+    pyproject.toml constraints.txt constraints-%.txt
+	$(PYTHON) -m venv .venv-$*
+	sed -n "s/^\([^#=]*==\).*/^\1/p" constraints-$*.txt | grep -v -f - constraints.txt \
+	  | cat - constraints-$*.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --disable-pip-version-check --no-cache-dir \
+	  -c .venv-$*/constraints.txt -e ".[cli,demo,test,bench]"
 	@touch $@
 
 demo: $(STAMP)
@@ -87,6 +94,9 @@ test-newest: $(NEWEST_STAMP)
 test-newest-quick: $(NEWEST_STAMP)
 	$(PYTEST_NEWEST) $(INTERIORS)
 
+test-oldest: $(OLDEST_STAMP)
+	$(PYTEST_OLDEST)
+
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
@@ -103,5 +113,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

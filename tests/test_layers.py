@@ -488,7 +488,11 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
 
 @pytest.mark.parametrize(
     ("name", "torch", "triton"),
-    (("constraints.txt", "2.13.0", "3.7.1"), ("constraints-newest.txt", "2.15.0", "3.9.0")),
+    (
+        ("constraints.txt", "2.13.0", "3.7.1"),
+        ("constraints-newest.txt", "2.15.0", "3.9.0"),
+        ("constraints-oldest.txt", "2.11.0", "3.6.0"),
+    ),
 )
 def test_constraints_are_exact_versions_and_nothing_else(
     name: str, torch: str, triton: str
