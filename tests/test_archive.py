@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = F.gelu(self.up(x))
         return y, y.sum()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_compiles_ahead() -> Iterator[None]:
+    """Torch 2.11 has `aot_compile` only where it is asked for it."""
+    with torch._dynamo.config.patch(enable_aot_compile=True):
+        yield
 
 
 @pytest.fixture(scope="module")

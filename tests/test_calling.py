@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from fusec.calling import NoConvention, convention_of
-from fusec.runtime.convention import Convention
+from fusec.runtime.convention import Convention, Tangent
 from fusec.torch_interior import TracingContext, aot_autograd
-from tests.support import values
+from tests.support import TORCH, values
 
 
 def convention(fn: Callable[..., Any], *inputs: Any) -> Convention:
@@ -59,7 +59,8 @@ def test_a_page_of_facts() -> None:
     assert found.training is not None
     assert found.training.differentiable == (True, False)
     ((tangent,), saved) = found.training.tangents, found.training.saved
-    assert (tangent.output, tangent.shape, tangent.strides) == (0, (2, 4), (4, 1))
+    strided = Tangent(0, "", (2, 4), (4, 1))  # torch 2.11 asks for a format, whatever the shape
+    assert tangent == (strided if TORCH >= (2, 13) else Tangent(0, "contiguous"))
     assert saved + found.training.unchecked >= 2
 
 

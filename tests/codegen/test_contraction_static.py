@@ -125,7 +125,7 @@ def test_descriptors_copy_an_attentions_tiles_with_few_more_registers() -> None:
     tile = (128, 64, 128)
     found = report(one, tile, descriptors=True)
     assert_tiles_are_copied(found, 1 + 2 * 2 + 1)
-    more = 8 if TRITON >= (3, 9) else 0  # 147 for 140: docs/performance.md
+    more = 0 if (3, 7) <= TRITON < (3, 9) else 8  # 147 for 140: docs/performance.md
     assert found.registers <= report(one, tile).registers + more
 
 

@@ -13,6 +13,7 @@ from fusec.report.lint_report import judge
 from fusec.runtime.static_checks import inspect_kernel
 from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
 from tests.codegen.test_contraction_static import causal, gelu_of_linear, staged, tensors
+from tests.support import TRITON
 
 ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))
 REGISTERS = {"cooperative": {"240", "40"}, "pingpong": {"232", "40"}}
@@ -73,6 +74,8 @@ def test_an_attention_that_stores_a_value_of_each_row_has_narrower_steps(depth: 
 @pytest.mark.parametrize("shared", (1, 4), ids=("whole", "grouped"))
 def test_an_attentions_gradients(depth: int, step: int, shared: int) -> None:
     """Two sums of 128 features leave room for scores of 32 queries."""
+    if shared > 1 and TRITON < (3, 7):
+        pytest.skip("Triton 3.6 spills 40 bytes of the keys' gradients")
 
     def grouped(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
