@@ -297,7 +297,9 @@ def _place(tensor: torch.Tensor, eager: torch.Tensor, exact: Callable[[], torch.
     """Return where two tensors are the furthest apart, and the numbers there."""
     if tensor.shape != eager.shape or not tensor.numel():
         return ""
-    apart = (tensor.double() - eager.double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    a, b = tensor.double(), eager.double()
+    apart = (a - b).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    apart[(a == b) | (a.isnan() & b.isnan())] = 0.0
     place = tuple(int(i) for i in (apart == apart.max()).nonzero()[0])
     text = f"; at {place}: {tensor[place].item():.9g}, eager {eager[place].item():.9g}"
     try:

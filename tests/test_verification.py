@@ -134,6 +134,13 @@ def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(
     assert verification.summary([]) == []
 
 
+def test_the_place_that_is_named_is_not_one_where_both_are_nan_or_infinite():
+    eager = torch.tensor([torch.nan, torch.inf, torch.nan, 1.0])
+    found = torch.tensor([torch.nan, torch.inf, 3.0, 2.0])
+    said = verification._place(found, eager, found.double)
+    assert said == "; at (2,): 3, eager nan, fp64 3"
+
+
 def test_a_wrong_kernel_is_an_error_under_strict(faulty):
     with pytest.raises(WrongKernel, match="k0"):
         compiled(strict=True)(values(8, 16), values(16, 4))
