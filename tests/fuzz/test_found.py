@@ -72,3 +72,17 @@ def test_what_is_compared_with_its_maximum_in_the_backward_is_not_computed_again
         "float32", (), False, True, False, 5045, before="normalised", outcome="largest weight"
     )
     check_recipe(recipe, "triton_fused")
+
+
+def test_a_nan_that_onednn_spreads_to_another_row_is_none_to_compare_with() -> None:
+    recipe = Composite(
+        "bfloat16",
+        ("expanded",),
+        seed=105,
+        pattern="normalised rows of scores",
+        batch=2,
+        rows=64,
+        others=3,
+        special=True,
+    )
+    check_recipe(recipe, "triton_fused")

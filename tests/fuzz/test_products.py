@@ -43,12 +43,19 @@ FIRST, _, LAST = os.environ.get("FUZZ_PRODUCTS", "").partition("-")
 
 
 def check_recipe(recipe: Any, backend: str = "triton_fused") -> None:
-    """Assert that a model computes what eager does; of dynamic ones, at two sizes."""
-    if recipe.dynamic:
-        check_sizes(recipe, backend)
-    else:
-        tol = _tolerance(recipe)
-        check(Model(recipe), *recipe.inputs(), train=recipe.train, backend=backend, tol=tol)
+    """Assert that a model computes what eager does; of dynamic ones, at two sizes.
+
+    NaN is compared with eager's without oneDNN: with AMX, the row before one that has NaN is NaN in
+    some of its products of `bf16` with an odd number of terms (3.12), and is not in fp64.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if getattr(recipe, "special", False):
+            patch.setattr(torch.backends.mkldnn, "enabled", False)
+        if recipe.dynamic:
+            check_sizes(recipe, backend)
+        else:
+            tol = _tolerance(recipe)
+            check(Model(recipe), *recipe.inputs(), train=recipe.train, backend=backend, tol=tol)
 
 
 def check_sizes(recipe: Any, backend: str) -> None:
