@@ -8,7 +8,7 @@ Worked example, of k0 that makes t of x, and k1 that makes y of t and a size n::
 
     extern "C" void k0_to_k1(any b0, any b1, any b2, long long n0, int *status) {
       k0(b0, b1, status);
-      if (*status) { *status += 0; return; }
+      if (*status) { return; }
       k1(b1, b2, n0, status);
       if (*status) { *status += 4; return; }
     }
@@ -80,5 +80,6 @@ def print_run(run: RunCode, programs: Mapping[str, Program]) -> str:
     for position, (name, places) in enumerate(zip(run.kernels, run.places, strict=True)):
         given = [f"b{k}" for k in places[0]] + [f"n{k}" for k in places[1]]
         lines.append(f"  {programs[name].name}({', '.join([*given, 'status'])});")
-        lines.append(f"  if (*status) {{ *status += {4 * position}; return; }}")
+        moved = f"*status += {4 * position}; " if position else ""
+        lines.append(f"  if (*status) {{ {moved}return; }}")
     return "\n".join([*lines, "}", ""])
