@@ -77,7 +77,6 @@ ELSEWHERE = {
     "trace": "test_stages",
     # Operations are tested by what they compute.
     "frontend/activations": "frontend/test_pointwise",
-    "frontend/arguments": "frontend/test_capture",
     "frontend/arithmetic": "frontend/test_pointwise",
     "frontend/attention": "ops/test_contractions",
     "frontend/call": "frontend/test_capture",
@@ -93,6 +92,7 @@ ELSEWHERE = {
     "frontend/interpolation": "ops/test_interpolation",
     "frontend/key": "frontend/test_input_objects",
     "frontend/masked_writes": "ops/test_masked_writes",
+    "frontend/operands": "frontend/test_capture",
     "frontend/origin": "frontend/test_capture",
     "frontend/overlap": "ops/test_inplace",
     "frontend/pooling": "frontend/test_reductions",

@@ -23,11 +23,11 @@ import torch
 from torch import fx
 
 from fusec.errors import InvalidIR, Unsupported
-from fusec.frontend.arguments import Arguments, Opaque, share_memory
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.memory_formats import DECISION
+from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.packing import PACKED
 from fusec.frontend.registry import Lowering, find_lowering
@@ -107,7 +107,7 @@ class _Capture:
         self.held: dict[Buffer, tuple[str, int | None]] = {}
         self.device = main_device(gm)
         self.parts = parts_of_inputs(gm)
-        self.arguments = Arguments(self.lines, self.env, self.device, self._run_eagerly)
+        self.operands = Operands(self.lines, self.env, self.device, self._run_eagerly)
 
     def run(self, name: str) -> Graph:
         for node in self.gm.graph.nodes:
@@ -119,7 +119,7 @@ class _Capture:
                 case "call_function":
                     self.env[node] = self._call(node)
                 case "output":
-                    self.outputs = self.arguments.outputs(node)
+                    self.outputs = self.operands.outputs(node)
                 case _:
                     raise Unsupported(f"an FX node of kind {node.op}")
         nodes = self._with_minima()
@@ -148,7 +148,7 @@ class _Capture:
         buffer = self.lines.buffer(node.name, kind)
         self.env[node] = whole(buffer)
         self.extents.update(buffer.shape)
-        self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
+        self.operands.owners[buffer] = self.operands.foreign[buffer] = value
         if not node.users:
             return None
         self.given.update(size.name for e in buffer.shape if (size := e.as_size()) is not None)
@@ -161,7 +161,7 @@ class _Capture:
         if not isinstance(value, torch.Tensor):
             return Opaque(node)
         buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
-        self.arguments.owners[buffer] = self.arguments.foreign[buffer] = value
+        self.operands.owners[buffer] = self.operands.foreign[buffer] = value
         self.lines.nodes.append(Constant(node.name, buffer, origin_of(node)))
         return whole(buffer)
 
@@ -220,8 +220,8 @@ class _Capture:
             return Opaque(node, symbolic=True)
 
     def _lower(self, node: fx.Node, call: Call, lowering: Lowering) -> Any:
-        args = [self.arguments.for_lowering(a) for a in node.args]
-        kwargs = {k: self.arguments.for_lowering(a) for k, a in node.kwargs.items()}
+        args = [self.operands.for_lowering(a) for a in node.args]
+        kwargs = {k: self.operands.for_lowering(a) for k, a in node.kwargs.items()}
         made = lowering.rule(call, *args, **kwargs)
         if not call.outputs and not any(kind.overlaps for kind in call.results):
             self._own(made, node.meta["val"], (node.name, None))
@@ -235,7 +235,7 @@ class _Capture:
             return
         buffer = made.buffer
         if buffer is not None and is_whole(made):
-            self.arguments.owners.setdefault(buffer, traced)
+            self.operands.owners.setdefault(buffer, traced)
             self.held.setdefault(buffer, held)
 
     def _run_eagerly(self, node: fx.Node) -> Any:
@@ -307,12 +307,12 @@ class _Capture:
         """
         known = EagerCall.of(node)
         for written in known.written:
-            self.arguments.settle(written, node)
+            self.operands.settle(written, node)
         args = tuple(
-            self.arguments.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
+            self.operands.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
         )
         kwargs = tuple(
-            (k, self.arguments.for_extern(node, a, ("kwargs", k))) for k, a in node.kwargs.items()
+            (k, self.operands.for_extern(node, a, ("kwargs", k))) for k, a in node.kwargs.items()
         )
         if node.target is aten.copy_.default:
             outputs: tuple[Buffer | None, ...] = ()
@@ -404,7 +404,7 @@ class _Capture:
             return None
         name = node.name if count == 1 else f"{node.name}_{position}"
         buffer = self.lines.buffer(name, self.lines.sizes.tensor(value))
-        self.arguments.owners[buffer] = value
+        self.operands.owners[buffer] = value
         return buffer
 
     def _with_minima(self) -> list[Line]:

@@ -40,8 +40,8 @@ class Opaque:
     symbolic: bool = False
 
 
-class Arguments:
-    """Conversion of FX arguments; shares the lines and the environment of one capture.
+class Operands:
+    """Conversion of what FX nodes take; shares the lines and the environment of one capture.
 
     Attributes:
         device: the device the graph computes on.
