@@ -43,7 +43,7 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
-from fusec.passes.libraries import Answer, describe_call
+from fusec.passes.libraries import ATEN, Answer, describe_call
 from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import Way, race
 from fusec.runtime.cache import Cache, fingerprint
@@ -56,7 +56,6 @@ from fusec.stages import Context, offered_plans
 logger = logging.getLogger("fusec.race")
 
 LIBRARY = "library"
-ATEN = "ATen"
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
 TIMED_PRODUCT = 1 << 28
 """Multiply-adds of a product that is timed, some 4 ms: rows and columns are halved down to it. Of a
@@ -236,7 +235,8 @@ class LibraryJudge:
         verdict = self.races.verdict(describe_call(call), ATEN, run)
         times = verdict.times
         if ATEN not in times or len(times) == 1:
-            return Answer(None, f"by rule, no race was run: {verdict}")
+            lost = "no time for a race" if verdict.exhausted else f"no race was run: {verdict}"
+            return Answer(None, f"by rule: {lost}")
         rival = min(us for name, us in times.items() if name != ATEN)
         winner = None if verdict.winner == ATEN else verdict.winner
         return Answer(winner, f"measured: {verdict}", times[ATEN] - rival)

@@ -154,7 +154,7 @@ def check_schema(document: dict) -> None:
             assert set(extern) == {"op", "reason", "module", "bytes"}
             assert extern["op"] and extern["reason"]
         for decision in graph["decisions"]:
-            assert set(decision) == {"a", "b", "taken", "reason", "saved_us"}
+            assert set(decision) == {"a", "b", "taken", "reason", "saved_us", "against"}
             assert decision["reason"]
 
 

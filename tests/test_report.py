@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import fusec
 from fusec.codegen import targets
 from fusec.codegen.targets import find_target
 from fusec.errors import ModelError, UsageError
+from fusec.ir.decision import Decision
 from fusec.options import Options
 from fusec.report.explanation import GraphReport, _remarks
 from fusec.report.observe import observe
@@ -309,6 +311,26 @@ def test_kernels_and_merges_of_alike_layers_are_one_line_with_their_number() -> 
     assert "axes unify, 12 times\n" in text
     assert "more, which --json lists" not in text
     assert len(text.splitlines()) < 50
+
+
+def test_ways_to_run_are_no_merges_and_each_reason_stands_once() -> None:
+    (graph,) = fusec.explain(Layers(1), torch.randn(8, 64)).graphs
+    way = Decision("mm.default", "oneDNN", False, "by rule: no race", -2.0, "ATen")
+    rows = Decision("mm", "chunks of rows", True, "64 of 512 rows at a time", None, "at once")
+    apart = [Decision(a, "exp", False, "a cycle", None) for a in ("mean", "tanh_1", "tanh_2")]
+    slower = Decision("sum", "exp", False, "slower", -3.0)
+    text = str(replace(graph, decisions=(way, *apart, slower, way, rows)))
+    assert text.partition("merges")[2].splitlines() == [
+        " rejected: 4",
+        "    slower",
+        "      sum with exp, -3 us",
+        "    a cycle",
+        "      mean with exp; tanh_1 with exp, 2 times",
+        "",
+        "  ways to run",
+        "    mm.default  in  ATen            not  oneDNN   +2 us  by rule: no race, 2 times",
+        "    mm          in  chunks of rows  not  at once         64 of 512 rows at a time",
+    ]
 
 
 def test_kernels_of_one_layer_stand_as_they_are() -> None:

@@ -113,7 +113,7 @@ def last_merge(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
     def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
         context = context_for(gm, target_for(main_device(gm), chosen), chosen, Trace(name))
         decisions = compile_to_source(gm, context).decisions
-        taken.extend(f"{d.a} with {d.b}" for d in decisions if d.taken)
+        taken.extend(f"{d.a} with {d.b}" for d in decisions if d.taken and d.is_merge)
 
         def call(args: list[Any]) -> Any:
             return gm(*args)

@@ -152,7 +152,9 @@ def _decide(members: list[fx.Node], rates: Rates, judge: Judge | None) -> bool:
             f"{gain.reason}; all {len(gains)} that share images: {saved_us:.0f} us "
             f"with {converted} bytes converted at their border"
         )
-        node.meta[DECISION] = Decision(node.name, "channels-last", saved_us > 0, reason, gain.us)
+        node.meta[DECISION] = Decision(
+            node.name, "channels-last", saved_us > 0, reason, gain.us, "contiguous"
+        )
     return saved_us > 0
 
 

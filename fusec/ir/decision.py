@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One merge that was considered.
+    """One merge that was considered, or one way to run something.
 
     Attributes:
-        a, b: buffers of the two kernels, joined by ``+``.
-        taken: merged or not.
-        reason: the rule that allowed or forbade it.
-        saved_us: modelled time saved; None where the merge was not legal.
+        a: buffers of a kernel, joined by ``+``; of a way, what runs.
+        b: those of the other kernel; of a way, where: "oneDNN", "channels-last", a kernel.
+        taken: merged or not; run so or not.
+        reason: the rule that allowed or forbade it, or what was modelled or measured.
+        saved_us: time saved; None where the merge was not legal, or nothing is known.
+        against: the way that ``b`` is chosen against: "ATen"; "" for a merge.
     """
 
     a: str
@@ -21,3 +23,9 @@ class Decision:
     taken: bool
     reason: str
     saved_us: float | None
+    against: str = ""
+
+    @property
+    def is_merge(self) -> bool:
+        """Whether it is about two kernels."""
+        return not self.against

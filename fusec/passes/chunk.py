@@ -78,12 +78,16 @@ def chunk(graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning:
             graph, loop = _take_out(graph, seed, f"rows_{taken}", tuning)
         except NotByRows as problem:
             refused.add(seed)
-            decisions.append(Decision(seed.name, "chunks of rows", False, str(problem), None))
+            decisions.append(_decision(seed, False, str(problem)))
             continue
         reason = f"{loop.chunk} of {loop.rows} rows at a time"
-        decisions.append(Decision(seed.name, "chunks of rows", True, reason, None))
+        decisions.append(_decision(seed, True, reason))
     found = graph if any(decision.taken for decision in decisions) else original
     return replace(found, decisions=(*graph.decisions, *decisions))
+
+
+def _decision(seed: Buffer, taken: bool, reason: str) -> Decision:
+    return Decision(seed.name, "chunks of rows", taken, reason, None, "all rows at once")
 
 
 def _expansions(graph: Graph, threshold: int) -> list[Buffer]:

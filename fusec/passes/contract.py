@@ -170,7 +170,7 @@ def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -
     calls = "+".join(
         call.title.removesuffix(".default") for call in graph.externs if call.node in opened
     )
-    return Decision(calls, name, choice.fused, choice.reason, choice.saved_us)
+    return Decision(calls, name, choice.fused, choice.reason, choice.saved_us, "the library")
 
 
 # -- opening ---------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index, product
 
+ATEN = "ATen"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -64,13 +66,15 @@ def choose_libraries(
             answers[key] = choose(calls[0])
     log = tuple(
         Decision(
-            alike[key][0].title,
-            answer.library or " or ".join(alike[key][0].others),
+            call.title,
+            answer.library or " or ".join(call.others),
             answer.library is not None,
-            f"{answer.reason} ({len(alike[key])} call{'s' * (len(alike[key]) > 1)})",
+            answer.reason,
             answer.saved_us,
+            ATEN,
         )
         for key, answer in answers.items()
+        for call in alike[key]
     )
     chosen = {key: answer.library for key, answer in answers.items() if answer.library is not None}
     taken = _take(schedule, chosen) if chosen else schedule

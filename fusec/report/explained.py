@@ -85,12 +85,13 @@ def graph_text(graph: GraphReport) -> str:
     for loop in graph.loops:
         lines += ["", *indented(_loop_lines(loop))]
     lines += _section("eager kernels", _extern_lines(graph.externs))
-    taken = [d for d in graph.decisions if d.taken]
-    rejected = [d for d in graph.decisions if not d.taken]
+    taken = [d for d in graph.decisions if d.is_merge and d.taken]
+    rejected = [d for d in graph.decisions if d.is_merge and not d.taken]
     saved = sum(d.saved_us or 0 for d in taken)
     title = f"merges taken: {len(taken)}, modelled to save {saved:.3g} us"
-    lines += _section(title, _decision_lines(taken))
-    lines += _section(f"merges rejected: {len(rejected)}", _decision_lines(rejected))
+    lines += _section(title, _taken_lines(taken))
+    lines += _section(f"merges rejected: {len(rejected)}", _rejected_lines(rejected))
+    lines += _section("ways to run", _way_lines([d for d in graph.decisions if not d.is_merge]))
     return "\n".join(lines)
 
 
@@ -202,34 +203,57 @@ def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
     return fitted_table(rows, right=(0,), names=(1,), indent=4) if rows else []
 
 
-def _decision_lines(decisions: Sequence[Decision]) -> list[str]:
+def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
     """Return merges, the dearest first; those of alike layers are one, with their number."""
-    ranked = sorted(decisions, key=lambda d: -abs(d.saved_us or 0))
-    alike: dict[object, list[Decision]] = {}
-    for decision in ranked:
-        alike.setdefault(_decision_kind(decision), []).append(decision)
-    groups = list(alike.values())[:SHOWN]
-    rows = [
-        (
-            d.a,
-            "with",
-            d.b,
-            _price(d.saved_us),
-            f"{d.reason}, {len(more) + 1} times" if more else d.reason,
-        )
-        for d, *more in groups
-    ]
-    lines = fitted_table(rows, right=(3,), names=(0, 2), indent=4) if rows else []
-    shown = sum(map(len, groups))
-    if len(ranked) > shown:
-        lines.append(f"    and {len(ranked) - shown} more, which --json lists")
+    groups = _alike(decisions)
+    rows = [(d.a, "with", d.b, _price(d.saved_us), _said(d, *more)) for d, *more in groups[:SHOWN]]
+    return _with_rest(fitted_table(rows, (3,), names=(0, 2), indent=4) if rows else [], groups)
+
+
+def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
+    """Return each reason, and below it the merges that it keeps apart."""
+    groups = _alike(decisions)
+    pairs: dict[str, list[str]] = {}
+    for d, *more in groups[:SHOWN]:
+        said = [f"{d.a} with {d.b}", _price(d.saved_us), f"{len(more) + 1} times" if more else ""]
+        pairs.setdefault(d.reason, []).append(", ".join(filter(None, said)))
+    lines: list[str] = []
+    for reason, kept in pairs.items():
+        lines += wrapped(reason, "    ", "    ") + wrapped("; ".join(kept), "      ", "      ")
+    return _with_rest(lines, groups)
+
+
+def _way_lines(ways: Sequence[Decision]) -> list[str]:
+    """Return what runs where, what it could run in, and what that choice gains."""
+    groups, rows = _alike(ways), []
+    for way, *more in groups[:SHOWN]:
+        chosen, other = (way.b, way.against) if way.taken else (way.against, way.b)
+        gain = way.saved_us if way.taken or way.saved_us is None else 0.0 - way.saved_us
+        rows.append((way.a, "in", chosen, "not", other, _price(gain), _said(way, *more)))
+    return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
+
+
+def _alike(decisions: Sequence[Decision]) -> list[list[Decision]]:
+    found: dict[object, list[Decision]] = {}
+    for decision in sorted(decisions, key=lambda d: -abs(d.saved_us or 0)):
+        found.setdefault(_decision_kind(decision), []).append(decision)
+    return list(found.values())
+
+
+def _said(decision: Decision, *more: Decision) -> str:
+    return f"{decision.reason}, {len(more) + 1} times" if more else decision.reason
+
+
+def _with_rest(lines: list[str], groups: Sequence[Sequence[Decision]]) -> list[str]:
+    if rest := sum(map(len, groups[SHOWN:])):
+        lines.append(f"    and {rest} more, which --json lists")
     return lines
 
 
 def _decision_kind(decision: Decision) -> object:
     """Return what merges of alike layers have in common."""
     names = [_without_number(part) for part in f"{decision.a}+{decision.b}".split("+")]
-    return tuple(names), _price(decision.saved_us), decision.reason
+    return tuple(names), _price(decision.saved_us), decision.reason, decision.against
 
 
 def _price(saved_us: float | None) -> str:

@@ -14,13 +14,14 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
         "launches_eager", "launches", "remarks": [text], "modules": {path: class},
         "called",
-        "decisions": [{"a", "b", "taken", "reason", "saved_us"}]}]}
+        "decisions": [{"a", "b", "taken", "reason", "saved_us", "against"}]}]}
 
-Decisions are the merges taken and the rejected ones that still hold; ``saved_us`` is null where a
-merge was not legal. A loop runs its kernels and externs, which stand among the others, once for
-each chunk of rows; ``largest`` is the largest buffer of its body, in bytes. ``bytes_*`` are defined
-in ``traffic.py`` and ``eager.py``. ``held`` is the memory of the graph's constants, in bytes.
-``expected`` is what ``expectation.py`` says of a kernel's machine code, if that was asked for.
+Decisions are the merges taken and the rejected ones that still hold, and ways to run something, of
+which ``b`` stands against ``against``; ``saved_us`` is null where a merge was not legal. A loop
+runs its kernels and externs, which stand among the others, once for each chunk of rows; ``largest``
+is the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
+``eager.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is what
+``expectation.py`` says of a kernel's machine code, if that was asked for.
 """
 
 from __future__ import annotations

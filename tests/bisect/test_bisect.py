@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fusec.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, 
 from fusec.cli import main, new_parser
 from fusec.cli.bisect import call_script, read_program
 from fusec.errors import FusecError, ModelError, UsageError
+from fusec.ir.decision import Decision
 from tests.bisect import plants
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +138,17 @@ def test_the_merge_with_which_a_fault_comes_is_found_in_few_trials() -> None:
         assert len(asked) < 16
     assert questions.guilty_merge(lambda more: False) == 0
     assert questions.guilty_merge(lambda more: True) == 0
+
+
+def test_the_last_merge_is_one_of_kernels_and_no_way_to_run(monkeypatch) -> None:
+    from tests.bisect.test_excerpt import PLAIN, one_line
+
+    merge = Decision("tanh", "sum_1", True, "axes unify", 1.0)
+    way = Decision("mm.default", "oneDNN", True, "measured", 1.0, "ATen")
+    made = SimpleNamespace(decisions=(merge, way))
+    monkeypatch.setattr(questions, "compile_to_source", lambda *_: made)
+    excerpt = one_line(PLAIN, "torch.ops.aten.tanh.default")
+    assert here(questions.last_merge, excerpt, {}) == "tanh with sum_1"
 
 
 @pytest.mark.parametrize(

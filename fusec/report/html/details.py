@@ -8,7 +8,7 @@
                          "reads": [[name, type, size]], "writes": [...],
                          "feeds": [id], "fed": [id], "calls": [id],
                          "findings": [[kind, rule, seen, advice]],
-                         "decisions": [[taken, a, b, price, reason]],
+                         "decisions": [[taken, a, b, price, reason, against]],
                          "listings": [[label, text]]}}}
 """
 
@@ -97,4 +97,4 @@ def _decision(decision: Decision) -> list[Any]:
     price = (
         "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_seconds(abs(saved) / 1e6)}"
     )
-    return [decision.taken, decision.a, decision.b, price, decision.reason]
+    return [decision.taken, decision.a, decision.b, price, decision.reason, decision.against]
