@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DisableTorchFunctionSubclass
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
+from torch._decomp import get_decompositions
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, disable, maybe_mark_dynamic
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
@@ -83,7 +84,7 @@ __all__ = [
     "compile_id",
     "compile_phase",
     "converting_fakes",
-    "core_aten_decompositions",
+    "core_decompositions",
     "counters",
     "data_of",
     "debug_directory",

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusec.frontend.fallbacks import PADS
 from fusec.frontend.foreach import foreach_decompositions
-from fusec.torch_interior import core_aten_decompositions, get_decompositions
+from fusec.torch_interior import core_decompositions, get_decompositions
 
 _ALSO = (
     "native_layer_norm",
@@ -167,7 +167,7 @@ _DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
 def _table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {
         target: rule
-        for target, rule in core_aten_decompositions().items()
+        for target, rule in core_decompositions().items()
         if "scaled_dot_product" not in str(target)
     }
     packets = [getattr(torch.ops.aten, name) for name in _ALSO]
