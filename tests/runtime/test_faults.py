@@ -21,7 +21,7 @@ import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.errors import BuildError
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
-from tests.support import compile_with
+from tests.support import compile_with, since_2_13
 
 FORKED = """
 import os, signal, torch
@@ -56,6 +56,7 @@ def test_a_process_forks_after_a_compile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@since_2_13
 def test_threads_compile_at_once_and_each_gets_its_own_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
