@@ -385,6 +385,12 @@ def test_a_model_that_converts_itself_has_no_memory_for_its_weights(tmp_path) ->
     assert graph.eager.launches == 2
 
 
+def test_a_function_of_any_arguments_is_called_with_the_inputs(tmp_path) -> None:
+    (tmp_path / "any.py").write_text("def total(*parts, **more): return parts[1] + more['a']\n")
+    model = load_callable(f"{tmp_path}/any.py:total", 3, new_fake_mode())
+    assert model(1, 2, a=3) == 5
+
+
 def test_explain_finds_targets_in_modules_of_the_working_directory(
     capsys, models, monkeypatch
 ) -> None:

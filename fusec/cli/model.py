@@ -317,8 +317,9 @@ def _call_factory(found: Callable[..., Any], mode: AbstractContextManager[Any], 
     """Return the module that a function without arguments makes, or else the function itself."""
     if _required(found) or not hasattr(found, "__code__"):
         return found
-    parameters = inspect.signature(found).parameters
-    if parameters and len(parameters) >= inputs > 0:
+    kinds = [p.kind for p in inspect.signature(found).parameters.values()]
+    any_number = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} & {*kinds}
+    if inputs and (any_number or len(kinds) >= inputs):
         try:
             made = _run_in(mode, found)
         except ModelError:
