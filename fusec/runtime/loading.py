@@ -38,12 +38,12 @@ from fusec.runtime.sizes import (
     Condition,
     Formula,
     bind_sizes,
+    extent,
     holds,
     names_in,
     read_condition,
     read_size,
     shown,
-    value,
 )
 
 FORMAT = 3
@@ -299,14 +299,18 @@ def _checked(call: BoxedCall, contract: Contract, name: str) -> BoxedCall:
 
 
 def wanted_of(spec: Spec, sizes: Mapping[str, int]) -> Any:
-    """Return a tensor's type, shape and strides, or a size, as they are compared in a call."""
+    """Return a tensor's type, shape and strides, or a size, as they are compared in a call.
+
+    Raises:
+        UsageError: for what is no size of a tensor.
+    """
     match spec:
         case None:
             return None
         case (_, formula):
-            return value(formula, sizes)
+            return extent(formula, sizes)
         case (dtype, shape, strides):
-            dims = [tuple(value(n, sizes) for n in each) for each in (shape, strides)]
+            dims = [tuple(extent(n, sizes) for n in each) for each in (shape, strides)]
             return DTYPES[dtype], torch.Size(dims[0]), dims[1]
 
 

@@ -22,6 +22,7 @@ from fusec.errors import UsageError
 Formula: TypeAlias = "int | str | tuple[Any, ...]"
 Condition: TypeAlias = "tuple[Any, ...]"
 
+_MOST = (1 << 63) - 1
 _SIGNS: Mapping[str, Callable[[int, int], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge,
@@ -52,6 +53,18 @@ def value(size: Formula, sizes: Mapping[str, int]) -> int:
             whole, rest = divmod(value(dividend, sizes), by)
             return whole if sign == "//" else rest
     raise ValueError(f"no size: {size!r}")
+
+
+def extent(size: Formula, sizes: Mapping[str, int]) -> int:
+    """Return what an extent or a stride is.
+
+    Raises:
+        UsageError: if no tensor has such: it is negative, or needs more than 64 bits.
+    """
+    found = value(size, sizes)
+    if not 0 <= found <= _MOST:
+        raise UsageError(f"{shown(size)} is {found}, which is no size of a tensor.")
+    return found
 
 
 def holds(condition: Condition, sizes: Mapping[str, int]) -> bool:

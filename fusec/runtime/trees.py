@@ -86,7 +86,7 @@ def take(tree: Tree, value: Any, path: str, tensors: list[Any]) -> None:
                 take(part, given, f"{path}[{k}]", tensors)
         case _:
             names = [name for name, _ in inner]
-            if not isinstance(value, Mapping) or sorted(value) != sorted(names):
+            if not isinstance(value, Mapping) or value.keys() != set(names):
                 raise _wrong(path, value, f"a dictionary of {', '.join(names)}")
             for name, part in inner:
                 take(part, value[name], f"{path}[{name!r}]", tensors)

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from fusec.errors import UsageError
-from fusec.runtime.sizes import bind_sizes, holds, read_condition, read_size, shown, value
+from fusec.runtime.sizes import (
+    bind_sizes,
+    extent,
+    holds,
+    read_condition,
+    read_size,
+    shown,
+    value,
+)
 
 SIZES = {"B": 5, "T": 7}
 FORMULAS = [
@@ -43,6 +51,12 @@ def test_the_first_tensor_with_a_name_says_its_size() -> None:
 def test_a_division_by_zero_is_an_error() -> None:
     with pytest.raises(UsageError, match="B is 0"):
         value(("//", 8, "B"), {"B": 0})
+
+
+@pytest.mark.parametrize("size", [("+", "B", -9), ("*", "T", 1 << 62)])
+def test_what_no_tensor_has_is_an_error(size: Any) -> None:
+    with pytest.raises(UsageError, match="which is no size of a tensor"):
+        extent(size, SIZES)
 
 
 WRONG = (None, True, 1.5, -1, "", "a b", [], ["+"], ["//", 1, 2, 3], ["-", 1, 2], {}, "é")
