@@ -45,7 +45,8 @@ from fusec.runtime.executable import BoxedCall
 from fusec.runtime.loading import Spec, spec_of
 from fusec.runtime.model import CALLING, HELD, KEY, named_tensors
 from fusec.runtime.processor import needed_features
-from fusec.size_formulas import renamed, renamed_spec
+from fusec.runtime.sizes import Condition
+from fusec.size_formulas import not_empty, renamed, renamed_spec
 from fusec.stages import Context
 from fusec.torch_interior import (
     FakeCopyMode,
@@ -69,6 +70,9 @@ _BY = {
     inspect.Parameter.KEYWORD_ONLY: "name",
     inspect.Parameter.VAR_KEYWORD: "name",
 }
+
+
+_SQUEEZES = {getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class _Seen:
         given, returned: its arguments and results, of the call that was traced.
         recipe: how what was frozen is computed, which are its last arguments.
         unread: the positions of arguments that nothing reads any more.
+        conditions: what has to hold of sizes so that no tensor of the graph is empty.
     """
 
     convention: Convention | None = None
@@ -103,6 +108,7 @@ class _Seen:
     traced: tuple[Any, ...] = ()
     recipe: Recipe | None = None
     unread: frozenset[int] = frozenset()
+    conditions: tuple[Condition, ...] = ()
     given: tuple[Any, ...] = ()
     returned: tuple[Any, ...] = ()
 
@@ -203,9 +209,14 @@ def _variant(
 
 @contextmanager
 def _tracing(mode: FakeTensorMode, call: Call) -> Iterator[None]:
-    """Trace in a mode; a size that a call chooses is not taken for another than 0 or 1."""
+    """Trace in a mode; a size that a call chooses is not taken for another than 1.
+
+    ``_compile`` asks for what this leaves unasked: no tensor is empty. NNPACK, which torch takes
+    for 16 images and up, would make a condition of that.
+    """
     with (
         sizes_of_any_value(),
+        torch.backends.nnpack.flags(enabled=False),
         mode,
         torch.set_grad_enabled(call.train),
         forgetting_code(),
@@ -236,6 +247,9 @@ def _compile(
 
     def compile_one(graph: fx.GraphModule, _: Sequence[Any], *, name: str, trace: Trace) -> Any:
         _move_graph(graph, torch.device(context.target.device))
+        _guard_squeezes(graph)
+        values = pytree.tree_leaves([node.meta.get("val") for node in graph.graph.nodes])
+        seen.conditions = not_empty(values)
         seen.recipe = take_constants(graph)
         if seen.recipe is not None:
             places = enumerate(graph.graph.find_nodes(op="placeholder"))
@@ -256,6 +270,16 @@ def _compile(
         return seen.returned
 
     return run
+
+
+def _guard_squeezes(gm: fx.GraphModule) -> None:
+    """Guard that what is not squeezed in the trace has not one element in a call."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in _SQUEEZES:
+            shape = node.args[0].meta["val"].shape
+            axes = node.args[1] if len(node.args) > 1 else range(len(shape))
+            for axis in (axes,) if isinstance(axes, int) else axes:
+                bool(shape[axis] != 1)
 
 
 def _traced(nodes: Any) -> tuple[Any, ...]:
@@ -288,7 +312,10 @@ def _name_sizes(seen: _Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may
                 None if k in seen.unread else renamed_spec(spec, names)
                 for k, spec in enumerate(part.arguments)
             ),
-            conditions=tuple(renamed(condition, names) for condition in part.conditions),
+            conditions=tuple(
+                renamed(condition, names)
+                for condition in dict.fromkeys((*seen.conditions, *part.conditions))
+            ),
         )
         for part in seen.parts
     ]

@@ -18,7 +18,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.shapes import Sizes
 from fusec.ir.argument import Comparison, Condition, Junction
 from fusec.ir.atoms import Atom, FloorDiv, Minimum, Mod, Size
-from fusec.ir.index import Index
+from fusec.ir.index import Index, index
 from fusec.runtime import sizes
 from fusec.runtime.loading import NAMES, Spec
 from fusec.runtime.sizes import Formula
@@ -37,6 +37,27 @@ def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.Condi
     bounds = [bound for size in known.used.values() for bound in _bounds(size)]
     asked = [_condition(one) for env in _environments(values) for one in known.asked(env)]
     return specs, tuple(dict.fromkeys((*bounds, *asked)))
+
+
+def not_empty(values: Sequence[Any]) -> tuple[sizes.Condition, ...]:
+    """Return what has to hold so that no traced tensor is empty.
+
+    A trace for sizes of any value does not ask it, and ``x[:, -1]`` reads what is not there.
+    """
+    known = Sizes().plain()
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    extents = dict.fromkeys(n for tensor in tensors for n in known.tensor(tensor).shape)
+    return tuple(
+        (">=", _formula(n - n.const), 1 - n.const)
+        for n in extents
+        if not (n.is_constant or _grows(n)) or n in map(index, known.used.values())
+    )
+
+
+def _grows(extent: Index) -> bool:
+    """Return True for what is at least one where all sizes are."""
+    signs = (c > 0 and all(isinstance(a, Size) for a in atoms) for atoms, c in extent.terms)
+    return extent.const >= 0 and all(signs)
 
 
 def _environments(values: Sequence[Any]) -> Iterator[Any]:
@@ -94,9 +115,9 @@ def _condition(condition: Condition) -> sizes.Condition:
         case Comparison():
             made = condition.sign, _formula(condition.left), _formula(condition.right)
             match made:
-                case ("==", left, ("min", *parts)) if left in parts:
-                    (most,) = (part for part in parts if part != left)
-                    return "<=", left, most
+                case ("==", size, ("min", *parts)) | ("==", ("min", *parts), size) if size in parts:
+                    (most,) = (part for part in parts if part != size)
+                    return "<=", size, most
             return made
         case Junction():
             return condition.sign, *map(_condition, condition.parts)

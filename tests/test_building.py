@@ -148,6 +148,7 @@ WRONG = {
     "a type": (wrong(x=values(4, 8).double()), r"x is f64\[4, 8\]; f32"),
     "nested": (wrong(more={"a": [3]}), r"more\['a'\]\[0\] is 3; a tensor is wanted"),
     "a key": (wrong(more={"b": []}), "more is a dictionary of b; a dictionary of a is wanted"),
+    "keys": (wrong(more={1: [], "a": []}), "more is a dictionary of 1, a; a dictionary of a is"),
     "a length": (wrong(more={"a": []}), r"more\['a'\] is a list of 0; a list of 1 is wanted"),
     "a name": (wrong(y=1), "y is none of its arguments"),
     "a gradient": (wrong(x=values(4, 8).requires_grad_()), "x requires a gradient"),
@@ -263,7 +264,7 @@ def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values(*shape, seed=3), values(*shape, seed=4)
 
 
-@pytest.mark.parametrize("sizes", [(3, 5), (1, 12), (7, 1), (0, 4)])
+@pytest.mark.parametrize("sizes", [(3, 5), (1, 12), (7, 1)])
 def test_a_call_chooses_sizes(sized: bytes, load: Any, sizes: tuple[int, int]) -> None:
     x, y = pair(*sizes, 8)
     for made, expected in zip(load(sized, weights=heads())(x, y), heads()(x, y), strict=True):
@@ -271,6 +272,7 @@ def test_a_call_chooses_sizes(sized: bytes, load: Any, sizes: tuple[int, int]) -
 
 
 SIZES = {
+    "none": (pair(2, 0, 8), "T is 0; the model was built for T >= 1"),
     "a bound": (pair(2, 13, 8), "T is 13; the model was built for T <= 12"),
     "two of one": ((values(2, 3, 8), values(3, 3, 8)), r"y is f32\[3, 3, 8\]; f32\[B, T, 8\] is "
                    "wanted, where B is 2, T is 3"),
@@ -315,11 +317,46 @@ def test_a_size_that_the_model_fixes_or_returns_is_refused(load: Any) -> None:
         dynamic(lambda x: (x + 1, x.shape[0]), ("N", 4))
 
 
+ASKED = {
+    "the last": (lambda x: x[:, -1] * 2, (2, 0), "T is 0; the model was built for T >= 1"),
+    "a difference": (lambda x: (x[:, 1:] - x[:, :-1])[:, -1], (2, 1), "T is 1; .* for T >= 2"),
+    "a spread": (lambda x: x.var(1), (2, 0), "T is 0; the model was built for T >= 1"),
+    "one that goes": (lambda x: x.squeeze(1) * 2, (2, 1), "T is 1; the model was built for T != 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_the_trace_does_not_ask_of_a_size_is_checked(load: Any, case: str) -> None:
+    function, shape, said = ASKED[case]
+    model = load(dynamic(function, ("B", "T")))
+    torch.testing.assert_close(model(values(1, 3)), function(values(1, 3)))
+    with pytest.raises(UsageError, match=said):
+        model(values(*shape))
+
+
+def test_convolutions_take_any_number_of_images(load: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3, padding=1).eval()
+    loaded = load(dynamic(model, ("B", 3, "H", 8)), weights=model)
+    for count in (1, 17):
+        x = values(count, 3, 5, 8)
+        torch.testing.assert_close(loaded(x), model(x).detach())
+
+
 def test_a_tensor_that_nothing_reads_has_its_sizes_checked(load: Any) -> None:
     model = load(dynamic(lambda x, y: x * 2, ("N", 4), ("N", 3)))
     model(values(5, 4), values(5, 3))
     with pytest.raises(UsageError, match=r"y is f32\[6, 3\]; f32\[N, 3\] is wanted"):
         model(values(5, 4), values(6, 3))
+
+
+def test_sizes_that_no_tensor_has_are_named(load: Any) -> None:
+    x, y = values(6), values(12)
+    given = Call((x, y), sizes=((x, ("N",)), (y, ("M",))))
+    torch._dynamo.reset()
+    model = load(build(lambda x, y: torch.cat([x, x]) + y, given, HERE))
+    with pytest.raises(UsageError, match=r"2[*]N is 9223372036854775808, which is no size"):
+        model(torch.empty(1).expand(1 << 62), torch.empty(2))
 
 
 # -- what is frozen --------------------------------------------------------------------------------
