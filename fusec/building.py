@@ -73,6 +73,13 @@ _BY = {
 
 
 _SQUEEZES = {getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")}
+_PLACES = {
+    torch.ops.aten.slice.Tensor: 1,
+    torch.ops.aten.slice_scatter.default: 2,
+    torch.ops.aten.select.int: 1,
+    torch.ops.aten.select_scatter.default: 2,
+}
+"""Operations at a place of an axis, and which of their arguments the axis is; the place is next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +254,7 @@ def _compile(
 
     def compile_one(graph: fx.GraphModule, _: Sequence[Any], *, name: str, trace: Trace) -> Any:
         _move_graph(graph, torch.device(context.target.device))
-        _guard_squeezes(graph)
+        _guard_places(graph)
         values = pytree.tree_leaves([node.meta.get("val") for node in graph.graph.nodes])
         seen.conditions = not_empty(values)
         seen.recipe = take_constants(graph)
@@ -272,14 +279,23 @@ def _compile(
     return run
 
 
-def _guard_squeezes(gm: fx.GraphModule) -> None:
-    """Guard that what is not squeezed in the trace has not one element in a call."""
+def _guard_places(gm: fx.GraphModule) -> None:
+    """Guard that what is not squeezed has not one element, and that places are on their axes.
+
+    A trace for sizes of any value guesses: ``x[:, -3:]`` begins at ``T - 3``.
+    """
     for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in _SQUEEZES:
-            shape = node.args[0].meta["val"].shape
-            axes = node.args[1] if len(node.args) > 1 else range(len(shape))
+        if node.op != "call_function" or node.target not in (*_SQUEEZES, *_PLACES):
+            continue
+        args = [part.meta["val"] if isinstance(part, fx.Node) else part for part in node.args]
+        shape, rest = args[0].shape, args[_PLACES.get(node.target, 1) :]
+        if node.target in _SQUEEZES:
+            axes = rest[0] if rest else range(len(shape))
             for axis in (axes,) if isinstance(axes, int) else axes:
                 bool(shape[axis] != 1)
+        elif len(rest) > 1 and rest[1] is not None:
+            place, extent = rest[1], shape[rest[0]]
+            bool(place < extent if place >= 0 else place + extent >= 0)
 
 
 def _traced(nodes: Any) -> tuple[Any, ...]:

@@ -321,6 +321,7 @@ ASKED = {
     "the last": (lambda x: x[:, -1] * 2, (2, 0), "T is 0; the model was built for T >= 1"),
     "a difference": (lambda x: (x[:, 1:] - x[:, :-1])[:, -1], (2, 1), "T is 1; .* for T >= 2"),
     "a spread": (lambda x: x.var(1), (2, 0), "T is 0; the model was built for T >= 1"),
+    "the last ones": (lambda x: x[:, -3:] * 2, (2, 2), "T is 2; the model was built for T >= 3"),
     "one that goes": (lambda x: x.squeeze(1) * 2, (2, 1), "T is 1; the model was built for T != 1"),
 }  # fmt: skip
 
