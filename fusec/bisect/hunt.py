@@ -279,7 +279,10 @@ def died(events: list[Event], death: str, most: int) -> Culprit | None:
     when = "after" if isinstance(events[-1], Ended) else "when"
     said = f"the process ended by {death} {when} {'it ran' if called else 'it was compiled'}"
     outcome = Outcome(HANGS if death == HANGS else CRASH, death)
-    return Culprit(graph.name, outcome, excerpts, graph.options, stage=stage, said=said)
+    values = last.values if isinstance(last, Called) else {}
+    return Culprit(
+        graph.name, outcome, excerpts, graph.options, stage=stage, said=said, values=values
+    )
 
 
 def _counted(excerpt: Excerpt) -> str:

@@ -14,8 +14,8 @@ import itertools
 import pickle
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,7 +37,12 @@ from fusec.options import Options
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.clock import Clock, clock_running
 from fusec.summary import graph_id
-from fusec.torch_interior import TorchDynamoException, pytree
+from fusec.torch_interior import (
+    FakeTensor,
+    TorchDynamoException,
+    pytree,
+    unset_fake_temporarily,
+)
 from fusec.verification import Exact
 
 _ROUNDS = 15
@@ -75,10 +80,12 @@ class Called:
 
     Attributes:
         most: no whole number in its arguments is as large.
+        values: of the last call in a search for a crash, as of ``Culprit``.
     """
 
     number: int
     most: int
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +148,23 @@ Event = Begun | Called | Ended | Culprit | Timing | Failed
 
 
 def read_events(file: Path) -> list[Event]:
-    """Return the events that a process has written."""
-    events: list[Event] = []
-    with file.open("rb") as stream:
+    """Return the events that a process has written; the last call has the values that it kept."""
+    events = list(_read(file))
+    calls = [place for place, event in enumerate(events) if isinstance(event, Called)]
+    if calls and (kept := _values_file(file)).exists():
+        call: Any = events[calls[-1]]
+        events[calls[-1]] = replace(call, values=torch.load(kept))
+    return events
+
+
+def _read(file: Path) -> Iterator[Event]:
+    with file.open("rb") as stream, suppress(EOFError, pickle.UnpicklingError):
         while True:
-            try:
-                events.append(pickle.load(stream))
-            except (EOFError, pickle.UnpicklingError):
-                return events
+            yield pickle.load(stream)
+
+
+def _values_file(file: Path) -> Path:
+    return file.with_suffix(".pt")
 
 
 def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
@@ -193,13 +209,13 @@ class Recorder:
         given = dict(options or {}) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
         chosen = replace(Options.from_compile(mode, options), **self._settings())
         dynamo = Begun(next(self._numbers), "Dynamo", _excerpt(gm, trains=_trains(gm)), given)
-        eager = copied(gm)
+        eager, values = copied(gm), _values(gm, example_inputs)
         self.tell(dynamo)
 
         def compile_one(
             graph: fx.GraphModule, inputs: Sequence[Any], *, name: str
         ) -> Callable[..., Any]:
-            return self._compile(graph, inputs, name, chosen, dynamo)
+            return self._compile(graph, inputs, name, chosen, dynamo, values)
 
         try:
             compiled = compile_with(
@@ -208,7 +224,7 @@ class Recorder:
         except (TorchDynamoException, Unsupported, EnvironmentProblem):
             raise  # a message to Dynamo
         except Exception as error:
-            self._failed(error, dynamo, None)
+            self._failed(error, dynamo, None, values)
             raise
         self.tell(Ended(dynamo.number))
         return self._timed(eager, compiled, dynamo) if self._kind == SLOWER else compiled
@@ -228,13 +244,14 @@ class Recorder:
         name: str,
         options: Options,
         dynamo: Begun,
+        values: Mapping[str, torch.Tensor],
     ) -> Callable[..., Any]:
         graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
         self.tell(graph)
         try:
             call = compile_one_graph(gm, inputs, name=name, options=options)
         except Exception as error:
-            self._failed(error, graph, dynamo)
+            self._failed(error, graph, dynamo, values)
             raise
         self.tell(Ended(graph.number))
         trace = next(trace for trace in reversed(RECENT) if trace.name == name)
@@ -245,13 +262,14 @@ class Recorder:
         def run(args: list[Any]) -> Any:
             self.tell(Called(graph.number, _most(args)))
             given = [_copy(arg) for arg in args] if self._kind == WRONG else []
+            kept = self._keep(gm, args) if self._kind == CRASH else {}
             try:
                 wrong = self._kind == WRONG
                 made = self._beside(gm, call, args, graph, given) if wrong else call(args)
             except WrongKernel as error:
                 self._wrong(error, gm, graph, dynamo, given)
             except Exception as error:
-                self._failed(error, graph, dynamo)
+                self._failed(error, graph, dynamo, kept)
                 raise
             self.tell(Ended(graph.number))
             return made
@@ -259,7 +277,21 @@ class Recorder:
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    def _failed(self, error: Exception, graph: Begun, dynamo: Begun | None) -> None:
+    def _keep(self, gm: fx.GraphModule, args: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+        """Return the values of a call, after they are written: a signal leaves no time for that."""
+        values = {name: _copy(value) for name, value in _values(gm, args).items()}
+        file = _values_file(self._file)
+        torch.save(values, file.with_suffix(".new"))
+        file.with_suffix(".new").replace(file)
+        return values
+
+    def _failed(
+        self,
+        error: Exception,
+        graph: Begun,
+        dynamo: Begun | None,
+        values: Mapping[str, torch.Tensor],
+    ) -> None:
         if isinstance(error, Unsupported | EnvironmentProblem):
             return
         if self._kind != CRASH:
@@ -267,10 +299,12 @@ class Recorder:
             raise Enough from error
         found, outcome = blame(error), outcome_of(error)
         excerpts = _all(graph.excerpt, None if dynamo is None else dynamo.excerpt)
+        with unset_fake_temporarily():  # which is on while a graph is compiled
+            copies = {name: _copy(value) for name, value in values.items()}
         self.tell(
             Culprit(
                 graph.name, outcome, excerpts, graph.options, "", outcome.stage, found.op,
-                found.line, f"{outcome.cause}: {outcome.said}",
+                found.line, f"{outcome.cause}: {outcome.said}", values=copies,
             )
         )  # fmt: skip
         raise Enough from error
@@ -439,9 +473,13 @@ def _trains(gm: fx.GraphModule) -> bool:
 def _values(gm: fx.GraphModule, given: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the tensors that a graph was called with, by name; none where they are too many."""
     nodes = gm.graph.find_nodes(op="placeholder")
-    found = {n.name: v for n, v in zip(nodes, given, strict=True) if isinstance(v, torch.Tensor)}
+    found = {n.name: v for n, v in zip(nodes, given, strict=True) if _is_real(v)}
     size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
     return found if size <= _KEPT_BYTES else {}
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def _most(args: Sequence[Any]) -> int:

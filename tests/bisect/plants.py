@@ -34,17 +34,38 @@ def wrong_kernel() -> None:
 
 def wrong_for_large() -> None:
     """Each kernel with a tanh is off by a hundredth where it is given a value over 50."""
+    _around_kernels(_for_large(adds_a_hundredth))
+
+
+def failing_for_large() -> None:
+    """Each kernel with a tanh raises where it is given a value over 50."""
+    _around_kernels(_for_large(lambda launch: lambda *args: int("a planted crash")))
+
+
+def killing_for_large() -> None:
+    """Each kernel with a tanh ends its process by a signal where it is given a value over 50."""
+    _around_kernels(_for_large(lambda launch: lambda *args: os.kill(os.getpid(), signal.SIGFPE)))
+
+
+def _for_large(change: Callable[[Launch], Any]) -> Callable[[Launch], Launch]:
+    """Return a change of those launches alone that read, and do not write, a value over 50."""
 
     def around(launch: Launch) -> Launch:
-        off = adds_a_hundredth(launch)
+        off = change(launch)
 
         def run(*args: Any) -> None:
             floats = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
-            (off if any(bool((one > 50).any()) for one in floats) else launch)(*args)
+            before = [one.clone() for one in floats]
+            launch(*args)
+            read = [one for one, old in zip(floats, before, strict=True) if torch.equal(one, old)]
+            if any(bool((one > 50).any()) for one in read):
+                for one, old in zip(floats, before, strict=True):
+                    one.copy_(old)
+                off(*args)
 
         return run
 
-    _around_kernels(around)
+    return around
 
 
 def slow_kernel() -> None:

@@ -301,17 +301,27 @@ def test_a_planted_fault_ends_with_a_file_that_shows_it(
 
 
 @pytest.mark.slow
-def test_a_fault_of_the_program_s_own_values_has_them_beside_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("plant", "kind", "kernel", "code"),
+    [
+        ("wrong_for_large", WRONG, "k0", 1),
+        ("failing_for_large", CRASH, "", 1),
+        ("killing_for_large", CRASH, "", -8),
+    ],
+)
+def test_a_fault_of_the_program_s_own_values_has_them_beside_its_file(
+    tmp_path: Path, plant: str, kind: str, kernel: str, code: int
+) -> None:
     (tmp_path / "large.py").write_text(
         "import torch\nfrom model import Block\nx = 100 * torch.randn(4, 16, 32)\n"
         "with torch.no_grad():\n    torch.compile(Block())(x, x)\n"
     )
-    done, found = bisect(tmp_path, "wrong_for_large", "--json", "--wrong", "large.py")
+    done, found = bisect(tmp_path, plant, "--json", f"--{kind}", "large.py")
     assert done.returncode == 1, done.stderr
-    assert (found["kernel"], found["line"]) == ("k0", TANH) and found["values"]
+    assert (found["kernel"], found["line"]) == (kernel, TANH) and found["values"]
     file = tmp_path / "fusec_repro.py"
     assert sorted(torch.load(file.with_suffix(".pt"))) == found["values"]
-    assert python(tmp_path, "wrong_for_large", file.name).returncode == 1
+    assert python(tmp_path, plant, file.name).returncode == code
     assert python(tmp_path, "", file.name).returncode == 0
 
 
