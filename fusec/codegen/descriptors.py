@@ -194,7 +194,11 @@ class _Finder:
                 return {**left, **right}
             case Op(name="lt", args=(a, b)):
                 here, end = self.index(a), self.index(b)
-                if here is None or end is None or end.axes or len(here.axes & lanes) != 1:
+                if here is None or end is None:
+                    return None
+                moved = _varying(end)  # i < M - p*256, of part p, is p*256 + i < M
+                here, end = here - moved, end - moved
+                if len(here.axes & lanes) != 1:
                     return None
                 (lane,) = here.axes & lanes
                 single = here.steps_by_one(lane) and is_nonnegative(here)
@@ -307,6 +311,11 @@ class _Box:
 def _terms(value: Index) -> tuple[Index, ...]:
     parts = [Index((term,), 0) for term in value.terms]
     return (*parts, index(value.const)) if value.const else tuple(parts)
+
+
+def _varying(value: Index) -> Index:
+    """Return the terms of a sum that are not the same in all of a launch."""
+    return sum((term for term in _terms(value) if term.axes), index(0))
 
 
 def _split(term: Index) -> tuple[Index, Index]:

@@ -44,6 +44,7 @@ class Layout:
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
         transposed: loop parts whose loads may go through a private array.
+        dots: as of the plan.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -57,6 +58,7 @@ class Layout:
         self.masks: dict[Axis, Expr] = {}
         self.transposed: set[Axis] = set()
         self.folded: set[Axis] = set()
+        self.dots = plan.dots
         for binding in plan.bindings:
             self._bind(binding)
         for loop, info in self.loops.items():
@@ -134,14 +136,24 @@ class Layout:
         if binding.fold > 1:
             lane = self._fold(axis, loop, binding)
         if axis.limit is not None:  # every tile may be ragged
-            (limit,) = self._limit(axis)
-            last = floordiv(limit + (tile - 1), index(tile))
-            here = self.cut[axis]
-            self.loops[loop] = Loop((index(0),), (tiles, last), lane, here, self._ends(axis, tile))
+            here, ends = self.cut[axis], self._ends(axis, tile)
+            self.loops[loop] = Loop((index(0),), self._stops(axis, tile, tiles), lane, here, ends)
             return
         exact = mod(axis.extent, index(tile)) is index(0)
         full = (tiles,) if exact else (floordiv(axis.extent, index(tile)),)
         self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], self._ends(axis, tile))
+
+    def _stops(self, axis: Axis, tile: int, tiles: Index) -> tuple[Index, ...]:
+        """Return where a ragged axis of so many tiles stops.
+
+        Loops of products run for all tiles: beyond the limit they add nothing, and the last part
+        takes no longer than others. With a stop of its own, LLVM splits the edge around the loop,
+        and ptxas waits for each product (its C7515, sm_90, Triton 3.7.1, 2026-11).
+        """
+        if self.dots:
+            return (tiles,)
+        (limit,) = self._limit(axis)
+        return (tiles, floordiv(limit + (tile - 1), index(tile)))
 
     def _fold(self, axis: Axis, loop: Axis, binding: Binding) -> Axis:
         """Cut a tile's lanes in rows, and return those of one row."""

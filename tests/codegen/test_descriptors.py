@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton import print_descriptors
 from fusec.codegen.triton_form import form_of
+from fusec.ir.program import For
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
 from fusec.pipeline import Compiled, compile_to_source, flat_kernels
@@ -178,6 +179,16 @@ def test_a_batch_is_an_axis_where_rows_end_within_a_tile():
     assert ragged[1:] == (("3", "40", "32"), ("1280", "32", "1"))
     assert whole[1:] == (("96", "64"), ("64", "1"))
     assert result[1:] == (("3", "40", "64"), ("2560", "64", "1"))
+
+
+def test_parts_of_a_split_loop_end_where_the_tensor_does():
+    x, w = tensors((64, 2600), (2600, 72))
+    (made,) = compiled(lambda x, w: torch.sin(x @ w), x, w)
+    (program, *_) = made.programs.values()
+    found = [box[3] for box in print_descriptors(form_of(program))]
+    assert found[:2] == [("64", "2600"), ("2600", "72")]
+    (loop,) = (s for s in program.body if isinstance(s, For))
+    assert all(not stop.axes for stop in loop.stops)  # one that varies by part serialises wgmma
 
 
 def test_rows_that_begin_between_multiples_of_16_bytes_stay_pointers():
