@@ -231,7 +231,7 @@ class Printer:
         inner = index(1)
         for axis in reversed(self.program.grid):
             if axis in used:
-                text = "pid" if inner is index(1) else f"pid // {self.index.factor(inner)}"
+                text = "pid" if inner is index(1) else f"pid // {self.index.points(inner)}"
                 if axis is not self.program.grid[0]:
                     text += f" % {self.index.factor(axis.extent)}"
                 lines.append(self._grid_axis(axis, text))
@@ -256,12 +256,12 @@ class Printer:
         lines = self._pid(True)
         inner = rows.extent * columns.extent
         for axis in reversed(outer):
-            lines.append(f"{self.names(axis)} = pid // {self.index.factor(inner)}")
+            lines.append(f"{self.names(axis)} = pid // {self.index.points(inner)}")
             if axis is not outer[0]:
                 lines[-1] += f" % {self.index.factor(axis.extent)}"
             inner = inner * axis.extent
         if outer:
-            lines.append(f"pid = pid % {self.index.factor(rows.extent * columns.extent)}")
+            lines.append(f"pid = pid % {self.index.points(rows.extent * columns.extent)}")
         return [
             *lines,
             f"first = pid // ({group} * {width}) * {group}",

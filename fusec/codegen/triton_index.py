@@ -98,12 +98,22 @@ class IndexText:
         inner = 0 if scalar else value.const
         parts = self._terms(scalar, value.const - inner, wide=not fits_32_bits(value))
         parts += self._terms(tiled, inner, wide=not fits_32_bits(Index(tiled, inner)))
-        text = " ".join(f"{'-' if negative else '+'} {body}" for negative, body in parts)
-        return text[2:] if text.startswith("+ ") else f"-{text[2:]}"
+        return _sum(parts)
+
+    def points(self, extent: Index) -> str:
+        """Return how many points of the grid there are: in 32 bits, as those of a launch.
+
+        What is divided by it, or a remainder by it, has 32 bits then, as boxes want (``Copy``).
+        """
+        if extent.is_constant:
+            return str(extent.const)
+        return self._wrapped(extent, _sum(self._terms(extent.terms, extent.const, wide=False)))
 
     def factor(self, value: Index) -> str:
         """Return ``value`` as an operand of a product, a division or a remainder."""
-        text = self.text(value)
+        return self._wrapped(value, self.text(value))
+
+    def _wrapped(self, value: Index, text: str) -> str:
         simple = value.is_constant and value.const >= 0
         if not simple and len(value.terms) == 1 and not value.const:
             monomial, coefficient = value.terms[0]
@@ -156,6 +166,11 @@ class IndexText:
         function = "_floor_div" if operator == "//" else "_remainder"
         self.needs.add(function)
         return f"{function}({self.text(atom.dividend)}, {self.text(atom.divisor)})"
+
+
+def _sum(parts: list[tuple[bool, str]]) -> str:
+    text = " ".join(f"{'-' if negative else '+'} {body}" for negative, body in parts)
+    return text[2:] if text.startswith("+ ") else f"-{text[2:]}"
 
 
 # -- which values fit 32 bits ---------------------------------------------------------------------

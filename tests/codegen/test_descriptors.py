@@ -145,6 +145,16 @@ def test_symbolic_sizes_that_are_multiples_of_16_and_others():
         torch.testing.assert_close(call(x, w, b), linear_and_gelu(x, w, b), rtol=2**-6, atol=2**-6)
 
 
+def test_places_in_a_grid_of_symbols_have_32_bits_as_descriptors_want():
+    def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*(x[..., :64] for x in (q, k, v)))
+
+    for one in compiled(heads, *tensors(*[(2, 3, 96, 80)] * 3), dynamic=True):
+        for source in one.sources.values():
+            (*places,) = re.findall(r"^ *i\d+o? = .*pid.*$", source, re.MULTILINE)
+            assert places and not any("int64" in place for place in places), places
+
+
 def test_an_unaligned_tensor_goes_by_pointers():
     x, w, b = tensors((48, 64), (80, 64), (80,))
     shifted = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
