@@ -203,7 +203,8 @@ def test_the_gradient_of_attention_is_two_kernels_where_heads_are_fewer_than_thr
     assert sorted(len(found) for form in made.forms.values() if (found := products(form))) == [3, 4]
 
 
-@pytest.mark.parametrize("spelling", (library, library_causal), ids=lambda fn: fn.__name__)
+@pytest.mark.first
+@pytest.mark.parametrize("spelling", (library_causal, library), ids=lambda fn: fn.__name__)
 def test_the_program_of_a_gradient_means_in_numpy_what_its_kernel_does(spelling: Callable) -> None:
     _, made = compiled(spelling, *heads(1, 1, 260, 8), train=True)
     (kernel,) = (k for k in made.schedule.kernels if products(made.forms[k.name]))

@@ -13,7 +13,7 @@ from tests.support import BACKEND
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="looks at fusec's graphs")
 
 ROWS = recorded_rows()
-SAMPLE = tuple(ROWS)[5::75]  # for each run of the tests; a stride that meets every kind
+SAMPLE = tuple(ROWS)[5::150]  # for each run of the tests; a stride that meets every kind
 
 
 def check_operation(name: str, types: int | None = None) -> None:

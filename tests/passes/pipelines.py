@@ -66,7 +66,7 @@ def check_same(
 
 
 BOUNDED = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
