@@ -34,7 +34,7 @@ from torch._guards import CompileContext, TracingContext, tracing
 from torch._logging import getArtifactLogger as artifact_logger
 from torch._logging import trace_structured
 from torch._logging.structured import INTERN_TABLE
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -74,6 +74,7 @@ __all__ = [
     "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "OpOverload",
+    "OpOverloadPacket",
     "SerializableCallable",
     "SingletonInt",
     "TorchDispatchMode",

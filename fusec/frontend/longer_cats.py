@@ -5,10 +5,11 @@ parts, as many slices of gradients, and kernels that ask at each point in which 
 
     y = cat([a, b]);  z = cat([a, b, c])     becomes     y = cat([a, b]);  z = cat([y, c])
 
-Values are copied, and gradients are added in the order in which autograd adds those of the parts,
-so no bit differs. It is done where gradients are wanted: there the shorter one is in memory for its
-own reader's. Graphs of Dynamo have side effects, which AOTAutograd takes out: what was written to,
-or made without gradients, stays as it is.
+Values are copied. Gradients are the same sums, in a dense block in autograd's order, too: no bit
+differs where nothing reads a part, or a cat, between one cat and the next. It is done where
+gradients are wanted: there the shorter one is in memory for its own reader's. Graphs of Dynamo have
+side effects, which AOTAutograd takes out: what was written to, or made without gradients, stays as
+it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 from torch import fx
 
 from fusec.frontend.dynamo_graph import plain_parts
-from fusec.torch_interior import HigherOrderOperator, data_of
+from fusec.frontend.overlap import memory_of
+from fusec.torch_interior import HigherOrderOperator, OpOverload, OpOverloadPacket, data_of
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 _Key = tuple[int, tuple[fx.Node, ...]]
@@ -38,9 +40,10 @@ def lengthen_cats(gm: fx.GraphModule) -> None:
 def _lengthen(graph: fx.Graph) -> bool:
     """Return True if the graph changed."""
     known: dict[_Key, fx.Node] = {}
+    unsteady = _written_unseen(graph)
     changed = False
     for node in graph.nodes:
-        found = _joined(node)
+        found = _joined(node, unsteady)
         if found is None:
             continue
         axis, parts = found
@@ -57,7 +60,24 @@ def _hides_writes(node: fx.Node) -> bool:
     return node.target is data_of or isinstance(node.target, HigherOrderOperator)
 
 
-def _joined(node: fx.Node) -> _Key | None:
+def _written_unseen(graph: fx.Graph) -> set[int]:
+    """Return the memory that a call may write or detach, and count no version.
+
+    ``x.detach_()``, ``torch._foreach_mul_([x], 2)``, operators of the user's, and a batch norm's
+    running statistics, which want no gradient.
+    """
+    found: set[int] = set()
+    for node in graph.nodes:
+        name = str(getattr(node.target, "__name__", node.target))
+        norm, in_place = "batch_norm" in name, name.endswith("_") and not name.endswith("__")
+        if norm or in_place or isinstance(node.target, OpOverload | OpOverloadPacket):
+            values = [source.meta.get("example_value") for source in node.all_input_nodes]
+            tensors = [v for v in values if isinstance(v, torch.Tensor)]
+            found.update(memory_of(v) for v in tensors if not (norm and v.requires_grad))
+    return found
+
+
+def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
     """Return what a cat joins, and along which axis; None where others must not read it."""
     if node.op != "call_function" or node.target not in _CATS or len(node.args) > 2:
         return None
@@ -71,6 +91,8 @@ def _joined(node: fx.Node) -> _Key | None:
     if whole is None or not whole.requires_grad or any(map(_is_hook, node.users)):
         return None
     if any(v is None or v.dtype is not whole.dtype or v.dim() != whole.dim() for v in values):
+        return None
+    if not unsteady.isdisjoint(memory_of(v) for v in values if v is not None):
         return None
     return axis % whole.dim(), tuple(parts)
 

@@ -30,11 +30,11 @@ def writes_shared_memory(gm: fx.GraphModule) -> bool:
     The tensor itself, or an input that it is a view of.
     """
     inputs = [_tensor(node) for node in gm.graph.nodes if node.op == "placeholder"]
-    shared = {_storage(t) for t in inputs if t is not None and _overlaps(t)}
+    shared = {memory_of(t) for t in inputs if t is not None and _overlaps(t)}
     for node in gm.graph.nodes:
         for written in _written(node):
             tensor = _tensor(written)
-            if tensor is not None and (_overlaps(tensor) or _storage(tensor) in shared):
+            if tensor is not None and (_overlaps(tensor) or memory_of(tensor) in shared):
                 return True
     return False
 
@@ -57,7 +57,8 @@ def _tensor(node: Any) -> torch.Tensor | None:
     return value if strided else None
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return a number that names the memory that a tensor looks at."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # a tensor that a transform of torch.func wraps: it shares none

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -46,7 +47,7 @@ def test_each_cat_reads_the_longest_one_before_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_bit_of_values_and_gradients_differs(dtype: torch.dtype) -> None:
+def test_in_a_dense_block_no_bit_of_values_and_gradients_differs(dtype: torch.dtype) -> None:
     def step(x: Tensor, y: Tensor) -> list[Tensor]:
         parts = [x, y]
         for k in range(6):
@@ -108,8 +109,64 @@ def of_another_type(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([x, y], 1), torch.cat([x, y, x.double()], 1)
 
 
+def writes_without_counting(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = x * 1
+    first = torch.cat([x, y], 1).sin()
+    with torch.no_grad():
+        torch._foreach_mul_([x], 2)
+    return first, torch.cat([x, y, x], 1)
+
+
+def writes_by_an_operator(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = x * 1
+    first = torch.cat([x, y], 1).sin()
+    with torch.no_grad():
+        torch.ops.fusec_test.double_uncounted(x)
+    return first, torch.cat([x, y, x], 1)
+
+
+def writes_statistics(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mean, scale = x.detach()[:1] * 2, x[:1] * 1
+    first = torch.cat([scale, mean], 1).sin()
+    normalised = F.batch_norm(x + y[:, :3], mean[0], torch.ones_like(mean[0]), training=True)
+    return first, normalised, torch.cat([scale, mean, scale], 1)
+
+
+def detaches_a_part(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = x * 1
+    first = torch.cat([x, y], 1).sin()
+    x.detach_()
+    return first, torch.cat([x, y, x], 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uncounted() -> Iterator[None]:
+    """An operator that writes, of a library that says nothing of versions."""
+    library = torch.library.Library("fusec_test", "FRAGMENT")
+    library.define("double_uncounted(Tensor(a!) x) -> ()")
+
+    def double(x: Tensor) -> None:
+        x.mul_(2)
+
+    library.impl("double_uncounted", double, "CPU")
+    library.impl("double_uncounted", lambda x: None, "Meta")
+    yield
+    library._destroy()
+
+
 @pytest.mark.parametrize(
-    "fn", (writes_a_part, writes_data, writes_the_whole, without_gradient, of_another_type)
+    "fn",
+    (
+        writes_a_part,
+        writes_data,
+        writes_the_whole,
+        writes_without_counting,
+        writes_by_an_operator,
+        writes_statistics,
+        detaches_a_part,
+        without_gradient,
+        of_another_type,
+    ),
 )
 def test_what_would_compute_something_else_stays(fn: Callable[..., object]) -> None:
     assert widths(fn, *XY) == [2, 3]
