@@ -61,6 +61,8 @@ ELSEWHERE = {
     "emulator/flow": "emulator/test_engine",
     "emulator/vocabulary": "emulator/test_rules",
     # Archives are read as they are written.
+    "building/description": "test_building",
+    "building/tracing": "test_building",
     "runtime/interior": "test_building",
     "runtime/loading": "test_archive",
     "runtime/model": "test_building",
