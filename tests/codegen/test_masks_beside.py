@@ -13,7 +13,7 @@ from fusec.report.observe import observe
 from fusec.report.stages import Staged, take_through
 from fusec.report.widths import BESIDE_WIDER
 from tests.codegen.test_contraction import tensor
-from tests.support import check
+from tests.support import TRITON, check
 
 
 def masked(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,8 @@ def test_the_mask_of_a_softmax_is_loaded_in_the_layout_of_its_scores(dtype: torc
     (kernel,) = judge([staged(x, mask)]).kernels
     assert kernel.static is not None
     assert kernel.static.converted == ()
-    assert kernel.static.barriers == 5, "two for the maximum, two for the sum, and one between"
+    # Two for the maximum, two for the sum, and one between; Triton 3.9 needs fewer.
+    assert kernel.static.barriers == (3 if TRITON >= (3, 9) else 5)
     together = 16 // dtype.itemsize
     assert kernel.static.load_widths == {16: 32 // together, together: 32 // together}
     assert [a.demand.left_out for a in kernel.left_out] == [BESIDE_WIDER]
