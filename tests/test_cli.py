@@ -181,6 +181,13 @@ def test_dump_prints_each_stage(capsys, models, target, stage) -> None:
     assert target in out.splitlines()[0]
 
 
+@pytest.mark.parametrize(("target", "lanes"), [("cpu:sse4", 4), ("cpu:avx2", 8), ("cpu:amx", 16)])
+def test_dump_prints_sources_for_processors_that_are_not_here(capsys, models, target, lanes) -> None:
+    code, out, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[64]", "--target", target)
+    assert code == 0 and target in out.splitlines()[0]
+    assert f"i_i0o * {lanes}LL)" in out
+
+
 def test_dump_prints_sources_in_the_target_s_language(capsys, models) -> None:
     _, cpp, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[64]", "--target", "cpu")
     _, triton, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[64]", "--target", "sm_80")
