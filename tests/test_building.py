@@ -444,6 +444,28 @@ def test_graph_breaks_are_an_error_that_lists_lines() -> None:
         build(breaks, Call((values(4),)), HERE)
 
 
+def scaled(x: torch.Tensor, y: Any = None, how: Any = torch.relu, z: Any = None, by: float = 2.0,
+           *, n: int = 3) -> torch.Tensor:  # fmt: skip
+    return how(x) * by + z * n
+
+
+def test_what_is_left_out_is_the_model_s_default(load: Any) -> None:
+    x, z = values(4), values(4, seed=2)
+    torch._dynamo.reset()
+    model = load(build(scaled, Call((x,), {"z": z, "by": 0.5}), HERE))
+    expected = scaled(x, z=z, by=0.5)
+    for more in ({}, {"y": None}, {"n": 3}):
+        torch.testing.assert_close(model(x, z=z, by=0.5, **more), expected)
+    for args, named, said in (
+        ((x,), {"z": z}, "by is missing. The model takes x: f32.*, z: f32.*, by=0.5"),
+        ((x, z), {"by": 0.5}, "y is a Tensor; None, which it was built with"),
+        ((x, None, z), {"by": 0.5}, "3 arguments in order"),
+        ((x,), {"z": z, "by": 0.5, "n": 4}, "n is 4; 3, which it was built with"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            model(*args, **named)
+
+
 def test_what_is_no_data_is_named() -> None:
     with pytest.raises(UsageError, match="result is a set"):
         build(lambda x: {x + 1}, Call((values(4),)), HERE)

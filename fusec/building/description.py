@@ -49,8 +49,8 @@ def describe(
         return {"tensor": len(tensors) - 1}
 
     arguments = [
-        {"name": name, "by": by, "tree": trees.describe(value, name, leaf)}
-        for name, by, value in bound_arguments(fn, *given)
+        {"name": name, "by": by, "tree": trees.describe(value, name, leaf), "default": default}
+        for name, by, value, default in bound_arguments(fn, *given)
     ]
     frozen = _frozen(fn, fake, seen) if seen.recipe is not None else []
     weights, held = _weights(fn, fake, seen)
@@ -115,30 +115,40 @@ def _position(positions: Mapping[int, int], k: int, argument: Any) -> int:
 
 def bound_arguments(
     fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
-) -> list[tuple[str, str, Any]]:
-    """Return (name, how it may be given, value) of each argument.
+) -> list[tuple[str, str, Any, bool]]:
+    """Return (name, how it may be given, value, whether that is its default) of each argument.
 
     Raises:
         UsageError: if they do not fit the signature.
     """
     parameters = signature_of(fn)
     if not parameters:
-        return [(f"argument {k}", "order", value) for k, value in enumerate(args)]
+        return [(f"argument {k}", "order", value, False) for k, value in enumerate(args)]
     try:
         bound = inspect.Signature(list(parameters.values())).bind(*args, **named)
     except TypeError as error:
         raise UsageError(f"the inputs do not fit ({', '.join(parameters)}): {error}.") from error
-    found: list[tuple[str, str, Any]] = []
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    found: list[tuple[str, str, Any, bool]] = []
+    ordered = True
     for name, value in bound.arguments.items():
-        by = _BY[parameters[name].kind]
-        match parameters[name].kind:
+        by, parameter = _BY[parameters[name].kind], parameters[name]
+        match parameter.kind:
             case inspect.Parameter.VAR_POSITIONAL:
-                found += [(f"{name}[{k}]", by, part) for k, part in enumerate(value)]
+                found += [(f"{name}[{k}]", by, part, False) for k, part in enumerate(value)]
             case inspect.Parameter.VAR_KEYWORD:
-                found += [(key, by, part) for key, part in value.items()]
-            case _:
-                found.append((name, by, value))
+                found += [(key, by, part, False) for key, part in value.items()]
+            case _ if name in given or trees.is_plain(value):
+                by = "name" if by == "either" and not ordered else by
+                found.append((name, by, value, _is_default(value, parameter.default)))
+            case _:  # a default that is no data: who comes behind it goes by name
+                ordered = False
     return found
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return trees.is_plain(value) and type(value) is type(default) and value == default
 
 
 def _weights(

@@ -55,11 +55,13 @@ class Argument:
 
     Attributes:
         by: how it may be given: "order", "name" or "either".
+        default: it may be left out: it is a value, and the model's own.
     """
 
     name: str
     by: str
     tree: Tree
+    default: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Calling:
         for argument in self.arguments:
             if argument.name in given:
                 trees.take(argument.tree, given[argument.name], argument.name, tensors)
-            elif "value" not in argument.tree:
+            elif not argument.default:
                 raise UsageError(f"{argument.name} is missing. The model takes {self}.")
         return tensors
 
@@ -178,7 +180,8 @@ class Calling:
         return given
 
     def __str__(self) -> str:
-        values = [f"{a.name}={a.tree['value']!r}" for a in self.arguments if "value" in a.tree]
+        values = [f"{a.name}={a.tree['value']!r}"
+                  for a in self.arguments if "value" in a.tree and not a.default]  # fmt: skip
         return ", ".join([*map(str, self.tensors), *values]) or "nothing"
 
 
@@ -479,9 +482,11 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
         raise ValueError("weights with sizes of a call")
     count = len(tensors)
     arguments = tuple(
-        Argument(str(a["name"]), str(a["by"]), trees.checked(a["tree"], count))
+        Argument(str(a["name"]), str(a["by"]), trees.checked(a["tree"], count), bool(a["default"]))
         for a in found["arguments"]
     )
+    if any(a.default and "value" not in a.tree for a in arguments):
+        raise ValueError("tensors that may be left out")
     if any(w.parameter and not wanted_of(w.spec, {})[0].is_floating_point for w in weights):
         raise ValueError("parameters that are no numbers with gradients")
     everything: tuple[Tensor | Weight, ...] = (*tensors, *weights)

@@ -44,7 +44,7 @@ def describe(value: Any, path: str, leaf: Callable[[torch.Tensor, str], Tree]) -
             return {kind: [describe(part, f"{path}[{k}]", leaf) for k, part in parts]}
         case Mapping():
             return {"dict": [_entry(path, key, part, leaf) for key, part in value.items()]}
-        case _ if type(value) in _VALUES:
+        case _ if is_plain(value):
             return {"value": value}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = (field.name for field in dataclasses.fields(value))
@@ -54,6 +54,11 @@ def describe(value: Any, path: str, leaf: Callable[[torch.Tensor, str], Tree]) -
                 f"{path} is a {type(value).__name__}. An archive takes and returns tensors, "
                 "numbers, texts, None, and tuples, lists and dictionaries of these."
             )
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a number, a text or None."""
+    return type(value) in _VALUES
 
 
 def _entry(
