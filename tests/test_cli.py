@@ -182,7 +182,9 @@ def test_dump_prints_each_stage(capsys, models, target, stage) -> None:
 
 
 @pytest.mark.parametrize(("target", "lanes"), [("cpu:sse4", 4), ("cpu:avx2", 8), ("cpu:amx", 16)])
-def test_dump_prints_sources_for_processors_that_are_not_here(capsys, models, target, lanes) -> None:
+def test_dump_prints_sources_for_processors_that_are_not_here(
+    capsys, models, target, lanes
+) -> None:
     code, out, _ = run(capsys, "dump", f"{models}:relu", "--input", "f32[64]", "--target", target)
     assert code == 0 and target in out.splitlines()[0]
     assert f"i_i0o * {lanes}LL)" in out
