@@ -1,4 +1,4 @@
-"""One function for programs that are alike but for numbers in one proportion: extents, strides.
+"""One function for programs that are alike but for numbers on one line: extents, strides.
 
 Spec: ``functions -> functions``; each program runs the same statements on the same numbers, by an
 entry of its own that passes them: whoever launches it knows nothing of this. Two programs are alike
