@@ -6,6 +6,7 @@ error under ``options={"strict": True}``).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import platform
@@ -88,7 +89,7 @@ RECENT: deque[Trace] = deque(maxlen=64)
 LISTENERS: list[Callable[[fx.GraphModule, str, Options], None]] = []
 """What is told of each graph once it is compiled: while a report of a running program is made."""
 _lock = threading.Lock()
-_libraries: dict[tuple[str, torch.device], Mapping[str, Callable[..., None]]] = {}
+_libraries: dict[tuple[bytes, torch.device], Mapping[str, Callable[..., None]]] = {}
 
 
 def compile_graph(
@@ -205,10 +206,10 @@ def compile_entry(
 
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
-    blobs, key, device = compile_entry(gm, name, options, trace), trace.key, main_device(gm)
+    blobs, device = compile_entry(gm, name, options, trace), main_device(gm)
     _check_runs_here(trace.target, device)
     with trace.timed("bind"):
-        kernels = _load(key, blobs, device)
+        kernels = _load(blobs, device)
         parts = _compile_parts(gm, name, options)
         bind = partial(executable.bind, trace.wrapper, kernels, of_graph(gm, parts), device)
         title = graph_id(name)
@@ -234,7 +235,7 @@ def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("bind"):
-        kernels = _load(stored.key, blobs, device)
+        kernels = _load(blobs, device)
         named = Ranges(f"fusec {graph_id(name)}", blobs["named.py"].decode(), lambda: stored.titles)
         return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=named)
 
@@ -459,16 +460,18 @@ def _dump(trace: Trace, language: str, directory: str) -> None:
         logger.warning("cannot write the stages to %s: %s", directory, error)
 
 
-def _load(
-    key: str, blobs: Mapping[str, bytes], device: torch.device
-) -> Mapping[str, Callable[..., None]]:
-    """Return launchers by kernel name; a process loads each entry once a device."""
+def _load(blobs: Mapping[str, bytes], device: torch.device) -> Mapping[str, Callable[..., None]]:
+    """Return launchers by kernel name; a process loads the same bytes once a device.
+
+    The key of an entry does not say them: built again without the cache, a race may end otherwise.
+    """
+    digest = hashlib.sha256(b"".join(blobs.values())).digest()
     with _lock:
-        loaded = _libraries.get((key, device))
+        loaded = _libraries.get((digest, device))
         if loaded is None:
             rows = json.loads(blobs["manifest.json"])["kernels"]
             loaded = load_kernels(blobs, rows, device)
-            _libraries[key, device] = loaded
+            _libraries[digest, device] = loaded
         return loaded
 
 

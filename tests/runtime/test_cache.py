@@ -11,11 +11,13 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
+from fusec import compiler
 from fusec.options import Options
 from fusec.runtime import cache as cache_module
 from fusec.runtime.cache import Cache, fingerprint, open_cache
@@ -36,6 +38,22 @@ def files_of(directory: Path) -> list[Path]:
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_kernels_are_known_by_their_bytes_for_a_race_may_end_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+
+    def load_kernels(blobs: Mapping[str, bytes], *_: object) -> object:
+        made.append(blobs["kernels.so"])
+        return made[-1]
+
+    monkeypatch.setattr(compiler, "load_kernels", load_kernels)
+    for library in (b"first", b"other", b"first"):
+        blobs = {"manifest.json": b'{"kernels": []}', "kernels.so": library}
+        assert compiler._load(blobs, torch.device("cpu")) == library
+    assert made == [b"first", b"other"]
 
 
 # Round trip.
