@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fusec.report.observe import new_fake_mode
 from fusec.runtime import loading, processor
 from fusec.runtime.entry import decode, encode
 from fusec.runtime.loading import BadArchive, digest_beside, read_contract
-from fusec.runtime.model import CALLING, KEY, Model
+from fusec.runtime.model import CALLING, HELD, KEY, Model
 from tests.support import BACKEND, values
 from tests.test_archive import python
 
@@ -242,7 +242,12 @@ def heads() -> Heads:
     return Heads().eval()
 
 
-def dynamic(fn: Callable[..., Any], *shapes: tuple[int | str, ...], may_fix: bool = False) -> bytes:
+def dynamic(
+    fn: Callable[..., Any],
+    *shapes: tuple[int | str, ...],
+    may_fix: bool = False,
+    options: Sequence[Options] = HERE,
+) -> bytes:
     """Build a function of tensors whose extents are numbers or names."""
     extents: dict[str, int] = {}
     given, sizes = [], []
@@ -252,7 +257,7 @@ def dynamic(fn: Callable[..., Any], *shapes: tuple[int | str, ...], may_fix: boo
         given.append(values(*own))
         sizes.append((given[-1], tuple(n if isinstance(n, str) else None for n in shape)))
     torch._dynamo.reset()
-    return build(fn, Call(tuple(given), sizes=sizes, may_fix=may_fix), HERE)
+    return build(fn, Call(tuple(given), sizes=sizes, may_fix=may_fix), options)
 
 
 @pytest.fixture(scope="module")
@@ -396,6 +401,13 @@ def test_what_was_frozen_is_in_the_archive_and_its_weights_are_not_asked_for(
     torch.testing.assert_close(model(x), folded()(x).detach())
     assert {name.partition(" ")[0] for name in model.state_dict()} == {"frozen"}
     model.load_weights({"gain": torch.zeros(4)})
+    torch.testing.assert_close(model(x), folded()(x).detach())
+
+
+def test_a_frozen_model_s_calls_choose_sizes(load: Any) -> None:
+    options = [Options.from_compile(None, {"freeze": True})]
+    model = load(dynamic(folded(), ("B", 3, 6, 6), options=options), weights={})
+    x = values(5, 3, 6, 6)
     torch.testing.assert_close(model(x), folded()(x).detach())
 
 
@@ -597,25 +609,38 @@ def changed(found: Any, draw: random.Random) -> Any:
     return draw.choice((None, True, 3, -1, 0.5, "f64", "k9", [], {}, [3], "aten.mm.default"))
 
 
+def blobs_of(content: bytes) -> dict[str, bytes]:
+    variants = decode(KEY, content)
+    assert variants is not None
+    blobs = decode(loading.KEY, variants["cpu"])
+    assert blobs is not None
+    return blobs
+
+
+def packed(blobs: dict[str, bytes]) -> bytes:
+    return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
+
+
+def signed(blobs: dict[str, bytes]) -> bytes:
+    """Return an archive whose code says that it was made with what stands beside it."""
+    for wrapper in (name for name in blobs if name.endswith("/wrapper.py")):
+        source = blobs[wrapper].decode()
+        end = dataclasses.replace(read_contract(source), beside=digest_beside(blobs))
+        blobs[wrapper] = (source.partition("\n# described: ")[0] + str(end)).encode()
+    return packed(blobs)
+
+
 def remade(content: bytes, draw: random.Random, *, trusted: bool) -> bytes:
     """Return an archive with one change in what it says of itself, its digests made right again.
 
     Args:
         trusted: also those that the code has, which only who writes code can make right.
     """
-    variants = decode(KEY, content)
-    assert variants is not None
-    blobs = decode(loading.KEY, variants["cpu"])
-    assert blobs is not None
+    blobs = blobs_of(content)
     described = [name for name in blobs if name.endswith(".json")]
     name = CALLING if trusted else draw.choice(described)
     blobs[name] = json.dumps(changed(json.loads(blobs[name]), draw)).encode()
-    if trusted:
-        for wrapper in (name for name in blobs if name.endswith("/wrapper.py")):
-            source = blobs[wrapper].decode()
-            end = dataclasses.replace(read_contract(source), beside=digest_beside(blobs))
-            blobs[wrapper] = (source.partition("\n# described: ")[0] + str(end)).encode()
-    return encode(KEY, {"cpu": encode(loading.KEY, blobs)})
+    return signed(blobs) if trusted else packed(blobs)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -661,6 +686,14 @@ def test_lies_are_errors_or_right_answers(
         if not trusted:
             torch.testing.assert_close(result["y"], expected)
     assert answers < count
+
+
+@pytest.mark.parametrize("part", (slice(32), slice(0), slice(1, None)))
+def test_a_value_of_another_length_is_an_error(inference: bytes, load: Any, part: slice) -> None:
+    blobs = blobs_of(inference)
+    blobs[f"{HELD}scale"] = blobs[f"{HELD}scale"][part]
+    with pytest.raises(BadArchive):
+        load(signed(blobs), weights=net())
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -106,7 +106,7 @@ def compile_graph(
         seen.recipe = take_constants(graph)
         if seen.recipe is not None:
             places = enumerate(graph.graph.find_nodes(op="placeholder"))
-            seen.unread = frozenset(k for k, node in places if not node.users)
+            seen.unread = frozenset(k for k, node in places if _is_unread(node))
         with unset_fake_temporarily():  # kernels are timed with real tensors
             compile_entry(graph, name, options, trace)
         return _not_here(name)
@@ -142,6 +142,11 @@ def _guard_places(gm: fx.GraphModule) -> None:
         elif len(rest) > 1 and rest[1] is not None:
             place, extent = rest[1], shape[rest[0]]
             bool(place < extent if place >= 0 else place + extent >= 0)
+
+
+def _is_unread(node: fx.Node) -> bool:
+    """Return True for a tensor that nothing reads. (Shapes speak of sizes without reading them.)"""
+    return not node.users and isinstance(node.meta["val"], torch.Tensor)
 
 
 def _traced(nodes: Any) -> tuple[Any, ...]:

@@ -46,6 +46,10 @@ from fusec.runtime.sizes import (
     shown,
 )
 
+UNKNOWN = (
+    ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError
+)  # fmt: skip
+"""What reading an archive ends with that says something which no ``fusec build`` writes."""
 FORMAT = 3
 KEY = "fusec archive"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -126,7 +130,9 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
         convention = Convention.from_json(blobs["convention.json"])
         parts = read_parts(about["parts"], convention)
         calls, taken = zip(*(_bind(part, blobs) for part in parts), strict=True)
-    except (KeyError, ValueError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
+    except OSError as error:
+        raise BadArchive(f"The archive's kernels cannot be loaded: {error}") from error
+    except UNKNOWN as error:
         raise BadArchive(f"The archive says nothing that this version knows: {error!r}") from error
     return Unpacked(
         made_for["target"],

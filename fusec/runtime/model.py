@@ -28,6 +28,7 @@ from fusec.runtime import trees
 from fusec.runtime.entry import decode
 from fusec.runtime.executable import restride
 from fusec.runtime.loading import (
+    UNKNOWN,
     BadArchive,
     NotHere,
     Spec,
@@ -384,7 +385,7 @@ def _read(unpacked: Unpacked) -> tuple[Model, dict[str, torch.Tensor]]:
             for name in weight.names
         }
         return Model(unpacked, calling), held
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except UNKNOWN as error:
         raise BadArchive(f"The archive says nothing that this version knows: {error!r}") from error
 
 
