@@ -28,13 +28,14 @@ multiprocessor: products 1024 clocks, softmax 890, one after the other: a share 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
+from fusec.ir.expr import Const, Expr, IndexValue, Op
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
-from fusec.ir.program import For, Program, Statement
-from fusec.runtime.static_checks import Section, StaticReport
+from fusec.ir.program import For, Let, Program, Statement, statements
+from fusec.runtime.static_checks import DotTile, Section, StaticReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def section_runs(
     Args:
         moved, multiplied: bytes and multiply-adds of one block.
     """
-    sections, loops = static.sections, list(_loop_runs(program.body, 1.0))
+    sections, loops = static.sections, [n for _, n in loop_runs(program)]
     if len(loops) == len(sections) - 1:
         return (1.0, *loops)
     each = sum((s.loaded + s.stored) * static.threads for s in sections[1:])
@@ -155,16 +156,24 @@ def section_runs(
     return (1.0, *[max(1.0, times)] * (len(sections) - 1))
 
 
-def _loop_runs(body: tuple[Statement, ...], times: float) -> Iterator[float]:
-    """Yield how often each loop's body runs, outer loops before those in them."""
+def loop_runs(program: Program) -> list[tuple[For, float]]:
+    """Return the loops, outer ones before those in them, and how often one block runs each body."""
+    body = statements(program.body)
+    return list(_loop_runs(program.body, 1.0, {s.var: s.value for s in body if isinstance(s, Let)}))
+
+
+def _loop_runs(
+    body: tuple[Statement, ...], times: float, made: Mapping[Expr, Expr]
+) -> Iterator[tuple[For, float]]:
     for statement in body:
         if isinstance(statement, For):
-            count = min(map(_at_middle, statement.stops)) - _at_middle(statement.start)
-            yield times * max(0.0, count)
-            yield from _loop_runs(statement.body, times * max(0.0, count))
+            stop = min(_at_middle(stop, made) for stop in statement.stops)
+            each = times * max(0.0, stop - _at_middle(statement.start, made))
+            yield statement, each
+            yield from _loop_runs(statement.body, each, made)
 
 
-def _at_middle(value: Index) -> float:
+def _at_middle(value: Index, made: Mapping[Expr, Expr]) -> float:
     """Return an index with sizes at their hints, each axis at its middle, what is read at 0."""
     total = float(value.const)
     for monomial, coefficient in value.terms:
@@ -176,31 +185,57 @@ def _at_middle(value: Index) -> float:
                 case Size():
                     part *= atom.hint
                 case FloorDiv():
-                    part *= _at_middle(atom.dividend) / max(1.0, _at_middle(atom.divisor))
+                    divisor = max(1.0, _at_middle(atom.divisor, made))
+                    part *= _at_middle(atom.dividend, made) / divisor
                 case Mod():
-                    part *= _at_middle(atom.divisor) / 2
+                    part *= _at_middle(atom.divisor, made) / 2
                 case Runtime():
-                    part = 0.0  # the first of what a mask lets count: the loop that runs longest
+                    part *= _value_at_middle(atom.expr, made)
                 case _:
                     raise InternalError(f"{atom} in an index", stage="report")
         total += part
     return total
 
 
+def _value_at_middle(value: Expr, made: Mapping[Expr, Expr]) -> float:
+    """Return what is computed of indices, such as where a mask lets a loop begin; else 0."""
+    match made.get(value, value):
+        case IndexValue(index=found):
+            return _at_middle(found, made)
+        case Const(value=number):
+            return float(number)
+        case Op(name="maximum", args=(a, b)):
+            return max(_value_at_middle(a, made), _value_at_middle(b, made))
+        case Op(name="minimum", args=(a, b)):
+            return min(_value_at_middle(a, made), _value_at_middle(b, made))
+        case _:
+            return 0.0
+
+
 def expect(static: StaticReport, work: Work, device: Device) -> Expectation:
     """Return how long a kernel should take."""
-    memory_us = work.bytes / device.bytes_us
-    products_us = work.multiplied / (MULTIPLY_ADDS * device.units * device.tensor_clocks_us)
-    floor = max(memory_us, products_us)
+    memory_us, products_us = floors(work, device)
     parts = _product_parts if products_us > memory_us and static.dots else _memory_parts
-    found = parts(static, work, device)
-    us = _norm(found.values()) + device.start_us
-    found = {**found, "the launch itself: it is short": device.start_us}
+    return summed_up(parts(static, work, device), (memory_us, products_us), device)
+
+
+def floors(work: Work, device: Device) -> tuple[float, float]:
+    """Return the times that memory and tensor cores need at best."""
+    products_us = work.multiplied / (MULTIPLY_ADDS * device.units * device.tensor_clocks_us)
+    return work.bytes / device.bytes_us, products_us
+
+
+def summed_up(
+    parts: Mapping[str, float], floor: tuple[float, float], device: Device
+) -> Expectation:
+    """Return what parts that work side by side come to; they are named by their causes."""
+    us = norm(parts.values()) + device.start_us
+    found = {**parts, "the launch itself: it is short": device.start_us}
     causes = {cause: part for cause, part in found.items() if cause}
-    return Expectation(us, floor, max(causes, key=causes.__getitem__))
+    return Expectation(us, max(floor), max(causes, key=causes.__getitem__))
 
 
-def _norm(parts: Iterable[float], degree: float = _DEGREE) -> float:
+def norm(parts: Iterable[float], degree: float = _DEGREE) -> float:
     return float(sum(part**degree for part in parts) ** (1 / degree))
 
 
@@ -312,7 +347,7 @@ def _tile_clocks(static: StaticReport, work: Work, blocks: int) -> dict[str, flo
     barriers = sum(n * s.barriers for s, n in loops) * PRODUCT_BARRIER
     around = static.sections[0].instructions * warps / 4 + FILL
     softmax = any(s.specials for s, n in loops if s.inside >= 0)
-    fed = products * max(1.0, _shared_bytes(static, softmax) / SHARED_BYTES)
+    fed = products * max(1.0, shared_bytes(static.dots, softmax) / SHARED_BYTES)
     alone = "one block a multiprocessor: " if blocks == 1 else ""
     found = {
         "": products,
@@ -321,7 +356,7 @@ def _tile_clocks(static: StaticReport, work: Work, blocks: int) -> dict[str, flo
         f"{alone}what stands before and behind its loop": around / blocks,
     }
     if softmax or static.serialised:
-        other = _norm((products, beside), 2) - products  # another block fills some of the gaps
+        other = norm((products, beside), 2) - products  # another block fills some of the gaps
         waits = beside if blocks == 1 else other
         name = "softmax and products alternate" if softmax else "products wait for one another"
         found[f"{alone}{name}"] = waits
@@ -330,14 +365,14 @@ def _tile_clocks(static: StaticReport, work: Work, blocks: int) -> dict[str, flo
     return found
 
 
-def _shared_bytes(static: StaticReport, softmax: bool) -> float:
+def shared_bytes(dots: Sequence[DotTile], softmax: bool) -> float:
     """Return the bytes a clock that shared memory moves while tensor cores do an iteration.
 
     A warp group's product reads its 64 rows and all columns; tiles are written there first, but
     for queries, which all iterations share.
     """
     moved = clocks = 0.0
-    for dot in static.dots:
+    for dot in dots:
         left, right = 2 * dot.m * dot.k, 2 * dot.k * dot.n
         moved += left + right * max(1, dot.m // WARP_GROUP_ROWS) + right + (0 if softmax else left)
         clocks += dot.m * dot.n * dot.k / MULTIPLY_ADDS

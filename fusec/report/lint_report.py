@@ -49,6 +49,7 @@ from fusec.report.expectation import (
     section_runs,
 )
 from fusec.report.explanation import Explanation, report_graph
+from fusec.report.role_times import expect_roles, multiplied_by_tiles
 from fusec.report.stages import Staged, assemble
 from fusec.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
 from fusec.report.terminal import format_bytes, format_table
@@ -205,15 +206,18 @@ def _checked_kernels(
 def _expected(
     staged: Staged, step: Kernel | Bundle, static: StaticReport | None
 ) -> Expectation | None:
-    """Return what the model says of a kernel; None for tables, roles, and GPUs unknown to it."""
+    """Return what the model says of a kernel; None for tables, and GPUs unknown to it."""
     device, compiled = DEVICES.get(staged.target.name), staged.compiled
     if static is None or device is None or compiled is None:
         return None
     program = compiled.programs[step.name]
-    if program.table or program.roles:
+    if program.table:
         return None
     (kernel,) = step.kernels
-    return expect(static, _work_of(staged, kernel, program, static), device)
+    work = _work_of(staged, kernel, program, static)
+    if program.roles:
+        return expect_roles(program, static, work, device)
+    return expect(static, work, device)
 
 
 def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
@@ -224,7 +228,9 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
     runs = section_runs(program, static, moved / max(1, programs), multiplied / max(1, programs))
     read = [read for read, _ in traffic]
     if multiplied:  # a causal mask leaves tiles out
-        multiplied = min(multiplied, programs * executed(static, runs))
+        once = executed(static, runs)
+        done = multiplied_by_tiles(program) if program.roles else programs * once
+        multiplied = min(multiplied, done)
     small = sum(size for size in read if size <= SMALL)
     return Work(max(1, programs), runs, moved, sum(read), small, multiplied)
 
