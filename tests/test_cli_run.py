@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fusec.cli import main
+from fusec.report.script import run_script
 
 SCRIPT = """
 import sys
@@ -183,3 +184,16 @@ def test_the_package_is_a_command(script: Path) -> None:
         [sys.executable, "-m", "fusec", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("fusec ")
+
+
+def test_a_script_of_a_package_may_import_what_is_beside_it(tmp_path: Path, capsys) -> None:
+    package = tmp_path / "outer" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "net.py").write_text("NAME = __name__\n")
+    (package.parent / "other.py").write_text("NAME = __name__\n")
+    script = package / "train.py"
+    script.write_text("from . import net\nfrom ..other import NAME\nprint(net.NAME, NAME)\n")
+    ran = run_script(script, [], every=False)
+    assert (ran.code, capsys.readouterr().out) == (0, "outer.inner.net outer.other\n")

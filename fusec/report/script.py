@@ -61,10 +61,13 @@ def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: An
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", file)
     vars(main).update(__file__=file, __loader__=loader, __builtins__=builtins, __cached__=None)
+    main.__package__, root = _package_of(Path(os.path.realpath(path)))
     before = set(threading.enumerate())
     with (
         mock.patch.object(sys, "argv", [str(path), *arguments]),
-        mock.patch.object(sys, "path", [os.path.dirname(os.path.realpath(path)), *sys.path[1:]]),
+        mock.patch.object(
+            sys, "path", [os.path.dirname(os.path.realpath(path)), *sys.path[1:], *root]
+        ),
         mock.patch.object(torch, "compile", taken.compile),
         _main_module(main),
         _compiling_all() if every else _nothing(),
@@ -72,6 +75,19 @@ def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: An
         code, raised = _run(main, file)
         _join(before)
         return Ran(code, raised, taken.count)
+
+
+def _package_of(path: Path) -> tuple[str | None, list[str]]:
+    """Return the package that a script is in, and the folder of that, for relative imports.
+
+    They work as under ``python -m package.script``.
+    """
+    names: list[str] = []
+    folder = path.parent
+    while (folder / "__init__.py").exists():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return (".".join(names), [str(folder)]) if names else (None, [])
 
 
 def _run(main: ModuleType, file: str) -> tuple[int, bool]:
