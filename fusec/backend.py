@@ -27,6 +27,7 @@ from fusec.compiler import (
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
+from fusec.frontend.modules import name_in_model
 from fusec.frontend.overlap import writes_shared_memory
 from fusec.frontend.weights import mark_weights
 from fusec.options import Options
@@ -72,6 +73,7 @@ def fusec(
             windows of an ``unfold``, say); else such a graph runs as it is, with one warning.
     """
     chosen = Options.from_compile(mode, options)
+    name_in_model(gm)
     if writes_shared_memory(gm):
         logger.info("a graph runs as eager kernels: it writes to memory that elements share")
         return gm.forward

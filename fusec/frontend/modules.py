@@ -52,13 +52,7 @@ def calling() -> str:
     Behind a graph break Dynamo compiles a part of a model by itself. Its graph knows no name for
     it, but the calls that led there do. The whole model is its class alone; outside of any, "".
     """
-    frame: FrameType | None = sys._getframe()
-    called: list[nn.Module] = []
-    while frame is not None:
-        if frame.f_code is _CALL and isinstance(frame.f_locals.get("self"), nn.Module):
-            module = frame.f_locals["self"]
-            called.append(getattr(module, "_orig_mod", module))
-        frame = frame.f_back
+    called = _called()
     if not called:
         return ""
     inner, outer = called[0], called[-1]
@@ -67,6 +61,51 @@ def calling() -> str:
     return printable(f"{path} ({kind})" if path else kind)
 
 
+def name_in_model(gm: fx.GraphModule) -> None:
+    """Name the modules of a graph of Dynamo's by their paths in the model that is being called.
+
+    Dynamo names them by what the function that it compiles calls them: behind a graph break that is
+    a part of the model, ``L['self'].ln_2``, or holds one, ``L['block']``. The keys of its stacks
+    are the modules themselves. Of a model that is not called (a function loops over its layers)
+    nothing is known, and the names stay.
+    """
+    called = _called()
+    if not called:
+        return
+    inner, outer = called[0], called[-1]
+    paths = {str(id(module)): path for path, module in outer.named_modules()}
+    part = paths.get(str(id(inner)), "")
+    around = {str(id(inner)): (f"{_SELF}.{part}", type(inner))} if part else {}
+    for graph in (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)):
+        for node in graph.nodes:
+            stack = node.meta.get("nn_module_stack", {})
+            named = {
+                key: (_in_model(name, paths.get(key.partition("@")[0], ""), part), kind)
+                for key, (name, kind) in stack.items()
+            }
+            if (around or named) and node.op.startswith("call_"):
+                node.meta["nn_module_stack"] = around | named
+
+
+def _in_model(name: str, path: str, part: str) -> str:
+    """Return the expression of a module in the whole model, as far as its path is known."""
+    known = not path or (not part and name.startswith(_SELF))
+    return name if known else f"{_SELF}.{path}"
+
+
+def _called() -> list[nn.Module]:
+    """Return the modules that are being called, the innermost first."""
+    frame: FrameType | None = sys._getframe()
+    called: list[nn.Module] = []
+    while frame is not None:
+        if frame.f_code is _CALL and isinstance(frame.f_locals.get("self"), nn.Module):
+            module = frame.f_locals["self"]
+            called.append(getattr(module, "_orig_mod", module))
+        frame = frame.f_back
+    return called
+
+
+_SELF = "L['self']"
 _CALL = nn.Module._call_impl.__code__
 
 

@@ -211,8 +211,9 @@ def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCo
     """Return what a call of ``run`` costs eager execution, and what its backward costs.
 
     Assumes that ``inputs`` are fake tensors and numbers. The backward is empty where nothing
-    requires a gradient.
+    requires a gradient, and ends at the inputs, whatever graph made them.
     """
+    inputs = list(map(_apart, inputs))
     with _Counter() as forward:
         walk = _Walk(run, forward).run if isinstance(run, fx.GraphModule) else run
         result = walk(*inputs)
@@ -224,6 +225,13 @@ def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCo
         with backward:
             torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
     return forward.cost, backward.cost
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor without what computed it; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return value
+    return value.detach().requires_grad_().clone()  # which may be written in place
 
 
 def graph_cost(graph: fx.GraphModule) -> EagerCost:

@@ -33,7 +33,7 @@ from fusec.errors import (
     describe_failure,
     describe_frame,
 )
-from fusec.frontend.modules import calling
+from fusec.frontend.modules import calling, name_in_model
 from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
@@ -103,6 +103,7 @@ class _Observer:
         self.untraced: list[Exception] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        name_in_model(gm)
         called = calling()
         part = called if "(" in called else ""
         plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]

@@ -139,3 +139,17 @@ def test_a_graph_of_a_part_is_called_by_its_module() -> None:
     assert rows and all(" (Part), test_explained_breaks.py:" in row for row in rows)
     whole = str(fusec.explain(unclean.Item(), torch.randn(8, 32)))
     assert "graph inference\n" in whole
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_behind_a_break_modules_have_their_paths_in_the_whole_model(train: bool) -> None:
+    explained = fusec.explain(unclean.Layered(), torch.randn(8, 32), train=train)
+    named = {
+        graph.name: set(graph.modules) & {"norm", "h.0", "h.0.a", "h.1.a"}
+        for graph in explained.graphs
+    }
+    first = "forward" if train else "inference"
+    assert named[first] == {"norm"}
+    assert named[f"{first}_1"] == {"h.0", "h.0.a"}  # called by the layer's own function
+    assert named[f"{first}_2"] == {"h.0"}  # the tanh behind its break
+    assert named[f"{first}_3"] == {"h.1.a"}  # the outer function calls it `last`

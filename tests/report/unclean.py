@@ -80,3 +80,17 @@ class Enabled(Disabled):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(plus_one(self.a(x)))
+
+
+class Layered(nn.Module):
+    """Layers that Dynamo takes apart, one of which the outer function holds in a variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Disabled() for _ in range(2))
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = self.h[1].a
+        y = self.h[0](self.norm(x))
+        return torch.relu(last(y))
