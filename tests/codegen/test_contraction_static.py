@@ -177,6 +177,16 @@ def test_linear_of_other_types_and_shapes_has_no_fault(shape, dtype, target) -> 
     assert faults(gelu_of_linear, *inputs, target=target) == []
 
 
+@pytest.mark.slow
+def test_a_gated_layer_in_f32_whose_operands_are_computed_has_no_spill() -> None:
+    def layer(x, g, a, b, c):
+        h = F.rms_norm(x, (64,), g)
+        return x + (F.silu(h @ a.t()) * (h @ b.t())) @ c.t()
+
+    inputs = tensors((48, 64), (64,), (192, 64), (192, 64), (64, 192), dtype=torch.float32)
+    assert faults(layer, *inputs, target="sm_90", train=True) == []
+
+
 def _gpt2() -> tuple[nn.Module, torch.Tensor]:
     config = transformers.GPT2Config(
         n_layer=1, vocab_size=1024, bos_token_id=0, eos_token_id=0,

@@ -90,6 +90,7 @@ class Work:
         inner: products whose values another product of the same iteration reads.
         loads: operands, with the bytes of an element.
         drawn: random numbers: the words of a counter take registers as ``DRAWN`` tiles do.
+        computed: operands that are made of loads: lanes that multiply one by one keep them.
         itemsize: bytes of an operand's element.
         wide: operands are multiplied by lanes, one by one.
     """
@@ -98,6 +99,7 @@ class Work:
     inner: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
     drawn: tuple[frozenset[Axis], ...]
+    computed: tuple[frozenset[Axis], ...]
     itemsize: int
     wide: bool
 
@@ -108,6 +110,8 @@ class Work:
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
         held += DRAWN * max((area(axes, tiling.lanes) for axes in self.drawn), default=0)
+        if self.wide:
+            held += sum(area(axes, tiling.lanes) for axes in self.computed)
         weight = (WIDE_INNER if between else WIDE) if self.wide else 1
         return held * weight / (32 * tiling.warps)
 
@@ -150,6 +154,7 @@ def find_work(
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
         tuple(n.axes for n in postorder(s.expr for s in kernel.stores) if _is_draw(n)),
+        tuple(n.axes for n in dict.fromkeys(operands) if _is_computed(n, nested)),
         max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
         not tf32 and any(p.left.dtype is F32 for p in multiplied),
     )
@@ -158,6 +163,11 @@ def find_work(
 def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:
     """Return the axes of the tile that a loop adds up: of its terms where no ``Dot`` sums them."""
     return node.inner if isinstance(node, Reduce) and node in by_lanes else node.axes
+
+
+def _is_computed(operand: Expr, nested: set[Reduce]) -> bool:
+    """Return True for an operand that is no load, nor made of another product's values."""
+    return not isinstance(operand, Load) and nested.isdisjoint(postorder((operand,)))
 
 
 def _is_draw(node: Expr) -> bool:
@@ -218,7 +228,7 @@ _ROWS = tuple(
     (rows, step, warps, 2)
     for rows, step, warps in (
         *((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 64, 8)),
-        *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4)),
+        *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4), (16, 32, 8)),
     )
 )
 """Rows, terms of an iteration, warps and stages of a kernel whose products read one another."""

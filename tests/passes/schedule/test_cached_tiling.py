@@ -20,7 +20,7 @@ def machine(cache: int = 1 << 19) -> Machine:
 def attention(queries: int, keys: int, depth: int) -> tuple[AxisUse, Work]:
     m, n, d = (Axis(name, index(e)) for name, e in zip("mnd", (queries, keys, depth), strict=True))
     loads = tuple((frozenset(axes), 4) for axes in ((m, d), (n, d)))
-    work = Work((frozenset((m, d)),), (frozenset((m, n)),), loads, (), 4, False)
+    work = Work((frozenset((m, d)),), (frozenset((m, n)),), loads, (), (), 4, False)
     return AxisUse((m,), n, (), (d,)), work
 
 
