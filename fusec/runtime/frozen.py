@@ -105,6 +105,6 @@ def refreeze(model: torch.nn.Module) -> int:
         )
     tensors = (*model.parameters(), *model.buffers())
     found = [frozen for frozen in _frozen if frozen.reads(tensors)]
-    for frozen in found:
-        frozen.seen = []
+    for frozen in found:  # no version is -1
+        frozen.seen = [(ref, address, -1) for ref, address, _ in frozen.seen]
     return len(found)

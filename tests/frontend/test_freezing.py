@@ -118,6 +118,7 @@ def test_what_is_written_past_torch_wants_refreeze() -> None:
         assert fusec.refreeze(nn.Linear(2, 2)) == 0
         assert not torch.allclose(compiled(X), module(X), atol=1e-4)
         assert fusec.refreeze(module) == 1
+        assert fusec.refreeze(module) == 1, "asked for twice before a call"
         torch.testing.assert_close(compiled(X), module(X), atol=1e-4, rtol=1e-4)
 
 
