@@ -21,8 +21,9 @@ Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes `
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
@@ -103,11 +104,19 @@ def _offset(strides: tuple[Index, ...], indices: tuple[Index, ...]) -> Index:
 
 
 class _Expr(Node):
-    """Fields every expression has: ``dtype`` and ``axes`` (the free axes)."""
+    """Fields every expression has.
 
-    __slots__ = ("axes", "dtype")
+    Attributes:
+        axes: the free axes.
+        children: the direct sub-expressions, those inside of indices included.
+        named: the axes that the node itself reads or binds, beside those of its children.
+    """
+
+    __slots__ = ("axes", "children", "dtype", "named")
     axes: frozenset[Axis]
+    children: tuple[Expr, ...]
     dtype: DType
+    named: Collection[Axis]
 
     def __repr__(self) -> str:
         from fusec.ir.text import print_expr  # local: text imports the node classes
@@ -136,8 +145,9 @@ class Load(_Expr):
         self.indices = indices
         self.guard = guard
         self.gathers = tuple(e for i in indices for e in index_exprs(i))
+        self.children = self.gathers if guard is None else (*self.gathers, guard)
         self.dtype = buffer.dtype
-        axes = axes_in(indices)
+        self.named = axes = axes_in(indices)
         self.axes = axes if guard is None else axes | guard.axes
 
     @classmethod
@@ -152,6 +162,8 @@ class Const(_Expr):
 
     def __init__(self, value: float | int | bool, dtype: DType) -> None:
         self.value = _coerce(value, dtype)
+        self.children = ()
+        self.named = ()
         self.dtype = dtype
         self.axes = _NO_AXES
 
@@ -168,9 +180,9 @@ class IndexValue(_Expr):
 
     def __init__(self, value: Index, dtype: DType = I64) -> None:
         self.index = value
-        self.gathers = tuple(index_exprs(value))
+        self.children = self.gathers = tuple(index_exprs(value))
         self.dtype = dtype
-        self.axes = value.axes
+        self.named = self.axes = value.axes
 
     @classmethod
     def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
@@ -189,7 +201,8 @@ class Op(_Expr):
         if any(a.dtype is not args[0].dtype for a in args):
             raise InvalidIR(f"{name}: arguments of types {[a.dtype for a in args]}")
         self.name = name
-        self.args = args
+        self.children = self.args = args
+        self.named = ()
         self.dtype = _RESULTS.get(row.result) or args[-1].dtype
         self.axes = axes_in(args)
 
@@ -201,6 +214,8 @@ class Cast(_Expr):
 
     def __init__(self, arg: Expr, dtype: DType) -> None:
         self.arg = arg
+        self.children = (arg,)
+        self.named = ()
         self.dtype = dtype
         self.axes = arg.axes
 
@@ -216,6 +231,8 @@ class Select(_Expr):
         self.condition = condition
         self.then = then
         self.other = other
+        self.children = (condition, then, other)
+        self.named = ()
         self.dtype = then.dtype
         self.axes = condition.axes | then.axes | other.axes
 
@@ -233,8 +250,8 @@ class Reduce(_Expr):
         if len(bodies) != len(monoid.parts):
             raise InvalidIR(f"{monoid} of {len(bodies)} values")
         self.monoid = monoid
-        self.over = over
-        self.bodies = bodies
+        self.named = self.over = over
+        self.children = self.bodies = bodies
         self.dtype = bodies[-1].dtype
         self.axes = self.inner - frozenset(over)
 
@@ -258,6 +275,8 @@ class Var(_Expr):
 
     def __init__(self, name: str, dtype: DType, lanes: frozenset[Axis], serial: int) -> None:
         self.name = name
+        self.children = ()
+        self.named = ()
         self.dtype = dtype
         self.axes = lanes
         self.serial = serial
@@ -279,9 +298,10 @@ class Dot(_Expr):
             raise InvalidIR(f"dot of {left.dtype} and {right.dtype}")
         self.left = left
         self.right = right
-        self.over = over
+        self.named = self.over = over
         self.into = into
         self.tf32 = tf32
+        self.children = (left, right) if into is None else (left, right, into)
         self.dtype = F32
         self.axes = (left.axes | right.axes) - frozenset(over)
 
@@ -366,26 +386,8 @@ def index_exprs(value: Index) -> Iterator[Expr]:
                     yield from index_exprs(atom.divisor)
 
 
-def children(node: Expr) -> tuple[Expr, ...]:
-    """Return the direct sub-expressions of a node, those inside its indices included."""
-    match node:
-        case Op():
-            return node.args
-        case Cast():
-            return (node.arg,)
-        case Select():
-            return (node.condition, node.then, node.other)
-        case Reduce():
-            return node.bodies
-        case Dot():
-            operands = (node.left, node.right)
-            return operands if node.into is None else (*operands, node.into)
-        case Load():
-            return node.gathers if node.guard is None else (*node.gathers, node.guard)
-        case IndexValue():
-            return node.gathers
-        case _:
-            return ()
+children: Callable[[Expr], tuple[Expr, ...]] = operator.attrgetter("children")
+"""Return the direct sub-expressions of a node, those inside its indices included."""
 
 
 def postorder(roots: Iterable[Expr]) -> list[Expr]:
@@ -408,16 +410,23 @@ def reach(roots: Iterable[_T], below: Callable[[_T], Iterable[_T]]) -> list[_T]:
     """Return all that is reached from ``roots``, and these, once, what is below before it."""
     seen: set[_T] = set()
     order: list[_T] = []
-    stack: list[tuple[_T, bool]] = [(root, False) for root in reversed(list(roots))]
+    stack: list[Any] = [*roots][::-1]
     while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
+        node = stack.pop()
+        if node is _BELOW_DONE:
+            order.append(stack.pop())
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((child, False) for child in below(node) if child not in seen)
+            further = below(node)
+            if further:
+                stack += (node, _BELOW_DONE, *further)
+            else:
+                order.append(node)
     return order
+
+
+_BELOW_DONE = object()
+"""Follows a node on the stack of ``reach`` until all that is below it is in order."""
 
 
 def loads(roots: Iterable[Expr]) -> list[Load]:
@@ -536,6 +545,8 @@ def substitute_all(roots: tuple[Expr, ...], mapping: Mapping[Axis, Index]) -> tu
     if not mapping:
         return roots
     new: dict[Expr, Expr] = {}
+    moved = mapping.keys()
     for node in postorder(roots):
-        new[node] = rebuild(node, new, mapping)
+        stays = moved.isdisjoint(node.named) and all(new[c] is c for c in node.children)
+        new[node] = node if stays else rebuild(node, new, mapping)
     return tuple(new[root] for root in roots)

@@ -77,8 +77,7 @@ class Index(Node):
     # -- arithmetic -------------------------------------------------------------------------------
 
     def __add__(self, other: IntoIndex) -> Index:
-        if not isinstance(other, Index):
-            other = index(other)
+        other = index(other)
         if not other.terms:
             return Index(self.terms, self.const + other.const) if other.const else self
         if not self.terms:
@@ -86,11 +85,12 @@ class Index(Node):
         return sum_of_terms((*self.terms, *other.terms), self.const + other.const)
 
     def __sub__(self, other: IntoIndex) -> Index:
-        return self + index(other) * -1
+        other = index(other)
+        taken = [(m, -c) for m, c in other.terms]
+        return sum_of_terms((*self.terms, *taken), self.const - other.const)
 
     def __mul__(self, other: IntoIndex) -> Index:
-        if not isinstance(other, Index):
-            other = index(other)
+        other = index(other)
         if not other.terms:
             if other.const == 1:
                 return self
