@@ -358,8 +358,17 @@ class _Rebuild:
                 return value
 
     def unchanged(self, value: Index) -> Index:
-        """Return an index over the new axes, with the numbers that it has."""
-        return substitute(value, self.axes, lambda read: read)
+        """Return an index over the new axes and sizes, with the numbers that it has.
+
+        In a division no number is a size (above).
+        """
+        moved = substitute(value, self.axes, lambda read: read)
+        if not self.sizes:
+            return moved
+        total = index(moved.const)
+        for atoms, by in moved.terms:
+            total += product(self.atom(a) if isinstance(a, Size) else a for a in atoms) * by
+        return total
 
     def index(self, value: Index) -> Index:
         if not all(isinstance(a, Axis | Size) for monomial, _ in value.terms for a in monomial):

@@ -19,7 +19,7 @@ from fusec.codegen.generalise import (
     verify_functions,
 )
 from fusec.errors import InvalidIR
-from fusec.ir.dtype import F32
+from fusec.ir.dtype import BOOL, F32, I32
 from fusec.ir.index import Axis, IntoIndex, Size, index
 from fusec.ir.program import For, Program, statements
 from tests.codegen.programs import Builder, buffer, f32
@@ -144,6 +144,23 @@ def test_a_wrong_number_is_found(number: int | None) -> None:
     calls = {**made.calls, "k1": Call("k0", number)}
     with pytest.raises(InvalidIR):
         verify_functions(replace(made, calls=calls))
+
+
+def ends(name: str, rows: int) -> Program:
+    """``y[m] = m < rows - 2``, whose end is the value of an index."""
+    m = Axis("m", index(rows))
+    b = Builder(name, (m,), ())
+    b.put(
+        buffer("y", BOOL, rows), index(m), b.op("lt", b.position(m, I32), b.position(rows - 2, I32))
+    )
+    return b.program()
+
+
+def test_a_value_that_is_an_index_is_a_number_too() -> None:
+    made = shared(*(ends(f"k{rows}", rows) for rows in (64, 96, 72, 32)))
+    assert list(made.functions) == ["k64"]
+    assert [call.number for call in made.calls.values()] == [8, 12, 9, 4]
+    assert "(8*n - 2):i32" in print_functions(made)
 
 
 def layers(*values: torch.Tensor) -> list[torch.Tensor]:
