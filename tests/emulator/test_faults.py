@@ -52,7 +52,8 @@ PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]
         SOFTMAX, {"edit": unmasked("st.global", 3)}, ("out of bounds", "race between blocks")),
     "an address is not aligned": (
         SOFTMAX, {"edit": with_instead("+ 0 ]", "+ 8 ]", 0)}, ("misaligned",)),
-    "the grid has a block too many": (NORM, {"grid": (5, 1, 1)}, ("out of bounds", "race between blocks")),
+    "the grid has a block too many": (
+        NORM, {"grid": (5, 1, 1)}, ("out of bounds", "race between blocks")),
     "the first barrier is removed": (NORM, {"edit": without("bar.sync", 0)}, RACES),
     "the second barrier is removed": (NORM, {"edit": without("bar.sync", 1)}, RACES),
     "the third barrier is removed": (NORM, {"edit": without("bar.sync", 2)}, RACES),
