@@ -104,11 +104,11 @@ def launched(name: str) -> set[str]:
 def _around_kernels(change: Callable[[Launch], Launch], stores: int = 1) -> None:
     load = compiler._load
 
-    def planted(key: str, blobs: dict[str, bytes], *rest: Any) -> dict[str, Launch]:
+    def planted(blobs: dict[str, bytes], *rest: Any) -> dict[str, Launch]:
         rows = json.loads(blobs["manifest.json"])["summary"]["kernels"]
         many = [row for row in rows if len(row["nodes"]) >= stores]
         spoilt = {row["code"] for row in many if "tanh.default" in row["ops"]}
-        kernels = load(key, blobs, *rest)
+        kernels = load(blobs, *rest)
         return {n: change(k) if spoilt & launched(n) else k for n, k in kernels.items()}
 
     compiler._load = planted  # type: ignore[assignment]
