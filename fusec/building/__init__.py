@@ -45,11 +45,7 @@ from fusec.report.watching import watch
 from fusec.runtime.entry import encode
 from fusec.runtime.model import CALLING, KEY, named_tensors
 from fusec.runtime.processor import needed_features
-from fusec.torch_interior import (
-    FakeTensorMode,
-    TorchDynamoException,
-    maybe_mark_dynamic,
-)
+from fusec.torch_interior import FakeTensorMode, TorchDynamoException, maybe_mark_dynamic
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from fusec.report.arguments import signature_of
 from fusec.runtime import trees
 from fusec.runtime.loading import Spec, spec_of
 from fusec.runtime.model import HELD, named_tensors
-from fusec.torch_interior import (
-    FakeTensor,
-)
+from fusec.torch_interior import FakeTensor
 
 _BY = {
     inspect.Parameter.POSITIONAL_ONLY: "order",

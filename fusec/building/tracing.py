@@ -73,8 +73,8 @@ class Seen:
 def tracing(mode: FakeTensorMode, train: bool) -> Iterator[None]:
     """Trace in a mode; a size that a call chooses is not taken for another than 1.
 
-    ``_compile`` asks for what this leaves unasked: no tensor is empty. NNPACK, which torch takes
-    for 16 images and up, would make a condition of that.
+    ``compile_graph`` asks for what this leaves unasked: no tensor is empty. NNPACK, which torch
+    takes for 16 images and up, would make a condition of that.
     """
     with (
         sizes_of_any_value(),
@@ -102,7 +102,7 @@ def compile_graph(
         _move_graph(graph, torch.device(context.target.device))
         _guard_places(graph)
         values = pytree.tree_leaves([node.meta.get("val") for node in graph.graph.nodes])
-        seen.conditions = not_empty(values)
+        seen.conditions += not_empty(values)
         seen.recipe = take_constants(graph)
         if seen.recipe is not None:
             places = enumerate(graph.graph.find_nodes(op="placeholder"))

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.dynamo_graph import plain_parts
-from fusec.frontend.overlap import memory_of
+from fusec.frontend.overlap import called_name, is_in_place, memory_of
 from fusec.torch_interior import HigherOrderOperator, OpOverload, OpOverloadPacket, data_of
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
@@ -68,9 +68,8 @@ def _written_unseen(graph: fx.Graph) -> set[int]:
     """
     found: set[int] = set()
     for node in graph.nodes:
-        name = str(getattr(node.target, "__name__", node.target))
-        norm, in_place = "batch_norm" in name, name.endswith("_") and not name.endswith("__")
-        if norm or in_place or isinstance(node.target, OpOverload | OpOverloadPacket):
+        norm = "batch_norm" in called_name(node)
+        if norm or is_in_place(node) or isinstance(node.target, OpOverload | OpOverloadPacket):
             values = [source.meta.get("example_value") for source in node.all_input_nodes]
             tensors = [v for v in values if isinstance(v, torch.Tensor)]
             found.update(memory_of(v) for v in tensors if not (norm and v.requires_grad))

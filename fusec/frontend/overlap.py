@@ -43,12 +43,22 @@ def _written(node: fx.Node) -> list[Any]:
     """Return what a call writes to, by the conventions of torch's names."""
     if node.op not in ("call_function", "call_method"):
         return []
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    by_name = name.endswith("_") and not name.endswith("__") and name not in _WRITE_NOTHING
+    by_name = is_in_place(node) and called_name(node) not in _WRITE_NOTHING
     if by_name or node.target in _ASSIGNMENTS or node.kwargs.get("inplace") is True:
         return list(node.args[:1])
     out = node.kwargs.get("out")
     return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """Return True for a call whose name says that it changes what it is given: ``mul_``."""
+    name = called_name(node)
+    return name.endswith("_") and not name.endswith("__")
+
+
+def called_name(node: fx.Node) -> str:
+    """Return the name of a function or method that a node of Dynamo calls; "" if it has none."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _tensor(node: Any) -> torch.Tensor | None:
