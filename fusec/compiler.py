@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
@@ -56,6 +57,7 @@ from fusec.pipeline import (
 from fusec.processors import PROCESSORS
 from fusec.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.runtime import cpp_kernel, executable
+from fusec.runtime.background import Background, when_ready
 from fusec.runtime.cache import fingerprint, open_cache
 from fusec.runtime.clock import current_clock
 from fusec.runtime.entry import ABOUT
@@ -68,7 +70,14 @@ from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
 from fusec.stages import Context
-from fusec.summary import announce, announce_code, graph_id, launch_titles, prints_code
+from fusec.summary import (
+    announce,
+    announce_code,
+    graph_id,
+    is_heard,
+    launch_titles,
+    prints_code,
+)
 from fusec.torch_interior import (
     compile_id,
     compile_phase,
@@ -88,8 +97,12 @@ RECENT: deque[Trace] = deque(maxlen=64)
 """The latest compiles of this process, for ``explain`` and tests."""
 LISTENERS: list[Callable[[fx.GraphModule, str, Options], None]] = []
 """What is told of each graph once it is compiled: while a report of a running program is made."""
+Entry: TypeAlias = Mapping[str, bytes]
+"""What the cache has of a graph, by name."""
 _lock = threading.Lock()
 _libraries: dict[tuple[bytes, torch.device], Mapping[str, Callable[..., None]]] = {}
+_built_beside: WeakValueDictionary[str, Background[Entry]] = WeakValueDictionary()
+"""By key, what is being built while this process goes on, or was."""
 
 
 def compile_graph(
@@ -105,19 +118,26 @@ def compile_graph(
     asked = debug_directory()
     if asked is not None and options.dump_dir is None:
         options = replace(options, dump_dir=str(Path(asked, "fusec")))
-    try:
-        with long_compile(f"graph {name}"), _telling(trace):
-            call = _compile(gm, name, options, trace)
-    except Exception as error:
-        if options.strict and not isinstance(error, Unsupported):
-            raise
-        trace.problem = f"{type(error).__name__}: {error}"
-        explain_fallback(f"graph {name!r}", error)
-        call = run_eagerly(gm)
+    call = _or_eagerly(partial(_compile, gm, name, options, trace), gm, options, trace)
     announce(gm, trace)
     for listener in LISTENERS:
         listener(gm, name, options)
     return call
+
+
+def _or_eagerly(
+    compiled: Callable[[], BoxedCall], gm: fx.GraphModule, options: Options, trace: Trace
+) -> BoxedCall:
+    """Return what ``compiled`` does; if that fails, the graph itself, unless ``strict``."""
+    try:
+        with long_compile(f"graph {trace.name}"), _telling(trace):
+            return compiled()
+    except Exception as error:
+        if options.strict and not isinstance(error, Unsupported):
+            raise
+        trace.problem = f"{type(error).__name__}: {error}"
+        explain_fallback(f"graph {trace.name!r}", error)
+        return run_eagerly(gm)
 
 
 @contextmanager
@@ -174,54 +194,97 @@ def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
     return call
 
 
-def compile_entry(
-    gm: fx.GraphModule, name: str, options: Options, trace: Trace
-) -> Mapping[str, bytes]:
+def compile_entry(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Entry:
     """Return what the cache has of a graph, which is compiled if it has nothing; ``trace``, too.
 
     Nothing of it is loaded, so that its device need not be here.
     """
+    entry = _begin_entry(gm, name, options, trace, beside=False)
+    return entry.result() if isinstance(entry, Background) else entry
+
+
+def _begin_entry(
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace, *, beside: bool
+) -> Entry | Background[Entry]:
+    """Return a graph's entry of the cache; with ``beside``, before the C++ compiler is done."""
     device = main_device(gm)
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("key"):
-        key = graph_key(gm, *salt_of(device, target, options), name)
+        trace.key = key = graph_key(gm, *salt_of(device, target, options), name)
         cache = open_cache(options)
     with trace.timed("cache"):
         # An entry of the cache has neither stages nor sources.
         printed = options.dump_dir is not None or prints_code()
         wanted = options.cache and not printed
+        equal = _built_beside.get(key)
+        if wanted and equal is not None:
+            equal.wait()
         blobs = cache.load(key) if wanted else None
     trace.cached = blobs is not None
     if blobs is not None and traces_code():
         _announce_cached(gm, name, target, options)
-    if blobs is None:
-        blobs = _build(gm, name, target, options, trace)
+    if blobs is not None:
+        trace.said = blobs
+        return blobs
+    said, build = _generate(gm, name, target, options, trace)
+
+    def complete(timed: Callable[[str], AbstractContextManager[None]]) -> Entry:
+        with timed("build"):
+            entry = {**said, **build()}
         if options.cache:
-            with trace.timed("cache"):
-                cache.store(key, blobs)
+            with timed("cache"):
+                cache.store(key, entry)
                 _remember_compiler(options)
-    trace.key, trace.entry = key, blobs
-    return blobs
+        return entry
+
+    trace.said = said
+    if beside and target.codegen.beside:
+        _built_beside[key] = built = Background(partial(complete, Trace(name).timed))
+        trace.built = built.result
+        return built
+    trace.said = complete(trace.timed)
+    return trace.said
 
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
-    blobs, device = compile_entry(gm, name, options, trace), main_device(gm)
+    beside = is_unseen(options) and not LISTENERS
+    entry = _begin_entry(gm, name, options, trace, beside=beside)
+    device = main_device(gm)
     _check_runs_here(trace.target, device)
     with trace.timed("bind"):
-        kernels = _load(blobs, device)
-        parts = _compile_parts(gm, name, options)
-        bind = partial(executable.bind, trace.wrapper, kernels, of_graph(gm, parts), device)
-        title = graph_id(name)
-        titles = partial(launch_titles, gm, name, trace.manifest)
-        ranges = Ranges(f"fusec {title}", blobs["named.py"].decode(), titles)
-        if not options.verify:
-            recorded = options.cudagraphs and device.type == "cuda"
-            clock = None if recorded else current_clock()
-            timed = clock.of_graph(title, device) if clock is not None else None
-            return bind(clock=timed, ranges=ranges)
+        bind = _binding(gm, name, options, trace)
+        if not isinstance(entry, Background):
+            return bind(_load(entry, device))
+
+    def bind_built() -> BoxedCall:
+        say("the C++ compiler builds kernels")
+        return bind(_load(entry.result(), device))
+
+    return when_ready(partial(_or_eagerly, bind_built, gm, options, trace))
+
+
+def is_unseen(options: Options) -> bool:
+    """Return True if nobody looks at this compile, or at its calls."""
+    looked = options.verify or options.dump_dir is not None or debug_directory() is not None
+    return not (looked or prints_code() or is_heard() or current_clock() is not None)
+
+
+def _binding(
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace
+) -> Callable[[Mapping[str, Callable[..., None]]], BoxedCall]:
+    """Return what makes a callable of a graph's wrapper and its kernels."""
+    device, title = main_device(gm), graph_id(name)
+    outside = of_graph(gm, _compile_parts(gm, name, options))
+    titles = partial(launch_titles, gm, name, trace.manifest)
+    ranges = Ranges(f"fusec {title}", trace.said["named.py"].decode(), titles)
+    bind = partial(executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges)
+    if options.verify:
         verification = Verification(gm, name, strict=options.strict)
-        return verification.around(bind(verification.watch, ranges=ranges))
+        return lambda kernels: verification.around(bind(kernels, watch=verification.watch))
+    recorded = options.cudagraphs and device.type == "cuda"
+    clock = None if recorded else current_clock()
+    return partial(bind, clock=clock.of_graph(title, device) if clock is not None else None)
 
 
 def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
@@ -230,7 +293,7 @@ def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
     if blobs is None:
         return None
     name, device = stored.name, stored.device
-    trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, entry=blobs)
+    trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, said=blobs)
     RECENT.append(trace)
     target = target_for(device, options)
     trace.target = target.name
@@ -352,9 +415,10 @@ def device_target(device: torch.device) -> str:
     raise Unsupported(f"no target for device {device}")
 
 
-def _build(
+def _generate(
     gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
-) -> dict[str, bytes]:
+) -> tuple[Entry, Callable[[], Entry]]:
+    """Return what a graph's entry says of its kernels, and what builds these."""
     trace.texts = trace.texts or options.dump_dir is not None
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
     _announce_code(name, compiled)
@@ -368,10 +432,9 @@ def _build(
     }
     if compiled.native is not None:
         blobs[SIGNATURE] = compiled.native.signature.encode()
-    if compiled.programs or compiled.native is not None:
-        with trace.timed("build"):
-            blobs.update(_BUILDS[target.language](compiled, target.name, options))
-    return blobs
+    if not compiled.programs and compiled.native is None:
+        return blobs, dict
+    return blobs, partial(_BUILDS[target.language], compiled, target.name, options)
 
 
 def _announce_code(name: str, compiled: Compiled) -> None:

@@ -54,7 +54,8 @@ class Trace:
         wall_seconds: stage -> seconds, those that other processes take included.
         phase: is entered around each stage, with its name.
         target: the name of what kernels are made for.
-        entry: what the cache has of it, by name.
+        said: what the cache has of it, by name; while ``built`` is there, all but its kernels.
+        built: waits for kernels that another program compiles, and returns the whole of it.
         cached: the kernels came from the cache.
         key: of its entry in the cache.
         problem: why the graph runs as eager kernels, or None.
@@ -67,7 +68,8 @@ class Trace:
     wall_seconds: dict[str, float] = field(default_factory=dict)
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
     target: str = ""
-    entry: Mapping[str, bytes] = field(default_factory=dict)
+    said: Mapping[str, bytes] = field(default_factory=dict)
+    built: Callable[[], Mapping[str, bytes]] | None = None
     cached: bool = False
     key: str = ""
     problem: str | None = None
@@ -100,14 +102,23 @@ class Trace:
             self.records[stage] = Record(structure, text, before)
 
     @property
+    def entry(self) -> Mapping[str, bytes]:
+        """What the cache has of it, by name; its kernels are waited for.
+
+        Raises:
+            BuildError: if these could not be built.
+        """
+        return self.said if self.built is None else self.built()
+
+    @property
     def manifest(self) -> bytes:
         """What the cache's entry says of its kernels, JSON."""
-        return self.entry.get("manifest.json", b"")
+        return self.said.get("manifest.json", b"")
 
     @property
     def wrapper(self) -> str:
         """The source of its wrapper."""
-        return self.entry.get("wrapper.py", b"").decode()
+        return self.said.get("wrapper.py", b"").decode()
 
     @property
     def total_seconds(self) -> float:

@@ -23,13 +23,12 @@ from torch import fx
 
 from fusec.archive import Packed, Shipped, pack
 from fusec.calling import NoConvention, convention_of
-from fusec.compiler import bind_stored, salt_of
+from fusec.compiler import bind_stored, is_unseen, salt_of
 from fusec.errors import Unsupported
 from fusec.frontend.capture import main_device
 from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
 from fusec.options import Options
 from fusec.runtime.cache import open_cache
-from fusec.runtime.clock import current_clock
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
@@ -38,12 +37,11 @@ from fusec.runtime.loading import Stored, read_parts
 from fusec.runtime.outside import describe
 from fusec.size_formulas import specs_of
 from fusec.stages import Context
-from fusec.summary import is_heard, launch_titles, prints_code
+from fusec.summary import launch_titles
 from fusec.torch_interior import (
     TracingContext,
     compile_phase,
     counters,
-    debug_directory,
 )
 from fusec.trace import Trace
 
@@ -62,7 +60,7 @@ class _Part:
         """Return what an entry says of it."""
         trace, device = self.trace, str(main_device(self.gm))
         titles = launch_titles(self.gm, trace.name, trace.manifest)
-        outside = describe(json.loads(trace.manifest)["taken"], self.gm) if trace.entry else None
+        outside = describe(json.loads(trace.manifest)["taken"], self.gm) if trace.said else None
         return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
 
 
@@ -188,7 +186,7 @@ class Start:
         whole = all(row["outside"] is not None for row in rows.values())
         if convention is None or not whole or not self.options.cache:
             return
-        about = json.loads(next(iter(self.parts.values())).trace.entry[ABOUT])
+        about = json.loads(next(iter(self.parts.values())).trace.said[ABOUT])
         blobs = {
             ABOUT: json.dumps({**about, "graph": "start"}).encode(),
             "convention.json": convention.to_json(),
@@ -223,12 +221,6 @@ def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | 
     except NoConvention as reason:
         logger.debug("AOTAutograd's wrapper stays: %s", reason)
         return None
-
-
-def is_unseen(options: Options) -> bool:
-    """Return True if nobody looks at this compile, or at its calls."""
-    looked = options.verify or options.dump_dir is not None or debug_directory() is not None
-    return not (looked or prints_code() or is_heard() or current_clock() is not None)
 
 
 def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusec
-from fusec import backend, warm
+from fusec import backend, compiler
+from fusec.compiler import is_unseen
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
 from fusec.runtime.cache import open_cache
@@ -302,11 +303,11 @@ def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_who_listens_gets_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options.from_compile(None, OPTIONS)
-    assert warm.is_unseen(options)
+    assert is_unseen(options)
     with fusec.watch():
-        assert not warm.is_unseen(options)
-    monkeypatch.setattr(warm, "is_heard", lambda: True)
-    assert not warm.is_unseen(options)
+        assert not is_unseen(options)
+    monkeypatch.setattr(compiler, "is_heard", lambda: True)
+    assert not is_unseen(options)
 
 
 @pytest.mark.parametrize("option", [("fallback_random", True), ("memory_budget", 0.5)], ids=str)

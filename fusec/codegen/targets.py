@@ -42,6 +42,7 @@ class Codegen:
             threads run a point: one may load what another has stored already.
         run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
             are what takes the time; 0 where there are no runs.
+        beside: whether another program compiles them all, while this process goes on.
     """
 
     language: str
@@ -54,6 +55,7 @@ class Codegen:
     functions: tuple[Stage, ...] = ()
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
     run_bytes: int = 0
+    beside: bool = False
 
 
 CPP = Codegen(
@@ -67,6 +69,7 @@ CPP = Codegen(
     CPP_FUNCTIONS,
     overwritable=overwritable,
     run_bytes=1 << 18,
+    beside=True,
 )
 
 
