@@ -110,7 +110,7 @@ def recorded(workload: Workload, shrink: int) -> list[Unit]:
     case = workload.case(shrink=shrink)
     cotangents = cotangents_of(case) if workload.train else None
     with recording(workload.label) as units:
-        step_of(case, compiled(case.call, "fusec", {"cache": False}), cotangents)()
+        step_of(case, compiled(case.call, "fusec", {"cache": False, "threads": 1}), cotangents)()
     return units
 
 

@@ -49,7 +49,7 @@ from fusec.passes.contract import Cut, Judge
 from fusec.pipeline import (
     Compiled,
     compile_to_source,
-    cpp_unit,
+    cpp_units,
     kernel_rows,
     manifest,
     print_code,
@@ -542,10 +542,11 @@ def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str
     named = PROCESSORS.get(target)
     if named is not None and named.features.split()[0] != platform.machine():
         raise UsageError(f"{target} is built on x86_64 alone, and this is {platform.machine()}")
-    unit = cpp_unit(compiled, cpp_kernel.vector_width() if named is None else named.lanes)
+    width = cpp_kernel.vector_width() if named is None else named.lanes
+    unit, *more = cpp_units(compiled, width, cpp_kernel.processes(options))
     say(f"the C++ compiler builds kernels: {len(compiled.distinct)}")
     flags = (cpp_kernel.NATIVE,) if named is None else named.flags
-    return {"kernels.so": cpp_kernel.build(unit, options, flags)}
+    return {"kernels.so": cpp_kernel.build(unit, options, flags, more)}
 
 
 def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[str, bytes]:

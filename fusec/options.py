@@ -84,7 +84,7 @@ class Options:
     cache_size_mb: int = _option(
         2048, "size limit of the cache in MiB; what was not used longest goes first"
     )
-    threads: int = _option(0, "GPU kernels that are compiled at a time; 0: one for each core")
+    threads: int = _option(0, "compilers of kernels that run at a time; 0: one for each core")
     cudagraphs: bool = _option(
         False, "record each graph's launches as one CUDA graph", changes_code=True
     )

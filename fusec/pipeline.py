@@ -217,13 +217,47 @@ def _part(program: Program) -> tuple[str, str]:
     return program.name, program.source[-1] if program.source else "compiled graph"
 
 
-def cpp_unit(compiled: Compiled, width: int) -> str:
-    """Return the C++ translation unit with all kernels of a graph."""
-    products = any(map(cpp.multiplies, compiled.distinct.values()))
-    sources = [compiled.sources[name] for name in compiled.distinct]
-    sources += [print_run(run, compiled.programs) for run in compiled.runs]
-    sources += [compiled.native.source] if compiled.native is not None else []
-    return cpp.prelude(width, products=products) + "\n".join(sources)
+def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
+    """Return C++ translation units that together have all kernels of a graph.
+
+    Args:
+        width: lanes of a vector.
+        most: so many of them; fewer where there is less to compile.
+    """
+    prelude = partial(cpp.prelude, width)
+    parts = _parts(compiled, most if compiled.native is None else 1)
+    launching = [print_run(run, compiled.programs) for run in compiled.runs]
+    launching += [compiled.native.source] if compiled.native is not None else []
+    if launching and len(parts) > 1:
+        elsewhere = [name for part in parts[1:] for name in part]
+        launching[:0] = [f"{cpp.Printer(compiled.programs[k]).head()};" for k in elsewhere]
+    return [
+        prelude(products=any(cpp.multiplies(compiled.programs[name]) for name in part))
+        + "\n".join([*(compiled.sources[name] for name in part), *(launching if k == 0 else ())])
+        for k, part in enumerate(parts)
+    ]
+
+
+UNIT_TEXT = 1 << 16
+"""Characters of kernels that are worth a unit of their own: g++ takes half a second for them, and a
+tenth of one for what stands in front of each unit (2026-11)."""
+
+
+def _parts(compiled: Compiled, most: int) -> list[list[str]]:
+    """Return the kernels of each unit, in order; those that share a function are in one."""
+    families: dict[str, list[str]] = {}
+    for name in compiled.distinct:
+        families.setdefault(compiled.functions.calls[name].function, []).append(name)
+    sizes = {f: sum(len(compiled.sources[k]) for k in names) for f, names in families.items()}
+    count = max(1, min(most, sum(sizes.values()) // UNIT_TEXT))
+    parts: list[list[str]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for family in sorted(sizes, key=lambda f: sizes[f], reverse=True):
+        lightest = loads.index(min(loads))
+        loads[lightest] += sizes[family]
+        parts[lightest] += families[family]
+    order = {name: k for k, name in enumerate(compiled.distinct)}
+    return [sorted(part, key=lambda name: order[name]) for part in parts]
 
 
 def print_code(compiled: Compiled) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange
 from fusec.options import Options
 from fusec.runtime import processor, table
@@ -95,11 +97,22 @@ def _flags() -> set[str]:
     return set(processor.cpu_features().replace(":", " ").replace(",", " ").split())
 
 
-def build(source: str, options: Options, processor: tuple[str, ...] = (NATIVE,)) -> bytes:
-    """Compile one translation unit to a shared library and return its bytes.
+def processes(options: Options) -> int:
+    """Return how many compilers may run at once, which is never more than torch has threads."""
+    return min(options.threads or os.cpu_count() or 1, torch.get_num_threads())
+
+
+def build(
+    source: str,
+    options: Options,
+    processor: tuple[str, ...] = (NATIVE,),
+    more: Sequence[str] = (),
+) -> bytes:
+    """Compile a translation unit to a shared library and return its bytes.
 
     Args:
         processor: the flags that say where it runs.
+        more: other units of the library, compiled at the same time.
     Raises:
         EnvironmentProblem: if there is no compiler.
         BuildError: if the compiler fails.
@@ -107,22 +120,47 @@ def build(source: str, options: Options, processor: tuple[str, ...] = (NATIVE,))
     compiler = find_compiler(options.cxx)
     if compiler is None:
         raise EnvironmentProblem("no C++ compiler found; install g++ or clang++, or set FUSEC_CXX")
+    flags = (*(flag for flag in FLAGS if flag != NATIVE), *processor, *OPTIMISE)
+    command = [compiler, *flags]
     with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
-        unit, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
-        unit.write_text(source, encoding="utf-8")
-        flags = (*(flag for flag in FLAGS if flag != NATIVE), *processor)
-        command = [compiler, *flags, *OPTIMISE, str(unit), "-o", str(library), "-lm"]
-        logger.debug("building %d bytes of C++", len(source))
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
-        )
-        if done.returncode:
-            raise BuildError(command, done.stdout + done.stderr, done.returncode)
+        library = Path(folder) / "kernels.so"
+        units = [Path(folder) / f"kernels{k}.cpp" for k in range(1 + len(more))]
+        for unit, text in zip(units, (source, *more), strict=True):
+            unit.write_text(text, encoding="utf-8")
+            logger.debug("building %d bytes of C++", len(text))
+        if more:
+            _run([[*command, "-c", str(unit), "-o", f"{unit}.o"] for unit in units])
+        inputs = [f"{unit}.o" if more else str(unit) for unit in units]
+        command += [*inputs, "-o", str(library), "-lm"]
+        said = _run([command])
         made = library.read_bytes() if library.exists() else b""
         if not made.startswith(b"\x7fELF"):
-            said = f"{done.stdout}{done.stderr}\n{compiler} wrote no shared library"
-            raise BuildError(command, said, done.returncode)
+            raise BuildError(command, f"{said}\n{compiler} wrote no shared library", 0)
         return made
+
+
+def _run(commands: Sequence[Sequence[str]]) -> str:
+    """Run programs at the same time and return what they said.
+
+    Raises:
+        BuildError: if one fails.
+    """
+    environment = {**os.environ, "LC_ALL": "C"}
+    running = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        for command in commands
+    ]
+    try:
+        said = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:  # none is left behind, whatever was raised
+            process.kill()
+    for command, process, text in zip(commands, running, said, strict=True):
+        if process.returncode:
+            raise BuildError(command, text, process.returncode)
+    return "".join(said)
 
 
 class CppKernel:

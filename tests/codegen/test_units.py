@@ -1,0 +1,113 @@
+"""Translation units of a graph: large graphs have several, compiled at the same time."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusec import compiler, pipeline
+from fusec.errors import BuildError, IndexOutOfRange
+from fusec.options import Options
+from fusec.runtime import cpp_kernel
+from fusec.trace import Trace
+from tests.support import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about the C++ compiler")
+OPTIONS = {"strict": True, "autotune": False, "cache": False, "verify": False}
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """The units of each library that is built, where few kernels are worth one of their own."""
+    print_units, libraries = pipeline.cpp_units, []
+
+    def watched(*args):
+        libraries.append(print_units(*args))
+        return libraries[-1]
+
+    monkeypatch.setattr(pipeline, "UNIT_TEXT", 1000)
+    monkeypatch.setattr(compiler, "cpp_units", watched)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield libraries
+    torch.set_num_threads(threads)
+
+
+class Blocks(nn.Module):
+    """Norms of lengths that lie on a line, so that one function is shared, between products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = range(48, 48 + 16 * 5, 16)
+        self.layers = nn.ModuleList(map(nn.Linear, sizes, sizes[1:]))
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(F.layer_norm(x.sin() * 2, x.shape[1:])).softmax(1)
+        return F.gelu(x[rows].cumsum(1)).exp()
+
+
+def test_units_together_are_a_graph(units: list[list[str]]) -> None:
+    torch.manual_seed(0)
+    model, x, rows = Blocks(), torch.randn(7, 48), torch.tensor([3, 0, 6])
+    found = []
+    for threads in (1, 2):
+        torch._dynamo.reset()
+        options = {**OPTIONS, "threads": threads}
+        compiled = torch.compile(model, backend="fusec", options=options)
+        model.zero_grad()
+        made = compiled(x, rows)
+        made.square().sum().backward()
+        found.append([made, *(p.grad for p in model.parameters())])
+    assert all(map(torch.equal, *found))
+    torch.testing.assert_close(found[0][0], model(x, rows))
+    assert [len(parts) for parts in units] == [1, 1, 2, 2]
+    shared = "static __attribute__((noinline)) void"  # whose callers are in its unit
+    assert any(line.startswith(shared) for part in units[3] for line in part.splitlines())
+    assert "_to_k" in units[2][0]  # a run, of kernels in several units
+    with pytest.raises(IndexOutOfRange):
+        compiled(x, torch.tensor([3, 0, 7]))
+
+
+def test_a_library_for_programs_without_python_is_one_unit(units: list[list[str]]) -> None:
+    options = Options.from_compile(None, {**OPTIONS, "native": True})
+    gm = make_fx(lambda x: (x.sin().sum(0).exp(), x.cos().sum(1)))(torch.ones(9, 700))
+    compiler.compile_entry(gm, "forward", options, Trace("forward"))
+    assert [len(parts) for parts in units] == [1]
+
+
+def test_a_unit_that_does_not_compile_is_named() -> None:
+    good, bad = "int f;\n", "int g() { return nothing; }\n"
+    with pytest.raises(BuildError, match=r"(?s)kernels2\.cpp.*nothing"):
+        cpp_kernel.build(good, Options(), (cpp_kernel.NATIVE,), (good, bad))
+    with pytest.raises(BuildError, match="multiple definition of `f'"):
+        cpp_kernel.build(good, Options(), (cpp_kernel.NATIVE,), (good,))
+
+
+def test_who_is_interrupted_leaves_no_compiler_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = subprocess.Popen, []
+
+    class Interrupted(start):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            started.append(self)
+
+        def communicate(self, *_):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    with pytest.raises(KeyboardInterrupt):
+        cpp_kernel.build("", Options(cxx=str(compiler)), (cpp_kernel.NATIVE,), ("",))
+    assert [process.wait(5) for process in started] == [-9, -9]
