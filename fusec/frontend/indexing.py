@@ -29,8 +29,8 @@ from fusec.frontend.views import (
     wrap,
 )
 from fusec.ir.dtype import BOOL, I64, DType, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
-from fusec.ir.index import Index, Runtime, index, product
+from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op, read_index
+from fusec.ir.index import Index, index, product
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Inde
     value = cast(indices.at(at), I64)
     if wraps:
         value = counted_from_front(value, extent)
-    return index(Runtime(value, extent))
+    return read_index(value, extent)
 
 
 def counted_from_front(value: Expr, extent: Index) -> Expr:

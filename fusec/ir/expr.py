@@ -40,6 +40,7 @@ from fusec.ir.index import (
     contiguous_strides,
     floordiv,
     index,
+    is_in_range,
     is_nonnegative,
     mod,
     sum_of_terms,
@@ -493,6 +494,16 @@ def _check_capture(
             raise InternalError(f"{node.monoid} over {over} would bind {axis} -> {target}")
 
 
+def read_index(value: Expr, extent: Index) -> Index:
+    """Return the index that a value is, below ``extent``; a position that surely is needs no check.
+
+    ``bias[h]`` of a position ``h`` is a load like others, of which vectors are made.
+    """
+    if isinstance(value, IndexValue) and is_in_range(value.index, extent):
+        return value.index
+    return index(Runtime(value, extent))
+
+
 def substitute(
     value: Index, mapping: Mapping[Axis, Index], gather: Callable[[Expr], Expr] | None = None
 ) -> Index:
@@ -530,7 +541,7 @@ def _substitute_atom(
             return operation(dividend, divisor)
         case Runtime():
             expr = atom.expr.substitute(mapping) if gather is None else gather(atom.expr)
-            return index(Runtime(expr, atom.extent))
+            return read_index(expr, atom.extent)
         case _:
             return index(atom)
 

@@ -147,7 +147,8 @@ def _at_most(score: Expr, top: Expr, held: frozenset[Expr]) -> bool:
 def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Return the expressions with divisors and factors that do not vary outside their sums.
 
-    Only of sums that become linear in an ``exp(s - m)`` by it: elsewhere the rounding of a division
+    So is a condition that does not vary, of weights that are else 0: that a row is all masked. Only
+    of sums that become linear in an ``exp(s - m)`` by it: elsewhere the rounding of a division
     is the user's. A rounding to 16 bits moves to the value before the division.
     """
 
@@ -162,15 +163,33 @@ def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
             return node
         result: Expr = inner
         for name, factor in outside:
-            result = Op(name, (result, factor))
+            result = _applied(name, result, factor)
         return result
 
     return rewrite(roots, hoisted)
 
 
+def _applied(name: str, value: Expr, factor: Expr) -> Expr:
+    """Return a value with what left its sum."""
+    if name not in ("where", "unless"):
+        return Op(name, (value, factor))
+    zero = Const(0.0, value.dtype)
+    branches = (value, zero) if name == "where" else (zero, value)
+    return Select(factor, *branches)
+
+
 def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[tuple[str, Expr]]]:
-    """Return a product without its factors that do not vary along ``over``, and these."""
+    """Return a product without its factors that do not vary along ``over``, and these.
+
+    Of each, the operation that applies it; "where" and "unless" apply a condition.
+    """
     match root:
+        case Select(condition=c, then=a, other=Const(value=0)) if c.axes.isdisjoint(over):
+            rest, outside = _split(a, over)
+            return rest, [*outside, ("where", c)]
+        case Select(condition=c, then=Const(value=0), other=a) if c.axes.isdisjoint(over):
+            rest, outside = _split(a, over)
+            return rest, [*outside, ("unless", c)]
         case Op(name="mul" | "div", args=(a, b)) if b.axes.isdisjoint(over):
             rest, outside = _split(a, over)
             return rest, [*outside, (root.name, b)]

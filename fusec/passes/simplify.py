@@ -41,7 +41,7 @@ from fusec.ir.index import (
     least,
     most,
 )
-from fusec.ir.monoid import PROD, SUM, Monoid
+from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 from fusec.ir.rewrite import Rewriter, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
@@ -101,6 +101,8 @@ def _rule(node: Expr) -> Expr:
             return repeated(node)
         case Reduce(monoid=monoid, body=body, over=(axis,)) if monoid is SUM:
             return _steady_and_one_hot_sum(node, axis, body)
+        case Reduce(monoid=monoid, body=body) if monoid in (ANY, ALL):
+            return _of_extreme(node, body)
         case Load() if node.guard is not None:
             return _guarded_load(node, node.guard)
         case _:
@@ -315,6 +317,28 @@ def _steady_and_one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
             times = cast(IndexValue(axis.extent, I64), body.dtype)
             return Op("add", (Op("mul", (steady, times)), found))
     return node
+
+
+def _of_extreme(node: Reduce, body: Expr) -> Expr:
+    """``any(r: x != -inf)`` is ``max(r: x) != -inf``, ``all(r: x == -inf)`` its opposite.
+
+    So is what asks the least of infinity. A NaN is no infinity, and is the greatest and the least;
+    the extreme of nothing is that infinity. A softmax that asks whether a row is masked has the
+    greatest score of the row anyway.
+    """
+    opposite = node.monoid is ANY
+    if opposite and _is_op(body, "not"):
+        body, name = body.args[0], "eq"
+    else:
+        name = "ne" if opposite else "eq"
+    if not _is_op(body, name):
+        return node
+    value, bound = body.args
+    if not isinstance(bound, Const) or not bound.dtype.is_float or not math.isinf(bound.value):
+        return node
+    extreme = Reduce(MAX if bound.value < 0 else MIN, node.over, value)
+    equal = Op("eq", (extreme, bound))
+    return Op("not", (equal,)) if opposite else equal
 
 
 def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:

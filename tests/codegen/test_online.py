@@ -13,7 +13,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, contiguous_strides, index
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.online import find_row_maxima, scale_after_maximum, scale_of
+from fusec.ir.online import factor_out, find_row_maxima, scale_after_maximum, scale_of
 from tests.support import check, tune, values
 
 LOWEST = Const(float("-inf"), F32)
@@ -88,6 +88,33 @@ def test_a_positive_factor_leaves_the_maximum_and_the_mask():
     (top,) = find_row_maxima((after,)).values()
     assert top is row.top(row.masked)
     assert scale_of(after, top) == ("mul", 0.25)
+
+
+@pytest.mark.parametrize("shown", (True, False))
+def test_a_condition_of_the_row_leaves_its_sum(shown: bool):
+    """``sum(n: where(hidden, 0, exp(s - m) / l) * v)`` divides, and asks, after the sum."""
+    row = _Row()
+    top, zero = row.top(row.score), Const(0.0, F32)
+    weight = _above(row.score, top)
+    total = Reduce(SUM, (row.n,), weight)
+    hidden = Op("eq", (top, LOWEST))
+    branches = (Op("div", (weight, total)), zero)
+    chosen = Select(hidden, *(branches if shown else branches[::-1]))
+    v = row.load("v")
+    (after,) = factor_out((Reduce(SUM, (row.n,), Op("mul", (chosen, v))),))
+    assert isinstance(after, Select)
+    assert after.condition is hidden
+    inner, other = (after.then, after.other) if shown else (after.other, after.then)
+    assert other is zero
+    assert isinstance(inner, Op)
+    assert inner.args == (Reduce(SUM, (row.n,), Op("mul", (weight, v))), total)
+
+
+def test_a_condition_of_each_term_stays_in_its_sum():
+    row = _Row()
+    weight = Select(row.keep, _above(row.score, row.top(row.score)), Const(0.0, F32))
+    total = Reduce(SUM, (row.n,), Op("mul", (weight, row.load("v"))))
+    assert factor_out((total,)) == (total,)
 
 
 @pytest.mark.parametrize("factor", (-0.25, 0.0, float("inf"), float("nan"), 1e-40))

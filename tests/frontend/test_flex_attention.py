@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+import fusec
 from fusec.report import explain
 from tests.support import check, check_captured, externs
 
@@ -73,6 +74,22 @@ def test_kernels_compute_all_of_it_together() -> None:
         )
 
     check(attend, *qkv(heads=2))
+
+
+def test_keys_are_read_once_and_positions_are_no_gathers() -> None:
+    """One loop over keys: scores are made once, and a bias by position is a load like others."""
+    n, modify = 512, BIAS.repeat(1, 11)
+    mask = create_block_mask(hidden, None, None, n, n, device="cpu")
+    inputs = tuple(torch.randn(1, 4, n, 64) for _ in range(3))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, lambda s, b, h, m, n: s + modify[h, n], mask)
+
+    (kernel,) = fusec.kernels(attend, *inputs, race="fused")
+    (program,) = kernel.source.split("extern")[1:]
+    assert "fusec_in_range" not in program
+    assert program.count("f_multiply(") == 2
+    check_captured(attend, *inputs)  # most rows see no key
 
 
 def test_keys_of_one_batch_serve_all() -> None:

@@ -23,7 +23,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Def, Graph, View
 from fusec.ir.index import Axis, Runtime, contiguous_strides, index
 from fusec.ir.interp import run_graph
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import ALL, ANY, SUM, Monoid
 from fusec.passes.simplify import simplify
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, position
@@ -122,6 +122,56 @@ def test_a_sum_along_an_axis_that_the_body_lacks_is_a_product() -> None:
     after = simplify(before)
     assert "sum" not in repr(after.nodes[0].expr)
     check_same(before, after, (np.array([1.0, -2, 3, 4]),))
+
+
+@pytest.mark.parametrize("bound", [-np.inf, np.inf])
+@pytest.mark.parametrize("monoid", [ANY, ALL])
+def test_whether_a_row_is_at_an_extreme_is_asked_of_its_extreme(
+    monoid: Monoid, bound: float
+) -> None:
+    x, out = buffer("x", 6, 3), buffer("out", 6, dtype=BOOL)
+    i, r = axes("i r", 6, 3)
+    equal = Op("eq", (load(x, i, r), f32(bound)))
+    asked = Op("not", (equal,)) if monoid is ANY else equal
+    before = graph((x,), (Def(out, (i,), Reduce(monoid, (r,), asked)),), out)
+    after = simplify(before)
+    (line,) = after.nodes
+    assert isinstance(line, Def)
+    kinds = [n.monoid.name for n in postorder((line.expr,)) if isinstance(n, Reduce)]
+    assert kinds == ["max" if bound < 0 else "min"]
+    rows = [[bound] * 3, [bound, 1, bound], [bound, np.nan, bound], [-bound] * 3, [0, 0, 0]]
+    check_same(before, after, (np.array([*rows, [np.nan, bound, -bound]], np.float32),))
+
+
+@pytest.mark.parametrize("asked", ["any equal", "all other", "number", "integer"])
+def test_other_questions_of_a_row_stay(asked: str) -> None:
+    x = buffer("x", 4, 3, dtype=I64 if asked == "integer" else F32)
+    out = buffer("out", 4, dtype=BOOL)
+    i, r = axes("i r", 4, 3)
+    bound = Const(7, I64) if asked == "integer" else f32(1.0 if asked == "number" else -np.inf)
+    equal = Op("eq", (load(x, i, r), bound))
+    monoid, body = (ANY, equal) if asked == "any equal" else (ALL, equal)
+    if asked == "all other":
+        body = Op("not", (equal,))
+    before = graph((x,), (Def(out, (i,), Reduce(monoid, (r,), body)),), out)
+    (line,) = simplify(before).nodes
+    assert isinstance(line, Def)
+    kinds = [n.monoid for n in postorder((line.expr,)) if isinstance(n, Reduce)]
+    assert kinds == [monoid]
+
+
+@pytest.mark.parametrize(("step", "extent", "known"), [(1, 5, True), (2, 7, True), (2, 6, False)])
+def test_a_position_that_is_read_as_an_index_is_itself(step: int, extent: int, known: bool) -> None:
+    """Where it is surely in range; elsewhere what is read is checked."""
+    x, out = buffer("x", extent), buffer("out", 4)
+    (i,) = axes("i", 4)
+    place = Op("mul", (position(index(i)), Const(step, I64)))
+    read = load(x, index(Runtime(place, index(extent))))
+    before = graph((x,), (Def(out, (i,), read),), out)
+    (line,) = simplify(before).nodes
+    assert isinstance(line, Def)
+    (found,) = loads((line.expr,))
+    assert (found.indices == (index(i) * step,)) is known
 
 
 def test_nothing_to_simplify_gives_the_same_graph() -> None:
