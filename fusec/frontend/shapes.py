@@ -172,6 +172,8 @@ class Sizes:
             return index(number)
         if isinstance(expr, sympy.Mul):
             return self._product(expr, env, stride)
+        if self._normal and (chosen := self._facts_of(env).chosen(expr)) is not None:
+            return self._convert(chosen, env)
         name = type(expr).__name__
         if name == "FloorDiv" and (simpler := self._divided_twice(expr, env)) is not None:
             return self._convert(simpler, env)

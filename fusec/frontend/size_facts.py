@@ -36,6 +36,7 @@ class SizeFacts:
             if isinstance(relation, sympy.Eq)
         ]
         self._pairs = set(_exact_divisions(env, self._equal))
+        self._chosen = dict(_choices(self._equal))
         self._fixed = [(a, b) for a, b in self._equal if a.is_Integer or b.is_Integer]
 
     def value(self, symbol: sympy.Symbol, given: Collection[str] = ()) -> sympy.Expr | None:
@@ -80,6 +81,14 @@ class SizeFacts:
     def divides(self, dividend: sympy.Expr, divisor: sympy.Expr) -> bool:
         """Return True if the quotient of two expressions is known to be exact."""
         return (dividend, divisor) in self._pairs
+
+    def chosen(self, expr: sympy.Expr) -> sympy.Expr | None:
+        """Return which of its arguments a least or greatest one always is, None if not known.
+
+        Rows ``table[:s]`` of a table of 12 are ``Min(12, s)``, which is s where they are added to
+        s others.
+        """
+        return self._chosen.get(expr)
 
     def number(self, expr: sympy.Expr) -> int | None:
         """Return the number that an expression of sizes always is, None if none is known.
@@ -142,7 +151,8 @@ def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
     names = [s.name for s in ordered]
     alone = [(s.name, *(str(fact(s)) for fact in known)) for s in ordered]
     others = [(str(facts.value(s, names)), str(facts.bounds(s, names))) for s in ordered]
-    return str((alone, others, sorted(map(str, facts.fixed(symbols)))))
+    chosen = [(e, c) for e, c in facts._chosen.items() if e.free_symbols <= symbols]
+    return str((alone, others, sorted(map(str, (*facts.fixed(symbols), *chosen)))))
 
 
 def _finite(bound: sympy.Expr) -> int | None:
@@ -163,6 +173,16 @@ def _asserted_of(env: Any) -> Mapping[Any, Any]:
     """Return what calls assert of sizes that depend on data, by the last symbol of each."""
     known: Mapping[Any, Any] = getattr(env, "deferred_runtime_asserts", {})
     return known
+
+
+def _choices(
+    equal: Sequence[tuple[sympy.Expr, ...]],
+) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
+    """Yield the least and greatest ones that are known to be one of their arguments, and which."""
+    for left, right in equal:
+        for one, other in ((left, right), (right, left)):
+            if type(one).__name__ in ("Min", "Max") and other in one.args:
+                yield one, other
 
 
 def _exact_divisions(

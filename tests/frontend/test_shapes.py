@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fusec.frontend.decompositions import decompositions
 from fusec.frontend.origin import printable, source_line
 from fusec.frontend.promotion import result_type
 from fusec.frontend.shapes import Sizes, from_torch_dtype, to_torch_dtype
-from fusec.frontend.size_facts import UNSEEN
+from fusec.frontend.size_facts import UNSEEN, facts_of
 from fusec.frontend.value import Value, make_axes
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Const
@@ -90,6 +91,18 @@ def test_the_least_of_two_is_one_size_however_it_is_written() -> None:
     assert (size.hint, size.least, size.most) == (1, 0, 1)
     assert not sizes.were_seen(made[0])
     assert sizes.were_seen(sizes._convert(Min(S, T), environment))
+
+
+def test_the_least_of_two_is_the_one_that_a_guard_says() -> None:
+    environment = Environment()
+    environment.guards = [SimpleNamespace(expr=sympy.Eq(S, Min(S, 20)))]
+    sizes = Sizes()
+    assert sizes._convert(Min(S, 20), environment) is index(sizes.used["s0"])
+    assert sizes._convert(T * Min(S, 20), environment) is index(sizes.used["s0"]) * index(
+        sizes.used["s1"]
+    )
+    assert not sizes.minima
+    assert facts_of({S}, environment) != facts_of({S}, Environment())
 
 
 def test_sizes_of_data_equal_and_bound_each_other_as_asserted() -> None:
