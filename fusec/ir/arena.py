@@ -7,6 +7,10 @@ wants a result.
 Worked example: ``k0: x -> a``, ``k1: a -> b``, ``k2: b -> c``, each of 100 bytes, c returned::
 
     a at 0    b at 128    c: result 0
+
+Where sizes are symbols, offsets are those at their hints, and what stays for all other sizes is the
+order: b begins behind the end of a, wherever that is. So an arena says which buffers each one has
+below it; of any two that live at once, one is below the other.
 """
 
 from __future__ import annotations
@@ -27,22 +31,31 @@ class Arena:
     """Where each buffer that a schedule makes lies.
 
     Attributes:
-        offsets: in the arena, in bytes.
+        offsets: in the arena, in bytes, at the hints of sizes.
+        below: of each buffer in it, those behind whose ends it begins. What is below them is below
+            it, too, and need not be said.
         results: buffer -> the result in whose memory it lies.
         bytes: of the arena.
     """
 
     offsets: Mapping[Buffer, int]
+    below: Mapping[Buffer, tuple[Buffer, ...]]
     results: Mapping[Buffer, int]
     bytes: int
 
 
+def upwards(arena: Arena) -> list[Buffer]:
+    """Return the buffers of an arena, each behind those that are below it."""
+    return sorted(arena.offsets, key=lambda b: (arena.offsets[b], bytes_of(b)))
+
+
 def verify_arena(memory: Memory, arena: Arena) -> None:
-    """Check that no two buffers that are in memory at once share a byte.
+    """Check that no two buffers that are in memory at once share a byte, whatever sizes are.
 
     Raises:
         InvalidIR: naming the step and the buffers.
     """
+    beneath = _all_below(arena)
     present: dict[Buffer, None] = {}
     for position, plan in enumerate(memory.steps):
         line = f"step {position}"
@@ -53,6 +66,7 @@ def verify_arena(memory: Memory, arena: Arena) -> None:
             if over is not None:
                 present.pop(over, None)
         _check_apart(tuple(present), arena, line)
+        _check_ordered([b for b in present if b in arena.offsets], beneath, line)
         for buffer in plan.freed:
             present.pop(buffer, None)
 
@@ -67,3 +81,24 @@ def _check_apart(present: tuple[Buffer, ...], arena: Arena, line: str) -> None:
     check(end <= arena.bytes, line, f"{owner} ends at {end} of {arena.bytes} bytes")
     taken = [arena.results[b] for b in present if b in arena.results]
     check(len(set(taken)) == len(taken), line, "two buffers lie in one result")
+
+
+def _all_below(arena: Arena) -> dict[Buffer, frozenset[Buffer]]:
+    """Return what lies below each buffer, directly or not."""
+    found: dict[Buffer, frozenset[Buffer]] = {}
+    for buffer in upwards(arena):
+        under = arena.below[buffer]
+        known = all(b in found and bytes_of(b) + arena.offsets[b] <= arena.offsets[buffer]
+                    for b in under)  # fmt: skip
+        check(known, "the arena", f"{buffer} does not begin behind what it has below it")
+        found[buffer] = frozenset(under).union(*(found[b] for b in under))
+    return found
+
+
+def _check_ordered(
+    present: list[Buffer], beneath: Mapping[Buffer, frozenset[Buffer]], line: str
+) -> None:
+    for k, one in enumerate(present):
+        for other in present[:k]:
+            ordered = other in beneath[one] or one in beneath[other]
+            check(ordered, line, f"neither {one} nor {other} is below the other")

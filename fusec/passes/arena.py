@@ -1,9 +1,13 @@
 """Give each buffer of a schedule its place in one block of memory, known before anything runs.
 
-Spec: ``memory -> arena``, for static sizes. Buffers of which the plan says that one
+Spec: ``memory -> arena``. Buffers of which the plan says that one
 lies over another are one slot. The largest slots are placed first, each at the lowest offset where
 none that lives at the same time is: within a few percent of the peak in practice (the order is that
 of TensorFlow Lite's "greedy by size", Pisarchyk and Lee, 2020).
+
+Where sizes are symbols, that is a plan for their hints. For other sizes the order of slots stays,
+and each begins behind the last end of those below it that live when it does: no more is needed at
+the hints, and no two overlap anywhere.
 """
 
 from __future__ import annotations
@@ -52,7 +56,25 @@ def plan_arena(memory: Memory, results: Mapping[Buffer, int]) -> Arena:
         else:
             own.update(dict.fromkeys(slot.buffers, number))
     offsets = {buffer: slot.offset for slot in placed for buffer in slot.buffers}
-    return Arena(offsets, own, max((slot.end for slot in placed), default=0))
+    return Arena(offsets, _below(placed), own, max((slot.end for slot in placed), default=0))
+
+
+def _below(placed: list[_Slot]) -> dict[Buffer, tuple[Buffer, ...]]:
+    """Return which buffers each one has to begin behind, but for what follows from others."""
+    order = sorted(placed, key=lambda slot: (slot.offset, slot.end))
+    reached: list[set[int]] = []
+    found: dict[Buffer, tuple[Buffer, ...]] = {}
+    for k, slot in enumerate(order):
+        under = {j for j in range(k) if _live_together(order[j], slot)}
+        known = set().union(*(reached[j] for j in under))
+        reached.append(under | known)
+        lasting = tuple(b for j in sorted(under - known) for b in order[j].buffers)
+        found.update(dict.fromkeys(slot.buffers, lasting))
+    return found
+
+
+def _live_together(one: _Slot, other: _Slot) -> bool:
+    return one.first <= other.last and other.first <= one.last
 
 
 def _slots(memory: Memory) -> list[_Slot]:
@@ -75,7 +97,7 @@ def _slots(memory: Memory) -> list[_Slot]:
 
 def _lowest(slot: _Slot, placed: list[_Slot]) -> int:
     """Return the least offset at which a slot lies beside all that live when it does."""
-    beside = [s for s in placed if s.first <= slot.last and slot.first <= s.last]
+    beside = [s for s in placed if _live_together(s, slot)]
     offset, size = 0, slot.end - slot.offset
     for other in sorted(beside, key=lambda s: s.offset):
         if offset + size <= other.offset:

@@ -11,7 +11,7 @@ from fusec.errors import InvalidIR
 from fusec.ir.arena import ALIGNMENT, Arena, verify_arena
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Schedule
-from fusec.ir.memory import Memory, overwritable, peak_bytes
+from fusec.ir.memory import Memory, bytes_of, overwritable, peak_bytes
 from fusec.passes.arena import plan_arena
 from fusec.passes.fuse import separate
 from fusec.passes.memory import plan_memory
@@ -55,7 +55,11 @@ def test_a_result_lies_where_the_caller_wants_it_with_what_lies_under_it() -> No
 def test_no_two_buffers_that_live_at_once_share_a_byte(drawn: Example) -> None:
     schedule = separate(drawn.graph)
     memory = plan_memory(schedule, overwritable)
-    verify_arena(memory, plan_arena(memory, {}))
+    arena = plan_arena(memory, {})
+    verify_arena(memory, arena)
+    for buffer, offset in arena.offsets.items():
+        ends = (arena.offsets[b] + rounded(bytes_of(b)) for b in arena.below[buffer])
+        assert offset == max(ends, default=0), "more than the order asks for"
 
 
 def moved(arena: Arena, buffer: Buffer, offset: int) -> Arena:
@@ -67,12 +71,15 @@ def test_planted_faults_are_found() -> None:
     arena = plan_arena(memory, {})
     first = next(iter(arena.offsets))
     second = next(b for b in arena.offsets if arena.offsets[b] != arena.offsets[first])
+    apart = replace(arena, below=dict.fromkeys(arena.offsets, ()))
     nowhere = {b: o for b, o in arena.offsets.items() if b is not first}
     for wrong, problem in (
-        (moved(arena, second, arena.offsets[first]), "lies where"),
-        (moved(arena, second, 1), "begins at 1"),
+        (moved(apart, second, arena.offsets[first]), "lies where"),
+        (moved(arena, second, arena.offsets[first]), "does not begin behind"),
+        (apart, "neither .* is below the other"),
+        (moved(apart, second, 1), "begins at 1"),
         (replace(arena, bytes=8), "of 8 bytes"),
-        (replace(arena, offsets=nowhere), "is nowhere"),
+        (replace(apart, offsets=nowhere), "is nowhere"),
         (replace(arena, offsets={}, results=dict.fromkeys(arena.offsets, 0)), "in one result"),
     ):
         with pytest.raises(InvalidIR, match=problem):
