@@ -69,6 +69,7 @@ from fusec.runtime.progress import long_compile, say
 from fusec.runtime.ranges import Ranges
 from fusec.runtime.ranks import find_ranks
 from fusec.runtime.rehearsal import rehearse
+from fusec.size_formulas import asked_of
 from fusec.stages import Context
 from fusec.summary import (
     announce,
@@ -211,7 +212,9 @@ def _begin_entry(
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("key"):
-        trace.key = key = graph_key(gm, *salt_of(device, target, options), name)
+        # The function for C says what is asked of sizes, and guards are no part of a graph.
+        asked = repr(asked_of(gm)) if options.native else ""
+        trace.key = key = graph_key(gm, *salt_of(device, target, options), name, asked)
         cache = open_cache(options)
     with trace.timed("cache"):
         # An entry of the cache has neither stages nor sources.

@@ -4,6 +4,7 @@ The signature (``codegen/native.py``) says types and sizes by position, for the 
 before anybody knows names. A line here says of each argument what is to be passed:
 
     needs x86_64 avx avx2        the features of the processor
+    size B                       of each size that a call chooses; several may have one name
     input 1 batch['mask']        what the caller gives, numbered in the order of the model's call
     weight up.weight             a tensor of the weights' file
     or head.weight               another name of it
@@ -23,25 +24,35 @@ from fusec.runtime import trees
 NAMES = "names.txt"
 
 
-def describe_native(calling: Mapping[str, Any], signature: str, returned: int, needed: str) -> str:
+def describe_native(
+    calling: Mapping[str, Any],
+    signature: str,
+    returned: int,
+    needed: str,
+    sizes: Mapping[str, str],
+) -> str:
     """Return the names for a signature.
 
     Args:
         calling: as ``runtime.model.read_calling`` reads it.
+        sizes: names of the signature's sizes.
         returned: how many results the graph has.
         needed: the features of the processor.
     Raises:
         UsageError: for what a function without state cannot do, and names that a line cannot hold.
     """
-    kinds = [line.split()[0] for line in signature.splitlines()[2:]]
-    arguments = [kind for kind in kinds if kind != "result"]
+    rows = [line.split() for line in signature.splitlines()[1:]]
+    arguments = [kind for kind, *_ in rows if kind in ("argument", "written", "unread")]
     lines = [f"needs {needed}"]
-    places = zip(calling["graph"], arguments, strict=True)
+    # Of the graph's arguments those that are neither are sizes, which have lines of their own.
+    lines += [f"size {sizes[rest[0]]}" for kind, *rest in rows if kind == "size"]
+    given: list[Any] = [k for k in calling["graph"] if k is None or isinstance(k, int)]
+    places = zip(given, arguments, strict=True)
     read = sorted(k for k, kind in places if kind != "unread" and k < len(calling["tensors"]))
-    for position, kind in zip(calling["graph"], arguments, strict=True):
+    for position, kind in zip(given, arguments, strict=True):
         lines += _argument(calling, position, kind, read)
     paths = dict(_results(calling["result"], "result"))
-    if returned != len(kinds) - len(arguments):
+    if returned != sum(kind == "result" for kind, *_ in rows):
         raise UsageError("a result that is no tensor, which C cannot be given.")
     lines += [f"result {paths.get(k, 'result')}" for k in range(returned)]
     for line in lines:

@@ -8,7 +8,7 @@ so a warm start does nothing of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
+from fusec.ir.formula import Formula
 from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
 from fusec.ir.memory import overlaid
 from fusec.ir.names import function_name
@@ -34,6 +35,7 @@ from fusec.passes.machine import Machine
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
 from fusec.passes.traffic import work_of
+from fusec.size_formulas import asked_of
 from fusec.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context
 from fusec.structures import verify
 from fusec.summary import facts, launched_externs
@@ -81,11 +83,17 @@ class Compiled:
         return {name: p for name, p in self.programs.items() if self.code[name] == name}
 
 
-def generate(schedule: Schedule, context: Context, held: Held | None = None) -> Compiled:
+def generate(
+    schedule: Schedule,
+    context: Context,
+    held: Held | None = None,
+    asked: Callable[[], Sequence[Formula]] = tuple,
+) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
 
     Args:
         held: which nodes' values buffers hold; read where the options ask to verify.
+        asked: returns what has to hold of sizes; called where C is to call the graph.
     """
     launches = {launch.name: launch for launch in all_launches(schedule)}
     planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
@@ -118,7 +126,9 @@ def generate(schedule: Schedule, context: Context, held: Held | None = None) -> 
         print_call(),
         partial(print_call, named=True),
         tuple({run.name: run for run in runs.values()}.values()),
-        print_native(schedule, placed.memory, programs, code) if context.options.native else None,
+        print_native(schedule, placed.memory, programs, code, asked())
+        if context.options.native
+        else None,
     )
 
 
@@ -178,7 +188,7 @@ def compile_to_source(gm: fx.GraphModule, context: Context) -> Compiled:
         schedule = fold(PASSES, graph, context)
     trace.keep("kernels", schedule, partial(text.print_schedule, schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, context, held)
+        compiled = generate(schedule, context, held, partial(asked_of, gm))
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))

@@ -13,15 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.shapes import Sizes
 from fusec.ir.argument import Comparison, Condition, Junction
-from fusec.ir.atoms import Atom, FloorDiv, Minimum, Mod, Size
+from fusec.ir.atoms import Size
+from fusec.ir.formula import formula_of
 from fusec.ir.index import Index, index
 from fusec.runtime import sizes
 from fusec.runtime.loading import NAMES, Spec
-from fusec.runtime.sizes import Formula
+from fusec.torch_interior import pytree
 
 
 def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.Condition, ...]]:
@@ -48,10 +50,22 @@ def not_empty(values: Sequence[Any]) -> tuple[sizes.Condition, ...]:
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     extents = dict.fromkeys(n for tensor in tensors for n in known.tensor(tensor).shape)
     return tuple(
-        (">=", _formula(n - n.const), 1 - n.const)
+        (">=", formula_of(n - n.const), 1 - n.const)
         for n in extents
         if not (n.is_constant or _grows(n)) or n in map(index, known.used.values())
     )
+
+
+def asked_of(gm: fx.GraphModule) -> tuple[sizes.Condition, ...]:
+    """Return what has to hold of sizes so that a graph of ATen runs as it was traced.
+
+    Raises:
+        Unsupported: as of ``specs_of``.
+    """
+    nodes = gm.graph.nodes
+    traced = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+    given = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
+    return tuple(dict.fromkeys((*not_empty(traced), *specs_of(given)[1])))
 
 
 def _grows(extent: Index) -> bool:
@@ -71,11 +85,11 @@ def _environments(values: Sequence[Any]) -> Iterator[Any]:
 
 def _spec(value: Any, known: Sizes) -> Spec:
     if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-        return "size", _formula(known.index(value))
+        return "size", formula_of(known.index(value))
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     seen = known.tensor(value)
-    shape, strides = (tuple(map(_formula, each)) for each in (seen.shape, seen.strides))
+    shape, strides = (tuple(map(formula_of, each)) for each in (seen.shape, seen.strides))
     return NAMES.get(value.dtype, str(value.dtype)), shape, strides
 
 
@@ -86,34 +100,10 @@ def _bounds(size: Size) -> Iterator[sizes.Condition]:
         yield "<=", size.name, size.most
 
 
-def _formula(value: Index) -> Formula:
-    terms = [_term(factor, atoms) for atoms, factor in value.terms]
-    if value.const or not terms:
-        terms.append(value.const)
-    return terms[0] if len(terms) == 1 else ("+", *terms)
-
-
-def _term(factor: int, atoms: Sequence[Atom]) -> Formula:
-    factors = [*((factor,) if factor != 1 else ()), *map(_atom, atoms)]
-    return factors[0] if len(factors) == 1 else ("*", *factors)
-
-
-def _atom(atom: Atom) -> Formula:
-    match atom:
-        case Minimum():
-            return "min", *map(_formula, atom.args)
-        case Size():
-            return atom.name
-        case FloorDiv() | Mod():
-            sign = "//" if isinstance(atom, FloorDiv) else "%"
-            return sign, _formula(atom.dividend), _formula(atom.divisor)
-    raise Unsupported(f"a size with {atom}")
-
-
 def _condition(condition: Condition) -> sizes.Condition:
     match condition:
         case Comparison():
-            made = condition.sign, _formula(condition.left), _formula(condition.right)
+            made = condition.sign, formula_of(condition.left), formula_of(condition.right)
             match made:
                 case ("==", size, ("min", *parts)) | ("==", ("min", *parts), size) if size in parts:
                     (most,) = (part for part in parts if part != size)

@@ -555,8 +555,9 @@ def test_the_command_takes_sizes_by_name_or_all_that_are_open(
         assert model(values(3, 8), *masks).shape == (3, 16)
     assert main([*line, "--input", "f32[B,8]", "--train"]) == 2
     assert "for inference: leave out --train" in capsys.readouterr().err
-    assert main([*line, "--input", "f32[B,8]", "--native"]) == 2
-    assert "write numbers for --native" in capsys.readouterr().err
+    path = tmp_path / "native.fusec"
+    assert main([*line, "--input", "f32[B,8]", "--native", "-o", str(path)]) == 0
+    assert fusec.load(path)(values(3, 8)).shape == (3, 16)
 
 
 # -- who runs it, and who wrote it -----------------------------------------------------------------

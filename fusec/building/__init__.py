@@ -150,18 +150,18 @@ def _variant(
             raise
     if seen.convention is None:
         raise UsageError("the model computes nothing with tensors.")
-    name_sizes(seen, sizes, may_fix=call.may_fix)
+    named_sizes = name_sizes(seen, sizes, may_fix=call.may_fix)
     calling, held = describe(fn, fake, (args, named), result, seen, sizes)
     beside = {CALLING: json.dumps(calling).encode(), **held}
     if options.native:
-        beside[NAMES] = _names(calling, seen, target)
+        beside[NAMES] = _names(calling, seen, target, named_sizes)
     return target.name, pack(seen.convention, seen.parts, target, beside)
 
 
-def _names(calling: dict[str, Any], seen: Seen, target: Target) -> bytes:
+def _names(calling: dict[str, Any], seen: Seen, target: Target, sizes: Mapping[str, str]) -> bytes:
     signature = seen.parts[0].blobs[SIGNATURE].decode()
     needed = needed_features(target.name)
-    return describe_native(calling, signature, len(seen.returned), needed).encode()
+    return describe_native(calling, signature, len(seen.returned), needed, sizes).encode()
 
 
 def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTensorMode) -> None:

@@ -239,8 +239,10 @@ def mapped(move: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
             return value
 
 
-def name_sizes(seen: Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may_fix: bool) -> None:
-    """Give the symbols of a trace the names that the extents of its inputs have.
+def name_sizes(
+    seen: Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may_fix: bool
+) -> dict[str, str]:
+    """Give the symbols of a trace the names that the extents of its inputs have, and return these.
 
     Args:
         sizes: names by the identity of a tensor that was given.
@@ -270,3 +272,4 @@ def name_sizes(seen: Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may_f
         )
         for part in seen.parts
     ]
+    return names

@@ -8,7 +8,7 @@ program loads and calls it; it asks ``fusec_signature``, a text, what the functi
 Worked example::
 
     extern "C" int fusec_run(void *const *arguments, void *const *results, char *workspace,
-                             int threads) {
+                             const long long *sizes, int threads) {
       const fusec_team team(threads);
       int status = 0;
       m_f32 *const x = (m_f32 *)arguments[0];
@@ -22,31 +22,51 @@ Worked example::
 
 and its signature::
 
-    fusec native 1
-    workspace 4096
+    fusec native 2
     argument f32 8 128
     result f32 8 128
+
+Sizes that a call chooses have a line each, in the order in which the function takes them, and so
+has what is asked of them. ``y = x[1:]`` of a table of 64 rows::
+
+    fusec native 2
+    size s0
+    check >= s0 2
+    check <= s0 64
+    argument f32 s0 128
+    result f32 + s0 -1 128
+
+The bytes of the workspace are another function's to say: ``fusec_bytes`` (``native_sizes.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from fusec.codegen.native_writes import Write, constant, dense, print_write, write_of
+from fusec.codegen.native_sizes import (
+    print_extent,
+    print_fixed_places,
+    print_formula,
+    print_places,
+    print_size,
+)
+from fusec.codegen.native_writes import Write, dense, print_write, write_of
 from fusec.errors import InternalError, UsageError
 from fusec.ir.arena import Arena, verify_arena
 from fusec.ir.argument import View, argument_views
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Extern
-from fusec.ir.graph import Kernel, Schedule, Step
-from fusec.ir.index import Index, contiguous_strides
+from fusec.ir.formula import Formula
+from fusec.ir.graph import Kernel, Schedule, SizeMinimum, Step
+from fusec.ir.index import Index, Size, contiguous_strides, index
 from fusec.ir.memory import Memory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 from fusec.passes.arena import plan_arena
 
-FORMAT = "fusec native 1"
+FORMAT = "fusec native 2"
 """The first line of a signature: what a program that loads it has to know."""
 SIGNATURE = "native.txt"
 """The blob that has the signature, to be compared with the library's."""
@@ -66,11 +86,13 @@ struct fusec_team {
 """
 _HEAD = """\
 extern "C" int fusec_run(void *const *arguments, void *const *results, char *workspace,
-                         int threads) {
+                         const long long *{sizes}, int threads) {{
   const fusec_team team(threads);
   int status = 0;
 """
-_RESERVED = ("arguments", "results", "workspace", "threads", "team", "status", "at")
+_RESERVED = (
+    "arguments", "results", "workspace", "sizes", "threads", "team", "status", "at", "places", "all"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +109,17 @@ class Native:
 
 
 def print_native(
-    schedule: Schedule, memory: Memory, programs: Mapping[str, Program], code: Mapping[str, str]
+    schedule: Schedule,
+    memory: Memory,
+    programs: Mapping[str, Program],
+    code: Mapping[str, str],
+    asked: Sequence[Formula] = (),
 ) -> Native:
     """Return the C++ function of a scheduled graph.
 
     Args:
         memory, programs, code: as of ``wrapper.print_wrapper``.
+        asked: conditions on sizes, as trees (``runtime/sizes.py``).
     Raises:
         UsageError: listing the steps that need torch.
     """
@@ -104,20 +131,33 @@ def print_native(
     inputs = [
         item if isinstance(item, Buffer) and item not in memory.unread else None
         for item in schedule.graph.inputs
+        if not isinstance(item, Size)
     ]
-    signature = _signature(schedule, inputs, views, arena)
-    function = _Function(schedule, inputs, views, arena, programs, code)
+    sizes = _sizes(schedule, asked)
+    signature = _signature(schedule, inputs, views, sizes, asked)
+    function = _Function(schedule, inputs, views, sizes, arena, programs, code)
     return Native(signature, function.print(signature))
+
+
+def _sizes(schedule: Schedule, asked: Sequence[Formula]) -> tuple[str, ...]:
+    """Return the names of the sizes that a call chooses: the graph's, and others that are asked."""
+    given = [size.name for size in schedule.graph.given_sizes]
+    return tuple(dict.fromkeys((*given, *sorted(_names_in(asked)))))
+
+
+def _names_in(formulas: Sequence[Formula]) -> set[str]:
+    """Return the names in trees, behind the sign that each begins with."""
+    own = {part for part in formulas if isinstance(part, str)}
+    return own.union(*(_names_in(part[1:]) for part in formulas if isinstance(part, tuple)))
 
 
 def _refuse_others(schedule: Schedule) -> None:
     """Raise UsageError where a step is no kernel, or an input no tensor that C can pass."""
-    own = {*schedule.kernels, *filter(write_of, schedule.externs)}
-    problems = [_problem(step) for step in schedule.steps if step not in own]
+    problems = [_problem(step) for step in schedule.steps if _needs_torch(step)]
     for item in schedule.graph.inputs:
         if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
             problems.append(f"{item.name}: its elements are not one after another in memory")
-        elif item is not None and not isinstance(item, Buffer):
+        elif item is not None and not isinstance(item, Buffer | Size):
             problems.append(f"{item.name}: an input that is no tensor")
     if problems:
         lines = [f"  {problem}" for problem in dict.fromkeys(problems)]
@@ -125,6 +165,16 @@ def _refuse_others(schedule: Schedule) -> None:
         raise UsageError(
             "the model cannot run without Python. What needs torch:\n" + "\n".join(lines)
         )
+
+
+def _needs_torch(step: Step) -> bool:
+    match step:
+        case Kernel() | SizeMinimum():
+            return False
+        case Extern():
+            return write_of(step) is None
+        case _:
+            return True
 
 
 def _problem(step: Step) -> str:
@@ -161,11 +211,16 @@ def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
 
 
 def _signature(
-    schedule: Schedule, inputs: Sequence[Buffer | None], views: Sequence[View], arena: Arena
+    schedule: Schedule,
+    inputs: Sequence[Buffer | None],
+    views: Sequence[View],
+    sizes: Sequence[str],
+    asked: Sequence[Formula],
 ) -> str:
     written = {buffer for step in schedule.steps for buffer in step.writes}
     written |= {call.written.buffer for call in schedule.externs if call.written is not None}
-    lines = [FORMAT, f"workspace {arena.bytes}"]
+    lines = [FORMAT, *(f"size {name}" for name in sizes)]
+    lines += [f"check {print_formula(condition)}" for condition in asked]
     for buffer in inputs:
         kind = "written" if buffer in written else "argument"
         lines.append("unread" if buffer is None else f"{kind} {_type(buffer, buffer.shape)}")
@@ -174,7 +229,7 @@ def _signature(
 
 
 def _type(buffer: Buffer, shape: tuple[Index, ...]) -> str:
-    return " ".join((str(buffer.dtype), *(str(constant(extent)) for extent in shape)))
+    return " ".join((str(buffer.dtype), *map(print_extent, shape)))
 
 
 class _Function:
@@ -185,17 +240,22 @@ class _Function:
         schedule: Schedule,
         inputs: Sequence[Buffer | None],
         views: Sequence[View],
+        sizes: Sequence[str],
         arena: Arena,
         programs: Mapping[str, Program],
         code: Mapping[str, str],
     ) -> None:
         self.schedule, self.inputs, self.views, self.arena = schedule, inputs, views, arena
-        self.programs, self.code = programs, code
+        self.programs, self.code, self.sizes = programs, code, sizes
         self.names = Names((*_RESERVED, *(p.name for p in programs.values())))
+        known = {s.name: self.names(s) for s in schedule.graph.given_sizes}
+        self.named = {name: known.get(name) or self.names.new(name) for name in sizes}
+        self.size = partial(print_size, name=self.named.__getitem__)
         self.lines: list[str] = []
         self.launched = False
 
     def print(self, signature: str) -> str:
+        functions, self.places = self._find_places()
         for k, buffer in enumerate(self.inputs):
             if buffer is not None:
                 self._declare(buffer, f"arguments[{k}]")
@@ -205,16 +265,34 @@ class _Function:
                     self._launch(step)
                 case Extern():
                     self._write(step)
+                case SizeMinimum():
+                    value = self.size(index(step.size))
+                    self.lines.append(f"const long long {self.names(step.size)} = {value};")
                 case _:
                     raise InternalError(step, stage="codegen.native")
         for k, view in enumerate(self.views):
             if self.arena.results.get(view.buffer) != k:
                 result = f"((m_{view.buffer.dtype} *)results[{k}])"
-                self.lines += print_write(Write(dense(view), view), result, self.names)
+                made = Write(dense(view), view)
+                self.lines += print_write(made, result, self.names, self.size)
         body = "".join(f"  {line}\n" for line in self.lines)
         text = "".join(f'\n    "{line}\\n"' for line in signature.splitlines())
         declared = 'extern "C" const char fusec_signature[];'
-        return f"{_TEAM}\n{declared}\nconst char fusec_signature[] ={text};\n\n{_HEAD}{body}{_TAIL}"
+        said = f"{declared}\nconst char fusec_signature[] ={text};\n"
+        head = _HEAD.format(sizes="sizes" if self.sizes else "")
+        return f"{_TEAM}\n{said}\n{functions}\n{head}{body}{_TAIL}"
+
+    def _find_places(self) -> tuple[str, Mapping[Buffer, str]]:
+        """Return the functions that say where buffers lie, and where; give sizes their names."""
+        if not self.sizes:
+            return print_fixed_places(self.arena)
+        functions, places = print_places(self.arena, self.sizes, self.named.__getitem__)
+        for k, name in enumerate(self.sizes):
+            self.lines.append(f"const long long {self.named[name]} = sizes[{k}];")
+        count = len(set(places.values()))
+        if count:
+            self.lines += [f"long long places[{count}];", "fusec_places(sizes, places);"]
+        return functions, places
 
     def _declare(self, buffer: Buffer, place: str) -> None:
         kind = f"m_{buffer.dtype} *"
@@ -228,19 +306,21 @@ class _Function:
             if buffer.base not in self.names:
                 self._declare(buffer.base, self._place(buffer.base))
         function = self.programs[self.code[kernel.name]].name
-        arguments = ", ".join(self.names(buffer.base) for buffer in program.buffers)
-        self.lines.append(f"{function}({arguments}, &status);")
+        arguments = [self.names(buffer.base) for buffer in program.buffers]
+        arguments += [self.names(size) for size in program.sizes]
+        self.lines.append(f"{function}({', '.join(arguments)}, &status);")
 
     def _place(self, buffer: Buffer) -> str:
         number = self.arena.results.get(buffer)
         if number is not None:
             return f"results[{number}]"
-        return f"(workspace + {self.arena.offsets[buffer]})"
+        return f"(workspace + {self.places[buffer]})"
 
     def _write(self, call: Extern) -> None:
         write = write_of(call)
         assert write is not None
-        self.lines += print_write(write, self.names(write.into.buffer), self.names)
+        target = self.names(write.into.buffer)
+        self.lines += print_write(write, target, self.names, self.size)
 
 
 _TAIL = "  return status;\n}\n"

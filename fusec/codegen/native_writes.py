@@ -5,12 +5,12 @@ are one form, ``Write``: the elements of a part go to where they belong, in plac
 
 Worked example: ``cache[:, pos] = k`` for a ``pos`` of one element::
 
-    for (long long _0 = 0; _0 < 2; ++_0)
-    for (long long _1 = 0; _1 < 1; ++_1)
-    for (long long _2 = 0; _2 < 64; ++_2) {
+    for (long long _0 = 0; _0 < 2LL; ++_0)
+    for (long long _1 = 0; _1 < 1LL; ++_1)
+    for (long long _2 = 0; _2 < 64LL; ++_2) {
       long long at = pos[_1 * 1LL];
-      if (at < -128 || at >= 128) return 1;
-      if (at < 0) at += 128;
+      if (at < -128LL || at >= 128LL) return 1;
+      if (at < 0) at += 128LL;
       cache[_0 * 8192LL + at * 64LL + _2 * 1LL] = k[_0 * 64LL + _2 * 1LL];
     }
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.errors import UsageError
 from fusec.ir.argument import View
 from fusec.ir.dtype import I64
 from fusec.ir.expr import Buffer
@@ -100,39 +99,35 @@ def dense(view: View) -> View:
     return replace(view, strides=contiguous_strides(view.shape), offset=index(0))
 
 
-def print_write(write: Write, target: str, name: Callable[[Buffer], str]) -> Iterator[str]:
+def print_write(
+    write: Write, target: str, name: Callable[[Buffer], str], size: Callable[[Index], str]
+) -> Iterator[str]:
     """Yield loops over a part, the last axis fastest.
 
     Args:
         target: the pointer to what is written.
         name: of the pointers to what is read.
+        size: how a size is written.
     """
     axes = [f"_{k}" for k in range(len(write.part.shape))]
     for axis, extent in zip(axes, write.part.shape, strict=True):
-        yield f"for (long long {axis} = 0; {axis} < {constant(extent)}; ++{axis})"
-    source = f"{name(write.part.buffer)}[{_offset(axes, write.part)}]"
+        yield f"for (long long {axis} = 0; {axis} < {size(extent)}; ++{axis})"
+    source = f"{name(write.part.buffer)}[{_offset(axes, write.part, size)}]"
     if write.places is None:
-        yield f"  {target}[{_offset(axes, write.into)}] = {source};"
+        yield f"  {target}[{_offset(axes, write.into, size)}] = {source};"
         return
-    end = constant(write.into.shape[write.axis])
-    place = f"{name(write.places.buffer)}[{_offset(axes[write.axis :][:1], write.places)}]"
+    end = size(write.into.shape[write.axis])
+    place = f"{name(write.places.buffer)}[{_offset(axes[write.axis :][:1], write.places, size)}]"
     axes[write.axis] = "at"
     yield "{"
     yield f"  long long at = {place};"
-    yield f"  if (at < {-end if write.wraps else 0} || at >= {end}) return 1;"
+    yield f"  if (at < {f'-{end}' if write.wraps else 0} || at >= {end}) return 1;"
     yield f"  if (at < 0) at += {end};"
-    yield f"  {target}[{_offset(axes, write.into)}] = {source};"
+    yield f"  {target}[{_offset(axes, write.into, size)}] = {source};"
     yield "}"
 
 
-def _offset(axes: Sequence[str], view: View) -> str:
-    terms = [f"{axis} * {constant(s)}LL" for axis, s in zip(axes, view.strides, strict=True)]
-    first = constant(view.offset)
-    return " + ".join(terms + [str(first)] * (first > 0 or not terms))
-
-
-def constant(size: Index) -> int:
-    """Return a size that is known when the function is printed."""
-    if not size.is_constant:
-        raise UsageError("a size is known only at run time, and C is told sizes when it is built.")
-    return size.const
+def _offset(axes: Sequence[str], view: View, size: Callable[[Index], str]) -> str:
+    terms = [f"{axis} * {size(s)}" for axis, s in zip(axes, view.strides, strict=True)]
+    first = view.offset
+    return " + ".join(terms + [size(first)] * (first is not index(0) or not terms))

@@ -11,6 +11,12 @@
      if (fusec_run(model, &in, &out, NULL, 4, &error)) { puts(error.text); ... }
      fusec_free(model);
 
+   A model whose sizes calls choose runs once they are chosen:
+
+     fusec_choice sizes[] = {{"B", 8}, {"T", 128}};
+     fusec_model *chosen;
+     if (fusec_choose(&chosen, model, sizes, 2, &error)) { puts(error.text); ... }
+
    Every function that can fail returns 0 or one of the codes below. */
 
 #ifndef FUSEC_H
@@ -33,7 +39,8 @@ enum {
   FUSEC_BAD_CALL = 6,         /* an argument of fusec_run is not what the model takes */
   FUSEC_OUT_OF_RANGE = 7,     /* an index among the inputs, a token say, is out of range */
   FUSEC_DIVISION_BY_ZERO = 8, /* of integers */
-  FUSEC_NO_MEMORY = 9
+  FUSEC_NO_MEMORY = 9,
+  FUSEC_BAD_SIZE = 10 /* a size is missing or unknown, or one that the model was not built for */
 };
 
 /* What went wrong, in words. Wherever one is taken, NULL may be given. */
@@ -47,8 +54,8 @@ typedef struct {
   const char *name;
   const char *dtype; /* "bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64" */
   size_t rank;
-  const int64_t *sizes; /* so many as `rank` */
-  size_t bytes;
+  const int64_t *sizes; /* so many as `rank`; -1 is one that follows from what is chosen */
+  size_t bytes;         /* 0, where a size is -1 */
   int written; /* an input that the model changes, a cache say */
 } fusec_tensor;
 
@@ -57,6 +64,19 @@ typedef struct {
   void *data;
   size_t bytes;
 } fusec_memory;
+
+/* A size that a call chooses, and what bounds it by itself: 0 and INT64_MAX, where nothing does. More
+   may be asked of several sizes together, which fusec_choose checks. */
+typedef struct {
+  const char *name;
+  int64_t least, most;
+} fusec_size;
+
+/* What is chosen. */
+typedef struct {
+  const char *name;
+  int64_t value;
+} fusec_choice;
 
 typedef struct fusec_model fusec_model;
 
@@ -70,6 +90,15 @@ typedef struct fusec_model fusec_model;
 int fusec_load(fusec_model **model, const char *archive, const char *weights, const char *sha256,
                fusec_error *error);
 
+/* The sizes that are to be chosen before a run; none, where all are known. */
+const fusec_size *fusec_sizes(const fusec_model *model, size_t *count);
+
+/* Choose sizes: each of them, once, by name. `*chosen` is a model without any, which has the sizes of
+   inputs and outputs, and the bytes of its workspace. That takes microseconds and some kB, for it
+   shares all else with `model`, which has to be there as long; let go of it by fusec_free. */
+int fusec_choose(fusec_model **chosen, const fusec_model *model, const fusec_choice *choices,
+                 size_t count, fusec_error *error);
+
 /* What a run takes and gives: `*count` tensors, in order. */
 const fusec_tensor *fusec_inputs(const fusec_model *model, size_t *count);
 const fusec_tensor *fusec_outputs(const fusec_model *model, size_t *count);
@@ -77,7 +106,7 @@ const fusec_tensor *fusec_outputs(const fusec_model *model, size_t *count);
 /* What the kernels are for: "cpu:avx2". */
 const char *fusec_target(const fusec_model *model);
 
-/* The bytes that a run needs beside them. */
+/* The bytes that a run needs beside them; 0, where sizes are to be chosen. */
 size_t fusec_workspace(const fusec_model *model);
 
 /* Run the model once.

@@ -114,7 +114,7 @@ static void keep_threads(void *handle) {
 
 int fusec_load_library(fusec_text content, fusec_library *library, fusec_error *error) {
   char path[40];
-  *library = (fusec_library){NULL, memory_file(content), NULL, NULL};
+  *library = (fusec_library){NULL, memory_file(content), NULL, NULL, NULL};
   if (library->file < 0)
     return fusec_fail(error, FUSEC_NO_MEMORY, "no file in memory: %s", strerror(errno));
   /* The C library knows a library by its path, so that the file stays open as long as that. */
@@ -126,10 +126,11 @@ int fusec_load_library(fusec_text content, fusec_library *library, fusec_error *
     return FUSEC_OTHER_MACHINE;
   }
   keep_threads(library->handle);
-  void *run = dlsym(library->handle, "fusec_run");
+  void *run = dlsym(library->handle, "fusec_run"), *bytes = dlsym(library->handle, "fusec_bytes");
   memcpy(&library->run, &run, sizeof run); /* C has no cast from an object to a function */
+  memcpy(&library->bytes, &bytes, sizeof bytes);
   library->signature = dlsym(library->handle, "fusec_signature");
-  if (run && library->signature) return FUSEC_OK;
+  if (run && bytes && library->signature) return FUSEC_OK;
   fusec_unload_library(library);
   return fusec_fail(error, FUSEC_DAMAGED, "the kernels are not those of an archive for C");
 }

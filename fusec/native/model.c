@@ -52,44 +52,80 @@ static int open_source(const char *path, const char *sha256, source *from, fusec
 
 enum { MOST_AXES = 64 };
 
-/* Read "f32 8 128" as a type. */
-static int take_type(fusec_text line, fusec_tensor *type) {
+/* Read "f32 8 s0" as a type; one with open sizes has no bytes. */
+static int take_type(fusec_text line, const fusec_symbols *symbols, fusec_tensor *type) {
   int64_t sizes[MOST_AXES];
   fusec_text dtype = line;
+  int is_open = 0;
   if (!fusec_until(&line, ' ', &dtype)) line.left = 0;
   type->dtype = fusec_dtype(dtype, &type->bytes);
   if (!type->dtype) return 0;
   for (int more = line.left > 0; more; more = fusec_skip(&line, " ")) {
-    uint64_t size;
-    if (type->rank == MOST_AXES || !fusec_number(&line, &size)) return 0;
-    if (size && type->bytes > SIZE_MAX / 2 / size) return 0;
+    int64_t size = -1;
+    if (type->rank == MOST_AXES) return 0;
+    int found = fusec_size_of(&line, symbols, &size);
+    if (found == FUSEC_OPEN) {
+      is_open = 1;
+      sizes[type->rank++] = -1;
+      continue;
+    }
+    if (found != FUSEC_KNOWN || size < 0) return 0;
+    if (size && type->bytes > SIZE_MAX / 4 / (uint64_t)size) return 0;
     type->bytes *= (size_t)size;
-    sizes[type->rank++] = (int64_t)size;
+    sizes[type->rank++] = size;
   }
+  if (is_open) type->bytes = 0;
   int64_t *kept = malloc(sizeof *kept * (type->rank + 1));
   type->sizes = kept;
   if (kept) memcpy(kept, sizes, sizeof *kept * type->rank);
   return kept && !line.left;
 }
 
-/* Read a line of the signature behind the first two. */
+/* Read a line of the signature of an argument or a result. */
 static int take_line(fusec_model *model, fusec_text line) {
-  if (fusec_skip(&line, "result ")) return take_type(line, &model->outputs[model->output_count++]);
+  const fusec_symbols *symbols = &model->symbols;
+  if (fusec_skip(&line, "result "))
+    return take_type(line, symbols, &model->outputs[model->output_count++]);
   argument *argument = &model->arguments[model->argument_count++];
   if (fusec_equal(line, "unread")) return 1;
   argument->kind = INPUT; /* or another: the names say which */
   argument->type.written = fusec_skip(&line, "written ");
   return (argument->type.written || fusec_skip(&line, "argument ")) &&
-         take_type(line, &argument->type);
+         take_type(line, symbols, &argument->type);
+}
+
+/* Cut the sizes from the front of a signature. Values that were chosen stay. */
+static int take_sizes(fusec_model *model, fusec_text *text) {
+  fusec_symbols *symbols = &model->symbols;
+  if (!fusec_skip(text, "fusec native 2\n")) return 0;
+  while (fusec_skip(text, "size ")) {
+    fusec_symbol *row = &symbols->rows[symbols->count];
+    if (!fusec_until(text, '\n', &row->symbol) || !row->symbol.left) return 0;
+    ++symbols->count;
+  }
+  return 1;
+}
+
+/* Cut what is asked of sizes from the front, and check it where they are chosen. Returns 0, and sets
+   the error, if it does not hold; the error is none if it is none that this reads. */
+static int take_checks(fusec_model *model, fusec_text *text, fusec_error *error) {
+  fusec_text line;
+  int holds = 0;
+  while (fusec_skip(text, "check ")) {
+    if (!fusec_until(text, '\n', &line)) return 0;
+    int found = fusec_holds(line, &model->symbols, &holds);
+    if (found == FUSEC_NO_FORMULA) return 0;
+    fusec_take_bounds(line, &model->symbols);
+    if (found == FUSEC_NO_NUMBER || (found == FUSEC_KNOWN && !holds)) {
+      fusec_refuse(line, &model->symbols, error);
+      return 0;
+    }
+  }
+  return 1;
 }
 
 static int take_signature(fusec_model *model, fusec_text text) {
   fusec_text line;
-  uint64_t workspace;
-  if (!fusec_skip(&text, "fusec native 1\nworkspace ") || !fusec_number(&text, &workspace) ||
-      !fusec_skip(&text, "\n"))
-    return 0;
-  model->workspace = (size_t)workspace;
   while (fusec_until(&text, '\n', &line))
     if (!take_line(model, line)) return 0;
   return !text.left;
@@ -111,7 +147,34 @@ static int take_names(fusec_text *text, argument *argument) {
     if (!fusec_until(text, '\n', &line)) return 0;
   while (argument->kind == WEIGHT && fusec_skip(text, "or "));
   argument->names.left = (size_t)(text->at - argument->names.at);
-  return argument->kind == INPUT || !argument->type.written;
+  if (argument->kind == INPUT) return 1;
+  for (size_t k = 0; k < argument->type.rank; ++k)
+    if (argument->type.sizes[k] < 0) return 0;
+  return !argument->type.written;
+}
+
+/* Read what users call the sizes; those of one name are one size. */
+static int take_size_names(fusec_model *model, fusec_text *text) {
+  for (size_t k = 0; k < model->symbols.count; ++k) {
+    fusec_symbol *row = &model->symbols.rows[k];
+    fusec_text line, name;
+    if (!fusec_skip(text, "size ")) return 0;
+    row->name = text->at;
+    if (!fusec_until(text, '\n', &name) || !name.left) return 0;
+    size_t at = 0;
+    for (; at < model->size_count; ++at) {
+      line = (fusec_text){model->sizes[at].name, (size_t)(text->at - model->sizes[at].name)};
+      if (fusec_until(&line, '\n', &line) && fusec_same(line, name)) break;
+    }
+    fusec_size *size = &model->sizes[at];
+    if (at == model->size_count) {
+      *size = (fusec_size){row->name, row->least, row->most};
+      ++model->size_count;
+    }
+    if (row->least > size->least) size->least = row->least;
+    if (row->most < size->most) size->most = row->most;
+  }
+  return 1;
 }
 
 /* Put the inputs in the order of the model's call, each of which is there once. */
@@ -141,27 +204,42 @@ static int take_all_names(fusec_model *model, fusec_text text) {
 }
 
 /* Make room for what a signature of so many lines can say. */
-static int make_room(fusec_model *model, const source *from) {
+static int make_room(fusec_model *model, fusec_text signature, fusec_text names) {
   size_t lines = 1;
-  for (size_t k = 0; k < from->signature.left; ++k) lines += from->signature.at[k] == '\n';
+  for (size_t k = 0; k < signature.left; ++k) lines += signature.at[k] == '\n';
   model->arguments = calloc(lines, sizeof *model->arguments);
   model->inputs = calloc(lines, sizeof *model->inputs);
   model->outputs = calloc(lines, sizeof *model->outputs);
-  model->names = malloc(from->names.left + 1);
-  if (!model->arguments || !model->inputs || !model->outputs || !model->names) return 0;
-  memcpy(model->names, from->names.at, from->names.left);
+  model->symbols.rows = calloc(lines, sizeof *model->symbols.rows);
+  model->sizes = calloc(lines, sizeof *model->sizes);
+  model->values = calloc(lines, sizeof *model->values);
+  model->names = malloc(names.left + 1);
+  if (!model->arguments || !model->inputs || !model->outputs || !model->symbols.rows ||
+      !model->sizes || !model->values || !model->names)
+    return 0;
+  for (size_t k = 0; k < lines; ++k)
+    model->symbols.rows[k] = (fusec_symbol){{NULL, 0}, "", -1, 0, INT64_MAX};
+  memcpy(model->names, names.at, names.left);
   return 1;
 }
 
-static int read_description(fusec_model *model, const source *from, fusec_error *error) {
-  fusec_text names, needed;
-  if (!make_room(model, from)) return fusec_fail(error, FUSEC_NO_MEMORY, "no memory");
-  names = (fusec_text){model->names, from->names.left};
-  if (!fusec_skip(&names, "needs ") || !fusec_until(&names, '\n', &needed))
-    return fusec_fail(error, FUSEC_NOT_NATIVE, "the archive is of another version of fusec");
-  if (!take_signature(model, from->signature) || !take_all_names(model, names))
-    return fusec_fail(error, FUSEC_NOT_NATIVE, "the archive is of another version of fusec");
-  return FUSEC_OK;
+/* Read what there is to know of a model, for which room was made. */
+static int read_description(fusec_model *model, fusec_text signature, fusec_error *error) {
+  static const char other[] = "the archive is of another version of fusec";
+  fusec_text names = {model->names, model->description.left}, needed;
+  fusec_error asked = {FUSEC_OK, ""};
+  if (!fusec_skip(&names, "needs ") || !fusec_until(&names, '\n', &needed) ||
+      !take_sizes(model, &signature))
+    return fusec_fail(error, FUSEC_NOT_NATIVE, other);
+  for (size_t k = 0; k < model->symbols.count; ++k)
+    if (model->whole) model->symbols.rows[k].name = model->whole->symbols.rows[k].name;
+  if (!take_checks(model, &signature, &asked))
+    return fusec_fail(error, asked.code ? asked.code : FUSEC_NOT_NATIVE, "%s",
+                      asked.code ? asked.text : other);
+  if (!take_size_names(model, &names)) return fusec_fail(error, FUSEC_NOT_NATIVE, other);
+  if (take_signature(model, signature) && take_all_names(model, names)) return FUSEC_OK;
+  if (!model->whole) return fusec_fail(error, FUSEC_NOT_NATIVE, other);
+  return fusec_fail(error, FUSEC_BAD_SIZE, "tensors of these sizes are too large");
 }
 
 /* -- its library and its weights ---------------------------------------------------------------- */
@@ -222,12 +300,92 @@ static void end_names(fusec_model *model, size_t length) {
 
 /* -- for users ---------------------------------------------------------------------------------- */
 
+/* Ask the library how many bytes a run of these sizes needs. */
+static int find_workspace(fusec_model *model, fusec_error *error) {
+  for (size_t k = 0; k < model->symbols.count; ++k) model->values[k] = model->symbols.rows[k].value;
+  long long bytes = model->library.bytes(model->values);
+  if (bytes < 0 || bytes > INT64_MAX / 4)
+    return fusec_fail(error, FUSEC_BAD_SIZE, "a run of these sizes needs too much memory");
+  model->workspace = (size_t)bytes;
+  return FUSEC_OK;
+}
+
 static int load_from(fusec_model *model, const source *from, const char *weights,
                      fusec_error *error) {
-  int code = read_description(model, from, error);
+  char *kept = malloc(from->names.left + 1);
+  if (kept) memcpy(kept, from->names.at, from->names.left);
+  model->description = (fusec_text){kept, kept ? from->names.left : 0};
+  if (!kept || !make_room(model, from->signature, model->description))
+    return fusec_fail(error, FUSEC_NO_MEMORY, "no memory");
+  int code = read_description(model, from->signature, error);
   if (!code) code = load_library(model, from, error);
+  if (!code && !model->symbols.count) code = find_workspace(model, error);
   if (!code) code = find_values(model, from, weights, error);
   if (!code) end_names(model, from->names.left);
+  /* The texts of symbols lie in the archive, which is let go of. */
+  for (size_t k = 0; k < model->symbols.count; ++k) model->symbols.rows[k].symbol.left = 0;
+  return code;
+}
+
+static const fusec_choice *find_choice(const fusec_choice *choices, size_t count,
+                                       const char *name) {
+  for (size_t k = 0; k < count; ++k)
+    if (choices[k].name && !strcmp(choices[k].name, name)) return &choices[k];
+  return NULL;
+}
+
+/* Check that each size is chosen once, and nothing else. */
+static int check_choices(const fusec_model *model, const fusec_choice *choices, size_t count,
+                         fusec_error *error) {
+  for (size_t k = 0; k < model->size_count; ++k) {
+    const fusec_choice *found = find_choice(choices, count, model->sizes[k].name);
+    if (!found)
+      return fusec_fail(error, FUSEC_BAD_SIZE, "the size %s is missing", model->sizes[k].name);
+    if (found->value < 0)
+      return fusec_fail(error, FUSEC_BAD_SIZE, "%s is %lld", found->name, (long long)found->value);
+  }
+  if (count != model->size_count)
+    return fusec_fail(error, FUSEC_BAD_SIZE, "%zu sizes are to be chosen, not %zu",
+                      model->size_count, count);
+  return FUSEC_OK;
+}
+
+static int choose_into(fusec_model *made, const fusec_choice *choices, size_t count,
+                       fusec_error *error) {
+  const fusec_model *whole = made->whole;
+  fusec_text signature = text_of(whole->library.signature);
+  if (!make_room(made, signature, whole->description))
+    return fusec_fail(error, FUSEC_NO_MEMORY, "no memory");
+  for (size_t k = 0; k < whole->symbols.count; ++k) {
+    const fusec_choice *found = find_choice(choices, count, whole->symbols.rows[k].name);
+    made->symbols.rows[k].value = found->value;
+  }
+  int code = read_description(made, signature, error);
+  if (!code) code = find_workspace(made, error);
+  if (code) return code;
+  for (size_t k = 0; k < made->argument_count; ++k)
+    made->arguments[k].value = whole->arguments[k].value;
+  made->size_count = 0;
+  end_names(made, made->description.left);
+  return FUSEC_OK;
+}
+
+int fusec_choose(fusec_model **chosen, const fusec_model *model, const fusec_choice *choices,
+                 size_t count, fusec_error *error) {
+  *chosen = NULL;
+  if (model->whole)
+    return fusec_fail(error, FUSEC_BAD_SIZE, "the sizes of this model are chosen already");
+  int code = check_choices(model, choices, count, error);
+  if (code) return code;
+  fusec_model *made = calloc(1, sizeof *made);
+  if (!made) return fusec_fail(error, FUSEC_NO_MEMORY, "no memory");
+  made->whole = model;
+  made->library = model->library;
+  made->description = model->description;
+  memcpy(made->target, model->target, sizeof made->target);
+  code = choose_into(made, choices, count, error);
+  if (code) fusec_free(made);
+  else *chosen = made;
   return code;
 }
 
@@ -252,6 +410,11 @@ int fusec_load(fusec_model **model, const char *archive, const char *weights, co
   return code;
 }
 
+const fusec_size *fusec_sizes(const fusec_model *model, size_t *count) {
+  *count = model->size_count;
+  return model->sizes;
+}
+
 const fusec_tensor *fusec_inputs(const fusec_model *model, size_t *count) {
   *count = model->input_count;
   return model->inputs;
@@ -268,8 +431,11 @@ size_t fusec_workspace(const fusec_model *model) { return model->workspace; }
 
 void fusec_free(fusec_model *model) {
   if (!model) return;
-  fusec_unload_library(&model->library);
-  fusec_unmap(model->weights);
+  if (!model->whole) {
+    fusec_unload_library(&model->library);
+    fusec_unmap(model->weights);
+    free((void *)model->description.at);
+  }
   for (size_t k = 0; k < model->argument_count; ++k) {
     free(model->arguments[k].copy);
     free((void *)model->arguments[k].type.sizes);
@@ -278,6 +444,9 @@ void fusec_free(fusec_model *model) {
   free(model->arguments);
   free(model->inputs);
   free(model->outputs);
+  free(model->symbols.rows);
+  free(model->sizes);
+  free(model->values);
   free(model->names);
   free(model);
 }

@@ -19,14 +19,22 @@ typedef struct {
   void *copy;
 } argument;
 
+/* whole: of one whose sizes are chosen, the one that was loaded, to which library, weights and held
+     values belong.
+   values: the symbols', for the function. */
 struct fusec_model {
+  const fusec_model *whole;
+  fusec_symbols symbols;
+  fusec_size *sizes;
+  long long *values;
   fusec_library library;
   fusec_text weights; /* the file, mapped */
   argument *arguments;
   fusec_tensor *inputs, *outputs;
-  size_t argument_count, input_count, output_count, workspace;
+  size_t argument_count, input_count, output_count, size_count, workspace;
   char target[32];
-  char *names; /* to which the tensors' point */
+  fusec_text description; /* the names, as the archive has them */
+  char *names;            /* to which the tensors' point */
 };
 
 #endif

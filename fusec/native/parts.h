@@ -31,6 +31,35 @@ int fusec_same(fusec_text one, fusec_text other);
 /* Return the name of a type, and its bytes per element; NULL for what is no type. */
 const char *fusec_dtype(fusec_text name, size_t *bytes);
 
+/* -- sizes.c: those that a call chooses --------------------------------------------------------- */
+
+/* A size of a signature.
+
+   symbol: what the signature calls it; `name`, what users do.
+   value: -1, where it is open. */
+typedef struct {
+  fusec_text symbol;
+  const char *name;
+  int64_t value, least, most;
+} fusec_symbol;
+
+typedef struct {
+  fusec_symbol *rows;
+  size_t count;
+} fusec_symbols;
+
+/* What came of a formula: of a part of it, the worst comes of the whole. */
+enum { FUSEC_KNOWN, FUSEC_OPEN, FUSEC_NO_NUMBER, FUSEC_NO_FORMULA };
+
+/* Cut a formula from the front, and say what it is. */
+int fusec_size_of(fusec_text *text, const fusec_symbols *symbols, int64_t *value);
+/* Say whether a condition holds. */
+int fusec_holds(fusec_text text, const fusec_symbols *symbols, int *holds);
+/* Note what a condition says of one size by itself. */
+void fusec_take_bounds(fusec_text text, fusec_symbols *symbols);
+/* Set the error for a condition that does not hold. */
+int fusec_refuse(fusec_text text, const fusec_symbols *symbols, fusec_error *error);
+
 /* -- sha256.c ----------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -90,13 +119,15 @@ void fusec_unmap(fusec_text file);
    of less than `room` bytes, a space before each. */
 size_t fusec_missing(fusec_text needed, char *missing, size_t room);
 
-typedef int (*fusec_function)(void *const *, void *const *, char *, int);
+typedef int (*fusec_function)(void *const *, void *const *, char *, const long long *, int);
+typedef long long (*fusec_count)(const long long *);
 
 /* A shared library that was loaded from memory. */
 typedef struct {
   void *handle;
   int file;
   fusec_function run;
+  fusec_count bytes; /* of a workspace; -1 where 64 bits do not hold it */
   const char *signature;
 } fusec_library;
 

@@ -77,7 +77,7 @@ static int call(const fusec_model *model, const fusec_memory *inputs, const fuse
     pointers[k] = argument->kind == INPUT ? inputs[argument->input].data : (void *)argument->value;
   }
   for (size_t k = 0; k < model->output_count; ++k) pointers[count + k] = outputs[k].data;
-  int status = model->library.run(pointers, pointers + count, workspace, threads);
+  int status = model->library.run(pointers, pointers + count, workspace, model->values, threads);
   free(pointers);
   if (status == OUT_OF_RANGE)
     return fusec_fail(error, FUSEC_OUT_OF_RANGE, "an index among the inputs is out of range");
@@ -89,6 +89,9 @@ static int call(const fusec_model *model, const fusec_memory *inputs, const fuse
 int fusec_run(const fusec_model *model, const fusec_memory *inputs, const fusec_memory *outputs,
               const fusec_memory *workspace, int threads, fusec_error *error) {
   fusec_memory own = {NULL, 0};
+  if (model->size_count)
+    return fusec_fail(error, FUSEC_BAD_CALL, "%s is to be chosen first, by fusec_choose",
+                      model->sizes[0].name);
   if (!workspace) {
     own.bytes = model->workspace / 64 * 64 + 64;
     own.data = aligned_alloc(64, own.bytes);

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from fusec.codegen.native import Native, print_native
+from fusec.codegen.native_sizes import print_extent, print_formula
 from fusec.errors import UsageError
 from fusec.ir.extern import Fresh
+from fusec.ir.formula import Formula
 from fusec.ir.graph import Extern, Schedule
-from fusec.ir.index import Size
+from fusec.ir.index import Size, index
 from fusec.passes.fuse import separate
 from fusec.passes.memory import plan_memory
 from tests.codegen.test_wrapper import chain, unary
@@ -19,10 +21,10 @@ from tests.fuzz.pipeline import lower_all, small_target
 from tests.ir.graphs import F32, buffer, graph, whole
 
 
-def printed(schedule: Schedule) -> Native:
+def printed(schedule: Schedule, asked: Sequence[Formula] = ()) -> Native:
     programs = lower_all(schedule, small_target("cpu"))
     return print_native(
-        schedule, plan_memory(schedule), programs, {name: name for name in programs}
+        schedule, plan_memory(schedule), programs, {name: name for name in programs}, asked
     )
 
 
@@ -40,7 +42,7 @@ def test_the_function_calls_kernels_and_copies_what_is_a_part(
 
 def test_a_chain_writes_its_result_where_the_caller_wants_it() -> None:
     native = printed(separate(chain(*[F32] * 4)[0]))
-    assert "workspace 128\n" in native.signature
+    assert "fusec_bytes(const long long *) {\n  return 128;" in native.source
     assert native.source.count(")(workspace + 0);") == 2  # t0, then t2
     assert native.source.count(")results[0];") == 2  # t1, then t3
 
@@ -63,9 +65,23 @@ def test_many_calls_of_torch_are_counted() -> None:
         printed(separate(graph((x,), tuple(calls), *made)))
 
 
-def test_sizes_that_are_symbols_are_refused() -> None:
+def test_places_and_the_signature_follow_from_sizes(golden: Callable[[str, str], None]) -> None:
     s = Size("s", 4)
-    x = buffer("x", s)
-    line = unary("y", x)
-    with pytest.raises(UsageError, match="s: an input that is no tensor"):
-        printed(separate(graph((x, s), (line,), line.buffer)))
+    x = buffer("x", s, 6)
+    first = unary("h", x)
+    second = unary("g", first.buffer)
+    third = unary("y", second.buffer)
+    made = graph((s, x), (first, second, third), third.buffer)
+    native = printed(separate(made), asked=((">=", "s", 1), ("<=", ("+", ("*", 2, "s"), -1), 64)))
+    places = native.source.partition("// Where buffers lie")[2]
+    golden("native_sizes", f"{native.signature}\n// Where buffers lie{places}")
+
+
+def test_formulas_have_their_signs_in_front() -> None:
+    s, t = index(Size("s", 4)), index(Size("t", 3))
+    assert print_extent(2 * s + t * 3 - 1) == "+ * 2 s + * 3 t -1"
+    assert print_extent((s + 1) // 2) == "// + s 1 2"
+    assert print_extent(s * t * 8) == "* 8 * s t"
+    assert print_formula(("or", ("==", "s", 1), ("<", "t", 8), ("!=", "s", "t"))) == (
+        "or == s 1 or < t 8 != s t"
+    )

@@ -16,10 +16,21 @@
 
 #include "fusec.h"
 
+enum { MOST = 1 << 24 }; /* bytes of tensors that are tried */
+
 static int refused, ran;
 
 static fusec_memory room(const fusec_tensor *tensor) {
   return (fusec_memory){calloc(1, tensor->bytes + 1), tensor->bytes};
+}
+
+static unsigned long long state;
+
+static size_t below(size_t end) {
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return (size_t)(state % end);
 }
 
 static void run(const fusec_model *model) {
@@ -35,6 +46,30 @@ static void run(const fusec_model *model) {
   free(made);
 }
 
+/* Run a model for sizes of any kind: few, none, and such whose products 64 bits do not hold. */
+static void choose(const fusec_model *model) {
+  static const int64_t odd[] = {0, -1, 1, INT64_MAX, INT64_MIN, 1ll << 32, 1ll << 62, 3037000500ll};
+  size_t count;
+  const fusec_size *sizes = fusec_sizes(model, &count);
+  fusec_choice *choices = calloc(count + 1, sizeof *choices);
+  for (int round = 0; round < 8; ++round) {
+    fusec_model *chosen;
+    size_t bytes = 0;
+    for (size_t k = 0; k < count; ++k)
+      choices[k] = (fusec_choice){sizes[k].name, below(3) ? (int64_t)below(20) : odd[below(8)]};
+    if (fusec_choose(&chosen, model, choices, count, NULL)) continue;
+    bytes = fusec_workspace(chosen);
+    for (int side = 0; side < 2; ++side) {
+      const fusec_tensor *of = (side ? fusec_outputs : fusec_inputs)(chosen, &count);
+      for (size_t k = 0; k < count; ++k) bytes = bytes > MOST ? bytes : bytes + of[k].bytes;
+    }
+    if (bytes < MOST) run(chosen);
+    fusec_free(chosen);
+    fusec_sizes(model, &count);
+  }
+  free(choices);
+}
+
 static void try_files(const char *archive, const char *weights) {
   fusec_model *model;
   fusec_error error;
@@ -42,7 +77,10 @@ static void try_files(const char *archive, const char *weights) {
     ++refused;
     return;
   }
+  size_t open;
   ++ran;
+  fusec_sizes(model, &open);
+  if (open) choose(model);
   run(model);
   fusec_free(model);
 }
@@ -57,15 +95,6 @@ static char *read_file(const char *path, size_t *size) {
   if (fread(bytes, 1, *size, file) != *size) exit(99);
   fclose(file);
   return bytes;
-}
-
-static unsigned long long state;
-
-static size_t below(size_t end) {
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  return (size_t)(state % end);
 }
 
 /* Try one file changed, and the other as it is. Most of what is read lies at the front. */

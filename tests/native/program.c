@@ -1,5 +1,6 @@
 /* Loads a model and runs it: `program ARCHIVE WEIGHTS|- THREADS IN... -- OUT...`, with files of
-   elements. Prints what the model takes. Callers at the same time: the environment's CALLERS. */
+   elements. Prints what the model takes. Callers at the same time: the environment's CALLERS. Sizes
+   that are chosen: its SIZES, as "B=3 T=5". */
 
 #include <pthread.h>
 #include <stdio.h>
@@ -46,6 +47,26 @@ static void show(const char *what, const fusec_tensor *tensors, size_t count) {
   }
 }
 
+static void show_sizes(const fusec_model *model) {
+  size_t count;
+  const fusec_size *sizes = fusec_sizes(model, &count);
+  for (size_t k = 0; k < count; ++k)
+    printf("size %s: %lld to %lld\n", sizes[k].name, (long long)sizes[k].least,
+           (long long)sizes[k].most);
+}
+
+/* Choose the sizes of a text, which is cut into names. */
+static int choose(fusec_model **chosen, const fusec_model *model, char *text, fusec_error *error) {
+  fusec_choice choices[MOST];
+  size_t count = 0;
+  for (char *at = strtok(text, " "); at && count < MOST; at = strtok(NULL, " ")) {
+    char *value = strchr(at, '=');
+    *value = 0;
+    choices[count++] = (fusec_choice){at, strtoll(value + 1, NULL, 10)};
+  }
+  return fusec_choose(chosen, model, choices, count, error);
+}
+
 static int finish(int code, const fusec_error *error) {
   if (code) printf("error %d: %s\n", code, error->text);
   return code;
@@ -54,13 +75,20 @@ static int finish(int code, const fusec_error *error) {
 int main(int count, char **given) {
   static call calls[MOST];
   pthread_t threads[MOST];
-  fusec_model *model;
+  fusec_model *model, *whole = NULL;
   fusec_error error;
   const char *callers = getenv("CALLERS");
   int all = callers ? atoi(callers) : 1, code;
   if (count < 4) return 98;
   code = fusec_load(&model, given[1], strcmp(given[2], "-") ? given[2] : NULL, getenv("PIN"), &error);
   if (code) return finish(code, &error);
+  show_sizes(model);
+  if (getenv("SIZES")) {
+    whole = model;
+    code = choose(&model, whole, getenv("SIZES"), &error);
+    if (code) fusec_free(whole);
+    if (code) return finish(code, &error);
+  }
   size_t inputs, outputs;
   const fusec_tensor *takes = fusec_inputs(model, &inputs), *gives = fusec_outputs(model, &outputs);
   if (getenv("TARGET")) puts(fusec_target(model));
@@ -98,6 +126,8 @@ int main(int count, char **given) {
     for (size_t k = 0; k < inputs; ++k) free(calls[c].inputs[k].data);
     for (size_t k = 0; k < outputs; ++k) free(calls[c].outputs[k].data);
   }
+  if (getenv("WORKSPACE")) printf("workspace %zu\n", fusec_workspace(model));
   fusec_free(model);
+  fusec_free(whole);
   return 0;
 }

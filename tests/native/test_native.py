@@ -239,7 +239,7 @@ def changing(name: str, old: bytes, new: bytes, *, honest: bool) -> Callable[[An
     return change
 
 
-LIES = {
+LIES: dict[str, tuple[Callable[..., Any], str]] = {
     "a processor": (
         changing("names.txt", b"\n", b" avx9000\n", honest=True),
         "error 4: this processor lacks for cpu: avx9000\n",
@@ -252,12 +252,12 @@ LIES = {
         changing("inference/native.txt", b"f32 33 16", b"f32 99 16", honest=True),
         "error 2: the archive describes another function than it has\n",
     ),
-    "a workspace": (
-        changing("inference/native.txt", b"workspace ", b"workspace 9", honest=True),
+    "a check": (
+        changing("inference/native.txt", b"argument ", b"check < 1 2\nargument ", honest=True),
         "error 2: the archive describes another function than it has\n",
     ),
     "a version": (
-        changing("inference/native.txt", b"native 1", b"native 2", honest=True),
+        changing("inference/native.txt", b"native 2", b"native 1", honest=True),
         "error 3: the archive is of another version of fusec\n",
     ),
     "a held value": (
@@ -313,6 +313,119 @@ def test_what_needs_torch_is_listed_with_its_line() -> None:
     torch._dynamo.reset()
     with pytest.raises(UsageError, match=r"without Python.*\n  aten\.linalg_inv_ex.*test_native"):
         build(sorts, Call((values(4, 4),)), NATIVE)
+
+
+# -- sizes that a call chooses ---------------------------------------------------------------------
+
+
+class Rows(nn.Module):
+    """An attention over a table of positions, results of other sizes, parts that are copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 24)
+        self.places = nn.Parameter(torch.randn(12, 8))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows, steps, _ = x.shape
+        h = self.up(x + self.places[:steps]).view(rows, steps, 3, 2, 4)
+        z = F.scaled_dot_product_attention(*h.permute(2, 0, 3, 1, 4), is_causal=True)
+        z = z.transpose(1, 2).reshape(rows, steps, 8) * y.softmax(1)
+        return {"z": z, "last": z[:, 1:].sum(-1).t(), "twice": torch.cat((x, z), 1)}
+
+
+def rows() -> Rows:
+    torch.manual_seed(0)
+    return Rows().eval()
+
+
+def of_rows(count: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return values(count, steps, 8, seed=3), values(count, steps, 8, seed=4)
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = of_rows(8, 10)
+    path = tmp_path_factory.mktemp("sized") / "net.fusec"
+    torch._dynamo.reset()
+    call = Call(given, sizes=tuple((one, ("B", "T", None)) for one in given))
+    path.write_bytes(build(rows(), call, NATIVE))
+    save_file(weights_of(rows()), path.with_suffix(".safetensors"))
+    return path
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (1, 12), (7, 2), (40, 9)])
+def test_a_call_chooses_sizes_in_c_too(program: Path, sized: Path, sizes: tuple[int, int]) -> None:
+    count, steps = sizes
+    given = of_rows(count, steps)
+    expected = tuple(fusec.load(sized)(*given).values())
+    own = f"B={count} T={steps}"
+    said, made = run(program, sized, *given, like=expected, SIZES=own, threads=2)
+    assert said.splitlines() == [
+        f"size B: 1 to {2**63 - 1}",
+        "size T: 2 to 12",
+        f"input x: f32[{count}, {steps}, 8]",
+        f"input y: f32[{count}, {steps}, 8]",
+        f"output result['z']: f32[{count}, {steps}, 8]",
+        f"output result['last']: f32[{steps - 1}, {count}]",
+        f"output result['twice']: f32[{count}, {2 * steps}, 8]",
+    ]
+    assert all(map(torch.equal, made, expected))
+    for one, wanted in zip(made, rows()(*given).values(), strict=True):
+        torch.testing.assert_close(one, wanted)
+
+
+def test_what_is_chosen_shows_before_it_is_and_memory_follows(program: Path, sized: Path) -> None:
+    said, _ = run(program, sized)
+    assert "input x: f32[-1, -1, 8]\n" in said
+    assert said.endswith("error 6: B is to be chosen first, by fusec_choose\n")
+    needed = []
+    for count in (1, 10, 100):
+        given = of_rows(count, 4)
+        said, _ = run(program, sized, *given, SIZES=f"B={count} T=4", WORKSPACE="1", like=())
+        needed.append(int(said.splitlines()[-1].removeprefix("workspace ")))
+    assert needed[0] < needed[1] < needed[2] <= 10 * needed[1]
+
+
+BAD_SIZES = {
+    "B=2 T=13": "T is 13; the model was built for T <= 12",
+    "B=2 T=1": "T is 1; the model was built for T >= 2",
+    "B=0 T=4": "B is 0; the model was built for B >= 1",
+    "B=-4 T=4": "B is -4",
+    "T=4": "the size B is missing",
+    "B=2 T=4 C=8": "2 sizes are to be chosen, not 3",
+    "B=2 T=4 B=2": "2 sizes are to be chosen, not 3",
+    f"B={2**62} T=4": "tensors of these sizes are too large",
+    f"B={2**53} T=4": "a run of these sizes needs too much memory",
+}
+
+
+@pytest.mark.parametrize("sizes", BAD_SIZES)
+def test_sizes_that_it_was_not_built_for_are_errors(program: Path, sized: Path, sizes: str) -> None:
+    said, _ = run(program, sized, SIZES=sizes)
+    assert said.endswith(f"error 10: {BAD_SIZES[sizes]}\n")
+
+
+def test_a_call_of_other_bytes_than_were_chosen_is_refused(program: Path, sized: Path) -> None:
+    x, y = of_rows(3, 5)
+    said, _ = run(program, sized, x, y[:2], SIZES="B=3 T=5")
+    assert said.endswith("error 6: y has 480 bytes, not 320\n")
+
+
+def test_writes_go_to_where_sizes_say(program: Path, tmp_path: Path) -> None:
+    step, place = stepping(by_copy), torch.tensor([5, 2])
+    x, cache = values(4, 8), values(4, 9, 8, seed=2)
+    path = tmp_path / "net.fusec"
+    names = (x, ("N", None)), (cache, ("N", "T", None))
+    torch._dynamo.reset()
+    path.write_bytes(build(step, Call((x, cache, place), sizes=names), NATIVE))
+    x, cache = values(3, 8), values(3, 7, 8, seed=2)
+    _, (made,) = run(program, path, x, cache, place, like=(x,), weights="-", SIZES="N=3 T=7")
+    torch.testing.assert_close(made, step(x, cache, place))
+    changed = torch.frombuffer(bytearray((tmp_path / "in1").read_bytes()), dtype=torch.float32)
+    assert torch.equal(changed.reshape(cache.shape), cache)
+    said, _ = run(program, path, x, cache, place + 4, weights="-", SIZES="N=3 T=7")
+    assert said.endswith("error 7: an index among the inputs is out of range\n")
 
 
 # -- several processors ----------------------------------------------------------------------------
@@ -497,18 +610,24 @@ def test_damaged_files_are_errors_without_an_access_out_of_bounds(
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["built", "sized"])
 def test_archives_that_lie_with_right_digests_are_errors(
-    fuzzer: Path, built: Path, tmp_path: Path, count: int
+    fuzzer: Path, which: str, request: pytest.FixtureRequest, tmp_path: Path, count: int
 ) -> None:
-    chosen = random.Random(count)
+    chosen, original = random.Random(count), request.getfixturevalue(which)
+    described_by = ["names.txt", "inference/native.txt", *["held/scale"] * (which == "built")]
     files = []
     for k in range(count):
         path = tmp_path / f"{k}.fusec"
-        name = chosen.choice(("names.txt", "inference/native.txt", "held/scale"))
-        path.write_bytes(repacked(built.read_bytes(), partial(spoil, chosen, name)))
+        change = partial(spoil, chosen, chosen.choice(described_by))
+        path.write_bytes(repacked(original.read_bytes(), change))
         files.append(path)
-    refused, ran = fuzz(fuzzer, built, 0, 0, *files)
+    refused, ran = fuzz(fuzzer, original, 0, 0, *files)
     assert (refused + ran, refused > count / 2) == (count, True)
+
+
+def test_sizes_of_any_kind_are_errors_or_run(fuzzer: Path, sized: Path) -> None:
+    assert fuzz(fuzzer, sized, 0, 1, *[sized] * 60) == (0, 60)
 
 
 def spoil(chosen: random.Random, name: str, blobs: dict[str, bytes]) -> None:
@@ -517,7 +636,22 @@ def spoil(chosen: random.Random, name: str, blobs: dict[str, bytes]) -> None:
     for _ in range(chosen.randint(1, 3)):
         at = chosen.randrange(len(content))
         part = chosen.choice(
-            (b"", b"\n", b" ", b"9" * 18, b"unread\n", b"input 0 ", b"\xff", b"or ")
+            (
+                b"",
+                b"\n",
+                b" ",
+                b"9" * 18,
+                b"unread\n",
+                b"input 0 ",
+                b"\xff",
+                b"or ",
+                b"size B\n",
+                b"check < s0 8\n",
+                b"+ ",
+                b"% 0 ",
+                b"-1",
+                b"and " * 200,
+            )
         )
         content[at : at + chosen.randint(0, 4)] = part
     blobs[name] = bytes(content)

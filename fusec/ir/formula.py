@@ -1,0 +1,45 @@
+"""Sizes as trees of texts and numbers: the one form in which what is written down has them.
+
+``2*B + 1`` is ``("+", ("*", 2, "B"), 1)``. ``runtime/sizes.py`` owns the grammar, for it reads such
+trees without the IR; the functions for C print them (``codegen/native_sizes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from fusec.errors import Unsupported
+from fusec.ir.atoms import Atom, FloorDiv, Minimum, Mod, Size
+from fusec.ir.index import Index
+
+Formula: TypeAlias = "int | str | tuple[Any, ...]"
+
+
+def formula_of(value: Index) -> Formula:
+    """Return an index without axes as a tree, its sizes by their names.
+
+    Raises:
+        Unsupported: for what is no sum, product, quotient or least one of sizes.
+    """
+    terms = [_term(factor, atoms) for atoms, factor in value.terms]
+    if value.const or not terms:
+        terms.append(value.const)
+    return terms[0] if len(terms) == 1 else ("+", *terms)
+
+
+def _term(factor: int, atoms: Sequence[Atom]) -> Formula:
+    factors = [*((factor,) if factor != 1 else ()), *map(_atom, atoms)]
+    return factors[0] if len(factors) == 1 else ("*", *factors)
+
+
+def _atom(atom: Atom) -> Formula:
+    match atom:
+        case Minimum():
+            return "min", *map(formula_of, atom.args)
+        case Size():
+            return atom.name
+        case FloorDiv() | Mod():
+            sign = "//" if isinstance(atom, FloorDiv) else "%"
+            return sign, formula_of(atom.dividend), formula_of(atom.divisor)
+    raise Unsupported(f"a size with {atom}")
