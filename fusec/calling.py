@@ -47,7 +47,6 @@ def _refuse(metadata: Any) -> None:
         "results that share memory with each other": metadata.num_intermediate_bases,
         "ordered effects": len(metadata.tokens),
         "gradients switched on or off": metadata.grad_enabled_mutation is not None,
-        "symbolic sizes that are saved": metadata.num_symints_saved_for_bw or 0,
         "a random state": metadata.is_rng_op_functionalized,
         "generators": metadata.num_graphsafe_rng_states,
         "writes in the backward": len(
@@ -99,7 +98,8 @@ def _training(metadata: Any, backward: fx.GraphModule) -> Training:
     unchecked = metadata.num_tensors_saved_with_no_vc_check
     (gradients,) = backward.graph.output_node().args
     inputs = metadata.input_info
-    saved = len(backward.graph.find_nodes(op="placeholder")) - len(wanted) - unchecked
+    sizes = metadata.num_symints_saved_for_bw or 0
+    saved = len(backward.graph.find_nodes(op="placeholder")) - len(wanted) - unchecked - sizes
     if len(gradients) != len(inputs) or checked.start != len(outputs):  # type: ignore[arg-type]
         raise NoConvention("other values between results and what is saved")
     detached = tuple(
@@ -112,6 +112,7 @@ def _training(metadata: Any, backward: fx.GraphModule) -> Training:
         tuple(_tangent(k, meta.memory_format) for k, meta in zip(wanted, metas, strict=True)),
         saved,
         unchecked,
+        sizes,
         tuple(metadata.unsafe_view_out_indices),
         detached,
         any(one.requires_grad for one in inputs),

@@ -246,6 +246,7 @@ def dynamic(
     fn: Callable[..., Any],
     *shapes: tuple[int | str, ...],
     may_fix: bool = False,
+    train: bool = False,
     options: Sequence[Options] = HERE,
 ) -> bytes:
     """Build a function of tensors whose extents are numbers or names."""
@@ -257,7 +258,8 @@ def dynamic(
         given.append(values(*own))
         sizes.append((given[-1], tuple(n if isinstance(n, str) else None for n in shape)))
     torch._dynamo.reset()
-    return build(fn, Call(tuple(given), sizes=sizes, may_fix=may_fix), options)
+    call = Call(tuple(given), sizes=sizes, may_fix=may_fix, train=train)
+    return build(fn, call, options)
 
 
 @pytest.fixture(scope="module")
@@ -404,6 +406,72 @@ def test_what_was_frozen_is_in_the_archive_and_its_weights_are_not_asked_for(
     torch.testing.assert_close(model(x), folded()(x).detach())
 
 
+class Summed(nn.Module):
+    """Its backward never learns how many steps there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.up(x.sum(1)) * y.mean(),)
+
+
+class Normal(Summed):
+    """Rows of all batches as one axis, statistics that are kept, results of other sizes, a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(24)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = F.gelu(self.norm(self.up(x.reshape(-1, 8))))
+        z = h.view(x.shape[0], x.shape[1], 24)
+        return F.mse_loss(z[..., :8], y), z[:, 1:] * z[:, :-1], h.softmax(0)
+
+
+TRAINED: dict[str, Callable[[], nn.Module]] = {
+    "attention": Heads, "a sum": Summed, "a norm": Normal
+}  # fmt: skip
+
+
+def trained_step(model: Any, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return gradients, buffers and results of a step with a loss that weighs all elements."""
+    made = [one for one in model(*given) if one.requires_grad]
+    loss = sum((one * values(*one.shape, seed=k)).sum() for k, one in enumerate(made))
+    names, weights = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, weights)
+    kept = {name: b for name, b in model.state_dict().items() if "running" in name}
+    results = {f"result {k}": one.detach() for k, one in enumerate(made)}
+    return dict(zip(names, gradients, strict=True)) | kept | results
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_step_s_calls_choose_sizes(load: Any, name: str) -> None:
+    torch.manual_seed(0)
+    own = TRAINED[name]().train()
+    shapes = ("B", "T", 8), ("B", "T", 8)
+    trained = load(dynamic(own, *shapes, train=True), weights=copy.deepcopy(own))
+    for sizes in ((3, 5), (1, 12), (40, 2)):
+        given = pair(*sizes, 8)
+        found, wanted = trained_step(trained, given), trained_step(own, given)
+        assert found.keys() == wanted.keys()
+        for what, expected in wanted.items():
+            torch.testing.assert_close(found[what], expected, rtol=1e-4, atol=1e-4)
+    if name == "attention":
+        with pytest.raises(UsageError, match="T is 13; the model was built for T <= 12"):
+            trained(*pair(2, 13, 8))
+
+
+def test_a_backward_that_is_told_another_size_is_an_error(load: Any) -> None:
+    trained = load(dynamic(heads().train(), *[("B", "T", 8)] * 2, train=True), weights=heads())
+    z, _ = trained(*pair(3, 5, 8))
+    assert {*z.grad_fn.sizes} == {3, 5}
+    z.grad_fn.sizes = tuple(n + 1 for n in z.grad_fn.sizes)
+    with pytest.raises(BadArchive, match="graph 'backward'"):
+        z.sum().backward()
+
+
 def test_a_frozen_model_s_calls_choose_sizes(load: Any) -> None:
     options = [Options.from_compile(None, {"freeze": True})]
     model = load(dynamic(folded(), ("B", 3, 6, 6), options=options), weights={})
@@ -540,9 +608,7 @@ def test_the_command_writes_a_file_and_weights_beside_it(
     assert model(values(4, 8), mask=values(4, 16)).shape == (4, 16)
 
 
-def test_the_command_takes_sizes_by_name_or_all_that_are_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_sizes_by_name_or_all_that_are_open(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     (tmp_path / "model.py").write_text(MODEL)
     line = ["build", f"{tmp_path / 'model.py'}:Block", "--with-weights"]
@@ -553,8 +619,11 @@ def test_the_command_takes_sizes_by_name_or_all_that_are_open(
         masks = [values(3, 16)] if number == 0 else []
         assert model.inputs[0] == f"x: f32[{('B', 'n5')[number]}, 8]"
         assert model(values(3, 8), *masks).shape == (3, 16)
-    assert main([*line, "--input", "f32[B,8]", "--train"]) == 2
-    assert "for inference: leave out --train" in capsys.readouterr().err
+    path = tmp_path / "train.fusec"
+    assert main([*line, "--input", "f32[B,8]", "--train", "-o", str(path)]) == 0
+    model = fusec.load(path)
+    model(values(3, 8)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
     path = tmp_path / "native.fusec"
     assert main([*line, "--input", "f32[B,8]", "--native", "-o", str(path)]) == 0
     assert fusec.load(path)(values(3, 8)).shape == (3, 16)
@@ -646,10 +715,13 @@ def remade(content: bytes, draw: random.Random, *, trusted: bool) -> bytes:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("trusted", (False, True))
+@pytest.mark.parametrize("train", (False, True))
 def test_lies_about_sizes_are_errors_or_right_answers(
-    sized: bytes, load: Any, trusted: bool, count: int
+    sized: bytes, load: Any, train: bool, trusted: bool, count: int
 ) -> None:
     draw, own, given = random.Random(2), heads(), pair(2, 12, 8)
+    if train:
+        sized = dynamic(heads().train(), *[("B", "T", 8)] * 2, train=True)
     expected = own(*given)[0]
     answers = 0
     for k in range(count):
@@ -660,6 +732,8 @@ def test_lies_about_sizes_are_errors_or_right_answers(
                 with pytest.raises(UsageError):
                     model(*pair(2, 13, 8))
             result = model(*given)
+            if result[0].requires_grad:
+                result[0].sum().backward()
         except UsageError:
             continue
         answers += 1

@@ -63,6 +63,16 @@ def test_values_strides_and_gradients_are_eager_s(train: bool) -> None:
     check_start(fn, values(6, 8), values(8, 4, seed=1), train=train)
 
 
+def test_sizes_that_a_backward_takes_come_behind_what_is_saved() -> None:
+    def fn(x, w):
+        return (torch.relu(x.reshape(-1, 8) @ w) / x.shape[0]).sum()
+
+    for rows in (3, 5, 9):
+        x, w = (torch.randn(rows, 4, 8, requires_grad=True), torch.randn(8, 6, requires_grad=True))
+        torch._dynamo.mark_dynamic(x, 0)
+        check_start(fn, x, w, train=True)
+
+
 def test_a_result_that_is_an_input_is_that_object() -> None:
     def fn(x, y):
         return x, x + y, y

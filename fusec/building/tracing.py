@@ -21,7 +21,8 @@ from fusec.frontend.freezing import Recipe, take_constants
 from fusec.options import Options
 from fusec.runtime.convention import Convention
 from fusec.runtime.executable import BoxedCall
-from fusec.runtime.sizes import Condition
+from fusec.runtime.loading import formulas_in, names_bound_by
+from fusec.runtime.sizes import Condition, names_in
 from fusec.size_formulas import not_empty, renamed, renamed_spec
 from fusec.stages import Context
 from fusec.torch_interior import (
@@ -258,18 +259,29 @@ def name_sizes(
                 raise UsageError(f"the model runs for {name} = {symbol} alone: write the number.")
             if name is not None and symbol.isidentifier():
                 names[symbol] = name
-    seen.parts = [
-        replace(
-            part,
-            arguments=tuple(
-                None if k in seen.unread else renamed_spec(spec, names)
-                for k, spec in enumerate(part.arguments)
-            ),
-            conditions=tuple(
-                renamed(condition, names)
-                for condition in dict.fromkeys((*seen.conditions, *part.conditions))
-            ),
-        )
-        for part in seen.parts
-    ]
+    seen.parts = [_named(part, k == 0, seen, names) for k, part in enumerate(seen.parts)]
     return names
+
+
+def _named(part: Packed, is_first: bool, seen: Seen, names: Mapping[str, str]) -> Packed:
+    """Return a graph with names for its sizes.
+
+    A backward has those that it takes. What is asked of others was, when its forward was called.
+
+    Raises:
+        Unsupported: as of ``renamed``.
+    """
+    unread = seen.unread if is_first else ()
+    arguments = tuple(
+        None if k in unread else renamed_spec(spec, names) for k, spec in enumerate(part.arguments)
+    )
+    asked = dict.fromkeys((*seen.conditions, *part.conditions))
+    conditions = tuple(renamed(condition, names) for condition in asked)
+    if not is_first:
+        known = names_bound_by(arguments)
+        used = (n for spec in arguments for size in formulas_in(spec) for n in names_in(size))
+        for name in used:
+            if name not in known:
+                raise Unsupported(f"a backward that is not told the size {name}")
+        conditions = tuple(c for c in conditions if known.issuperset(names_in(c)))
+    return replace(part, arguments=arguments, conditions=conditions)

@@ -92,8 +92,6 @@ def _check_inputs(arguments: argparse.Namespace) -> None:
         raise UsageError("--run is for models whose graphs depend on values; an archive has one.")
     specs = (*given.specs, *given.named.values())
     tensors = [spec for spec in leaves(list(specs)) if isinstance(spec, TensorInput)]
-    if arguments.train and (arguments.dynamic or any(spec.names for spec in tensors)):
-        raise UsageError("sizes that calls choose are for inference: leave out --train.")
     if any(spec.later for spec in tensors):
         raise UsageError("an archive has one size of each input: leave out the others.")
 

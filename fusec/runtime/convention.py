@@ -7,13 +7,16 @@ strides that were traced. For most graphs that is a page of facts. A ``Conventio
 loaded file runs AOTAutograd, and a call costs less than through a wrapper for all graphs.
 
 Graphs with more to it have none (``convention_of`` says why): results that are views of inputs,
-inputs that are replaced after the call, subclasses of tensors, symbolic sizes that are saved.
+inputs that are replaced after the call, subclasses of tensors.
 
 Worked example: of ``y = (x @ w).relu()`` where w has a gradient the forward returns y and what is
 saved, and the backward takes that and the tangent of y::
 
     Convention(outputs=(None,), written=(), training=Training(
         differentiable=(True,), tangents=(Tangent(0, "", (2, 3), (3, 1)),), saved=2, ...))
+
+Where calls choose how many rows x has, the forward returns that size behind what is saved, and the
+backward takes it before that.
 """
 
 from __future__ import annotations
@@ -88,6 +91,7 @@ class Training:
         tangents: what the backward takes behind what was saved.
         saved: how many tensors the forward returns for it behind the results.
         unchecked: how many more, of which autograd does not ask whether they were written since.
+        sizes: how many sizes it returns behind these, which the backward takes first.
         fresh: results that are views in the graph, but to autograd are new tensors.
         detached: inputs without a gradient, to which autograd need not lead.
         any_gradient: whether some input requires gradients.
@@ -98,6 +102,7 @@ class Training:
     tangents: tuple[Tangent, ...]
     saved: int
     unchecked: int
+    sizes: int
     fresh: tuple[int, ...]
     detached: tuple[int, ...]
     any_gradient: bool
@@ -216,6 +221,7 @@ def _with_gradients(
 def _forward(convention: Convention, training: Training, forward: Boxed) -> Callable[..., Any]:
     count = len(convention.outputs)
     end = count + training.saved
+    behind = end + training.unchecked
     constant = tuple(k for k, needed in enumerate(training.differentiable) if not needed)
     same = tuple(k for k, given in enumerate(convention.outputs) if given is not None)
     fresh = training.fresh
@@ -224,7 +230,8 @@ def _forward(convention: Convention, training: Training, forward: Boxed) -> Call
     def run(ctx: Any, *args: Any) -> tuple[Any, ...]:
         made = call(list(args))
         ctx.save_for_backward(*map(_own, made[count:end]))
-        ctx.unchecked = [*map(_own, made[end : end + training.unchecked])]
+        ctx.unchecked = [*map(_own, made[end:behind])]
+        ctx.sizes = made[behind : behind + training.sizes]
         results = list(made[:count])
         for k in fresh:
             results[k] = torch.ops.aten._unsafe_view(results[k], results[k].shape)
@@ -250,7 +257,7 @@ def _backward(training: Training, backward: Boxed) -> Callable[..., Any]:
 
     def run(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         _refuse(deterministic)
-        args = [*ctx.saved_tensors, *ctx.unchecked]
+        args = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked]
         args += [t.laid_out(gradients[t.output]) for t in tangents]
 
         def compute() -> tuple[Any, ...]:
@@ -319,6 +326,7 @@ def _training(found: Any, outputs: int) -> Training:
         tuple(map(_tangent, found["tangents"])),
         _count(found["saved"]),
         _count(found["unchecked"]),
+        _count(found["sizes"]),
         _counts(found["fresh"]),
         _counts(found["detached"]),
         _flag(found["any_gradient"]),

@@ -50,7 +50,7 @@ UNKNOWN = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError
 )  # fmt: skip
 """What reading an archive ends with that says something which no ``fusec build`` writes."""
-FORMAT = 3
+FORMAT = 4
 KEY = "fusec archive"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of element types, by torch's."""
@@ -295,7 +295,10 @@ def _checked(call: BoxedCall, contract: Contract, name: str) -> BoxedCall:
         for k, (arg, want) in enumerate(zip(args, wanted, strict=True)):
             if want is None or arg is want:
                 continue
-            if (arg.dtype, arg.shape, arg.stride()) != want and not _same(arg, want):
+            if isinstance(want, int):
+                if arg != want:
+                    raise BadArchive(f"argument {k} of graph {name!r} is {arg}, made for {want}")
+            elif (arg.dtype, arg.shape, arg.stride()) != want and not _same(arg, want):
                 raise BadArchive(
                     f"argument {k} of graph {name!r} is {spec_of(arg)}, made for {specs[k]}"
                 )
@@ -333,6 +336,12 @@ def formulas_in(spec: Spec) -> tuple[Formula, ...]:
         case (_, formula):
             return (formula,)
     return ()
+
+
+def names_bound_by(specs: Iterable[Spec]) -> frozenset[str]:
+    """Return the sizes that arguments say: those that are one, or an extent, by itself."""
+    known = ((spec[1],) if len(spec) == 2 else spec[1] for spec in specs if spec is not None)
+    return frozenset(n for formulas in known for n in formulas if isinstance(n, str))
 
 
 def _wanted(contract: Contract, args: Sequence[Any], name: str) -> list[Any]:
