@@ -291,7 +291,7 @@ PARTITION = Stage(
 CAPTURE = Stage(
     "capture",
     "one small function an ATen operation; what has none becomes an `Extern`",
-    lambda gm, context: capture_with_values(gm, context.trace.name),
+    lambda gm, context: capture_with_values(gm, context.trace.name, alone=context.options.native),
     "FX graph",
     "Graph",
     needs=("partition",),

@@ -56,8 +56,17 @@ from fusec.torch_interior import pytree
 aten = torch.ops.aten
 
 _RULES = (
-    *("activations", "attention", "comparisons", "creation", "indexing", "interpolation"),
-    *("pointwise", "pooling", "random", "reductions", "scans", "scatters", "views"),
+    *("activations", "attention", "comparisons", "convolutions", "creation", "indexing"),
+    *(
+        "interpolation",
+        "pointwise",
+        "pooling",
+        "random",
+        "reductions",
+        "scans",
+        "scatters",
+        "views",
+    ),
 )
 for _module in _RULES:  # which fills the table of lowerings
     importlib.import_module(f"fusec.frontend.{_module}")
@@ -86,17 +95,23 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
     return capture_with_values(gm, name)[0]
 
 
-def capture_with_values(gm: fx.GraphModule, name: str) -> tuple[Graph, Held]:
-    """Return what ``capture`` does, and whose values its buffers hold."""
-    walk = _Capture(gm)
+def capture_with_values(
+    gm: fx.GraphModule, name: str, *, alone: bool = False
+) -> tuple[Graph, Held]:
+    """Return what ``capture`` does, and whose values its buffers hold.
+
+    Args:
+        alone: no library may be called.
+    """
+    walk = _Capture(gm, alone)
     return walk.run(name), walk.held
 
 
 class _Capture:
     """The state of one walk: what each FX node has become."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        self.gm = gm
+    def __init__(self, gm: fx.GraphModule, alone: bool) -> None:
+        self.gm, self.alone = gm, alone
         self.lines = Lines()
         self.env: dict[fx.Node, Any] = {}
         self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
@@ -186,7 +201,7 @@ class _Capture:
             raise Unsupported(f"{op_name(node.target)}: results that were not traced")
         results = tuple(self._result_types(value))
         self.types[node] = results
-        lowering = find_lowering(node.target)
+        lowering = find_lowering(node.target, alone=self.alone)
         reason = self._obstacle(node, results)
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)

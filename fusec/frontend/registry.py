@@ -12,7 +12,7 @@ To add an operation, write one such function in the file it belongs to and name 
 
 A row may prefer the library's call, and say why. The node then is an ``Extern`` whose ``meaning``
 is what the rule emits; where a kernel of fusec's own wins, that takes the call's place
-(``passes/contract.py``).
+(``passes/contract.py``). A row that stands ``alone`` counts only where no library may be called.
 """
 
 from __future__ import annotations
@@ -37,29 +37,41 @@ def never(call: Call) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """A row of the table."""
+    """A row of the table.
+
+    Attributes:
+        alone: it is for what runs without a library; anything else calls that.
+    """
 
     rule: Rule
     library: Preference = never
+    alone: bool = False
 
 
 LOWERINGS: dict[Any, Lowering] = {}
 """By an operator's overload; by its printed name where torch registers it only when needed."""
 
 
-def find_lowering(target: Any) -> Lowering | None:
-    """Return the lowering of an FX node's target, if there is one."""
-    return LOWERINGS.get(target) or LOWERINGS.get(str(target))
+def find_lowering(target: Any, *, alone: bool) -> Lowering | None:
+    """Return the lowering of an FX node's target, if there is one.
+
+    Args:
+        alone: no library may be called.
+    """
+    found = LOWERINGS.get(target) or LOWERINGS.get(str(target))
+    return found if found is None or alone or not found.alone else None
 
 
-def lowers(*targets: Any, library: Preference = never) -> Callable[[_Rule], _Rule]:
+def lowers(
+    *targets: Any, library: Preference = never, alone: bool = False
+) -> Callable[[_Rule], _Rule]:
     """Register the decorated function as the lowering of ``targets``: overloads, or their names."""
 
     def register(rule: _Rule) -> _Rule:
         for target in targets:
             if target in LOWERINGS:
                 raise InternalError(f"two lowerings of {target}", stage="frontend")
-            LOWERINGS[target] = Lowering(rule, library)
+            LOWERINGS[target] = Lowering(rule, library, alone)
         return rule
 
     return register

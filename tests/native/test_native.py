@@ -428,6 +428,50 @@ def test_writes_go_to_where_sizes_say(program: Path, tmp_path: Path) -> None:
     assert said.endswith("error 7: an index among the inputs is out of range\n")
 
 
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+class Images(nn.Module):
+    """Convolutions of each kind, with a network's norms, activations, pools and product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 7, 2, 3, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.wide = nn.Conv2d(16, 24, 1)
+        self.down = nn.Conv2d(24, 24, 3, 2, 1, groups=2)
+        self.up = nn.ConvTranspose2d(24, 8, 2, 2)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        h = self.down(F.silu(self.wide(self.deep(h) + h)))
+        return self.head(F.adaptive_avg_pool2d(h, 1).flatten(1)), self.up(h)
+
+
+def images() -> Images:
+    torch.manual_seed(0)
+    return Images().eval()
+
+
+@pytest.mark.parametrize("sized", (False, True), ids=("fixed", "any size"))
+def test_convolutions_run_in_c(program: Path, tmp_path: Path, sized: bool) -> None:
+    x, path = values(2, 3, 32, 40), tmp_path / "net.fusec"
+    names: Any = ((x, ("N", None, "H", "W")),) if sized else ()
+    torch._dynamo.reset()
+    path.write_bytes(build(images(), Call((x,), sizes=names), NATIVE))
+    save_file(weights_of(images()), path.with_suffix(".safetensors"))
+    for shape in ((1, 3, 48, 36), (3, 3, 32, 64)) if sized else (x.shape,):
+        given = values(*shape, seed=5)
+        expected = fusec.load(path)(given)
+        own = {"SIZES": f"N={shape[0]} H={shape[2]} W={shape[3]}"} if sized else {}
+        _, made = run(program, path, given, like=expected, threads=2, **own)
+        assert all(map(torch.equal, made, expected))
+        for one, wanted in zip(made, images()(given), strict=True):
+            torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-4)
+
+
 # -- several processors ----------------------------------------------------------------------------
 
 LEVELS = ("cpu:sse4", "cpu:avx512", "cpu:avx2")
