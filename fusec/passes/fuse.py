@@ -18,7 +18,7 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
@@ -31,7 +31,8 @@ from fusec.ir.index import Axis, Index, product
 from fusec.passes.cost import numel, price
 from fusec.passes.dag import Order, dependencies, find_uses
 from fusec.passes.machine import Machine
-from fusec.passes.unify import Rejection, unify
+from fusec.passes.resolve import Learned, Rejection, axes_of_line
+from fusec.passes.unify import unify
 
 SMALL_BYTES = 1 << 24
 """Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
@@ -119,6 +120,8 @@ class _Fuser:
         kinds, self.known = judged.kinds, judged.known
         self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
         self.attempts: dict[tuple[int, ...], _Estimate | str] = {}
+        self.learned = Learned()
+        self.made: dict[tuple[int, ...], Kernel] = {}
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -159,14 +162,24 @@ class _Fuser:
     ) -> _Estimate | tuple[str | int, ...]:
         """Unify and price; a reason against it names buffers by their number in ``buffers``."""
         try:
-            kernel = unify(self.defs(members), frozenset(stored))
+            kernel = unify(self.defs(members), frozenset(stored), learned=self.learned)
             if len(members) > 1 and not self.accepts(kernel):
                 raise Rejection("no schedule of the target runs both as one kernel")
         except Rejection as rejection:
             parts = rejection.parts
             return tuple(buffers.index(p) if isinstance(p, Buffer) else p for p in parts)
+        if self.has_own_axes(kernel, members):
+            self.made[members] = kernel
         us = price(kernel, self.machine).us
         return _Estimate(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
+
+    def has_own_axes(self, kernel: Kernel, members: tuple[int, ...]) -> bool:
+        """Return True if no axis of a kernel was made by a unification, maybe by an earlier one.
+
+        It is then what a unification that knows of no other makes of its definitions.
+        """
+        lines = self.defs(members)
+        return set(kernel.axes) <= {a for d in lines for a in axes_of_line(d.axes, d.expr)}
 
     def start(self) -> None:
         for position in self.lines:
@@ -367,6 +380,9 @@ class _Fuser:
         return Schedule(self.graph, tuple(steps), (*self.graph.decisions, *self.decisions))
 
     def kernel(self, group: _Group, name: str) -> Kernel:
+        made = self.made.get(group.members)
+        if made is not None:
+            return replace(made, name=name)
         try:
             return unify(self.defs(group.members), frozenset(group.stored), name)
         except Rejection as rejection:  # a group that was like it has been accepted

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.definition import NOWHERE
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, postorder, reductions
+from fusec.ir.expr import Buffer, Load, Reduce, postorder, reductions
 from fusec.ir.graph import Def, Kernel, Store, axes_of
 from fusec.ir.index import (
     Axis,
@@ -31,45 +31,45 @@ from fusec.ir.index import (
     index,
     mod,
 )
-from fusec.ir.rewrite import Rewriter, around_reductions, with_guard
-from fusec.ir.scalar import ROUND
 from fusec.passes.axis_classes import AxisClasses
-from fusec.passes.simplify import rounding_dropper, simplifier
+from fusec.passes.resolve import (
+    Learned,
+    Rejection,
+    axes_of_line,
+    bound_axes,
+    digits,
+    loads_of,
+    resolve_values,
+)
 
-
-class Rejection(Exception):
-    """These definitions may not share a kernel; ``reason`` says why, for the decision log.
-
-    Attributes:
-        parts: the reason in pieces, buffers apart: it holds for others of the same form.
-    """
-
-    def __init__(self, *parts: str | Buffer) -> None:
-        super().__init__(*parts)
-        self.parts = parts
-
-    @property
-    def reason(self) -> str:
-        """Return why, in words."""
-        return "".join(p.name if isinstance(p, Buffer) else p for p in self.parts)
-
-    def __str__(self) -> str:
-        return self.reason
+__all__ = ["Learned", "Rejection", "unify"]
 
 
 class _Unifier:
-    """The walk over some definitions; ``classes`` are refined as it goes."""
+    """The walk over some definitions; ``classes`` are refined as it goes.
 
-    def __init__(self, defs: tuple[Def, ...]) -> None:
+    Args:
+        cuts: axes that were cut already, and into what.
+    """
+
+    def __init__(
+        self, defs: tuple[Def, ...], cuts: dict[tuple[Axis, Index], tuple[Axis, Axis]] | None
+    ) -> None:
         self.defs = defs
+        self.cuts = cuts
         self.classes = AxisClasses()
         self.resolve, self.fine_axes = self.classes.resolve, self.classes.fine_axes
         self.producer = {d.buffer: d for d in defs}
+        one = index(1)
         for line in defs:
-            for axis in (*line.axes, *_bound_axes(line.expr)):
-                if axis.extent is index(1):
+            for axis in axes_of_line(line.axes, line.expr):
+                if axis.extent is one:
                     self.classes.define(axis, index(0), ())
         self.axes_of_lines = [self._axes_of_line(line) for line in defs]
+        self.lines_with: dict[Axis, set[int]] = {}
+        for position, axes in enumerate(self.axes_of_lines):
+            for axis in axes:
+                self.lines_with.setdefault(axis, set()).add(position)
 
     # -- classes ---------------------------------------------------------------------------------
 
@@ -86,8 +86,13 @@ class _Unifier:
         """Cut an axis into ``outer*inner + fine``."""
         if axis.limit is not None:
             raise Rejection(f"ragged axis {axis.name} cannot be cut again")
-        outer = Axis(f"{axis.name}o", floordiv(axis.extent, inner))
-        fine = Axis(f"{axis.name}i", inner)
+        parts = self.cuts.get((axis, inner)) if self.cuts is not None else None
+        if parts is None:
+            outer = Axis(f"{axis.name}o", floordiv(axis.extent, inner))
+            parts = outer, Axis(f"{axis.name}i", inner)
+            if self.cuts is not None:
+                self.cuts[axis, inner] = parts
+        outer, fine = parts
         self.classes.define(axis, index(outer) * inner + index(fine), (outer, fine))
         return outer, fine
 
@@ -97,7 +102,8 @@ class _Unifier:
         """Resolve ``value``, cutting plain axes so that its divisions by them disappear."""
         for _ in range(8):
             value = self.resolve(value)
-            cut = next((c for m, _ in value.terms for x in m if (c := self._cut_for(x))), None)
+            divisions = [x for m, _ in value.terms for x in m if isinstance(x, FloorDiv | Mod)]
+            cut = next((c for x in divisions if (c := self._cut_for(x))), None)
             if cut is None:
                 return value
             self._split(*cut)
@@ -129,7 +135,7 @@ class _Unifier:
         left, right = self.remove_divisions(left), self.remove_divisions(right)
         if left is right:
             return
-        a, b = _digits(left), _digits(right)
+        a, b = digits(left), digits(right)
         if a is None or b is None:
             raise Rejection(f"index {left if a is None else right} is computed, not an axis")
         self._match_digits([*a], [*b])
@@ -275,6 +281,8 @@ class _Unifier:
 
     def _match_axes(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
         a, b = self.fine_axes(left), self.fine_axes(right)
+        if a == b:
+            return
         if not _same_extents(a, b):
             raise Rejection("extents differ")
         for x, y in zip(a, b, strict=True):  # (m, n), (n, m): one union changes the other axes
@@ -291,7 +299,7 @@ class _Unifier:
     def resolve_limits(self) -> None:
         """Restate the limits of ragged axes over the finest axes."""
         for line in self.defs:
-            for axis in self.fine_axes((*line.axes, *_bound_axes(line.expr))):
+            for axis in self.fine_axes((*line.axes, *bound_axes(line.expr))):
                 if axis.limit is not None and (limit := self.resolve(axis.limit)) is not axis.limit:
                     resolved = Axis(axis.name, axis.extent, limit)
                     self.classes.define(axis, index(resolved), (resolved,))
@@ -302,16 +310,19 @@ class _Unifier:
         Both held at ``mark``, so only lines with an axis defined since are looked at.
         """
         new = self.classes.since(mark)
+        if not new:
+            return
         changed: list[tuple[int, frozenset[Axis]]] = []
-        for position, axes in enumerate(self.axes_of_lines):
-            if new.isdisjoint(axes):
-                continue
+        for position in sorted(set().union(*(self.lines_with.get(axis, ()) for axis in new))):
+            axes = self.axes_of_lines[position]
             moved = axes & new
             fine = self.fine_axes(moved)
             if len(set(fine)) < len(fine) or not axes.isdisjoint(fine):
                 self._check_line(self.defs[position])
             changed.append((position, (axes - moved).union(fine)))
         for position, axes in changed:
+            for axis in axes - self.axes_of_lines[position]:
+                self.lines_with.setdefault(axis, set()).add(position)
             self.axes_of_lines[position] = axes
 
     def _check_line(self, line: Def) -> None:
@@ -343,31 +354,21 @@ def _exact_quotient(a: Index, b: Index) -> Index | None:
     return floordiv(a, b) if mod(a, b) is index(0) else None
 
 
-@functools.lru_cache(maxsize=4096)
-def _digits(value: Index) -> tuple[Axis, ...] | None:
-    """Return the axes of a mixed-radix index, slowest first, or None if it is anything else."""
-    found: list[Axis] = []
-    step, rest, left = index(1), value, set(value.axes)
-    while left:
-        axis = next((a for a in left if value.coefficient(a) is step), None)
-        if axis is None:
-            return None
-        left.remove(axis)
-        found.append(axis)
-        rest = rest - step * index(axis)
-        step = step * axis.extent
-    return tuple(found[::-1]) if rest is index(0) else None
-
-
-def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -> Kernel:
+def unify(
+    defs: tuple[Def, ...],
+    live_out: frozenset[Buffer],
+    name: str = "k",
+    learned: Learned | None = None,
+) -> Kernel:
     """Return one kernel that computes all of ``defs`` (in execution order).
 
     Args:
         live_out: buffers that are needed outside; the others never reach memory.
+        learned: what others found, and what this finds.
     Raises:
         Rejection: if the definitions may not share a kernel.
     """
-    unifier = _Unifier(defs)
+    unifier = _Unifier(defs, None if learned is None else learned.cuts)
     unifier.unify_internal()
     unifier.unify_shared()
     unifier.cut_groups()
@@ -376,7 +377,7 @@ def unify(defs: tuple[Def, ...], live_out: frozenset[Buffer], name: str = "k") -
     unifier.resolve_limits()
     stored = tuple(d for d in defs if d.buffer in live_out)
     grid, inside = _bind(unifier, defs, stored)
-    resolved = _resolve(unifier, defs, live_out)
+    resolved = resolve_values(defs, live_out, unifier.resolve, learned or Learned())
     stores = tuple(
         Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), resolved[d.buffer])
         for d in stored
@@ -441,74 +442,3 @@ def _axis_order(unifier: _Unifier, defs: tuple[Def, ...]) -> list[Axis]:
         for node in reductions(line.expr):
             merged.extend(a for a in unifier.fine_axes(node.over) if a not in merged)
     return merged
-
-
-def _resolve(
-    unifier: _Unifier, defs: tuple[Def, ...], live_out: frozenset[Buffer]
-) -> dict[Buffer, Expr]:
-    """Substitute internal loads and unified axes; return buffer -> its value, simplified."""
-    axes = dict.fromkeys(a for d in defs for a in (*d.axes, *_bound_axes(d.expr)))
-    resolved = {axis: unifier.resolve(index(axis)) for axis in axes}
-    mapping = {axis: there for axis, there in resolved.items() if there.as_axis() is not axis}
-    seen_by_readers: dict[Buffer, Expr] = {}
-
-    def inlined(node: Expr) -> Expr:
-        if not isinstance(node, Load) or node.buffer not in seen_by_readers:
-            return node
-        own = tuple(resolved[a] for a in unifier.producer[node.buffer].axes)
-        body = seen_by_readers[node.buffer]
-        if own != node.indices:
-            body = _recompute(body, own, node.indices, node.buffer)
-        return with_guard(body, node.guard)
-
-    # With memories: a definition's readers hold all of its nodes, and so do their readers.
-    inline, simplify, drop_rounding = Rewriter(inlined), simplifier(), rounding_dropper()
-    made: dict[Buffer, Expr] = {}
-    for line in defs:
-        (expr,) = inline((line.expr.substitute(mapping),))
-        made[line.buffer] = drop_rounding(simplify((expr,)))[0]
-        seen_by_readers[line.buffer] = _rounded(expr) if line.buffer in live_out else expr
-    return made
-
-
-def _recompute(
-    body: Expr, own: tuple[Index, ...], wanted: tuple[Index, ...], buffer: Buffer
-) -> Expr:
-    """Return a producer's value at another index than the kernel's own."""
-    mapping: dict[Axis, Index] = {}
-    for have, want in zip(own, wanted, strict=True):
-        digits = _digits(have)
-        if digits is None:
-            raise Rejection(buffer, " is read at a computed index")
-        rest = want
-        for axis in digits[::-1]:
-            if axis.limit is not None:
-                raise Rejection(buffer, " is read at another index along a ragged axis")
-            value = mod(rest, axis.extent) if len(digits) > 1 else rest
-            if value.as_axis() is not axis:
-                mapping[axis] = value
-            rest = floordiv(rest, axis.extent)
-
-    def fixed(node: Reduce) -> bool:
-        if node.axes.isdisjoint(mapping):
-            return True
-        raise Rejection(buffer, " would be reduced again at another index")
-
-    return around_reductions(body, fixed, lambda opened: opened.substitute(mapping))
-
-
-def _rounded(expr: Expr) -> Expr:
-    """Return what readers see of a 16-bit value that is also stored: the stored, rounded value."""
-    if isinstance(expr, Cast) and expr.dtype in ROUND and expr.arg.dtype.name == "f32":
-        return Cast(Op(ROUND[expr.dtype], (expr.arg,)), expr.dtype)
-    return expr
-
-
-def _bound_axes(expr: Expr) -> tuple[Axis, ...]:
-    return tuple(a for n in reductions(expr) for a in n.over)
-
-
-@functools.lru_cache(maxsize=4096)
-def loads_of(expr: Expr) -> tuple[Load, ...]:
-    """Return the distinct loads in an expression, remembered."""
-    return tuple(loads((expr,)))
