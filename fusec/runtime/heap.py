@@ -42,7 +42,20 @@ def settled_heap() -> Iterator[None]:
             _blocks -= settles
             if settles and not _blocks:
                 gc.set_threshold(*_before)
+                _forget_what_was_made()
                 gc.unfreeze()
+
+
+def _forget_what_was_made() -> None:
+    """Have the collector take what a block leaves for old: a full collection is then far off.
+
+    It counts what has outlived two collections since the last full one, and compares that with what
+    was left by that one, which did not see what was frozen. So right behind a block it would visit
+    the whole process: 0.7 CPU-seconds between forward and backward of DenseNet-121, 1.2 behind
+    these. One of a heap that is all frozen visits nothing, and begins to count anew.
+    """
+    gc.freeze()
+    gc.collect()
 
 
 def _is_frozen() -> bool:

@@ -71,3 +71,27 @@ def test_who_collects_by_hand_is_left_alone() -> None:
     gc.set_threshold(0)
     with settled_heap():
         assert gc.get_threshold()[0] == 0
+
+
+def test_no_full_collection_stands_right_behind_a_block() -> None:
+    full: list[str] = []
+    kept: list[list[object]] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            full.append(phase)
+
+    def make(count: int) -> None:
+        kept.extend([] for _ in range(count))
+
+    gc.set_threshold(100, 5, 5)
+    with settled_heap():
+        make(40 * OBJECTS)  # enough for a full collection, had they been made outside
+    gc.callbacks.append(note)
+    try:
+        make(2000)
+        assert not full
+        make(5000)
+        assert full  # that it begins to count anew is all
+    finally:
+        gc.callbacks.remove(note)
