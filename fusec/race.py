@@ -333,7 +333,8 @@ def timed_batch(convolution: fx.Node) -> tuple[int, float]:
     """Return how many images of a convolution are timed, and how many times that it has."""
     images = images_of(convolution)
     weight: Any = convolution.args[len(images)]
-    whole = batch = hint_of(images[0].meta["val"].shape[0])
+    whole = hint_of(images[0].meta["val"].shape[0])
+    batch = max(whole, 1)
     values = [image.meta["val"] for image in images]
     places = max(hint_of(v.shape[2]) * hint_of(v.shape[3]) for v in values)
     while batch > 1 and batch * places * hint_of(weight.meta["val"].numel()) > TIMED_IMAGES:

@@ -413,6 +413,12 @@ def test_a_long_convolution_is_timed_with_fewer_images():
     assert timed_batch(node) == (1, 8.0)
 
 
+def test_a_convolution_without_images_is_timed_with_one_that_counts_for_nothing():
+    (gm,) = rewritten(lambda x, w: F.conv2d(x, w), torch.randn(0, 4, 8, 8), torch.randn(4, 4, 3, 3))
+    (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
+    assert timed_batch(node) == (1, 0.0)
+
+
 @pytest.mark.parametrize("race", ["fused", "library"])
 def test_kernels_for_a_gpu_run_first_in_another_process(
     race: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
