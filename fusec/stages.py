@@ -25,6 +25,7 @@ from fusec.codegen.triton_form import FORM
 from fusec.errors import StageError, note_stage
 from fusec.frontend.capture import capture_with_values
 from fusec.frontend.channel_folding import fold_channels
+from fusec.frontend.channel_products import multiply_gradients, multiply_single_places
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.flex_attention import spell_out_attention
@@ -146,6 +147,10 @@ def _bundles(context: Context) -> bool:
     return options.fusion and not options.cudagraphs and not options.native
 
 
+def _multiplies_channels(context: Context) -> bool:
+    return context.target.formats and context.options.precision == "best"
+
+
 def _follows_convolutions(context: Context) -> bool:
     return _fuses(context) and context.target.formats and context.options.precision == "best"
 
@@ -227,11 +232,18 @@ def _freeze(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
     return gm
 
 
+_PLACES = _on_fx(
+    "single_places",
+    "convolutions of images of one place become products of matrices (CPU)",
+    _changing(multiply_single_places),
+    only=_multiplies_channels,
+)
 _FORMATS = _on_fx(
     "memory_formats",
     "images flow channels-last through convolutions that gain by it (CPU)",
     _formats,
     only=lambda context: context.target.formats and not context.options.native,
+    needs=("single_places",),
 )
 _DRAWS = _on_fx(
     "draws",
@@ -247,6 +259,7 @@ INFERENCE = (
         _changing(fold_channels),
         only=_freezes,
     ),
+    _PLACES,
     _FORMATS,
     _DRAWS,
     _on_fx(
@@ -254,13 +267,21 @@ INFERENCE = (
         "what follows from weights alone is computed once, and packed for the library (CPU)",
         _freeze,
         only=_freezes,
-        needs=("fold_channels", "memory_formats", "draws"),
+        needs=("fold_channels", "single_places", "memory_formats", "draws"),
     ),
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
 
 JOINT = (
+    _PLACES,
     _FORMATS,
+    _on_fx(
+        "channel_gradients",
+        "gradients of 1 x 1 convolutions of channels-last images become products (CPU)",
+        _changing(multiply_gradients),
+        only=_multiplies_channels,
+        needs=("memory_formats",),
+    ),
     _DRAWS,
     _on_fx(
         "softmax_gradients",

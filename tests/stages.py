@@ -188,6 +188,13 @@ EXAMPLES = {
         lambda x, w: F.conv2d(F.conv2d(x, w, groups=8).relu(), w, groups=8),
         ((2, 8, 99, 99), (8, 1, 3, 3)),
     ),
+    "squeezed": Example(
+        lambda x, w, b: F.conv2d(x.mean((2, 3), keepdim=True), w, b),
+        ((3, 8, 5, 5), (6, 8, 1, 1), (6,)),
+    ),
+    "mixed": Example(
+        lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w), ((3, 5, 5, 8), (6, 8, 1, 1)), train=True
+    ),
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),

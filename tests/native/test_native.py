@@ -610,6 +610,16 @@ TYPES = {
 }
 
 
+def test_convolutions_of_one_place_need_no_torch(program: Path, tmp_path: Path) -> None:
+    def gated(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x * F.conv2d(x.mean((2, 3), keepdim=True), w, b).sigmoid()
+
+    given = values(3, 8, 4, 5), values(8, 8, 1, 1, seed=2), values(8, seed=3)
+    path = archive(tmp_path, gated, *given)
+    _, (made,) = run(program, path, *given, like=given[:1], weights="-")
+    torch.testing.assert_close(made, gated(*given))
+
+
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.sampled(2)
 def test_every_type_goes_in_and_out(program: Path, tmp_path: Path, name: str) -> None:
