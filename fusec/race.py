@@ -9,6 +9,9 @@ is kept in the cache under the group's structure, the device and all versions.
 timed on this machine's CPU, a long product on fewer rows and columns (``TIMED_PRODUCT``). The
 verdict is kept under the product's types, shapes and strides, the processor, the threads and torch.
 
+Symbolic sizes are timed at their hints, and a key has the classes of these (``size_class``). So a
+batch of any size asks for a race once a class; what stands in a reason is the size that was timed.
+
 ``FormatJudge``. A convolution is timed with images that are contiguous and channels-last, a long
 one on fewer images of its batch. Formats are decided at each start, before a graph is looked up in
 the cache, so what was found is kept even if it is not certain.
@@ -43,7 +46,7 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
-from fusec.passes.libraries import ATEN, Answer, describe_call
+from fusec.passes.libraries import ATEN, Answer, describe_call, extents
 from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import Way, race
 from fusec.runtime.cache import Cache, fingerprint
@@ -174,10 +177,16 @@ class DeviceJudge:
         forced = f"descriptors={self.options.descriptors} roles={self.options.roles}"
         key = f"{fingerprint()} {forced}\n{group.signature}"
         run = functools.partial(self.race, group)
-        return self.choice(self.races.verdict(key, LIBRARY, run), modelled)
+        verdict = self.races.verdict(key, LIBRARY, run)
+        pairs = zip(group.sizes, verdict.sizes, strict=False)
+        return self.choice(verdict, modelled, ", ".join(f"{size}={n}" for size, n in pairs))
 
-    def choice(self, verdict: Verdict, modelled: Callable[[], Choice]) -> Choice:
-        """Return a verdict as the choice of a way, the model's where nothing was measured."""
+    def choice(self, verdict: Verdict, modelled: Callable[[], Choice], at: str) -> Choice:
+        """Return a verdict as the choice of a way, the model's where nothing was measured.
+
+        Args:
+            at: the sizes at which it was measured.
+        """
         times = verdict.times
         library, best = times.get(LIBRARY), times.get(verdict.winner)
         if library is None or best is None or not verdict.compared:
@@ -186,12 +195,12 @@ class DeviceJudge:
         others = [us for name, us in times.items() if name != LIBRARY]
         rival = best if fused else min(others, default=library)
         configuration = int(verdict.winner.rpartition("#")[2]) if fused else 0
-        return Choice(fused, configuration, f"measured: {verdict}", library - rival)
+        return Choice(fused, configuration, _measured(verdict, at), library - rival)
 
     def race(self, group: Group, budget_s: float) -> Verdict:
         """Return what a race of the group's ways measured."""
         device = self.races.device
-        return race(
+        verdict = race(
             self.ways(group),
             functools.partial(random_inputs, group, device),
             reference=LIBRARY,
@@ -200,6 +209,7 @@ class DeviceJudge:
             timer=warm_stopwatch if device.type == "cpu" else None,
             quiet=device.type == "cpu",
         )
+        return replace(verdict, sizes=tuple(size.hint for size in group.sizes))
 
     def ways(self, group: Group) -> list[Way]:
         """Return the library's way and one for each configuration of the fused kernel."""
@@ -239,7 +249,8 @@ class LibraryJudge:
             return Answer(None, f"by rule: {lost}")
         rival = min(us for name, us in times.items() if name != ATEN)
         winner = None if verdict.winner == ATEN else verdict.winner
-        return Answer(winner, f"measured: {verdict}", times[ATEN] - rival)
+        at = " x ".join(map(str, verdict.sizes))
+        return Answer(winner, _measured(verdict, at), times[ATEN] - rival)
 
     def race(self, call: Extern, budget_s: float) -> Verdict:
         """Return what a race of the libraries measured."""
@@ -254,7 +265,7 @@ class LibraryJudge:
             packed = {name: pack(b.t(), len(a)) for name, pack in packs if name in ways}
             return [*made, packed]
 
-        return race(
+        verdict = race(
             [Way(name, functools.partial(_caller, name, way, given)) for name, way in ways.items()],
             inputs,
             reference=ATEN,
@@ -263,6 +274,7 @@ class LibraryJudge:
             timer=warm_stopwatch,
             quiet=True,
         )
+        return replace(verdict, sizes=extents(timed))
 
 
 class FormatJudge:
@@ -352,6 +364,11 @@ def describe_arguments(convolution: fx.Node) -> str:
         return f"{value.dtype}{shape}"
 
     return str([described(a) if isinstance(a, fx.Node) else a for a in convolution.args])
+
+
+def _measured(verdict: Verdict, at: str) -> str:
+    """Return a verdict as a reason, with the sizes at which it was measured."""
+    return f"measured at {at}: {verdict}" if at else f"measured: {verdict}"
 
 
 def _random(node: fx.Node, device: torch.device, batch: int | None = None) -> Tensor:

@@ -5,6 +5,7 @@ Nothing depends on how fast either is: where a verdict is wanted, it stands in t
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -100,6 +101,13 @@ class Ruled(DeviceJudge):
         type(self).races += 1
         laps = tuple(Lap(w.name, 10.0 if w.name == self.winner else 20.0) for w in self.ways(group))
         return Verdict(self.winner, laps)
+
+
+class Sized(Ruled):
+    """One whose verdicts have sizes."""
+
+    def race(self, group: Any, budget_s: float) -> Verdict:
+        return replace(super().race(group, budget_s), sizes=tuple(s.hint for s in group.sizes))
 
 
 def kinds(made: Compiled) -> list[str]:
@@ -236,7 +244,7 @@ def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypa
         monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
         monkeypatch.setattr(judge, "ways", lambda group: ways)
         kind.races = 0
-        choice = judge(SimpleNamespace(signature=f"{ratio}"))
+        choice = judge(SimpleNamespace(signature=f"{ratio}", sizes=()))
         assert kind.races == raced and choice.fused is (ratio > 1)
 
 
@@ -355,6 +363,43 @@ def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
     (said,) = [d for d in graph.decisions if d.b == "oneDNN"]
     assert said.taken and said.reason.startswith("measured: oneDNN 10.0 us, ATen 20.0 us")
     assert [call.op for call in graph.externs] == ["mkldnn._linear_pointwise.default"]
+
+
+# -- symbolic sizes ----------------------------------------------------------------------------
+
+
+def observed_rows(rows: int) -> Observed:
+    layer = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU())
+    (seen,) = observe(layer, (torch.randn(rows, 128),), train=False, dynamic=True)
+    return seen
+
+
+def symbolic_call(rows: int) -> Extern:
+    context = Context(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(observed_rows(rows).graph, context).schedule.externs
+    return call
+
+
+def test_a_product_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_path: Path):
+    judge = LibraryJudge(races(Cache(tmp_path, limit_bytes=1 << 20)))
+    judge.races.keeps_all = True
+    for rows, timed, kept in ((100, 100, 1), (120, 100, 1), (300, 300, 2)):
+        answer = judge(symbolic_call(rows))
+        assert answer.reason.startswith(f"measured at {timed} x 128 x 256: "), answer
+        keys = list(all_verdicts(judge.races.cache))
+        assert len(keys) == kept
+        assert not any(str(rows) in key for key in keys)
+
+
+def test_a_group_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_path: Path):
+    kind = type("Once", (Sized,), {"races": 0})
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    for rows, timed, raced in ((100, 100, 1), (120, 100, 1), (300, 300, 2)):
+        seen = observed_rows(rows)
+        made = compiled(seen, make_judge(seen, cache, kind))
+        (said,) = [d for d in made.decisions if d.reason.startswith("measured")]
+        assert re.match(rf"measured at \w+={timed}: ", said.reason), said
+        assert kind.races == raced
 
 
 # -- memory formats --------------------------------------------------------------------------------

@@ -80,6 +80,11 @@ class Size(Node):
         return self.name
 
 
+def size_class(hint: int) -> int:
+    """Return the least power of two that holds a size: sizes of one class share what was timed."""
+    return 1 << max(hint - 1, 0).bit_length()
+
+
 class Minimum(Size):
     """The least of two sums of sizes, computed once, before what has it as a size.
 

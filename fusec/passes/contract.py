@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from fusec.ir.canonical import canonical
+from fusec.ir.atoms import size_class
+from fusec.ir.canonical import Canonical, canonical
 from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads, postorder, reach
@@ -34,7 +35,7 @@ from fusec.ir.graph import (
     Step,
     View,
 )
-from fusec.ir.index import index
+from fusec.ir.index import Size, index
 from fusec.ir.streamed import streamed
 from fusec.passes.cost import price, price_call
 from fusec.passes.machine import Machine
@@ -60,11 +61,24 @@ class Group:
 
     @property
     def signature(self) -> str:
-        """The graph's form as text, the same in every process: equal for layers that are alike."""
+        """The graph's form as text, the same in every process: equal for layers that are alike.
+
+        Symbolic sizes are known by the classes of their hints.
+        """
+        known = self._canonical()
+        classes = [size_class(size.hint) for size in known.of_kind(Size)]
+        return repr(known.form) + (f" sizes {classes}" if classes else "")
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Its symbolic sizes, in an order that groups of one signature share."""
+        return self._canonical().of_kind(Size)
+
+    def _canonical(self) -> Canonical:
         buffers = [b for b in self.graph.inputs if isinstance(b, Buffer)]
         buffers += [b for n in self.graph.nodes for b in n.writes]
         layouts = tuple((b.shape, b.strides) for b in buffers)
-        return repr(canonical(self.graph, layouts).form)
+        return canonical(self.graph, layouts)
 
 
 @dataclass(frozen=True, slots=True)

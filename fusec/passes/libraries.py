@@ -12,14 +12,16 @@ Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.atoms import size_class
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
-from fusec.ir.index import Index, product
+from fusec.ir.index import Index
 
 ATEN = "ATen"
 
@@ -115,14 +117,19 @@ def _work(calls: list[Extern]) -> int:
 
 def multiply_adds(call: Extern) -> int:
     """Return the multiply-adds of a product of two matrices, at the hints of sizes."""
+    return math.prod(extents(call))
+
+
+def extents(call: Extern) -> tuple[int, int, int]:
+    """Return the rows, terms and columns of a product of two matrices, at the hints of sizes."""
     *_, a, b = call.views
-    return product((*a.shape, b.shape[1])).hint()
+    return (a.shape[0].hint(), a.shape[1].hint(), b.shape[1].hint())
 
 
 def describe_call(call: Extern) -> str:
     """Return a call as text that says what its time depends on: ``mm f32[8,4](4,1) f32[4,2](1,4)``.
 
-    A symbolic size is given by the least power of two that holds its hint.
+    A symbolic size is given by the class of its hint.
     """
     offered = [library for library in call.others if call.packed_for(library)]
     return " ".join((call.title, *map(_describe_view, call.views), *offered))
@@ -136,4 +143,4 @@ def _describe_view(view: View) -> str:
 def _extent(value: Index) -> str:
     if value.is_constant:
         return str(value.const)
-    return f"<={1 << max(value.hint() - 1, 0).bit_length()}"
+    return f"<={size_class(value.hint())}"

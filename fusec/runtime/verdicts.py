@@ -7,7 +7,7 @@ depend on. A file of `export_verdicts` takes what one machine measured to others
 
     {"kind": "fusec verdicts", "schema": 1, "verdicts": {KEY: VERDICT, ...}}
 
-    VERDICT ::= {"winner": name, "exhausted": bool, "laps": [LAP, ...]}
+    VERDICT ::= {"winner": name, "exhausted": bool, "laps": [LAP, ...], "sizes": [int, ...]}
     LAP     ::= {"name", "us", "p20", "p80": number or null, "dropped": text or null}
 """
 
@@ -29,7 +29,7 @@ from fusec.runtime.cache import Cache
 
 logger = logging.getLogger("fusec.race")
 
-SCHEMA = 1
+SCHEMA = 2
 KIND = "fusec verdicts"
 SHOWN_LAPS = 3
 """Times in the printed form of a verdict, besides the winner's if that is not among them."""
@@ -37,7 +37,7 @@ SHOWN_LAPS = 3
 NO_TIME = "no time left"
 """Why a way left a race whose time was spent before its turn."""
 
-_PREFIX = "verdict 1\0"
+_PREFIX = "verdict 2\0"
 _BLOB = "verdict.json"
 
 
@@ -65,11 +65,14 @@ class Verdict:
 
     Attributes:
         exhausted: the time budget ended the race, so that a better way may have been missed.
+        sizes: those at which it was timed and that its key does not say: it has their classes, or
+            a whole of which a part was timed.
     """
 
     winner: str
     laps: tuple[Lap, ...]
     exhausted: bool = False
+    sizes: tuple[int, ...] = ()
 
     @property
     def times(self) -> dict[str, float]:
@@ -99,7 +102,8 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form as dictionaries and lists."""
         laps = [asdict(lap) for lap in self.laps]
-        return {"winner": self.winner, "exhausted": self.exhausted, "laps": laps}
+        own = {"winner": self.winner, "exhausted": self.exhausted}
+        return {**own, "laps": laps, "sizes": list(self.sizes)}
 
     def to_json(self) -> str:
         """Return the JSON form; the module's docstring has its schema."""
@@ -112,7 +116,8 @@ class Verdict:
         Raises:
             ValueError: if it is none; the message says what is wrong with it.
         """
-        winner, exhausted, rows = _fields(found, "a verdict", "winner", "exhausted", "laps")
+        names = ("winner", "exhausted", "laps", "sizes")
+        winner, exhausted, rows, sizes = _fields(found, "a verdict", *names)
         if not isinstance(winner, str) or not isinstance(exhausted, bool):
             raise ValueError("a winner is text and exhausted is true or false")
         if not isinstance(rows, list):
@@ -120,7 +125,9 @@ class Verdict:
         laps = tuple(map(_lap, rows))
         if winner not in [lap.name for lap in laps]:
             raise ValueError(f"the winner {winner!r} has no lap")
-        return cls(winner, laps, exhausted)
+        if not isinstance(sizes, list) or not all(type(n) is int for n in sizes):
+            raise ValueError("the sizes are no list of integers")
+        return cls(winner, laps, exhausted, tuple(sizes))
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:

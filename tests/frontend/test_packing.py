@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import fusec
 from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, has_onednn, has_packing
@@ -169,3 +170,50 @@ def test_mkl_packs_f32_for_one_number_of_rows(monkeypatch: pytest.MonkeyPatch) -
     (dynamic,) = asked(monkeypatch, dynamic=True)
     assert PACKED_MKL not in {**half.others, **dynamic.others}
     assert PACKED_ONEDNN in dynamic.others
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("library", (PACKED_ONEDNN, "oneDNN", None))
+def test_one_graph_multiplies_any_number_of_rows(
+    library: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, one, a prime number, and far more than was seen when a library was chosen."""
+    if library is not None and not has_packing(torch.empty(0, dtype=dtype)):
+        pytest.skip("oneDNN has no kernels of this type here")
+    chosen(library, monkeypatch)
+    with seeded(0):
+        module = Residual().eval().to(dtype)
+    compiled, exact = frozen(module), copy.deepcopy(module).double()
+    traced = counters["stats"]["unique_graphs"]
+    for rows in (5, 0, 1, 37, 2048):
+        x = torch.randn(rows, 24).to(dtype)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        with torch.no_grad():
+            made, eager, wanted = compiled(x), module(x), exact(x.double())
+        assert (made.shape, made.stride()) == (eager.shape, eager.stride())
+        worst = (eager - wanted).abs().amax() if rows else 0.0
+        floor = torch.finfo(dtype).eps * 4
+        torch.testing.assert_close(made.double(), wanted, rtol=0.0, atol=float(2 * worst + floor))
+    assert counters["stats"]["unique_graphs"] == traced + 1
+
+
+def test_sizes_of_other_classes_call_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen("oneDNN", monkeypatch)
+    module = Residual().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="fusec", dynamic=True, options={"strict": True})
+    traced = counters["stats"]["unique_graphs"]
+    with torch.no_grad():
+        for rows in (4, 7, 100, 3, 5000):
+            x = torch.randn(rows, 24)
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == traced + 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fusec.ir.atoms import Minimum
+import pytest
+
+from fusec.ir.atoms import Minimum, size_class
 from fusec.ir.index import Axis, Size, index, is_in_range, is_nonnegative
 
 U = Size("u", 1024, 0, None)
@@ -56,3 +58,10 @@ def test_half_of_a_size_is_in_range_of_it() -> None:
     assert is_in_range(i, ROWS)
     assert is_in_range(flat // 4, half)
     assert not is_in_range(i + 1, half)
+
+
+@pytest.mark.parametrize(
+    ("hint", "of"), [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (100, 128), (129, 256)]
+)
+def test_sizes_of_one_class_are_within_a_factor_of_two(hint: int, of: int) -> None:
+    assert size_class(hint) == of

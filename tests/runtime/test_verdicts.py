@@ -28,7 +28,7 @@ MB = 1 << 20
 FUSED = Lap("fused", 412.0, 409.5, 420.0)
 LIBRARY = Lap("library", 455.2, 450.0, 461.0, "behind after 7 rounds")
 WRONG = Lap("fused 16x16", dropped="wrong: output 0, 3 of 8 elements")
-VERDICT = Verdict("fused", (FUSED, LIBRARY, WRONG))
+VERDICT = Verdict("fused", (FUSED, LIBRARY, WRONG), sizes=(100, 768))
 
 
 @pytest.fixture
@@ -95,6 +95,8 @@ def test_the_json_form_is_read_back() -> None:
         ({"winner": 3}, "a winner is text"),
         ({"exhausted": 0}, "exhausted is true or false"),
         ({"laps": {}}, "no list"),
+        ({"sizes": 3}, "no list of integers"),
+        ({"sizes": [True]}, "no list of integers"),
         ({"laps": [3]}, "a lap has the fields"),
         ({"laps": [{"name": "fused", "us": 1}]}, "a lap has the fields"),
         ({"laps": [{**asdict(FUSED), "dropped": 3}]}, "why it was dropped, or null"),
@@ -188,7 +190,7 @@ def test_an_import_merges(directory: Path, tmp_path: Path) -> None:
     }
 
 
-GOOD = {"kind": "fusec verdicts", "schema": 1, "verdicts": {"k": VERDICT.to_dict()}}
+GOOD = {"kind": "fusec verdicts", "schema": 2, "verdicts": {"k": VERDICT.to_dict()}}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ GOOD = {"kind": "fusec verdicts", "schema": 1, "verdicts": {"k": VERDICT.to_dict
         (json.dumps(GOOD).encode()[:-20], "not JSON"),
         (b"[]", "the file has the fields kind, schema, verdicts"),
         (json.dumps({**GOOD, "kind": "other"}).encode(), "its kind is 'other'"),
-        (json.dumps({**GOOD, "schema": 2}).encode(), "its schema is 2, and this fusec reads 1"),
+        (json.dumps({**GOOD, "schema": 1}).encode(), "its schema is 1, and this fusec reads 2"),
         (json.dumps({**GOOD, "verdicts": []}).encode(), "the verdicts are no object"),
         (
             json.dumps({**GOOD, "verdicts": {**GOOD["verdicts"], "bad": {}}}).encode(),
