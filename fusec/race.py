@@ -39,7 +39,7 @@ from torch import Tensor, fx
 from fusec.frontend.channels_last import images_of
 from fusec.frontend.fx_nodes import hint_of
 from fusec.frontend.memory_formats import Gain
-from fusec.frontend.packing import linear_packs
+from fusec.frontend.packing import linear_packs, panels_of
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
@@ -429,9 +429,21 @@ def _random_view(view: View, device: torch.device) -> Tensor:
 
 
 def random_inputs(group: Group, device: torch.device) -> list[Any]:
-    """Return arguments for a group: normal numbers, integers 0 (in range of any gather), sizes."""
+    """Return arguments for a group: normal numbers, integers 0 (in range of any gather), sizes.
+
+    Weights in panels are those that the group's calls read.
+    """
     specs = argument_specs(group.graph)
-    return [one.random(device) if isinstance(one, TensorSpec) else one for one in specs]
+    made = [one.random(device) if isinstance(one, TensorSpec) else one for one in specs]
+    inputs = [item for item in group.graph.inputs if isinstance(item, Size | Buffer)]
+    tensors = {k: t for k, t in zip(inputs, made, strict=True) if isinstance(t, Tensor)}
+    for call in group.graph.externs:
+        if call.product and call.product.panels:
+            weight = call.views[1]
+            where = (_hints(weight.shape), _hints(weight.strides), weight.offset.hint())
+            matrix = tensors[weight.buffer].as_strided(*where)
+            tensors[call.product.panels.buffer].copy_(panels_of(matrix.t()))
+    return made
 
 
 def argument_specs(graph: Graph) -> list[TensorSpec | int]:

@@ -228,7 +228,9 @@ def _freezes(context: Context) -> bool:
 
 
 def _freeze(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
-    freeze(gm, packs=bool(context.target.libraries))
+    target = context.target
+    few_rows = target.machine.few_rows if _fuses_products(context) else 0
+    freeze(gm, packs=bool(target.libraries), few_rows=few_rows)
     return gm
 
 

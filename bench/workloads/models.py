@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -46,11 +48,11 @@ class T5Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Layers of Llama that see one token, and caches of `keys` earlier ones."""
+    """Layers of Llama that see one token a sequence, and caches of `keys` earlier ones."""
 
-    def __init__(self, layers: int, width: int, keys: int) -> None:
+    def __init__(self, layers: int, width: int, keys: int, batch: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(width, keys) for _ in range(layers))
+        self.layers = nn.ModuleList(DecoderLayer(width, keys, batch) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -59,7 +61,7 @@ class Decoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, width: int, keys: int) -> None:
+    def __init__(self, width: int, keys: int, batch: int) -> None:
         super().__init__()
         self.head, hidden = 64, width * 7 // 2
         self.norm1, self.norm2 = nn.RMSNorm(width, 1e-5), nn.RMSNorm(width, 1e-5)
@@ -68,12 +70,12 @@ class DecoderLayer(nn.Module):
         self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, width, bias=False)
         for name in ("keys", "values"):
-            self.register_buffer(name, torch.randn(1, width // self.head, keys, self.head))
+            self.register_buffer(name, torch.randn(batch, width // self.head, keys, self.head))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = x.shape[-1] // self.head
         q, k, v = (
-            part.view(1, 1, heads, self.head).transpose(1, 2)
+            part.view(-1, 1, heads, self.head).transpose(1, 2)
             for part in self.qkv(self.norm1(x)).chunk(3, -1)
         )
         k, v = torch.cat((self.keys, k), 2), torch.cat((self.values, v), 2)
@@ -108,12 +110,12 @@ def gpt2(dtype: torch.dtype, device: str, shrink: int) -> Case:
     return Case(Loss(), (ids,))
 
 
-def decoding(dtype: torch.dtype, device: str, shrink: int) -> Case:
-    """One token through four layers of width 2048, 512 tokens behind it."""
+def decoding(dtype: torch.dtype, device: str, shrink: int, batch: int = 1) -> Case:
+    """A token for each sequence through four layers of width 2048, 512 tokens behind it."""
     width = 2048 // shrink // 64 * 64 or 64
     with default_dtype(dtype):
-        model = Decoder(4, width, max(16, 512 // shrink))
-    return Case(model, (torch.randn(1, 1, width).to(dtype),))
+        model = Decoder(4, width, max(16, 512 // shrink), batch)
+    return Case(model, (torch.randn(batch, 1, width).to(dtype),))
 
 
 def small_mlp(dtype: torch.dtype, device: str, shrink: int) -> Case:
@@ -145,7 +147,8 @@ def cpu() -> list[Workload]:
         *modes(GROUP, "vit block 8x197x384", sized(VitBlock, 8, 197, 384), both),
         *modes(GROUP, "t5 block 2x256x512", sized(T5Block, 2, 256, 512), both),
         *(
-            Workload(GROUP, "decoding step 4x2048", decoding, False, dtype, FROZEN)
+            Workload(GROUP, f"{name} 4x2048", partial(decoding, batch=batch), False, dtype, FROZEN)
+            for name, batch in (("decoding step", 1), ("decoding step of four", 4))
             for dtype in both
         ),
         Workload(GROUP, "small mlp 8x64", small_mlp),

@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +31,8 @@ from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.memory_formats import DECISION
 from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.origin import extern_name, op_name, origin_of
-from fusec.frontend.packing import PACKED
+from fusec.frontend.packing import PACKED, PANELS
+from fusec.frontend.products import by_panels
 from fusec.frontend.registry import Lowering, find_lowering
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
@@ -385,6 +388,9 @@ class _Capture:
         """
         call = Call(self.lines, "", self.types[node], origin_of(node), outputs)
         mark = len(self.lines.nodes)
+        panels = node.meta.get(PACKED, {}).get(PANELS)
+        if panels is not None:
+            lowering = replace(lowering, rule=partial(by_panels, panels=self.env[panels]))
         try:
             self._lower(node, call, lowering)
             meaning = tuple(line for line in self.lines.nodes[mark:] if isinstance(line, Def))

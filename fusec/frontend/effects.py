@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fusec.frontend.origin import extern_name
-from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, has_onednn
+from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, PANELS, has_onednn
 from fusec.ir.argument import Argument, SizeValue, View
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (
@@ -92,7 +92,10 @@ def effect_of(
         return Copy()
     if target is aten.mm.default and _are_views(args, 2):
         return Product(
-            extern_name(aten.addmm.default), extern_name(aten.addmm_.default), _linear(args, packed)
+            extern_name(aten.addmm.default),
+            extern_name(aten.addmm_.default),
+            _linear(args, packed),
+            packed.get(PANELS),
         )
     if extern_name(target) == CONVOLUTION:
         return Convolution(_ACTIVATIONS, "mkldnn._convolution_pointwise.binary")

@@ -22,7 +22,7 @@ from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import Expr, Op, Reduce
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.monoid import SUM
 
 aten = torch.ops.aten
@@ -57,6 +57,25 @@ def mm(call: Call, a: Value, b: Value) -> Value:
     def body(at: Indices) -> Expr:
         m, n = at
         return contraction(a.shape[1], lambda k: (exact(a, (m, k)), exact(b, (k, n))))
+
+    return call.define(body)
+
+
+def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
+    """Emit what ``mm`` does, by the second factor in panels (``frontend/packing.py``).
+
+    Rows of 16 bits are widened once: each panel of columns reads all of them.
+    """
+    _matrices(a, b)
+    width = panels.shape[2]
+    wide = a if a.dtype is F32 else call.scratch("wide", a.shape, F32, lambda at: exact(a, at))
+
+    def body(at: Indices) -> Expr:
+        m, n = at
+        place = (floordiv(n, width), mod(n, width))
+        return contraction(
+            a.shape[1], lambda k: (exact(wide, (m, k)), exact(panels, (place[0], k, place[1])))
+        )
 
     return call.define(body)
 

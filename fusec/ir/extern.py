@@ -94,11 +94,13 @@ class Product:
         biased: the call of ``(bias, a, b)`` that returns ``bias + a @ b``.
         added: the call of ``(total, a, b)`` that adds ``a @ b`` to ``total`` in place.
         linear: calls of other libraries that return the same.
+        panels: what holds ``args[1]`` as the call's meaning reads it, if that is another layout.
     """
 
     biased: str
     added: str
     linear: tuple[Linear, ...] = ()
+    panels: Constant | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,12 @@ A product of at most some rows waits for its weights, which are as many as witho
 What it takes is told from its sum here; the frontend's spelling, the rows' place among the factors
 and the type of the operands do not matter.
 
+Weights lie along the sum, or in *panels*: so many neighbours are the columns of one term, and the
+terms of these columns follow each other (``frontend/packing.py``).
+
 Worked example: ``sum(k: x[m, k] * w[n, k])`` with m of 4 streams w along k. Its rows are ``(m,)``
-and its column is n; with m of extent 1, which no expression has as an axis, it has no rows.
+and its column is n; with m of extent 1, which no expression has as an axis, it has no rows. With
+``w[n//32, k, n%32]`` in the place of ``w[n, k]`` its panels are of 32.
 """
 
 from __future__ import annotations
@@ -14,7 +18,11 @@ from dataclasses import dataclass
 
 from fusec.ir.contraction import sides
 from fusec.ir.expr import Expr, Load, Reduce, postorder
-from fusec.ir.index import Axis, index, product
+from fusec.ir.expr import substitute as substitute_index
+from fusec.ir.index import Axis, floordiv, index, mod, product
+
+WIDEST_PANEL = 128
+"""Columns of the widest panel: a wider one is a matrix by rows, whose terms lie in other pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +31,23 @@ class Streamed:
 
     Attributes:
         rows: the axes of the rows, of constant extents; none where there is one row.
-        column: the axis of what is streamed.
+        columns: the axis of what is streamed; of panels it may be cut in these and their places.
         few: the operand that has the rows, in f32.
+        itemsize: bytes of a weight.
+        panel: columns of a panel; 0 where weights lie along the sum. Its places may be fewer.
     """
 
     rows: tuple[Axis, ...]
-    column: Axis
+    columns: tuple[Axis, ...]
     few: Expr
+    itemsize: int
+    panel: int = 0
 
 
 def streamed(node: Expr, most: int) -> Streamed | None:
     """Return a sum as a product of at most ``most`` rows; None for anything else.
 
-    Both operands are contiguous along what it sums over.
+    Both operands are contiguous along what it sums over, or the weights lie in panels.
     """
     found = sides(node)
     if found is None or not isinstance(node, Reduce) or found.shared or len(node.over) != 1:
@@ -45,14 +57,19 @@ def streamed(node: Expr, most: int) -> Streamed | None:
         (found.right, found.left, found.right_axes, found.left_axes),
     ):
         rows = product(a.extent for a in own)
-        if not rows.is_constant or rows.const > most or len(others) != 1:
+        if not rows.is_constant or rows.const > most or not others:
             continue
-        (column,) = others
-        columns = column.extent
-        if columns.is_constant and columns.const <= rows.const:
+        extent = product(a.extent for a in others)
+        if extent.is_constant and extent.const <= rows.const:
             continue
-        if all(_is_contiguous(operand, node.over[0]) for operand in (few, many)):
-            return Streamed(tuple(sorted(own, key=lambda a: a.serial)), column, few)
+        (over,), ordered = node.over, tuple(sorted(own, key=lambda a: a.serial))
+        columns = tuple(sorted(others, key=lambda a: a.serial))
+        if not _is_contiguous(few, over):
+            continue
+        if len(columns) == 1 and _is_contiguous(many, over):
+            return Streamed(ordered, columns, few, _itemsize(many))
+        if panel := _panel(many, over, columns):
+            return Streamed(ordered, columns, few, _itemsize(many), panel)
     return None
 
 
@@ -61,3 +78,28 @@ def _is_contiguous(operand: Expr, axis: Axis) -> bool:
     found = [n for n in postorder((operand,)) if isinstance(n, Load) and axis in n.axes]
     steps = {load.buffer.offset(load.indices).coefficient(axis) for load in found}
     return steps == {index(1)}
+
+
+def _itemsize(operand: Expr) -> int:
+    return max((n.dtype.itemsize for n in postorder((operand,)) if isinstance(n, Load)), default=4)
+
+
+def _panel(many: Expr, over: Axis, columns: tuple[Axis, ...]) -> int:
+    """Return how many columns of a term are neighbours in memory, if these are a panel; else 0."""
+    found = [n for n in postorder((many,)) if isinstance(n, Load)]
+    if len(found) != 1 or found[0].guard is not None:
+        return 0
+    (load,) = found
+    offset = load.buffer.offset(load.indices)
+    step = offset.coefficient(over)
+    if step is None or not step.is_constant or not 1 < step.const <= WIDEST_PANEL:
+        return 0
+    if len(columns) == 1 and mod(columns[0].extent, step) is index(0):
+        panel, place = Axis("panel", floordiv(columns[0].extent, step)), Axis("place", step)
+        offset = substitute_index(offset, {columns[0]: index(panel) * step + index(place)})
+    elif len(columns) == 2 and mod(step, columns[1].extent) is index(0):
+        panel, place = columns
+    else:
+        return 0
+    several = panel.extent is not index(1) and offset.coefficient(panel) not in (None, index(0))
+    return step.const if several and offset.coefficient(place) is index(1) else 0

@@ -191,11 +191,19 @@ def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -
 
 
 def open_calls(graph: Graph, opened: set[str] | frozenset[str]) -> Graph:
-    """Return the graph with the meaning of some calls, by FX node, in their places."""
+    """Return the graph with the meaning of some calls, by FX node, in their places.
+
+    What holds a weight as a meaning reads it stands before the first of these.
+    """
     nodes: list[Line] = []
+    known = {b for line in graph.nodes for b in line.writes}.union(graph.inputs)
     for node in graph.nodes:
         match node:
             case Extern() if node.node in opened:
+                panels = node.product.panels if node.product else None
+                if panels is not None and panels.buffer not in known:
+                    known.add(panels.buffer)
+                    nodes.append(panels)
                 nodes.extend(node.meaning)
             case _:
                 nodes.append(node)
@@ -246,8 +254,8 @@ def _of_few_rows(graph: Graph, most: int) -> set[str]:
     return {
         call.node
         for call in graph.externs
-        if len(call.meaning) == 1
-        and any(streamed(n, most) for n in postorder((call.meaning[0].expr,)))
+        if (len(call.meaning) == 1 or call.product)
+        and any(streamed(n, most) for line in call.meaning for n in postorder((line.expr,)))
     }
 
 
@@ -302,12 +310,15 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
 
     The lines between what the kernels store and what they load, as captured. Parts of sums, which
     the captured graph does not know, are internal. There is none where other calls stand between.
+    A weight in panels is an input, and so is what the call reads in its place.
     """
-    opened = {call for call in graph.externs if call.node in calls}
+    opened = [call for call in graph.externs if call.node in calls]
     producer = {buffer: node for node in graph.nodes for buffer in node.writes}
     stores = [store for kernel in kernels for store in kernel.stores]
     given = {load.buffer for load in loads(s.expr for s in stores)} - {s.buffer for s in stores}
     results = [s.buffer for s in stores if s.buffer in producer]
+    panels = {c.product.panels.buffer: c for c in opened if c.product and c.product.panels}
+    given.update(c.views[1].buffer.base for c in panels.values())
     made_inside = producer.keys() - given
 
     def sources(buffer: Buffer) -> tuple[Buffer, ...]:
@@ -315,7 +326,7 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
 
     reached = reach(results, sources)
     needed = {producer[buffer] for buffer in reached if buffer in made_inside}
-    inputs = [buffer for buffer in reached if buffer not in made_inside]
+    inputs = dict.fromkeys([*(b for b in reached if b not in made_inside), *panels])
     nodes = tuple(n for n in graph.nodes if n in needed)
     if any(not isinstance(n, Def) and n not in opened for n in nodes):
         return None

@@ -174,12 +174,11 @@ def price_call(call: Extern, machine: Machine) -> Price:
     """Return the modelled price of a library's kernel, by the products that it means."""
     moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
     moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
-    products = 0.0
-    for line in call.meaning:
-        products += _products(postorder((line.expr,)), {F32: machine.slow_f32})
-    nested = machine.rates.library_nested if len(call.meaning) > 1 else 1.0
+    slow = {F32: machine.slow_f32}
+    products = [p for line in call.meaning if (p := _products(postorder((line.expr,)), slow))]
+    nested = machine.rates.library_nested if len(products) > 1 else 1.0
     rate = machine.products_per_us * nested
-    multiplied = products / rate if machine.multiplies else 0.0
+    multiplied = sum(products) / rate if machine.multiplies else 0.0
     # A core waits for scores that it writes or reads; a GPU's products hide that.
     copied = moved / machine.bytes_per_us
     work = copied + multiplied if machine.cache_bytes else max(copied, multiplied)

@@ -95,21 +95,25 @@ class _Inliner:
             return cost <= 4 * CHEAP
         if line.buffer in self.uses.live_out:
             return False
+        if any(self._is_streamed_by(r, line.buffer, computed=cost > 0) for r in readers):
+            return False
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
             repeated = _points(sites[0]) > points if sites else False
-            if cost and self._is_streamed_by(readers[0], line.buffer):
-                return False
             return len(sites) <= 2 and (not repeated or cost <= CHEAP)
         full_size = sum(numel(n.buffer) >= points for n in sources)
         return cost <= CHEAP and full_size <= 1
 
-    def _is_streamed_by(self, reader: int, buffer: Buffer) -> bool:
-        """Return True for the operand with few rows of a product: each column reads all of it."""
+    def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
+        """Return True for the operand with few rows of a product: each column reads all of it.
+
+        One that is not computed is where it is; but panels multiply elements that were widened.
+        """
         match self.graph.nodes[reader]:
             case Def(expr=expr) if self.few_rows:
                 products = (streamed(n, self.few_rows) for n in reductions(expr))
-                return any(p and buffer in (n.buffer for n in loads((p.few,))) for p in products)
+                found = [p.few for p in products if p and (computed or p.panel)]
+                return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:
                 return False
 

@@ -9,6 +9,11 @@ Worked example, two rows and a machine with 16 lanes::
 
     y[m, n] = sum(k: x[m, k] * w[n, k])    grid m:2 n:64    inside k
     y[0, 4*n] = sum(k: x[0, k] * w[4*n, k]);  y[0, 4*n + 1] = ...;  y[1, 4*n + 3] = ...   grid n:16
+
+Weights in panels have columns in the lanes: a point has all rows and some vectors of a panel::
+
+    y[m, n] = sum(k: x[m, k] * w[n//32, k, n%32])              grid m:2 n:64    inside k
+    y[0, 32*p + l] = sum(k: x[0, k] * w[p, k, l]);  y[0, 32*p + 16 + l] = ...    grid p:2 l:16
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from dataclasses import replace
 from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
+from fusec.ir.index import product as product_of
 from fusec.ir.streamed import Streamed, streamed
 from fusec.passes.machine import Machine
 
@@ -34,8 +40,11 @@ def streams_rows(kernel: Kernel, machine: Machine) -> bool:
 
 
 def computes_rows(kernel: Kernel, machine: Machine) -> bool:
-    """Return True for products of few rows that some columns each would compute the rows for."""
-    return any(p.few is not _loaded(p.few) for p in _products(kernel, machine))
+    """Return True for products of few rows that some columns each would compute the rows for.
+
+    Panels multiply a row's elements one by one, which are to be widened once.
+    """
+    return any(p.few is not _loaded(p) for p in _products(kernel, machine))
 
 
 def stream_rows(kernel: Kernel, machine: Machine) -> Kernel:
@@ -44,14 +53,40 @@ def stream_rows(kernel: Kernel, machine: Machine) -> Kernel:
     if not columns:
         return kernel
     product = _products(kernel, machine)[0]
-    column = Axis(product.column.name, floordiv(product.column.extent, index(columns)))
+    grid, points = _points(product, columns, machine.vector)
     rows = [range(a.extent.const) for a in product.rows]
     stores: list[Store] = []
-    for *at, c in itertools.product(*rows, range(columns)):
+    for at, column in itertools.product(itertools.product(*rows), points):
         point = {a: index(i) for a, i in zip(product.rows, at, strict=True)}
-        point[product.column] = index(column) * columns + c
-        stores += kernel.substitute(point).stores
-    return replace(kernel, grid=(column,), stores=tuple(stores), labels=())
+        stores += kernel.substitute({**point, **column}).stores
+    return replace(kernel, grid=grid, stores=tuple(stores), labels=())
+
+
+def _points(
+    product: Streamed, columns: int, vector: int
+) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
+    """Return the axes of a kernel's points, and what the columns of each are.
+
+    Those of panels are so many vectors of them.
+    """
+    column = product.columns[0]
+    if not product.panel:
+        own = Axis(column.name, floordiv(column.extent, index(columns)))
+        return (own,), [{column: index(own) * columns + c} for c in range(columns)]
+    whole = product_of(a.extent for a in product.columns)
+    panel = Axis(column.name, floordiv(whole, index(product.panel)))
+    lane, together = Axis("lane", index(vector)), columns * vector
+    part = Axis("part", index(product.panel // together))
+    parts = (part,) if product.panel > together else ()
+    first = index(part) * together if parts else index(0)
+    found: list[dict[Axis, Index]] = []
+    for c in range(columns):
+        at = first + c * vector + index(lane)
+        if len(product.columns) == 2:
+            found.append({column: index(panel), product.columns[1]: at})
+        else:
+            found.append({column: index(panel) * product.panel + at})
+    return (panel, *parts, lane), found
 
 
 def _columns(kernel: Kernel, machine: Machine) -> int:
@@ -59,23 +94,29 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
     products = _products(kernel, machine)
     if not products:
         return 0
-    rows, column = products[0].rows, products[0].column
-    if set(kernel.grid) != {*rows, column} or any(
-        (p.rows, p.column) != (rows, column) for p in products
+    first = products[0]
+    rows, own, panel = first.rows, first.columns, first.panel
+    if len(own) == 2 and own[1].extent is not index(panel):
+        return 0  # these are points already
+    if set(kernel.grid) != {*rows, *own} or any(
+        (p.rows, p.columns, p.panel) != (rows, own, panel) for p in products
     ):
         return 0
     count = len(products)
     for axis in rows:
         count *= axis.extent.const
     most = SUMS * machine.vector
-    fitting = (c for c in COLUMNS if c * count <= most and _divides(c, column.extent))
+    whole = index(panel) if panel else own[0].extent
+    width = machine.vector if panel else 1
+    fitting = (c for c in COLUMNS if c * count <= most and _divides(c * width, whole))
     return next(fitting, 0)
 
 
-def _loaded(operand: Expr) -> Expr | None:
-    """Return an operand that is in memory, widened or not; None for one that is computed."""
-    inner = operand.arg if isinstance(operand, Cast) else operand
-    return operand if isinstance(inner, Load) else None
+def _loaded(product: Streamed) -> Expr | None:
+    """Return the few rows if they are in memory, widened or not; None if they are computed."""
+    few = product.few
+    inner = few.arg if isinstance(few, Cast) and not product.panel else few
+    return few if isinstance(inner, Load) else None
 
 
 def _divides(columns: int, extent: Index) -> bool:

@@ -12,12 +12,22 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import fusec
-from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, has_onednn, has_packing
+from fusec.frontend import freezing
+from fusec.frontend.packing import (
+    PACKED,
+    PACKED_MKL,
+    PACKED_ONEDNN,
+    PANEL,
+    PANELS,
+    has_onednn,
+    has_packing,
+)
 from fusec.ir.graph import Extern
 from fusec.passes.libraries import Answer
-from fusec.race import ATEN, LibraryJudge, Races
+from fusec.race import ATEN, DeviceJudge, LibraryJudge, Races
 from fusec.report import explain
 from fusec.runtime.frozen import _frozen as frozen_graphs
+from fusec.runtime.verdicts import Verdict
 from tests.support import seeded, tune
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
@@ -217,3 +227,126 @@ def test_sizes_of_other_classes_call_what_was_compiled(monkeypatch: pytest.Monke
             x = torch.randn(rows, 24)
             torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == traced + 1
+
+
+# -- panels ----------------------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """A gated layer behind a norm, with a residual: what a step of decoding multiplies."""
+
+    def __init__(self, width: int = 48, hidden: int = 96) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width + 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        y = self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+        return y + x.repeat(1, 2)[:, : y.shape[1]]
+
+
+def fused(module: nn.Module, **more: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    options = {"strict": True, "freeze": True, "race": "fused", "verify": True, **more}
+    return torch.compile(module, backend="fusec", dynamic=False, options=options)
+
+
+def panels_held(module: nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of the panels that compiled graphs read for a module."""
+    weights = [module.gate.weight]
+    assert isinstance(weights[0], Tensor)
+    (graph,) = (graph for graph in frozen_graphs if graph.reads(weights))
+    made = graph.compute(*(p for p in module.parameters() if graph.reads([p])))
+    return [tuple(m.shape) for m in made]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("rows", (1, 3, 12))
+def test_products_of_few_rows_read_panels_and_see_changed_weights(
+    rows: int, dtype: torch.dtype
+) -> None:
+    if not has_packing(torch.empty(0, dtype=dtype)):
+        pytest.skip("oneDNN has no kernels of this type here")
+    with seeded(0):
+        module, x = Gated().eval().to(dtype), torch.randn(rows, 48).to(dtype)
+    compiled = fused(module)
+    for _ in range(2):
+        exact = copy.deepcopy(module).double()(x.double())
+        with torch.no_grad():
+            made, eager = compiled(x), module(x)
+        assert (made.dtype, made.stride()) == (eager.dtype, eager.stride())
+        worst = (eager - exact).abs().max() + torch.finfo(dtype).eps * exact.abs().max()
+        assert (made - exact).abs().max() <= 2 * worst
+        with torch.no_grad():
+            module.gate.weight.mul_(0.5)
+    assert (3, 48, PANEL) in panels_held(module)
+
+
+@pytest.mark.parametrize("rows", (1, 2))
+def test_a_number_that_is_none_stays_in_its_row(rows: int) -> None:
+    with seeded(0):
+        module, x = Gated().eval(), torch.randn(rows, 48)
+    x[0, 0] = float("nan")
+    with torch.no_grad():
+        made, eager = fused(module)(x), module(x)
+    torch.testing.assert_close(made, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "offered"),
+    [(96, 3, True), (80, 3, False), (32, 3, False), (96, 64, False), (96, None, False)],
+)
+def test_panels_are_offered_where_they_have_no_gaps_and_rows_are_few(
+    columns: int, rows: int | None, offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[str]] = []
+
+    def packed(*given: Any) -> None:
+        pack(*given)
+        (node,) = given[0].graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        found.append(set(node.meta[PACKED]))
+
+    pack = freezing.pack_products
+    monkeypatch.setattr(freezing, "pack_products", packed)
+    layer = nn.Linear(24, columns, bias=False)
+    with torch.no_grad():
+        frozen(layer, dynamic=rows is None)(torch.randn(rows or 3, 24))
+    assert [PANELS in one for one in found] == [offered]
+
+
+def test_a_long_sum_of_panels_is_as_exact_as_eagers() -> None:
+    with seeded(0):
+        layer, x = nn.Linear(8192, 64, bias=False).eval(), torch.randn(4, 8192)
+    compiled = fused(nn.Sequential(layer, nn.ReLU()))
+    with torch.no_grad():
+        made, exact = compiled(x), layer.weight.double() @ x.double().t()
+        eager = layer(x).relu()
+    wanted = exact.t().relu()
+    worst = (eager - wanted).square().mean().sqrt()
+    assert (made - wanted).square().mean().sqrt() <= 3 * worst
+
+
+def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Verdict] = []
+
+    def raced(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
+        seen.append(race(self, group, 20.0))
+        return seen[-1]
+
+    race = DeviceJudge.race
+    monkeypatch.setattr(DeviceJudge, "race", raced)
+    monkeypatch.setattr("fusec.race.CLEAR", float("inf"))
+    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    with seeded(0):
+        module, x = Gated(512, 1024).eval(), torch.randn(4, 512)
+    with torch.no_grad():
+        fused(module, race="auto", verify=False)(x)
+    assert len(seen) == 2
+    for verdict in seen:
+        assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps), verdict
+        assert {"library", "fused #0"} <= verdict.times.keys()

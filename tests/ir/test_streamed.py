@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.ir.dtype import BF16, F32
+from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce
-from fusec.ir.index import Axis, IntoIndex, Size, index
+from fusec.ir.index import Axis, IntoIndex, Size, floordiv, index, mod
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.streamed import streamed
 from tests.ir.graphs import axes, buffer, load
@@ -31,7 +31,7 @@ def test_the_factor_with_few_rows_may_stand_on_either_side(swapped: bool) -> Non
         node = Reduce(SUM, (k,), Op("mul", (b, a)))
     found = streamed(node, MOST)
     assert found is not None
-    assert (found.rows, found.column) == ((m,), n)
+    assert (found.rows, found.columns) == ((m,), (n,))
     assert found.few.axes == {m, k}
 
 
@@ -41,7 +41,7 @@ def test_a_vector_is_no_rows() -> None:
     wide: list[Expr] = [Cast(load(x, k), F32), Cast(load(w, n, k), F32)]
     found = streamed(Reduce(SUM, (k,), Op("mul", tuple(wide))), MOST)
     assert found is not None
-    assert (found.rows, found.column) == ((), n)
+    assert (found.rows, found.columns) == ((), (n,))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,37 @@ def test_a_vector_is_no_rows() -> None:
 )
 def test_other_products_stream_nothing(rows: IntoIndex, columns: IntoIndex, along: str) -> None:
     assert streamed(product(rows, columns, along=along)[0], MOST) is None
+
+
+def panels(columns: int, width: int, dtype: DType = F32) -> tuple[Reduce, list[Axis]]:
+    """sum(k: x[m, k] * w[n // width, k, n % width])."""
+    m, n, k = axes("m n k", 4, columns, 32)
+    x, w = buffer("x", 4, 32), buffer("w", columns // width, 32, width, dtype=dtype)
+    weight: Expr = load(w, floordiv(index(n), index(width)), k, mod(index(n), index(width)))
+    weight = weight if dtype is F32 else Cast(weight, F32)
+    return Reduce(SUM, (k,), Op("mul", (load(x, m, k), weight))), [m, n, k]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(F32, 4), (BF16, 2)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_weights_may_lie_in_panels(dtype: DType, size: int, cut: bool) -> None:
+    """Whether or not their columns were cut in panels and places."""
+    node, (m, n, _) = panels(64, 32, dtype)
+    columns: tuple[Axis, ...] = (n,)
+    if cut:
+        columns = axes("p c", 2, 32)
+        made = node.substitute({n: index(columns[0]) * 32 + index(columns[1])})
+        assert isinstance(made, Reduce)
+        node = made
+    found = streamed(node, MOST)
+    assert found is not None
+    assert (found.rows, found.columns) == ((m,), columns)
+    assert (found.panel, found.itemsize) == (32, size)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(32, 32), (512, 256)])
+def test_one_panel_or_a_wide_one_is_a_matrix_by_rows(columns: int, width: int) -> None:
+    assert streamed(panels(columns, width)[0], MOST) is None
 
 
 def test_few_rows_that_are_a_step_apart_would_be_gathered() -> None:

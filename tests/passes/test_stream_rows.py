@@ -20,9 +20,11 @@ from fusec.codegen.lower import lower
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.expr import Op
 from fusec.ir.graph import Def, Graph, Schedule
+from fusec.ir.index import floordiv, index, mod
 from fusec.ir.interp import run_graph, run_schedule
 from fusec.ir.monoid import SUM
 from fusec.ir.verify import verify_schedule
+from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import AHEAD, loop_plans
 from fusec.passes.stream_rows import stream_rows, streams_rows
@@ -230,3 +232,61 @@ def test_rows_are_normalised_once() -> None:
     ).graphs
     assert [kernel.bytes < 1 << 20 for kernel in report.kernels] == [True, False, False]
     assert not report.externs
+
+
+# -- weights in panels -----------------------------------------------------------------------------
+
+
+def panelled(rows: int, columns: int, *, count: int = 1, terms: int = 32) -> Graph:
+    """y0[m, n] = sum(k: x[m, k] * w0[n // 32, k, n % 32]) + b[n], and so on for each weight."""
+    x, b = buffer("x", rows, terms), buffer("b", columns)
+    inputs, lines = [x, b], []
+    for number in range(count):
+        m, n, k = axes("m n k", rows, columns, terms)
+        w, y = buffer(f"w{number}", columns // 32, terms, 32), buffer(f"y{number}", rows, columns)
+        place = (floordiv(index(n), index(32)), k, mod(index(n), index(32)))
+        product = total(SUM, k, Op("mul", (load(x, m, k), load(w, *place))))
+        inputs.append(w)
+        lines.append(Def(y, (m, n), Op("add", (product, load(b, n)))))
+    return graph(tuple(inputs), tuple(lines), *(line.buffer for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "vector", "grid", "together"),
+    [
+        (1, 1, 16, [4, 16], 2),
+        (12, 1, 16, [4, 16], 2),
+        (4, 2, 16, [4, 16], 2),
+        (8, 2, 16, [4, 2, 16], 1),
+        (3, 1, 8, [4, 8], 4),
+        (4, 1, 8, [4, 2, 8], 2),
+        (1, 1, 4, [4, 2, 4], 4),
+    ],
+)
+def test_a_point_has_all_rows_and_the_vectors_of_a_panel_whose_sums_fit_registers(
+    rows: int, count: int, vector: int, grid: list[int], together: int
+) -> None:
+    machine = replace(CPU_MACHINE, vector=vector)
+    whole = panelled(rows, 128, count=count)
+    kernel = unified(whole)
+    assert accepts_cpu(kernel, machine)
+    found = stream_rows(kernel, machine)
+    assert [a.extent.const for a in found.grid] == grid
+    assert len(found.stores) == rows * together * count
+    after = Schedule(whole, (found,))
+    verify_schedule(after)
+    inputs = [numbers(*(n.const for n in b.shape), seed=s) for s, b in enumerate(whole.inputs)]
+    for a, b in zip(run_graph(whole, inputs), run_schedule(after, inputs), strict=True):
+        np.testing.assert_array_equal(b, a)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(4, 1), (8, 2)])
+def test_sums_of_panels_stay_in_registers_and_long_ones_are_in_blocks(
+    rows: int, count: int
+) -> None:
+    kernel = coalesce(stream_rows(unified(panelled(rows, 128, count=count, terms=1024)), WIDE))
+    (plan,) = loop_plans(kernel, WIDE)
+    source = print_kernel(lower(kernel, plan))
+    assert "alignas" not in source  # no private array
+    assert "i_kg < 4" in source and "i_ko < 256" in source
+    assert plan.stages == 32 and f"{32 * 32}LL));" in source

@@ -3,7 +3,8 @@
 The lane axis is innermost, whether it is on the grid or inside, so that memory is walked in order;
 a reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
 kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points. Where the
-loops are a window of few places, they are innermost: what they reduce to stays in a register. Where
+loops are a window of few places, or walk through panels, they are innermost: what they reduce to
+stays in a register. Where
 a pointwise kernel reads along one axis and writes along another, lanes follow what it writes, and
 what it reads is transposed, in blocks of W x W.
 """
@@ -15,7 +16,7 @@ from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
-from fusec.ir.streamed import streamed
+from fusec.ir.streamed import Streamed, streamed
 from fusec.passes.machine import Machine, Tuning
 from fusec.passes.schedule.access import fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
@@ -26,6 +27,10 @@ MOST_OF_A_WINDOW = 16
 AHEAD = 128
 """Iterations by which loads of streamed weights run ahead: 4 KB of 16 bits, where a core's own
 prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
+AHEAD_BYTES = 1 << 12
+"""Bytes of a panel by which its loads run ahead."""
+PANEL_TERMS = 256
+"""Terms of a panel that are summed one by one, in as many lanes as there are columns."""
 SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 
@@ -33,15 +38,28 @@ SUM_TILES = 64
 def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return the plans of a kernel for a CPU: one."""
     tuning = machine.tuning
-    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     plan = Plan(
         _bindings(kernel, machine),
         peel=True,
-        stages=AHEAD if any(streamed(n, 1) for n in sums) else 1,
+        stages=_ahead(kernel),
         kept_cost=tuning.kept_cost,
         kept_bytes=tuning.kept_bytes,
     )
     return (plan,)
+
+
+def _streams(kernel: Kernel) -> list[Streamed]:
+    """Return the sums of a kernel, one row's each, that stream weights."""
+    found = (streamed(n, 1) for n in kernel_nodes(kernel) if isinstance(n, Reduce))
+    return [product for product in found if product is not None]
+
+
+def _ahead(kernel: Kernel) -> int:
+    """Return by how many iterations loads of weights run ahead; 1 where none are streamed."""
+    streams = _streams(kernel)
+    if panels := [p.panel * p.itemsize for p in streams if p.panel]:
+        return max(1, AHEAD_BYTES // max(panels))
+    return AHEAD if streams else 1
 
 
 def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
@@ -60,9 +78,17 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     if lane is None:
         return (*bindings, *loops)
     own = _lanes(kernel, lane, machine, product(a.extent for a in grid).hint())
+    if lane not in kernel.inside and any(p.panel for p in _streams(kernel)):
+        blocks = [Binding(a, LoopKind.LOOP, 1, _block(a)) for a in inside]
+        return (*bindings, own, *blocks)
     if lane not in kernel.inside and _is_window(inside):
         return (*bindings, own, *loops)
     return (*bindings, *loops, own)
+
+
+def _block(terms: Axis) -> int:
+    """Return how many terms of a long sum are added one by one; 0 for all of a short one."""
+    return PANEL_TERMS if terms.extent.hint() >= 2 * PANEL_TERMS else 0
 
 
 def _transposed(
