@@ -1,7 +1,8 @@
 """The judges that measure: the ways to run a product are built and timed on the device.
 
 ``DeviceJudge``. A group (``passes/contract.py``) is a graph of its own. Its ways are the library's
-calls with fused kernels around them, and one kernel in each configuration that its schedule offers.
+calls with fused kernels around them, one kernel in each configuration that its schedule offers, and
+the calls of another library that has all of its products.
 The race in ``runtime/autotune.py`` times them as wholes and checks what each computes; the verdict
 is kept in the cache under the group's structure, the device and all versions.
 
@@ -46,7 +47,14 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
 from fusec.passes.contract import Choice, Cut, Group, judge_by_model, open_calls
-from fusec.passes.libraries import ATEN, Answer, describe_call, extents
+from fusec.passes.libraries import (
+    ATEN,
+    Answer,
+    Chooser,
+    choose_libraries,
+    describe_call,
+    extents,
+)
 from fusec.pipeline import Compiled, flat_kernels, generate
 from fusec.runtime.autotune import Way, race
 from fusec.runtime.cache import Cache, fingerprint
@@ -58,7 +66,7 @@ from fusec.stages import Context, offered_plans
 
 logger = logging.getLogger("fusec.race")
 
-LIBRARY = "library"
+LIBRARY, FUSED = "library", "fused #"
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
 TIMED_PRODUCT = 1 << 28
 """Multiply-adds of a product that is timed, some 4 ms: rows and columns are halved down to it. Of a
@@ -191,11 +199,12 @@ class DeviceJudge:
         library, best = times.get(LIBRARY), times.get(verdict.winner)
         if library is None or best is None or not verdict.compared:
             return modelled()
-        fused = verdict.winner != LIBRARY
-        others = [us for name, us in times.items() if name != LIBRARY]
-        rival = best if fused else min(others, default=library)
+        fused = verdict.winner.startswith(FUSED)
+        own = [us for name, us in times.items() if name.startswith(FUSED)]
+        libraries = min(us for name, us in times.items() if not name.startswith(FUSED))
+        rival = best if fused else min(own, default=libraries)
         configuration = int(verdict.winner.rpartition("#")[2]) if fused else 0
-        return Choice(fused, configuration, _measured(verdict, at), library - rival)
+        return Choice(fused, configuration, _measured(verdict, at), libraries - rival)
 
     def race(self, group: Group, budget_s: float) -> Verdict:
         """Return what a race of the group's ways measured."""
@@ -212,7 +221,10 @@ class DeviceJudge:
         return replace(verdict, sizes=tuple(size.hint for size in group.sizes))
 
     def ways(self, group: Group) -> list[Way]:
-        """Return the library's way and one for each configuration of the fused kernel."""
+        """Return the library's way, one for each configuration of the fused kernel, and others.
+
+        Products that the library loses to a kernel another library may win.
+        """
         separate = self.cut(group.graph)
         ways = [Way(LIBRARY, functools.partial(self._prepare, separate))]
         fused = self.cut(open_calls(group.graph, group.opened))
@@ -226,7 +238,11 @@ class DeviceJudge:
         for number in range(count):
             steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
             run = functools.partial(self._prepare, replace(fused, steps=steps))
-            ways.append(Way(f"fused #{number}", run))
+            ways.append(Way(f"{FUSED}{number}", run))
+        for library in _unpacked(group, self.context.target.libraries):
+            said = Answer(library, "to be timed")
+            taken = choose_libraries(separate, frozenset((library,)), 0, _always(said))
+            ways.append(Way(library, functools.partial(self._prepare, taken)))
         return ways
 
     def _prepare(self, schedule: Schedule) -> Callable[[list[Any]], Sequence[Tensor]]:
@@ -426,6 +442,20 @@ def _caller(
 
 def _random_view(view: View, device: torch.device) -> Tensor:
     return _spec(view.shape, view.strides, view.buffer.dtype).random(device)
+
+
+def _always(answer: Answer) -> Chooser:
+    return lambda call: answer
+
+
+def _unpacked(group: Group, libraries: frozenset[str]) -> list[str]:
+    """Return the libraries that all products of a group may go to as their weights lie."""
+    calls = [call for call in group.graph.externs if call.node in group.opened]
+    offered = [
+        {name for name in call.others if name in libraries and call.packed_for(name) is None}
+        for call in calls
+    ]
+    return sorted(set.intersection(*offered)) if offered else []
 
 
 def random_inputs(group: Group, device: torch.device) -> list[Any]:

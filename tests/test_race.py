@@ -25,6 +25,7 @@ from fusec.codegen.targets import find_target
 from fusec.errors import KernelFault
 from fusec.frontend.channels_last import IMAGES
 from fusec.frontend.memory_formats import Gain
+from fusec.frontend.packing import has_onednn
 from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
 from fusec.passes.coalesce import coalesce
@@ -246,6 +247,44 @@ def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypa
         kind.races = 0
         choice = judge(SimpleNamespace(signature=f"{ratio}", sizes=()))
         assert kind.races == raced and choice.fused is (ratio > 1)
+
+
+def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    gate, up = w.chunk(2)
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+@pytest.mark.parametrize(("winner", "fused"), [("oneDNN", False), ("fused #0", True)])
+@pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
+def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: bool, monkeypatch):
+    """One that beats ATen may still lose to oneDNN."""
+    verdicts: list[Verdict] = []
+
+    def told(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
+        verdicts.append(race(self, group, 60.0))
+        times = {LIBRARY: 30.0, "oneDNN": 20.0, "fused #0": 25.0, winner: 10.0}
+        return Verdict(winner, tuple(Lap(name, us, us, us) for name, us in times.items()))
+
+    race = DeviceJudge.race
+    monkeypatch.setattr(DeviceJudge, "race", told)
+    monkeypatch.setattr("fusec.race.CLEAR", float("inf"))
+    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    torch._dynamo.reset()
+    choices: list[Choice] = []
+    choose = DeviceJudge.choice
+    monkeypatch.setattr(
+        DeviceJudge, "choice", lambda *given: (choices.append(choose(*given)), choices[-1])[1]
+    )
+    with torch.no_grad():
+        torch.compile(gated, backend="fusec", options={"strict": True})(
+            torch.randn(4, 256), torch.randn(1024, 256)
+        )
+    (verdict,), (choice,) = verdicts, choices
+    assert set(verdict.times) == {LIBRARY, "oneDNN", "fused #0"}, verdict
+    assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
+    assert choice.fused is fused
+    assert choice.saved_us == (10.0 if fused else -15.0)
 
 
 # -- libraries -------------------------------------------------------------------------------------
