@@ -629,6 +629,30 @@ def test_the_command_takes_sizes_by_name_or_all_that_are_open(tmp_path: Path) ->
     assert fusec.load(path)(values(3, 8)).shape == (3, 16)
 
 
+HALVES = """
+def half(x):
+    return x[:, x.shape[1] // 2] * 2
+"""
+
+
+def test_what_the_model_asks_of_sizes_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An index that was computed of a size holds for few of them: whoever builds it is told."""
+    (tmp_path / "model.py").write_text(HALVES)
+    path = tmp_path / "half.fusec"
+    line = ["build", f"{tmp_path / 'model.py'}:half", "--input", "f32[B=8,T=24]", "-o", str(path)]
+    assert main(line) == 0
+    asked = "T//2 == 12"
+    assert asked in capsys.readouterr().out.splitlines()[-1]
+    model = fusec.load(path)
+    assert asked in repr(model)
+    x = values(3, 25)
+    assert torch.equal(model(x), x[:, 12] * 2)
+    with pytest.raises(UsageError, match=f"T is 26; the model was built for {asked}"):
+        model(values(3, 26))
+
+
 # -- who runs it, and who wrote it -----------------------------------------------------------------
 
 RUN = """

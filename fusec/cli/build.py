@@ -63,6 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.building import build, weights_of
     from fusec.cli.model import load_callable
     from fusec.report.observe import new_fake_mode
+    from fusec.runtime.entry import decode
+    from fusec.runtime.loading import conditions_of
+    from fusec.runtime.model import KEY
+    from fusec.runtime.sizes import shown
 
     mode, forced = new_fake_mode(), forced_options(arguments)
     forced |= {"native": True} if arguments.native else {}
@@ -78,6 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     _write(path, content)
     show(f"{path}: {len(content) / 1e3:.0f} kB")
     show(f"sha256: {hashlib.sha256(content).hexdigest()}")
+    variants = (decode(KEY, content) or {}).values()
+    asked = dict.fromkeys(shown(c) for variant in variants for c in conditions_of(variant))
+    if asked:
+        show(f"built for {', '.join(asked)}")
     if arguments.with_weights:
         _write_weights(path.with_suffix(".safetensors"), weights_of(fn))
     return 0

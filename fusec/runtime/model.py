@@ -315,7 +315,9 @@ class Model:
     def __repr__(self) -> str:
         trained = "a training step" if self.trains else "inference"
         weights = f"{len(self._calling.weights)} weights"
-        return "\n  ".join([f"{self.target}, {trained}", *self.inputs, weights])
+        asked = ", ".join(map(formula, self._calling.conditions))
+        lines = [f"{self.target}, {trained}", *self.inputs, weights]
+        return "\n  ".join([*lines, f"for {asked}"] if asked else lines)
 
 
 def load(
