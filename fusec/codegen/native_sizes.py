@@ -59,7 +59,8 @@ static inline fusec_count fusec_floordiv(fusec_count a, fusec_count b) {
 }
 static inline fusec_count fusec_mod(fusec_count a, fusec_count b) {
   const bool known = a.known && b.known && b.value > 0;
-  return fusec_count(known ? fusec_mod(a.value, b.value) : 0, known);
+  const long long rest = known ? a.value % b.value : 0;
+  return fusec_count(rest < 0 ? rest + b.value : rest, known);
 }
 // So many bytes, to the end of the last line of a cache: none, if they are fewer than none.
 static inline fusec_count fusec_room(fusec_count bytes) {

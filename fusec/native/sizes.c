@@ -43,7 +43,7 @@ static int combine(int sign, int64_t a, int64_t b, int64_t *value) {
   if (sign == 2) *value = a < b ? a : b;
   if (sign >= 3 && b <= 0) return 0;
   if (sign == 3) *value = floor_of(a, b);
-  if (sign == 4) *value = a - b * floor_of(a, b);
+  if (sign == 4) *value = a % b + (a % b < 0 ? b : 0);
   return 1;
 }
 
@@ -166,8 +166,11 @@ static void show(fusec_text *text, const fusec_symbols *symbols, int is_inner, p
   put_text(page, is_least ? "min(" : brackets ? "(" : "");
   show(text, symbols, !is_least && (kind == 0 || (kind == 2 && sign)), page);
   fusec_take(text, 1, &space);
-  put_text(page, is_least ? ", " : " ");
-  if (!is_least) put_text(page, kinds[kind][sign]);
+  /* As people write it, and as runtime/sizes.py does: "2*A + 1 <= 8". */
+  int is_close = kind == 2 && sign;
+  size_t length = strlen(kinds[kind][sign]);
+  put_text(page, is_least ? ", " : is_close ? "" : " ");
+  if (!is_least) put(page, kinds[kind][sign], length - (size_t)is_close);
   show(text, symbols, !is_least && (kind == 0 || (kind == 2 && sign)), page);
   put_text(page, is_least || brackets ? ")" : "");
 }

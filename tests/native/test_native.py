@@ -23,10 +23,11 @@ import fusec
 import fusec.native
 from fusec.building import Call, build, weights_of
 from fusec.cli import main
+from fusec.codegen.native_sizes import print_formula
 from fusec.errors import UsageError
 from fusec.options import Options
 from fusec.processors import PROCESSORS
-from fusec.runtime import loading, processor
+from fusec.runtime import loading, processor, sizes
 from fusec.runtime.entry import decode, encode
 from fusec.runtime.model import KEY
 from fusec.runtime.processor import cpu_features
@@ -410,6 +411,89 @@ def test_a_call_of_other_bytes_than_were_chosen_is_refused(program: Path, sized:
     x, y = of_rows(3, 5)
     said, _ = run(program, sized, x, y[:2], SIZES="B=3 T=5")
     assert said.endswith("error 6: y has 480 bytes, not 320\n")
+
+
+KNOWN, OPEN, NO_NUMBER, NO_FORMULA = range(4)
+ODD = (0, 1, 2, 3, 7, 64, 2**31, 2**32 + 1, 2**62, 2**63 - 1, -1)
+
+
+def drawn(draw: random.Random, depth: int) -> Any:
+    """Return a formula of two sizes."""
+    if not depth or draw.random() < 0.3:
+        return draw.choice(("s0", "s1", draw.choice((0, 1, 8, 63, -1, -7, 10**17))))
+    parts = [drawn(draw, depth - 1) for _ in range(2)]
+    return draw.choice(("+", "*", "min", "//", "%")), *parts
+
+
+def outcome(formula: Any, known: dict[str, int]) -> tuple[int, int]:
+    """Return what comes of a formula, and its number: each part has to be one of 64 bits."""
+    if isinstance(formula, int | str):
+        number = known[formula] if isinstance(formula, str) else formula
+        return (OPEN, 0) if isinstance(formula, str) and number < 0 else (KNOWN, number)
+    sides = [outcome(part, known) for part in formula[1:]]
+    worst = max(state for state, _ in sides)
+    if worst != KNOWN:
+        return worst, 0
+    numbers = [number for _, number in sides]
+    if formula[0] in ("//", "%") and numbers[1] <= 0:
+        return NO_NUMBER, 0
+    made = sizes.value((formula[0], *numbers), {})
+    return (KNOWN, made) if -(2**63) <= made < 2**63 else (NO_NUMBER, 0)
+
+
+@pytest.fixture(scope="module")
+def formulas(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[str]]]:
+    """What C says of formulas: a state, a number, and words."""
+    path = compiled(tmp_path_factory.mktemp("formulas"), *SANITIZED, source="formulas.c")
+
+    def ask(lines: list[str]) -> list[list[str]]:
+        text = "\n".join(lines)
+        done = subprocess.run([str(path)], input=text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [line.split(" ", 2) for line in done.stdout.splitlines()]
+
+    return ask
+
+
+def test_formulas_are_in_c_what_they_are_in_python(formulas: Callable[..., Any]) -> None:
+    draw = random.Random(0)
+    asked = [(drawn(draw, 4), {"s0": draw.choice(ODD), "s1": draw.choice(ODD)})
+             for _ in range(4000)]  # fmt: skip
+    said = formulas([f"{k['s0']} {k['s1']} {print_formula(one)}" for one, k in asked])
+    states = set()
+    for (one, known), (state, number, _) in zip(asked, said, strict=True):
+        expected = outcome(one, known)
+        states.add(expected[0])
+        assert int(state) == expected[0], (one, known)
+        if expected[0] == KNOWN:
+            assert int(number) == expected[1], (one, known)
+    assert states == {KNOWN, OPEN, NO_NUMBER}
+
+
+def test_conditions_are_read_and_shown(formulas: Callable[..., Any]) -> None:
+    asked = ("or", ("<=", "s0", 8), ("==", ("%", ("+", "s0", ("*", 2, "s1")), 4), 0))
+    text = print_formula(asked)
+    said = formulas([f"?{a} {b} {text}" for a, b in ((8, 1), (9, 1), (10, 1), (-1, 1))])
+    assert [(int(state), int(holds)) for state, holds, _ in said[:3]] == [(0, 1), (0, 0), (0, 1)]
+    assert int(said[3][0]) == OPEN
+    assert said[1][2] == "A is 9, B is 1; the model was built for A <= 8 or (A + 2*B)%4 == 0"
+    least = print_formula(("<", ("min", "s0", ("//", "s1", 2)), ("+", "s0", 1)))
+    assert formulas([f"?9 1 {least}"])[0][2].endswith("built for min(A, B//2) < A + 1")
+
+
+def test_what_is_no_formula_is_told_from_one(formulas: Callable[..., Any]) -> None:
+    draw = random.Random(1)
+    lines = []
+    for _ in range(2000):
+        text = list(print_formula((">=", drawn(draw, 3), drawn(draw, 3))))
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(text))
+            text[at : at + draw.randint(0, 3)] = draw.choice((" ", "+ ", "9" * 19, "s2", "- ", ""))
+        lines.append(f"{draw.choice(('', '?'))}5 6 {''.join(text)}")
+    lines.append(f"5 6 {'+ ' * 500}")
+    states = [int(state) for state, *_ in formulas(lines)]
+    assert states.count(NO_FORMULA) > 1000
+    assert states[-1] == NO_FORMULA
 
 
 def test_writes_go_to_where_sizes_say(program: Path, tmp_path: Path) -> None:
