@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fusec.ir.contraction import sides
 from fusec.ir.expr import Expr, Load, Reduce, postorder
 from fusec.ir.expr import substitute as substitute_index
-from fusec.ir.index import Axis, floordiv, index, mod, product
+from fusec.ir.index import Axis, Index, floordiv, index, mod, product
 
 WIDEST_PANEL = 128
 """Columns of the widest panel: a wider one is a matrix by rows, whose terms lie in other pages."""
@@ -33,6 +33,7 @@ class Streamed:
         rows: the axes of the rows, of constant extents; none where there is one row.
         columns: the axis of what is streamed; of panels it may be cut in these and their places.
         few: the operand that has the rows, in f32.
+        terms: how many each sum has.
         itemsize: bytes of a weight.
         panel: columns of a panel; 0 where weights lie along the sum. Its places may be fewer.
     """
@@ -40,6 +41,7 @@ class Streamed:
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
     few: Expr
+    terms: Index
     itemsize: int
     panel: int = 0
 
@@ -67,9 +69,9 @@ def streamed(node: Expr, most: int) -> Streamed | None:
         if not _is_contiguous(few, over):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
-            return Streamed(ordered, columns, few, _itemsize(many))
+            return Streamed(ordered, columns, few, over.extent, _itemsize(many))
         if panel := _panel(many, over, columns):
-            return Streamed(ordered, columns, few, _itemsize(many), panel)
+            return Streamed(ordered, columns, few, over.extent, _itemsize(many), panel)
     return None
 
 

@@ -40,6 +40,7 @@ from fusec.ir.streamed import streamed
 from fusec.passes.cost import price, price_call
 from fusec.passes.machine import Machine
 from fusec.passes.recompute import is_wide_product
+from fusec.passes.stream_rows import worthwhile
 
 Cut: TypeAlias = Callable[[Graph], Schedule]
 """The passes from a graph to kernels."""
@@ -116,7 +117,7 @@ def cut_with_products(
         machine: says what is opened at all; products of few rows are, with nothing beside them.
         alone: whether those of many rows are, too.
     """
-    few = _of_few_rows(graph, machine.few_rows)
+    few = _of_few_rows(graph, machine)
     # A window's gradient by one core is the library's: it stores once for each window.
     opened = _openable(graph, others=not machine.cache_bytes)
     if judge is not None and not machine.rates.alone:
@@ -249,13 +250,17 @@ def _attending(graph: Graph) -> set[str]:
     return found
 
 
-def _of_few_rows(graph: Graph, most: int) -> set[str]:
-    """Return the calls that stream weights for at most so many rows."""
+def _of_few_rows(graph: Graph, machine: Machine) -> set[str]:
+    """Return the calls that stream weights for few rows."""
+
+    def streams(line: Def) -> bool:
+        products = (streamed(n, machine.few_rows) for n in postorder((line.expr,)))
+        return any(p is not None and worthwhile(p, machine) for p in products)
+
     return {
         call.node
         for call in graph.externs
-        if (len(call.meaning) == 1 or call.product)
-        and any(streamed(n, most) for line in call.meaning for n in postorder((line.expr,)))
+        if (len(call.meaning) == 1 or call.product) and any(map(streams, call.meaning))
     }
 
 

@@ -118,7 +118,7 @@ def test_a_product_may_read_a_packed_weight_which_no_other_way_computes(
 ) -> None:
     chosen(library, monkeypatch)
     with seeded(0):
-        layer, x = nn.Linear(24, 40, bias=bias), torch.randn(16, 24)
+        layer, x = nn.Linear(24, 40, bias=bias), torch.randn(32, 24)
     x[0, 0], x[1, 1], x[2, 2] = float("nan"), float("inf"), -float("inf")
     compiled = frozen(lambda x: layer(layer(x)[:, :24]))
 
@@ -147,7 +147,7 @@ def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(
     monkeypatch: pytest.MonkeyPatch,
-    rows: int = 16,
+    rows: int = 32,
     dtype: torch.dtype = torch.float32,
     dynamic: bool | None = None,
 ) -> list[Extern]:
@@ -263,7 +263,7 @@ def panels_held(module: nn.Module) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
-@pytest.mark.parametrize("rows", (1, 3, 12))
+@pytest.mark.parametrize("rows", (1, 3, 14))
 def test_products_of_few_rows_read_panels_and_see_changed_weights(
     rows: int, dtype: torch.dtype
 ) -> None:

@@ -23,11 +23,12 @@ from fusec.ir.graph import Def, Graph, Schedule
 from fusec.ir.index import floordiv, index, mod
 from fusec.ir.interp import run_graph, run_schedule
 from fusec.ir.monoid import SUM
+from fusec.ir.streamed import Streamed
 from fusec.ir.verify import verify_schedule
 from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import AHEAD, loop_plans
-from fusec.passes.stream_rows import stream_rows, streams_rows
+from fusec.passes.stream_rows import stream_rows, streams_rows, worthwhile
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, numbers, unified
 from tests.support import check
@@ -68,6 +69,7 @@ def linear(rows: int, columns: int, *, count: int = 1, prologue: bool = False) -
         (8, 64, 1, 8, 1),
         (12, 64, 1, 16, 2),
         (12, 64, 1, 8, 1),
+        (16, 64, 1, 16, 1),
         (4, 62, 1, 16, 2),
         (4, 61, 1, 16, 1),
         (4, 64, 2, 16, 2),
@@ -95,7 +97,8 @@ def test_values_are_what_they_were(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole", "vector"), [(linear(13, 64), 16), (linear(8, 64, count=4), 16), (linear(8, 64), 4)]
+    ("whole", "vector"),
+    [(linear(17, 64), 16), (linear(13, 64), 8), (linear(8, 64, count=4), 16), (linear(8, 64), 4)],
 )
 def test_a_kernel_with_more_rows_than_registers_stays_as_it_is(whole: Graph, vector: int) -> None:
     kernel = unified(whole)
@@ -156,7 +159,7 @@ def fused(fn: Callable[..., Any], *inputs: Tensor, **how: Any) -> None:
 
 @pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("rows", [8, *range(1, 8), 9, 12, 13, 17])
+@pytest.mark.parametrize("rows", [8, *range(1, 8), 9, 12, 13, 16, 17])
 def test_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
     fused(gated, tensor(rows, 80, dtype=dtype), tensor(96, 80, dtype=dtype, seed=1))
 
@@ -221,8 +224,34 @@ def test_gate_and_activation_are_one_kernel(rows: int) -> None:
 
 
 def test_more_rows_and_other_weights_stay_the_librarys() -> None:
-    assert kernels(gated, torch.empty(13, 512), torch.empty(2048, 512)) == (1, 2)
+    assert kernels(gated, torch.empty(17, 512), torch.empty(2048, 512)) == (1, 2)
     assert kernels(alone, torch.empty(4, 512), torch.empty(512, 2048).t()) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "terms", "itemsize", "panel", "streamed"),
+    [
+        (12, 2048, 2, 0, True),
+        (16, 768, 4, 0, True),
+        (16, 800, 4, 0, False),
+        (13, 768, 2, 0, False),
+        (14, 2048, 4, 32, True),
+        (15, 2048, 4, 32, False),
+        (16, 2048, 2, 32, True),
+    ],
+)
+def test_more_than_twelve_rows_stream_weights_that_gain_by_it(
+    rows: int, terms: int, itemsize: int, panel: int, streamed: bool
+) -> None:
+    m, n, k = axes("m n k", rows, 64, terms)
+    few = load(buffer("x", rows, terms), m, k)
+    product = Streamed((m,), (n,), few, index(terms), itemsize, panel)
+    assert worthwhile(product, WIDE) is streamed
+
+
+def test_sixteen_rows_of_a_narrow_layer_are_streamed_and_of_a_wide_one_the_librarys() -> None:
+    for terms, made in ((768, (1, 0)), (2048, (1, 1))):
+        assert kernels(biased, torch.empty(16, terms), torch.empty(3072, terms)) == made
 
 
 def test_rows_are_normalised_once() -> None:
@@ -256,6 +285,7 @@ def panelled(rows: int, columns: int, *, count: int = 1, terms: int = 32) -> Gra
     [
         (1, 1, 16, [4, 16], 2),
         (12, 1, 16, [4, 16], 2),
+        (14, 1, 16, [4, 16], 2),
         (4, 2, 16, [4, 16], 2),
         (8, 2, 16, [4, 2, 16], 1),
         (3, 1, 8, [4, 8], 4),
