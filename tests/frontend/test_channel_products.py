@@ -265,6 +265,19 @@ def test_gradients_of_channels_last_images_are_products() -> None:
     assert count(graphs, aten.mm.default) == 2
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("wanted", ("image", "weight", "both"))
+def test_a_gradient_alone_is_a_product_where_it_is_no_slower(
+    wanted: str, dtype: torch.dtype
+) -> None:
+    net = nn.Conv2d(8, 6, 1).to(dtype=dtype, memory_format=torch.channels_last)
+    net.requires_grad_(wanted != "image")
+    x = last(3, 8, 5, 7, dtype=dtype).requires_grad_(wanted != "weight")
+    graphs = rewritten(lambda x: net(x).tanh(), x, train=True)
+    gains = wanted == "both" or (wanted == "image" and dtype is torch.float32)
+    assert count(graphs, aten.convolution_backward.default) == (0 if gains else 1)
+
+
 UNLIKE: dict[str, tuple[nn.Module, Tensor]] = {
     "contiguous": (nn.Conv2d(8, 6, 1), torch.randn(3, 8, 5, 7)),
     "steps": (nn.Conv2d(8, 6, 1, stride=2), last(3, 8, 5, 7)),
