@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import platform
 import threading
 from collections import deque
@@ -546,7 +547,8 @@ def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str
     if named is not None and named.features.split()[0] != platform.machine():
         raise UsageError(f"{target} is built on x86_64 alone, and this is {platform.machine()}")
     width = cpp_kernel.vector_width() if named is None else named.lanes
-    unit, *more = cpp_units(compiled, width, cpp_kernel.processes(options))
+    most = min(options.threads or os.cpu_count() or 1, torch.get_num_threads())
+    unit, *more = cpp_units(compiled, width, most)
     say(f"the C++ compiler builds kernels: {len(compiled.distinct)}")
     flags = (cpp_kernel.NATIVE,) if named is None else named.flags
     return {"kernels.so": cpp_kernel.build(unit, options, flags, more)}

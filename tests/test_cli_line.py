@@ -113,8 +113,8 @@ WRONG = {
     "no lock": (["lock", "--check", "{d}/no.lock"], 2, "no file"),
     "no file of lock's": (["lock", "--check", "{m}"], 2, "begin with 'fusec lock'"),
     "a lock and a model": (["lock", "--check", "{m}", "{m}:Net"], 2, "takes the file alone"),
-    "sizes of an archive": (
-        ["build", "{m}:Net", "--dynamic", "--train"],
+    "a training step in C": (
+        ["build", "{m}:Net", "--native", "--train"],
         2,
         "for inference: leave out --train",
     ),

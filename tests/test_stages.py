@@ -59,6 +59,7 @@ ELSEWHERE = {
     ("fusec/passes/split_loop.py", "online_softmax"): "what a kernel would be: its price",
     ("fusec/pipeline.py", "by_pointers"): "the second kernel of one program, for other addresses",
     ("fusec/race.py", "open_calls"): "the two ways of a group",
+    ("fusec/race.py", "choose_libraries"): "another way of a group",
     ("fusec/report/widths.py", "sink"): "a report on printed accesses, which changes nothing",
     ("fusec/bisect/meaning.py", "lower"): "a planned kernel computes what its program does",
 }

@@ -38,7 +38,8 @@ LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
 """The structures on the way, each as it leaves the last stage that changes it."""
 _REWRITES = """
     equal_sizes whole_gradients flex_attention masked_writes longer_cats fold_channels
-    memory_formats draws freeze softmax_gradients wide_products partition
+    single_places memory_formats draws freeze channel_gradients softmax_gradients
+    wide_products partition
     capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
     unread fuse library_bias library_epilogue
     store_parts split_loop contract loops libraries in_place bundle memory masks online_softmax

@@ -12,10 +12,10 @@ and so do their gradients. On one core with AVX-512 a batch of 8 takes 0.26 to 0
 the library's convolution in ``f32`` and 0.09 to 0.55 in ``bf16``, both gradients 0.06 to 0.38: the
 library prepares a call for longer than it multiplies (2026-11).
 
-Of channels-last images the gradients alone are products, where both are wanted: 0.48 to 0.92 of the
-time in ``f32``, 0.43 to 1.01 in ``bf16`` (19 shapes of MobileNet, EfficientNet and ResNet, batch 4).
-The convolution gains 6 % or less in half of the shapes, and a packed one applies activations as it
-stores.
+Of channels-last images the gradients alone are products, where both are wanted: 0.48 to 0.92 of
+the time in ``f32``, 0.43 to 1.01 in ``bf16`` (19 shapes of MobileNet, EfficientNet and ResNet,
+batch 4). The convolution gains 6 % or less in half of the shapes, and a packed one applies
+activations as it stores.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange
 from fusec.options import Options
 from fusec.runtime import processor, table
@@ -95,11 +93,6 @@ def has_tiles() -> bool:
 
 def _flags() -> set[str]:
     return set(processor.cpu_features().replace(":", " ").replace(",", " ").split())
-
-
-def processes(options: Options) -> int:
-    """Return how many compilers may run at once, which is never more than torch has threads."""
-    return min(options.threads or os.cpu_count() or 1, torch.get_num_threads())
 
 
 def build(

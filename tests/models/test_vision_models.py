@@ -60,8 +60,8 @@ def test_what_follows_a_convolution_is_one_kernel(kind, layout):
     """Norm, ReLU and residual are one kernel each time; so are LayerNorm, GELU, scaled residual."""
     residual = kind == "residual"
     # Of few channels, fusec's own kernels might run the products.
-    block = seeded_model(lambda: ResidualBlock(16, 16, 1) if residual else ConvNextBlock(16))
-    (graph,) = fusec.explain(block, with_layout(values(2, 16, 9, 8), layout)).graphs
+    block = seeded_model(lambda: ResidualBlock(32, 32, 1) if residual else ConvNextBlock(32))
+    (graph,) = fusec.explain(block, with_layout(values(2, 32, 9, 8), layout)).graphs
     assert len(graph.kernels) == (2 if residual else 3)
     libraries = (
         ["convolution.default"] * 3 if residual else ["convolution.default"] + ["mm.default"] * 2
