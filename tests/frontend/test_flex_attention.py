@@ -78,7 +78,7 @@ def test_kernels_compute_all_of_it_together() -> None:
 
 def test_keys_are_read_once_and_positions_are_no_gathers() -> None:
     """One loop over keys: scores are made once, and a bias by position is a load like others."""
-    n, modify = 512, BIAS.repeat(1, 11)
+    n, modify = 192, BIAS.repeat(1, 4)
     mask = create_block_mask(hidden, None, None, n, n, device="cpu")
     inputs = tuple(torch.randn(1, 4, n, 64) for _ in range(3))
 
