@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
 from fusec.options import Options
 from fusec.stages import Context
 from fusec.trace import Trace
+from tests.frontend.tracing import captured_graphs
 from tests.support import TRAINED, check
 
 aten = torch.ops.aten
@@ -41,24 +41,8 @@ def rewritten(
     **options: Any,
 ) -> list[fx.GraphModule]:
     """Return the graphs that go to capture."""
-    found = []
     context = Context(find_target(target), Options(**options), Trace("joint"))
-
-    def keep(gm: fx.GraphModule, _: Any, *, name: str) -> Any:
-        found.append(gm)
-        call = lambda args: gm(*args)  # noqa: E731
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        fn, backend=lambda gm, given: compile_with(gm, given, keep, context), dynamic=False
-    )
-    with torch.set_grad_enabled(train):
-        result = compiled(*inputs)
-    if train:
-        result.sum().backward()
-    return found
+    return captured_graphs(fn, *inputs, context=context, train=train)
 
 
 def count(graphs: list[fx.GraphModule], *targets: Any) -> int:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fusec
-from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
 from fusec.frontend import memory_formats
 from fusec.frontend.channels_last import images_of, is_last
@@ -19,6 +18,7 @@ from fusec.frontend.memory_formats import DECISION, Gain
 from fusec.options import Options
 from fusec.stages import Context
 from fusec.trace import Trace
+from tests.frontend.tracing import captured_graphs
 from tests.support import TRAINED, check
 
 aten = torch.ops.aten
@@ -68,24 +68,8 @@ def rewritten(
     judge: memory_formats.Judge | None = None,
 ) -> list[fx.GraphModule]:
     """Return the graphs that go to capture."""
-    found = []
     context = Context(find_target(target), Options(), Trace("joint"), judge_format=judge)
-
-    def keep(gm: fx.GraphModule, _: Any, *, name: str) -> Any:
-        found.append(gm)
-        call = lambda args: gm(*args)  # noqa: E731
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        fn, backend=lambda gm, given: compile_with(gm, given, keep, context), dynamic=False
-    )
-    with torch.set_grad_enabled(train):
-        result = compiled(*inputs)
-    if train:
-        result.sum().backward()
-    return found
+    return captured_graphs(fn, *inputs, context=context, train=train)
 
 
 def of(gm: fx.GraphModule, target: Any) -> list[fx.Node]:

@@ -20,6 +20,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
 from fusec.frontend.capture import capture
 from fusec.frontend.decompositions import decompositions
@@ -116,6 +117,29 @@ class CapturedAhead(Captured):
                 return call(state_of(fn), [leaves[k] for k in places])
 
         return compiled
+
+
+def captured_graphs(
+    fn: Callable[..., Any], *inputs: torch.Tensor, context: Context, train: bool = False
+) -> list[fx.GraphModule]:
+    """Return the graphs that go to capture, rewritten for a target."""
+    found = []
+
+    def keep(gm: fx.GraphModule, _: Any, *, name: str) -> Any:
+        found.append(gm)
+        call = lambda args: gm(*args)  # noqa: E731
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        fn, backend=lambda gm, given: compile_with(gm, given, keep, context), dynamic=False
+    )
+    with torch.set_grad_enabled(train):
+        result = compiled(*inputs)
+    if train:
+        result.sum().backward()
+    return found
 
 
 def state_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
