@@ -74,8 +74,8 @@ def choose_formats(
 
 
 def _may_convert(node: fx.Node) -> bool:
-    """Return True for convolutions of floating images on a CPU."""
-    if node.op != "call_function" or node.target not in IMAGES:
+    """Return True for convolutions of floating images on a CPU; the gradient of a bias is none."""
+    if node.op != "call_function" or node.target not in IMAGES or not _has_images(node):
         return False
     values = [image.meta["val"] for image in images_of(node)]
     return all(is_image(v) and v.device.type == "cpu" and v.dtype in _TYPES for v in values)

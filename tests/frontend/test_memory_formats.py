@@ -124,6 +124,14 @@ def test_convolutions_of_each_kind_match_eager(kind: str, train: bool) -> None:
     )  # fmt: skip
 
 
+@ALWAYS
+def test_a_bias_alone_may_train() -> None:
+    image, weight = images(2, 8, 5, 6), weights(6, 8, 3, 3)
+    check(
+        lambda b: torch.tanh(F.conv2d(image.to(b), weight.to(b), b)), torch.randn(6), train=True,
+    )  # fmt: skip
+
+
 def flat(y: Tensor) -> Tensor:
     return y.view(2, -1) * 2
 
