@@ -25,7 +25,7 @@ class Background(Generic[T]):
     """A result that a thread makes.
 
     The interpreter waits for the thread before it ends, and so does a fork, whose child has the
-    result but no threads.
+    result but no threads; it waits for first calls, too.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -52,15 +52,15 @@ class Background(Generic[T]):
         Raises:
             Exception: what its making raised.
         """
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.wait()
         if self._error is not None:
             raise self._error
         return self._made[0]
 
     def wait(self) -> None:
         """Wait until there is a result, or an error for those who ask."""
-        self._thread.join()
+        if self._thread.ident is not None:  # else it could not start
+            self._thread.join()
 
 
 def wait_for_all() -> None:
@@ -69,19 +69,30 @@ def wait_for_all() -> None:
         background.wait()
 
 
-os.register_at_fork(before=wait_for_all)
+_binding = threading.RLock()
+"""Held while a first call binds. A child has no other threads: what one left half done, or held,
+would stay so."""
+
+
+def _settle() -> None:
+    _binding.acquire()
+    wait_for_all()
+
+
+os.register_at_fork(
+    before=_settle, after_in_parent=_binding.release, after_in_child=_binding.release
+)
 
 
 def when_ready(bind: Callable[[], BoxedCall]) -> BoxedCall:
     """Return a boxed callable whose first call asks ``bind`` for the one that all calls run."""
     waiting = [bind]
     bound: BoxedCall | None = None
-    lock = threading.Lock()
 
     def boxed(args: list[Any]) -> Any:
         nonlocal bound
         if bound is None:
-            with lock:
+            with _binding:
                 if bound is None:
                     bound = waiting[0]()
                     waiting.clear()  # what it holds, such as the library's bytes, is let go

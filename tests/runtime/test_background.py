@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,26 @@ def test_a_fork_waits_and_its_child_has_the_result() -> None:
     if child == 0:
         os._exit(made.result())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+
+
+def test_a_fork_waits_for_a_first_call_of_another_thread() -> None:
+    begun = threading.Event()
+
+    def bind():
+        begun.set()
+        time.sleep(0.3)
+        return len
+
+    call = when_ready(bind)
+    thread = threading.Thread(target=call, args=([1],))
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # ends a child that waits for a thread which it does not have
+        os._exit(call([1, 2, 3]))
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
 def test_a_callable_is_bound_once_by_its_first_call() -> None:
