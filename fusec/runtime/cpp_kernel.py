@@ -1,4 +1,4 @@
-"""Build and load C++ kernels: one compiler call and one shared library a graph, by ctypes."""
+"""Build and load C++ kernels: one shared library a graph, called by ctypes."""
 
 from __future__ import annotations
 
