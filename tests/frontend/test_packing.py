@@ -21,6 +21,7 @@ from fusec.frontend.packing import (
     PANELS,
     has_onednn,
     has_packing,
+    has_panels,
 )
 from fusec.ir.graph import Extern
 from fusec.passes.libraries import Answer
@@ -292,6 +293,16 @@ def test_a_number_that_is_none_stays_in_its_row(rows: int) -> None:
     with torch.no_grad():
         made, eager = fused(module)(x), module(x)
     torch.testing.assert_close(made, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "offered"),
+    [(2048, torch.float32, True), (4096, torch.float32, False), (4096, torch.bfloat16, True)],
+)
+def test_large_weights_have_panels_in_sixteen_bits(
+    width: int, dtype: torch.dtype, offered: bool
+) -> None:
+    assert has_panels(torch.empty(width, width, dtype=dtype, device="meta")) is offered
 
 
 @pytest.mark.parametrize(
