@@ -11,9 +11,10 @@ for channels-last images, which it leaves channels-last. A product of two matric
 and is offered its packed weight as one more way (``Linear.packed``), oneDNN's and MKL's, which is
 packed for one number of rows.
 
-A product of few rows, which reads each weight once, is offered it in panels of ``PANEL`` columns,
-``w[n//32, k, n%32]``: columns are neighbours, and what one pass over a panel reads lies together.
-That is no library's layout: fusec's own kernel of the product reads it (``ir/streamed.py``).
+A product of few rows, which reads each weight once, is offered one of 16 bits in panels of
+``PANEL`` columns, ``w[n//32, k, n%32]``: columns are neighbours, and what one pass over a panel
+reads lies together. That is no library's layout: fusec's own kernel of the product reads it
+(``ir/streamed.py``).
 
 A library's packed weight is opaque. What was traced of it has the plain weight's shape and type;
 only the call that it was packed for reads it.
@@ -41,8 +42,9 @@ PANELS = "panels"
 PANEL = 32
 """Columns of a panel: two vectors of AVX-512, beside which 12 rows have their sums in registers.
 
-One thread with AVX-512, 2048 to 8192, beside the best of MKL and oneDNN, packed or not: 8 rows of
-f32 take 0.9 of the time, 12 0.8; of bf16 0.7 and 0.65; 4 rows are alike (2026-11).
+One thread with AVX-512, 2048 to 8192 in bf16, beside the best of MKL and oneDNN, packed or not: 8
+rows take 0.7 of the time, 12 0.65, 4 as much. Beside weights that lie along their terms, 4096 to
+4096, 4 rows take 0.72; in f32 1.44 to 1.6, and a decoder is as fast without (2026-11).
 """
 
 
@@ -109,20 +111,11 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int =
         node.meta[PACKED] = made[key]
 
 
-WIDE_PANELS = 1 << 24
-"""Bytes of ``f32`` weights that gain by panels: four rows of 2048 to 2048 take 0.88 of the time on
-one thread, of 4096 to 4096, 2048 to 8192 and back 1.44 to 1.6; in ``bf16`` 0.72 (2026-11)."""
-
-
 def has_panels(weight: torch.Tensor) -> bool:
-    """Return True for a weight [outputs, inputs] that two panels or more hold, without gaps.
-
-    Of ``f32``, if it is not too large.
-    """
+    """Return True for a weight [outputs, inputs] of 16 bits that fills panels, two or more."""
     outputs = weight.shape[0]
-    if not isinstance(outputs, int) or outputs <= PANEL or outputs % PANEL:
-        return False
-    return weight.dtype.itemsize == 2 or hint_of(weight.numel()) * 4 <= WIDE_PANELS
+    fits = isinstance(outputs, int) and outputs > PANEL and outputs % PANEL == 0
+    return fits and weight.dtype.itemsize == 2
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:

@@ -64,11 +64,11 @@ def mm(call: Call, a: Value, b: Value) -> Value:
 def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
     """Emit what ``mm`` does, by the second factor in panels (``frontend/packing.py``).
 
-    Rows of 16 bits are widened once: each panel of columns reads all of them.
+    Rows are widened once: each panel of columns reads all of them.
     """
     _matrices(a, b)
     width = panels.shape[2]
-    wide = a if a.dtype is F32 else call.scratch("wide", a.shape, F32, lambda at: exact(a, at))
+    wide = call.scratch("wide", a.shape, F32, lambda at: exact(a, at))
 
     def body(at: Indices) -> Expr:
         m, n = at

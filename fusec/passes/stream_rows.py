@@ -40,8 +40,7 @@ NEAR_BYTES = 48 << 10
 """Bytes of so many rows that the nearest cache holds, so that they stream plain weights in f32.
 
 One thread with AVX-512, 768 to 3072 in f32: 13 to 16 rows take 0.76 to 0.96 of what the faster of
-MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3. In panels, 13 and 14 rows
-have two vectors of columns a point still, 15 and 16 have one, which only 16 bits gain by (2026-11).
+MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
 """
 
 
@@ -51,7 +50,7 @@ def worthwhile(product: Streamed, machine: Machine) -> bool:
     if rows <= ALWAYS:
         return True
     if product.panel:
-        return rows * (2 if product.itemsize == 4 else 1) <= PANEL_SUMS * machine.vector
+        return rows <= PANEL_SUMS * machine.vector
     fits = rows <= SUMS * machine.vector and rows * product.terms.hint() * 4 <= NEAR_BYTES
     return fits and product.itemsize == 4
 

@@ -21,7 +21,6 @@ from fusec.frontend.packing import (
     PANELS,
     has_onednn,
     has_packing,
-    has_panels,
 )
 from fusec.ir.graph import Extern
 from fusec.passes.libraries import Answer
@@ -263,7 +262,7 @@ def panels_held(module: nn.Module) -> list[tuple[int, ...]]:
     return [tuple(m.shape) for m in made]
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("rows", (1, 3, 14))
 def test_products_of_few_rows_read_panels_and_see_changed_weights(
     rows: int, dtype: torch.dtype
@@ -288,29 +287,30 @@ def test_products_of_few_rows_read_panels_and_see_changed_weights(
 @pytest.mark.parametrize("rows", (1, 2))
 def test_a_number_that_is_none_stays_in_its_row(rows: int) -> None:
     with seeded(0):
-        module, x = Gated().eval(), torch.randn(rows, 48)
+        module, x = Gated().eval().bfloat16(), torch.randn(rows, 48).bfloat16()
     x[0, 0] = float("nan")
     with torch.no_grad():
         made, eager = fused(module)(x), module(x)
-    torch.testing.assert_close(made, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(made, eager, equal_nan=True)
 
 
 @pytest.mark.parametrize(
-    ("width", "dtype", "offered"),
-    [(2048, torch.float32, True), (4096, torch.float32, False), (4096, torch.bfloat16, True)],
+    ("columns", "rows", "dtype", "offered"),
+    [
+        (96, 3, torch.bfloat16, True),
+        (96, 3, torch.float32, False),
+        (80, 3, torch.bfloat16, False),
+        (32, 3, torch.bfloat16, False),
+        (96, 64, torch.bfloat16, False),
+        (96, None, torch.bfloat16, False),
+    ],
 )
-def test_large_weights_have_panels_in_sixteen_bits(
-    width: int, dtype: torch.dtype, offered: bool
-) -> None:
-    assert has_panels(torch.empty(width, width, dtype=dtype, device="meta")) is offered
-
-
-@pytest.mark.parametrize(
-    ("columns", "rows", "offered"),
-    [(96, 3, True), (80, 3, False), (32, 3, False), (96, 64, False), (96, None, False)],
-)
-def test_panels_are_offered_where_they_have_no_gaps_and_rows_are_few(
-    columns: int, rows: int | None, offered: bool, monkeypatch: pytest.MonkeyPatch
+def test_panels_are_of_sixteen_bits_without_gaps_where_rows_are_few(
+    columns: int,
+    rows: int | None,
+    dtype: torch.dtype,
+    offered: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[set[str]] = []
 
@@ -321,22 +321,10 @@ def test_panels_are_offered_where_they_have_no_gaps_and_rows_are_few(
 
     pack = freezing.pack_products
     monkeypatch.setattr(freezing, "pack_products", packed)
-    layer = nn.Linear(24, columns, bias=False)
+    layer = nn.Linear(24, columns, bias=False).to(dtype)
     with torch.no_grad():
-        frozen(layer, dynamic=rows is None)(torch.randn(rows or 3, 24))
+        frozen(layer, dynamic=rows is None)(torch.randn(rows or 3, 24).to(dtype))
     assert [PANELS in one for one in found] == [offered]
-
-
-def test_a_long_sum_of_panels_is_as_exact_as_eagers() -> None:
-    with seeded(0):
-        layer, x = nn.Linear(8192, 64, bias=False).eval(), torch.randn(4, 8192)
-    compiled = fused(nn.Sequential(layer, nn.ReLU()))
-    with torch.no_grad():
-        made, exact = compiled(x), layer.weight.double() @ x.double().t()
-        eager = layer(x).relu()
-    wanted = exact.t().relu()
-    worst = (eager - wanted).square().mean().sqrt()
-    assert (made - wanted).square().mean().sqrt() <= 3 * worst
 
 
 def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads(
@@ -354,7 +342,7 @@ def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     with seeded(0):
-        module, x = Gated(512, 1024).eval(), torch.randn(4, 512)
+        module, x = Gated(512, 1024).eval().bfloat16(), torch.randn(4, 512).bfloat16()
     with torch.no_grad():
         fused(module, race="auto", verify=False)(x)
     assert len(seen) == 2

@@ -235,9 +235,8 @@ def test_more_rows_and_other_weights_stay_the_librarys() -> None:
         (16, 768, 4, 0, True),
         (16, 800, 4, 0, False),
         (13, 768, 2, 0, False),
-        (14, 2048, 4, 32, True),
-        (15, 2048, 4, 32, False),
         (16, 2048, 2, 32, True),
+        (29, 2048, 2, 32, False),
     ],
 )
 def test_more_than_twelve_rows_stream_weights_that_gain_by_it(
@@ -311,12 +310,9 @@ def test_a_point_has_all_rows_and_the_vectors_of_a_panel_whose_sums_fit_register
 
 
 @pytest.mark.parametrize(("rows", "count"), [(4, 1), (8, 2)])
-def test_sums_of_panels_stay_in_registers_and_long_ones_are_in_blocks(
-    rows: int, count: int
-) -> None:
+def test_sums_of_panels_stay_in_registers(rows: int, count: int) -> None:
     kernel = coalesce(stream_rows(unified(panelled(rows, 128, count=count, terms=1024)), WIDE))
     (plan,) = loop_plans(kernel, WIDE)
     source = print_kernel(lower(kernel, plan))
     assert "alignas" not in source  # no private array
-    assert "i_kg < 4" in source and "i_ko < 256" in source
     assert plan.stages == 32 and f"{32 * 32}LL));" in source

@@ -29,8 +29,6 @@ AHEAD = 128
 prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
 AHEAD_BYTES = 1 << 12
 """Bytes of a panel by which its loads run ahead."""
-PANEL_TERMS = 256
-"""Terms of a panel that are summed one by one, in as many lanes as there are columns."""
 SUM_TILES = 64
 """Tiles that are summed one by one; longer rows are summed in blocks of so many."""
 
@@ -78,17 +76,10 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     if lane is None:
         return (*bindings, *loops)
     own = _lanes(kernel, lane, machine, product(a.extent for a in grid).hint())
-    if lane not in kernel.inside and any(p.panel for p in _streams(kernel)):
-        blocks = [Binding(a, LoopKind.LOOP, 1, _block(a)) for a in inside]
-        return (*bindings, own, *blocks)
-    if lane not in kernel.inside and _is_window(inside):
+    panels = any(p.panel for p in _streams(kernel))
+    if lane not in kernel.inside and (panels or _is_window(inside)):
         return (*bindings, own, *loops)
     return (*bindings, *loops, own)
-
-
-def _block(terms: Axis) -> int:
-    """Return how many terms of a long sum are added one by one; 0 for all of a short one."""
-    return PANEL_TERMS if terms.extent.hint() >= 2 * PANEL_TERMS else 0
 
 
 def _transposed(
