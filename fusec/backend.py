@@ -36,6 +36,7 @@ from fusec.passes.stage import fold
 from fusec.runtime import artifacts, cuda_graphs
 from fusec.runtime.convention import outside_autocast
 from fusec.runtime.fake import with_memory_only
+from fusec.runtime.frames import with_room
 from fusec.runtime.frozen import Frozen, refreeze
 from fusec.runtime.heap import settled_heap
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
@@ -82,7 +83,7 @@ def fusec(
     context = context_of(example_inputs, chosen)
     try:
         with settled_heap():
-            return start(gm, example_inputs, compile_one, context)
+            return with_room(start, gm, example_inputs, compile_one, context)
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
@@ -198,7 +199,7 @@ def compile_one_graph(
     """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
     trace = trace if trace is not None else Trace(name, phase=compile_phase)
     with settled_heap():  # a backward may be compiled when it is first needed
-        call = compile_graph(graph, name, options, trace)
+        call = with_room(compile_graph, graph, name, options, trace)
     if recorder is not None:
         call = recorder.record(call, graph, name)
     recipe = graph.meta.get(RECIPE)
