@@ -73,7 +73,8 @@ def test_who_collects_by_hand_is_left_alone() -> None:
         assert gc.get_threshold()[0] == 0
 
 
-def test_no_full_collection_stands_right_behind_a_block() -> None:
+def test_no_full_collection_stands_right_behind_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "OBJECTS", 10_000)
     full: list[str] = []
     kept: list[list[object]] = []
 
@@ -86,7 +87,7 @@ def test_no_full_collection_stands_right_behind_a_block() -> None:
 
     gc.set_threshold(100, 5, 5)
     with settled_heap():
-        make(40 * OBJECTS)  # enough for a full collection, had they been made outside
+        make(40 * heap.OBJECTS)  # enough for a full collection, had they been made outside
     gc.callbacks.append(note)
     try:
         make(2000)
