@@ -7,7 +7,8 @@ Anything else is first copied into a buffer with the traced strides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +64,9 @@ class Operands:
         self.run_eagerly = run_eagerly
         self.owners: dict[Buffer, torch.Tensor] = {}
         self.foreign: dict[Buffer, torch.Tensor] = {}
-        self._read_late: list[fx.Node] | None = None
+        self._read_late: frozenset[fx.Node] = frozenset()  # known with the first write
+        self._readers: dict[Buffer, list[fx.Node]] = {}
+        self._noted = 0  # nodes of `env`, in its order, that `_readers` knows
 
     def for_lowering(self, arg: Any) -> Any:
         """Return an argument as lowerings take it."""
@@ -138,6 +141,7 @@ class Operands:
             self.env[node] = self.run_eagerly(node)
             return self.window(node)
         self.env[node], view = self._copy(self.env[node], traced, node)
+        self._note_reader(node)
         return view
 
     def _view(self, value: Value, traced: torch.Tensor) -> View | None:
@@ -185,19 +189,28 @@ class Operands:
 
         Windows that the trace knows to share the memory see the change, as they do in eager mode.
         """
-        if self._read_late is None:
-            self._read_late = inputs_from(write)
         changed = self.env[target].buffer
-        for node in self._read_late:
-            value = self.env.get(node)
-            if node is target or not isinstance(value, Value):
-                continue
-            if value.buffer is None:
-                stale = any(load.buffer is changed for load in loads((value.expr,)))
-            else:
-                stale = value.buffer is changed and self._shared(value, node.meta["val"]) is None
-            if stale:
+        for node in self._late_readers(write).get(changed, ()):
+            value = self.env[node]
+            if node is target or value.buffer not in (None, changed):
+                continue  # copied since
+            if value.buffer is None or self._shared(value, node.meta["val"]) is None:
                 self.copy(node)
+
+    def _late_readers(self, write: fx.Node) -> Mapping[Buffer, list[fx.Node]]:
+        """Return, by buffer, the nodes whose values load it and are read by a write or later."""
+        if not self._read_late:
+            self._read_late = frozenset(inputs_from(write))
+        for node in itertools.islice(self.env, self._noted, None):
+            self._note_reader(node)
+        self._noted = len(self.env)
+        return self._readers
+
+    def _note_reader(self, node: fx.Node) -> None:
+        value = self.env[node]
+        if node in self._read_late and isinstance(value, Value):
+            for buffer in dict.fromkeys(load.buffer for load in loads((value.expr,))):
+                self._readers.setdefault(buffer, []).append(node)
 
     def outputs(self, node: fx.Node) -> tuple[Argument, ...]:
         """Return what the graph returns: windows with exactly the traced strides and aliasing."""
