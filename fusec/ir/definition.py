@@ -7,6 +7,7 @@ who reads a buffer, asks all of them alike.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -77,8 +78,9 @@ class Def:
         return by_name(found | sizes_in(self.buffer.strides))
 
 
-def loaded(roots: Iterable[Expr]) -> tuple[Buffer, ...]:
-    """Return the distinct buffers that expressions load, in order."""
+@functools.lru_cache(maxsize=1 << 13)
+def loaded(roots: tuple[Expr, ...]) -> tuple[Buffer, ...]:
+    """Return the distinct buffers that expressions load, in order; remembered."""
     return tuple(dict.fromkeys(load.buffer.base for load in loads(roots)))
 
 

@@ -249,7 +249,7 @@ class Kernel:
     @property
     def reads(self) -> tuple[Buffer, ...]:
         """The distinct buffers that it loads, in order."""
-        return loaded(store.expr for store in self.stores)
+        return loaded(tuple(store.expr for store in self.stores))
 
     @property
     def writes(self) -> tuple[Buffer, ...]:

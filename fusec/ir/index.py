@@ -77,7 +77,7 @@ class Index(Node):
     # -- arithmetic -------------------------------------------------------------------------------
 
     def __add__(self, other: IntoIndex) -> Index:
-        other = index(other)
+        other = other if isinstance(other, Index) else index(other)
         if not other.terms:
             return Index(self.terms, self.const + other.const) if other.const else self
         if not self.terms:
@@ -85,12 +85,12 @@ class Index(Node):
         return sum_of_terms((*self.terms, *other.terms), self.const + other.const)
 
     def __sub__(self, other: IntoIndex) -> Index:
-        other = index(other)
+        other = other if isinstance(other, Index) else index(other)
         taken = [(m, -c) for m, c in other.terms]
         return sum_of_terms((*self.terms, *taken), self.const - other.const)
 
     def __mul__(self, other: IntoIndex) -> Index:
-        other = index(other)
+        other = other if isinstance(other, Index) else index(other)
         if not other.terms:
             if other.const == 1:
                 return self
@@ -340,6 +340,9 @@ def _left(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 
 def is_in_range(value: Index, extent: Index) -> bool:
     """Return True if ``0 <= value < extent`` is provable from the domains of its axes."""
+    axis = value.as_axis()
+    if axis is not None and axis.extent is extent:
+        return True
     return is_nonnegative(value) and is_nonnegative(extent - 1 - value)
 
 
@@ -584,10 +587,7 @@ def _all_nonnegative(atoms: Iterable[Atom]) -> bool:
 
 def product(values: Iterable[IntoIndex]) -> Index:
     """Return the product of indices (of extents: the number of elements)."""
-    total = index(1)
-    for value in values:
-        total = total * index(value)
-    return total
+    return functools.reduce(Index.__mul__, values, index(1))
 
 
 def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:

@@ -128,9 +128,10 @@ def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
     stores it, or by reductions that this waits for. The two have one footprint.
     """
     found: dict[Buffer, tuple[Buffer, ...]] = {}
-    operands = [b for b in kernel.reads if b not in kernel.writes]
+    operands = {b: footprint(b) for b in kernel.reads if b not in kernel.writes}
     for store in kernel.stores:
-        fits = [b for b in operands if footprint(b) == footprint(store.buffer)]
+        own = footprint(store.buffer)
+        fits = [b for b, size in operands.items() if size == own]
         over = tuple(b for b in fits if _is_read_before(kernel, store, b))
         if over and kernel.writes.count(store.buffer) == 1:
             found[store.buffer] = over
