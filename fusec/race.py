@@ -402,7 +402,11 @@ def _random(node: fx.Node, device: torch.device, batch: int | None = None) -> Te
 
 
 def _fewer(call: Extern) -> Extern:
-    """Return a product with its rows and columns halved until it is soon timed."""
+    """Return a product with its rows and columns halved until it is soon timed.
+
+    Matrices without gaps stay so: a window of a weight is another thing to a library (``_linear`` in
+    ``frontend/effects.py``).
+    """
     *_, a, b = call.views
     rows, columns = a.shape[0].hint(), b.shape[1].hint()
     while rows * columns * a.shape[1].hint() > TIMED_PRODUCT and max(rows, columns) > 1:
@@ -410,7 +414,13 @@ def _fewer(call: Extern) -> Extern:
 
     def cut(view: View) -> View:
         extents = {a: (index(rows), a.shape[1]), b: (b.shape[0], index(columns))}
-        return replace(view, shape=extents.get(view, (index(columns),)))
+        shape = extents.get(view, (index(columns),))
+        if len(shape) < 2:
+            return replace(view, shape=shape)
+        # A step over a whole row, or column, is one over a shorter one.
+        longer = zip(view.strides, view.shape[::-1], shape[::-1], strict=True)
+        steps = tuple(new if step is old else step for step, old, new in longer)
+        return replace(view, shape=shape, strides=steps)
 
     return call.map_views(cut)
 

@@ -360,13 +360,26 @@ def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert judge(linear_call()).library == "oneDNN"
 
 
-def test_a_race_of_libraries_times_a_part_of_a_long_product(monkeypatch: pytest.MonkeyPatch):
+def times(weight: torch.Tensor, rows: int = 64) -> Extern:
+    """Return the call that multiplies by a weight [terms, columns] as it lies."""
+    given = torch.randn(rows, len(weight)), weight
+    (seen,) = observe(torch.mm, given, train=False, dynamic=False)
+    context = Context(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(seen.graph, context).schedule.externs
+    return call
+
+
+@pytest.mark.parametrize("transposed", (False, True))
+def test_a_race_of_libraries_times_a_part_of_a_long_product(
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("fusec.race.TIMED_PRODUCT", 1 << 19)
-    call = linear_call()
+    call = times(torch.randn(256, 128).t() if transposed else torch.randn(128, 256))
     timed = _fewer(call)
     *_, a, b = timed.views
     assert multiply_adds(timed) <= 1 << 19 < multiply_adds(call)
     assert (a.shape[1], b.shape[0]) == (call.views[-2].shape[1], call.views[-1].shape[0])
+    assert a.is_dense and b.is_dense
     verdict = LibraryJudge(races()).race(call, 20.0)
     assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)

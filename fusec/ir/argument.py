@@ -26,6 +26,17 @@ class View:
         return same and self.offset is index(0)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether it is a matrix whose rows, or columns, follow each other in memory."""
+        return any(
+            steps == (columns, index(1)) or (index(1) in (rows, columns) and index(1) in steps)
+            for (rows, columns), steps in (
+                (self.shape, self.strides),
+                (self.shape[::-1], self.strides[::-1]),
+            )
+        )
+
+    @property
     def transposed(self) -> View:
         """The same elements with the axes in reverse order."""
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusec.frontend.effects import effect_of
-from fusec.ir.dtype import F64
+from fusec.ir.dtype import F32, F64
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import (
     Copy,
@@ -70,6 +70,26 @@ def test_libraries_multiply_what_has_their_types() -> None:
     doubles = whole(Buffer("d", X.shape, X.strides, F64))
     assert effect_of(aten.mm.default, (doubles, doubles), ()).linear == ()
     assert effect_of(aten.mm.default, (X, doubles), ()).linear == ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offered"),
+    [
+        ((6, 8), (8, 1), True),
+        ((6, 8), (1, 6), True),
+        ((6, 8), (16, 1), False),
+        ((6, 8), (1, 12), False),
+        ((1, 8), (99, 1), True),
+        ((1, 8), (99, 2), False),
+        ((6, 1), (1, 99), True),
+    ],
+)
+def test_onednn_multiplies_by_what_has_no_gaps(
+    shape: tuple[int, int], strides: tuple[int, int], offered: bool
+) -> None:
+    weight = Buffer("w", tuple(map(index, shape)), tuple(map(index, strides)), F32)
+    rows = whole(buffer("a", 4, shape[0]))
+    assert effect_of(aten.mm.default, (rows, whole(weight)), ()).linear == LINEAR * offered
 
 
 def test_a_torch_without_onednn_offers_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
