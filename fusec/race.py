@@ -404,8 +404,8 @@ def _random(node: fx.Node, device: torch.device, batch: int | None = None) -> Te
 def _fewer(call: Extern) -> Extern:
     """Return a product with its rows and columns halved until it is soon timed.
 
-    Matrices without gaps stay so: a window of a weight is another thing to a library (``_linear`` in
-    ``frontend/effects.py``).
+    Matrices without gaps stay so: a window of a weight is another thing to a library (``_linear``
+    in ``frontend/effects.py``).
     """
     *_, a, b = call.views
     rows, columns = a.shape[0].hint(), b.shape[1].hint()

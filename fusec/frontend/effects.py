@@ -114,8 +114,8 @@ def _are_views(args: Args, count: int) -> bool:
 def _linear(args: Args, packed: Mapping[str, Constant]) -> tuple[Linear, ...]:
     """Return the calls of other libraries that multiply two matrices, those that torch has here.
 
-    oneDNN has no kernel for a second factor with gaps: its reference takes 700 times as long as ATen
-    (32 x 256 by 256 x 512, `f32` and `bf16`, torch 2.13, 2026-11).
+    oneDNN has no kernel for a second factor with gaps: its reference takes 700 times as long as
+    ATen's (32 x 256 by 256 x 512, ``f32`` and ``bf16``, torch 2.13, 2026-11).
     """
     same = {view.buffer.dtype for view in args if isinstance(view, View)}
     if not has_onednn() or len(same) != 1 or not same.issubset(_LINEAR_TYPES):
