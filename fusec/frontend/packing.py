@@ -11,7 +11,7 @@ for channels-last images, which it leaves channels-last. A product of two matric
 and is offered its packed weight as one more way (``Linear.packed``), oneDNN's and MKL's, which is
 packed for one number of rows.
 
-A product of few rows, which reads each weight once, is offered one of 16 bits in panels of
+A product of few rows, which reads each weight once, is offered a weight of 16 bits in panels of
 ``PANEL`` columns, ``w[n//32, k, n%32]``: columns are neighbours, and what one pass over a panel
 reads lies together. That is no library's layout: fusec's own kernel of the product reads it
 (``ir/streamed.py``).
@@ -43,8 +43,8 @@ PANEL = 32
 """Columns of a panel: two vectors of AVX-512, beside which 12 rows have their sums in registers.
 
 One thread with AVX-512, 2048 to 8192 in bf16, beside the best of MKL and oneDNN, packed or not: 8
-rows take 0.7 of the time, 12 0.65, 4 as much. Beside weights that lie along their terms, 4096 to
-4096, 4 rows take 0.72; in f32 1.44 to 1.6, and a decoder is as fast without (2026-11).
+rows take 0.7 of the time, 12 0.65, and 4 are as fast. Beside weights that lie along their terms,
+4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6, and a decoder 1.2 on an AMD one (2026-11).
 """
 
 
@@ -86,7 +86,7 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int =
     Args:
         few_rows: of a product whose weights may lie in panels.
     """
-    made: dict[tuple[fx.Node, int], dict[str, fx.Node]] = {}
+    made: dict[tuple[fx.Node, bool, bool, int], dict[str, fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         a, b = node.args
         extent = a.meta["val"].shape[0]
@@ -94,7 +94,8 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int =
         if not packs:
             continue
         rows, weight = hint_of(extent), _transposed(b)
-        key = (b if weight is None else weight, rows)
+        # One weight may be multiplied as it is and transposed: each has a packed one of its own.
+        key = (weight or b, weight is None, isinstance(extent, int), rows)
         if key not in made:
             with gm.graph.inserting_before(node):
                 if weight is None:

@@ -145,6 +145,29 @@ def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(monkeypatch, raced_product=1)
 
 
+class Tied(nn.Module):
+    """Two products by one weight [inputs, hidden], as it is and transposed."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, hidden) / inputs**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.weight) @ self.weight.t()
+
+
+@pytest.mark.parametrize("hidden", (64, 96))
+@pytest.mark.parametrize("library", (PACKED_ONEDNN, PACKED_MKL))
+def test_a_weight_is_packed_for_each_way_that_it_lies(
+    library: str, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen(library, monkeypatch)
+    with seeded(0):
+        module, x = Tied(64, hidden).eval(), torch.randn(32, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(module)(x), module(x), atol=1e-4, rtol=1e-4)
+
+
 def asked(
     monkeypatch: pytest.MonkeyPatch,
     rows: int = 32,
@@ -282,6 +305,13 @@ def test_products_of_few_rows_read_panels_and_see_changed_weights(
         with torch.no_grad():
             module.gate.weight.mul_(0.5)
     assert (3, 48, PANEL) in panels_held(module)
+
+
+def test_a_weight_has_panels_for_each_way_that_it_lies() -> None:
+    with seeded(0):
+        module, x = Tied(128, 128).eval().bfloat16(), torch.randn(4, 128).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(module)(x), module(x), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("rows", (1, 2))
