@@ -78,12 +78,15 @@ int fusec_find(const fusec_archive *archive, const char *folder, fusec_text name
   return 0;
 }
 
+static int is_whole(const fusec_blob *blob) {
+  unsigned char digest[32];
+  fusec_sha256_of(blob->content, digest);
+  return !memcmp(digest, blob->sha256, 32);
+}
+
 static int blobs_are_whole(const fusec_archive *archive) {
-  for (size_t k = 0; k < archive->count; ++k) {
-    unsigned char digest[32];
-    fusec_sha256_of(archive->blobs[k].content, digest);
-    if (memcmp(digest, archive->blobs[k].sha256, 32)) return 0;
-  }
+  for (size_t k = 0; k < archive->count; ++k)
+    if (!is_whole(&archive->blobs[k])) return 0;
   return 1;
 }
 
@@ -155,7 +158,11 @@ int fusec_open(fusec_text file, fusec_archive *archive, fusec_error *error) {
   if (!read_table(file, "fusec model", &variants))
     return fusec_fail(error, FUSEC_DAMAGED, "the file is no archive of fusec build, or damaged");
   for (size_t k = 0; k < variants.count; ++k) {
-    if (!read_table(variants.blobs[k].content, "fusec archive", archive)) continue;
+    if (!read_table(variants.blobs[k].content, "fusec archive", archive)) {
+      if (is_whole(&variants.blobs[k])) continue; /* What a later version wrote, say. */
+      forget(&variants);
+      return fusec_fail(error, FUSEC_DAMAGED, "the archive is not the one that was written");
+    }
     archive->target = variants.blobs[k].name;
     if (fusec_find(archive, "inference/", signature, &found)) {
       int whole = blobs_are_whole(archive) && is_described(archive);

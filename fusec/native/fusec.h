@@ -80,8 +80,8 @@ typedef struct {
 
 typedef struct fusec_model fusec_model;
 
-/* Load an archive; nothing in it runs before all of it is verified. Of several variants for CPUs the
-   first that this processor can run is taken: they stand in the archive best first.
+/* Load an archive. Of several variants for CPUs the first that this processor can run is taken: they
+   stand in the archive best first. Nothing of it runs before all of it is verified.
 
    weights: a safetensors file, which is mapped, so that processes share its pages; it has to stay as
      it is. NULL for a model without any.
@@ -119,7 +119,8 @@ size_t fusec_workspace(const fusec_model *model);
 int fusec_run(const fusec_model *model, const fusec_memory *inputs, const fusec_memory *outputs,
               const fusec_memory *workspace, int threads, fusec_error *error);
 
-/* Let go of a model that no thread runs any more. NULL is allowed. */
+/* Let go of a model that no thread runs any more; of those that sizes were chosen for before the one
+   that they are of. NULL is allowed. */
 void fusec_free(fusec_model *model);
 
 #ifdef __cplusplus

@@ -25,13 +25,13 @@ int fusec_map(const char *path, fusec_text *file, fusec_error *error) {
     if (descriptor >= 0) close(descriptor);
     return code;
   }
-  file->left = (size_t)status.st_size;
+  size_t size = (size_t)status.st_size;
   /* No memory is mapped for an empty file; it is damaged, and says so when it is read. */
-  void *at = file->left ? mmap(NULL, file->left, PROT_READ, MAP_PRIVATE, descriptor, 0) : "";
+  void *at = size ? mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptor, 0) : "";
   close(descriptor);
   if (at == MAP_FAILED)
     return fusec_fail(error, FUSEC_CANNOT_READ, "cannot map %s: %s", path, strerror(errno));
-  file->at = at;
+  *file = (fusec_text){at, size};
   return FUSEC_OK;
 }
 

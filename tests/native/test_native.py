@@ -195,8 +195,21 @@ def test_wrong_calls_have_codes_and_words(program: Path, built: Path) -> None:
     assert said == "error 5: the model has weights\n"
     said, _ = run(program, built, weights="nowhere")
     assert said == "error 1: cannot read nowhere: No such file or directory\n"
+    said, _ = run(program, built, weights=str(built.parent))
+    assert said.startswith("error 1: cannot map ")
     said, _ = run(program, built.with_suffix(".safetensors"))
     assert said == "error 2: the file is no archive of fusec build, or damaged\n"
+
+
+def test_a_damaged_variant_is_none_without_native(
+    program: Path, built: Path, tmp_path: Path
+) -> None:
+    whole = built.read_bytes()
+    assert whole.count(b"fusec archive") == 1
+    damaged = tmp_path / "damaged.fusec"
+    damaged.write_bytes(whole.replace(b"fusec archive", b"fusec archivE"))
+    said, _ = run(program, damaged, *inputs_of().values())
+    assert said == "error 2: the archive is not the one that was written\n"
 
 
 def test_weights_that_do_not_fit_are_named(program: Path, built: Path, tmp_path: Path) -> None:
