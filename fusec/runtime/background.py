@@ -24,14 +24,15 @@ _running: set[Background[Any]] = set()
 class Background(Generic[T]):
     """A result that a thread makes.
 
-    The interpreter waits for the thread before it ends, and so does a fork, whose child has the
-    result but no threads; it waits for first calls, too.
+    The interpreter waits for the thread before it ends. A fork waits, too, for its child has the
+    result but no threads; and it waits for first calls that have begun in other threads.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._made: list[T] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), name="fusec-build")
+        named: dict[str, Any] = {"name": "fusec-build", "daemon": False}  # whoever starts it
+        self._thread = threading.Thread(target=self._run, args=(work,), **named)
         _running.add(self)
         try:
             self._thread.start()

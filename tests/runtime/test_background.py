@@ -37,6 +37,14 @@ def test_a_result_is_made_beside_and_waited_for() -> None:
     assert [made.result(), made.result()] == [3, 3]
 
 
+def test_the_interpreter_waits_for_what_a_daemon_has_begun() -> None:
+    started: list[Background[int]] = []
+    daemon = threading.Thread(target=lambda: started.append(Background(lambda: 3)), daemon=True)
+    daemon.start()
+    daemon.join()
+    assert not started[0]._thread.daemon and started[0].result() == 3
+
+
 def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
     made = Background(lambda: 1 // 0)
     wait_for_all()
