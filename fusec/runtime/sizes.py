@@ -106,6 +106,8 @@ def shown(formula: Formula | Condition) -> str:
             return str(sign).join(_inner(part) for part in parts)
         case ("min", *parts):
             return f"min({', '.join(map(shown, parts))})"
+        case ("and" | "or" as sign, *parts):
+            return f" {sign} ".join(map(_inner_condition, parts))
         case (str(sign), *parts):
             return f" {sign} ".join(map(shown, parts))
     return str(formula)
@@ -113,7 +115,12 @@ def shown(formula: Formula | Condition) -> str:
 
 def _inner(formula: Formula) -> str:
     text = shown(formula)
-    return f"({text})" if isinstance(formula, tuple) else text
+    return f"({text})" if isinstance(formula, tuple) and formula[0] != "min" else text
+
+
+def _inner_condition(condition: Condition) -> str:
+    text = shown(condition)
+    return f"({text})" if condition[0] in ("and", "or") else text
 
 
 # -- from JSON -------------------------------------------------------------------------------------

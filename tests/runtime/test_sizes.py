@@ -26,6 +26,7 @@ FORMULAS = [
     (["//", "T", 2], 3, "T//2"),
     (["%", "T", "B"], 2, "T%B"),
     (["min", "T", 6], 6, "min(T, 6)"),
+    (["*", 2, ["min", "T", 6]], 12, "2*min(T, 6)"),
 ]
 
 
@@ -39,6 +40,7 @@ def test_a_condition_holds_or_not() -> None:
     condition = read_condition(["or", ["<", "B", 5], ["and", ["==", "T", 7], ["!=", "B", "T"]]])
     assert holds(condition, SIZES)
     assert not holds(condition, {"B": 7, "T": 7})
+    assert shown(condition) == "B < 5 or (T == 7 and B != T)"
 
 
 def test_the_first_tensor_with_a_name_says_its_size() -> None:
