@@ -165,6 +165,9 @@ def attended(y: Tensor) -> Tensor:
 
 
 BEHIND = (flat, rows, in_place, views, parts, windows, attended)
+SCORED = 3e-4
+"""The tolerance of scores up to 25, where a fused gradient behind the library's forward has 3 times
+eager's error, 3e-6 of the greatest element: see docs/numerics.md."""
 
 
 @pytest.mark.sampled(3)
@@ -177,6 +180,7 @@ def test_what_follows_a_convolution_matches_eager(
     check(
         lambda x, w: behind(F.conv2d(x * 2, w, padding=1)),
         images(2, 8, 8, 8), weights(8, 8, 3, 3), train=train,
+        tol=SCORED if behind is attended else None,
     )  # fmt: skip
 
 
