@@ -66,7 +66,7 @@ class Operands:
         self.foreign: dict[Buffer, torch.Tensor] = {}
         self._read_late: frozenset[fx.Node] = frozenset()  # known with the first write
         self._readers: dict[Buffer, list[fx.Node]] = {}
-        self._noted = 0  # nodes of `env`, in its order, that `_readers` knows
+        self._noted = 0  # so many nodes of `env`, in its order, were looked at
 
     def for_lowering(self, arg: Any) -> Any:
         """Return an argument as lowerings take it."""
@@ -198,7 +198,10 @@ class Operands:
                 self.copy(node)
 
     def _late_readers(self, write: fx.Node) -> Mapping[Buffer, list[fx.Node]]:
-        """Return, by buffer, the nodes whose values load it and are read by a write or later."""
+        """Return, by buffer, the nodes whose values loaded it when they were noted.
+
+        Those alone that the first write of the graph reads, or what stands behind it.
+        """
         if not self._read_late:
             self._read_late = frozenset(inputs_from(write))
         for node in itertools.islice(self.env, self._noted, None):
