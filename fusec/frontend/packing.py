@@ -44,7 +44,7 @@ PANEL = 32
 
 One thread with AVX-512, 2048 to 8192 in bf16, beside the best of MKL and oneDNN, packed or not: 8
 rows take 0.7 of the time, 12 0.65, and 4 are as fast. Beside weights that lie along their terms,
-4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6, and a decoder 1.2 on an AMD one (2026-11).
+4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6, so these have no panels (2026-11).
 """
 
 

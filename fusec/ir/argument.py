@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
-from fusec.ir.index import Index, index
+from fusec.ir.index import Index, contiguous_strides, index
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,11 @@ class View:
     @property
     def is_dense(self) -> bool:
         """Whether it is a matrix whose rows, or columns, follow each other in memory."""
-        return any(
-            steps == (columns, index(1)) or (index(1) in (rows, columns) and index(1) in steps)
-            for (rows, columns), steps in (
-                (self.shape, self.strides),
-                (self.shape[::-1], self.strides[::-1]),
-            )
-        )
+        pairs = zip(self.shape, self.strides, strict=True)
+        walked = [(extent, step) for extent, step in pairs if extent is not index(1)]
+        extents, steps = (tuple(pair[k] for pair in walked) for k in (0, 1))
+        by_columns = contiguous_strides(extents[::-1])[::-1]
+        return steps in (contiguous_strides(extents), by_columns)
 
     @property
     def transposed(self) -> View:

@@ -93,7 +93,7 @@ def resolve_values(
         axes = axes_of_line(line.axes, line.expr)
         here = [index(axis) for axis in axes]
         where = tuple(map(resolve, here))
-        read = tuple([(b, *seen[b]) for b in _loaded(line.expr) if b in seen])
+        read = tuple([(b, *seen[b]) for b in line.reads if b in seen])
         stored = line.buffer in live_out
         key = (line.axes, line.expr, where, read, stored)
         known = learned.values.get(key)
@@ -123,11 +123,6 @@ def bound_axes(expr: Expr) -> tuple[Axis, ...]:
 def loads_of(expr: Expr) -> tuple[Load, ...]:
     """Return the distinct loads in an expression, remembered."""
     return tuple(loads((expr,)))
-
-
-@functools.lru_cache(maxsize=1 << 13)
-def _loaded(expr: Expr) -> tuple[Buffer, ...]:
-    return tuple(dict.fromkeys(load.buffer for load in loads_of(expr)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -31,8 +31,9 @@ class Background(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self._made: list[T] = []
         self._error: BaseException | None = None
-        named: dict[str, Any] = {"name": "fusec-build", "daemon": False}  # whoever starts it
-        self._thread = threading.Thread(target=self._run, args=(work,), **named)
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name="fusec-build", daemon=False
+        )  # waited for, also where a daemon starts it
         _running.add(self)
         try:
             self._thread.start()

@@ -81,6 +81,7 @@ def test_libraries_multiply_what_has_their_types() -> None:
         ((6, 8), (1, 12), False),
         ((1, 8), (99, 1), True),
         ((1, 8), (99, 2), False),
+        ((1, 8), (1, 5), False),
         ((6, 1), (1, 99), True),
     ],
 )
