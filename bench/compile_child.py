@@ -25,6 +25,8 @@ STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.sys
 
 def main() -> int:
     options = parser().parse_args()
+    if options.fusec:
+        sys.path.insert(0, str(options.fusec))
     started = count_subprocesses()
     step = training_step(options.case, options.peer, quick=options.quick)
     cpu, others, wall, programs = cpu_seconds(), others_seconds(), time.perf_counter(), started[0]
@@ -47,12 +49,15 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("case")
     found.add_argument("peer")
     found.add_argument("result", type=Path)
+    found.add_argument("--fusec", type=Path, help="the checkout whose fusec compiles")
     found.add_argument("--quick", action="store_true")
     return found
 
 
 def training_step(case: str, peer: str, *, quick: bool) -> Callable[[], None]:
     """A step whose first call compiles forward and backward."""
+    if case.startswith("architecture "):
+        return architecture_step(case.removeprefix("architecture "), peer)
     torch.manual_seed(0)
     width = 64 if quick else 256
     if case.startswith("mlp"):
@@ -69,6 +74,24 @@ def training_step(case: str, peer: str, *, quick: bool) -> Callable[[], None]:
         model.zero_grad(set_to_none=True)
         compiled(x).sum().backward()
         assert all(p.grad is not None for p in model.parameters())
+
+    return step
+
+
+def architecture_step(name: str, peer: str) -> Callable[[], None]:
+    """The step of one of the tests' architectures; some of their parameters have no gradient."""
+    from tests.models.architectures import ARCHITECTURES, SIZES
+
+    os.environ["FUSEC_RACE_BUDGET_S"] = "0"
+    row = ARCHITECTURES[name]
+    model, arguments = row.build(), row.arguments(SIZES[0])
+    compiled = model if peer == "eager" else torch.compile(model, backend=backend_of(peer))
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        results = compiled(*arguments).values()
+        sum(result.sum() for result in results if result.requires_grad).backward()
+        assert any(p.grad is not None for p in model.parameters())
 
     return step
 
