@@ -566,7 +566,8 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
     """Return a kernel of a GPU as its build takes it."""
     from fusec.runtime import triton_kernel  # local, as above
 
-    program, form = compiled.programs[name], compiled.forms[name]
+    call = compiled.functions.calls[name]
+    program, form = compiled.functions.functions[call.function], compiled.forms[call.function]
     descriptors = triton.print_descriptors(form)
     unpromised = ""
     if program.table:
@@ -586,6 +587,7 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
         print_blocks(program) if program.table else None,
         program.registers,
         program.name,
+        call.number,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen import cpp, wrapper
-from fusec.codegen.generalise import Functions, one_each
+from fusec.codegen.generalise import FUNCTIONS, Functions, one_each
 from fusec.codegen.native import Native, print_native
 from fusec.codegen.runs import RunCode, print_run, run_codes
 from fusec.codegen.table import print_blocks
@@ -49,8 +49,8 @@ class Compiled:
         schedule: kernels and externs in order, with the decisions that led there.
         plans, programs: by kernel name.
         code: kernel name -> name of the first kernel of the same structure, whose code it runs.
-        forms: name of such a first kernel -> its program as it is printed.
-        functions: what is printed of these, and how each of them runs.
+        functions: what these run, some of them one with another number.
+        forms: each function as it is printed, by its name.
         pointers: the same of those that tensor descriptors are passed to, without them.
         sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
@@ -63,8 +63,8 @@ class Compiled:
     plans: Mapping[str, Plan]
     programs: Mapping[str, Program]
     code: Mapping[str, str]
-    forms: Mapping[str, Any]
     functions: Functions
+    forms: Mapping[str, Any]
     pointers: Mapping[str, Any]
     sources: Mapping[str, str]
     wrapper: str
@@ -106,11 +106,11 @@ def generate(
     programs = _with_overlaid(programs, code, overlaid(schedule, placed.memory))
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     codegen = context.target.codegen
-    forms = fold_each(codegen.form, distinct, context)
-    functions = fold(codegen.functions, one_each(forms), context)
+    functions = fold(FUNCTIONS, one_each(distinct), context)
+    forms = fold_each(codegen.form, functions.functions, context)
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
     pointers = fold_each(codegen.form, copied, context.quiet())
-    printed = codegen.print_functions(functions)
+    printed = codegen.print_functions(functions, forms)
     watched = held if context.options.verify else None
     runs = {} if watched is not None else run_codes(placed.memory, programs, code)
     print_call = partial(wrapper.print_wrapper, schedule, placed.memory, programs, code, watched)
@@ -119,8 +119,8 @@ def generate(
         {name: one.plan for name, one in planned.items()},
         programs,
         code,
-        forms,
         functions,
+        forms,
         pointers,
         {name: printed[code[name]] for name in programs},
         print_call(),

@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.cpp_form import CPP_FORM, CPP_FUNCTIONS
+from fusec.codegen.cpp_form import CPP_FORM
+from fusec.codegen.generalise import FUNCTIONS
 from fusec.codegen.lower import lower
 from fusec.codegen.targets import Target
 from fusec.codegen.triton_form import FORM
@@ -578,14 +579,15 @@ LOWER = (
 """A kernel as schedules take it, as a program."""
 
 
-def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *CPP_FUNCTIONS, *FORM)) -> Iterator[Stage]:
+def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
     """Yield every stage in order, those that an inner list runs before the stage that has it.
 
     Args:
         form: the last ones, which a target's printer wants; by default those of all printers.
     """
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *KERNEL, *LOWER, *form):
+    programs = (*KERNEL, *LOWER, *FUNCTIONS, *form)
+    for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner
         yield stage

@@ -144,8 +144,10 @@ def test_training_is_judged_forward_and_backward(capsys, models) -> None:
 def in_one_warp(staged: Staged, name: str) -> CompiledAsm:
     """Compile a kernel for fewer threads than it was planned for, so that it spills."""
     assert staged.compiled is not None
-    programs = {n: replace(p, warps=1) for n, p in staged.compiled.programs.items()}
-    return assemble(replace(staged, compiled=replace(staged.compiled, programs=programs)), name)
+    functions = staged.compiled.functions
+    few = {n: replace(p, warps=1) for n, p in functions.functions.items()}
+    compiled = replace(staged.compiled, functions=replace(functions, functions=few))
+    return assemble(replace(staged, compiled=compiled), name)
 
 
 def test_a_spilling_kernel_fails_the_check(capsys, models, monkeypatch) -> None:

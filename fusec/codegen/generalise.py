@@ -1,7 +1,7 @@
 """One function for programs that are alike but for numbers on one line: extents, strides.
 
-Spec: ``functions -> functions``; each program runs the same statements on the same numbers, by an
-entry of its own that passes them: whoever launches it knows nothing of this. Two programs are alike
+Spec: ``functions -> functions``; each program runs the same statements on the same numbers, which
+its C++ entry or its launch on a GPU passes: a wrapper knows nothing of this. Two programs are alike
 if one text is that of both once extents, steps and places are blanks; what the blanks hold is all
 that they differ in. Their *least general generalisation* (Plotkin 1970; what finds it is called
 anti-unification) has a number in each blank where they agree, and ``k*n + c`` of one size, n, where
@@ -10,8 +10,11 @@ they do not: a *family*, whose numbers lie on a line, is one function. Where the
 
 All choices that numbers decide have been made by now, and stand in the statements: which loops
 there are, which lanes have a mask, what is a scalar. A program without a ragged end is never like
-one with such an end. Numbers of which the C++ compiler makes more than an operand stay as they are
+one with such an end. Numbers of which a compiler makes more than an operand stay as they are
 (``_Rebuild``), as do programs that multiply matrices or run for rows of a table.
+
+A function is verified like any program: n is no more than its programs pass, and its buffers are as
+long as their longest.
 
 One size is enough: with up to four, in proportion, some kernels of DenseNet-121 would be 0.92 as
 fast, and save the compiler no time (docs/performance.md, 2026-11).
@@ -32,7 +35,7 @@ from typing import Any, TypeAlias
 from fusec.codegen import cpp
 from fusec.codegen.transposed import transposed_block
 from fusec.codegen.unrolling import is_unrolled
-from fusec.errors import InternalError
+from fusec.errors import InternalError, InvalidIR
 from fusec.ir.canonical import canonical
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, substitute
 from fusec.ir.index import Atom, Axis, Index, Size, index, product
@@ -48,6 +51,8 @@ from fusec.ir.program import (
     statements,
 )
 from fusec.ir.verify import check
+from fusec.ir.verify_program import verify_program
+from fusec.passes.stage import Stage
 
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 
@@ -70,19 +75,19 @@ class Functions:
     """The functions of a graph, and the programs that run them.
 
     Attributes:
-        programs: no two of them equal, by the name of a kernel; for a GPU, their forms.
-        functions: what is printed, by the name of the first program that runs it.
+        programs: no two of them equal, by the name of a kernel.
+        functions: by the name of the first program that runs it.
         calls: by the name of a program.
     """
 
-    programs: Mapping[str, Any]
-    functions: Mapping[str, Any]
+    programs: Mapping[str, Program]
+    functions: Mapping[str, Program]
     calls: Mapping[str, Call]
 
     def instance(self, name: str) -> Program:
         """Return a function with a program's numbers and buffers in the place of its own."""
         program, call = self.programs[name], self.calls[name]
-        function: Program = self.functions[call.function]
+        function = self.functions[call.function]
         if call.number is None:
             return function
         filled = {function.sizes[-1]: index(call.number)}
@@ -90,7 +95,7 @@ class Functions:
         return _Rebuild(function, index, filled, buffers).program
 
 
-def one_each(programs: Mapping[str, Any]) -> Functions:
+def one_each(programs: Mapping[str, Program]) -> Functions:
     """Return a function for each program."""
     return Functions(programs, programs, {name: Call(name) for name in programs})
 
@@ -100,7 +105,12 @@ def generalise(functions: Functions) -> Functions:
     made, calls = dict(functions.functions), dict(functions.calls)
     for family in _families(functions.functions):
         first, *others = family
-        function, passed = _generalisation(made[first], list(family.values()))
+        members = [made[name] for name in family]
+        function, passed = _generalisation(members, list(family.values()))
+        try:
+            verify_program(function)
+        except InvalidIR:  # what is in range for each number, but by no proof, is verified by each
+            continue
         calls.update((name, Call(first, n)) for name, n in zip(family, passed, strict=True))
         made[first] = function
         for name in others:
@@ -108,6 +118,19 @@ def generalise(functions: Functions) -> Functions:
     if len(made) == len(functions.functions):
         return functions
     return replace(functions, functions=made, calls=calls)
+
+
+FUNCTIONS = (
+    Stage(
+        "generalise",
+        "programs whose numbers lie on a line run one function",
+        lambda functions, context: generalise(functions),
+        "Functions",
+        "Functions",
+        needs=("lower",),
+    ),
+)
+"""From the programs of a graph to its functions."""
 
 
 def verify_functions(functions: Functions) -> None:
@@ -142,14 +165,17 @@ def describe_call(functions: Functions, name: str) -> str:
     return f"the function of {call.function}{given}"
 
 
-def print_entries(functions: Functions) -> dict[str, str]:
+def print_entries(functions: Functions, forms: Mapping[str, Program]) -> dict[str, str]:
     """Return C++ for each program: its function, or an entry that calls one printed before it.
 
     What several programs run is copied into none of them, and knows none of their numbers.
+
+    Args:
+        forms: the functions as they are printed, by name.
     """
     found = {}
     for name, call in functions.calls.items():
-        function = functions.functions[call.function]
+        function = forms[call.function]
         if call.number is None:
             found[name] = cpp.print_kernel(function)
             continue
@@ -227,15 +253,29 @@ def _direction(one: _Numbers, other: _Numbers) -> _Numbers:
     return tuple(step // by for step in steps) if ahead else ()
 
 
-def _generalisation(first: Program, numbers: list[_Numbers]) -> tuple[Program, tuple[int, ...]]:
+def _generalisation(
+    members: list[Program], numbers: list[_Numbers]
+) -> tuple[Program, tuple[int, ...]]:
     """Return what a family has in common, and what each member passes for n."""
-    columns = list(zip(*numbers, strict=True))
+    first, columns = members[0], list(zip(*numbers, strict=True))
     passed = _passed(columns)
-    n = Size(Names(size.name for size in first.sizes).new("n"), passed[0])
+    # A launch on a GPU promises of an argument that it is a multiple of 16 if its hint is one.
+    name = Names(size.name for size in first.sizes).new("n")
+    n = Size(name, math.gcd(*passed), 1, max(passed))
     given = iter([_restated(column, passed, index(n)) for column in columns])
-    function = _Rebuild(first, lambda number: next(given)).program
+    alike = [program.buffers for program in members if program.sizes == first.sizes]
+    longest = map(_longest, zip(*alike, strict=True))
+    buffers = {buffer.base: long for buffer, long in zip(first.buffers, longest, strict=True)}
+    function = _Rebuild(first, lambda number: next(given), buffers=buffers).program
     named = replace(function, name=f"{function.name}_any", sizes=(*function.sizes, n))
     return named, passed
+
+
+def _longest(buffers: tuple[Buffer, ...]) -> Buffer:
+    """Return the buffer of a function in the place of those of programs with the same sizes."""
+    lengths = (buffer.flat().shape[0] for buffer in buffers)
+    longest = max(lengths, key=lambda length: length.hint())
+    return Buffer(buffers[0].name, (longest,), (index(1),), buffers[0].dtype)
 
 
 def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
@@ -274,7 +314,8 @@ class _Rebuild:
 
     These numbers stay as they are:
 
-    * the step along lanes, which says what an access is, and the number of lanes;
+    * the step along the last lane and a step of one along any, which say what an access is, and the
+      number of lanes;
     * those inside a division, since the compiler makes a multiplication of one by a number, and
       factors of axes in the value of an index, of which comparisons and random numbers are made;
     * how often a loop runs that the printer takes apart, or prints as a call;
@@ -291,9 +332,10 @@ class _Rebuild:
         self.number = number
         self.sizes = sizes
         self.buffers = buffers
-        self.lane = program.lanes[0] if program.lanes else None
+        self.lane = program.lanes[0] if len(program.lanes) == 1 else None
         self.axes: dict[Axis, Index] = {}
-        self.fixed: set[Atom] = set(program.lanes)
+        self.lanes: frozenset[Atom] = frozenset(program.lanes)
+        self.fixed: set[Atom] = set(program.lanes[-1:])
         known: tuple[Atom, ...] = (*program.sizes, *program.lanes)
         self.places = {atom: place for place, atom in enumerate(known)}
         grid = tuple(map(self.axis, program.grid))
@@ -375,9 +417,13 @@ class _Rebuild:
             return self.unchanged(value)
         total = index(0)
         for atoms, by in sorted(value.terms, key=lambda t: sorted(self.places[a] for a in t[0])):
-            number = index(by) if self.fixed.intersection(atoms) else self.number(by)
+            number = index(by) if self.is_fixed(atoms, by) else self.number(by)
             total = total + product(map(self.atom, atoms)) * number
         return total + self.number(value.const) if value.const else total
+
+    def is_fixed(self, atoms: Sequence[Atom], step: int) -> bool:
+        one = abs(step) == 1 and not self.lanes.isdisjoint(atoms)
+        return one or not self.fixed.isdisjoint(atoms)
 
     def atom(self, atom: Atom) -> Index:
         match atom:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fusec.codegen import gluon
-from fusec.codegen.cpp_form import CPP_FORM, CPP_FUNCTIONS
+from fusec.codegen.cpp_form import CPP_FORM
 from fusec.codegen.generalise import Functions, print_entries
-from fusec.codegen.triton_form import FORM
+from fusec.codegen.triton_form import FORM, Form
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
@@ -35,9 +36,9 @@ class Codegen:
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
         device: torch's name of the device type.
         plans, accepts, split: as of ``Target``, for a machine.
-        print_functions: what the stages of ``functions`` make of programs -> source text by name.
-        form: the stages from a program to what is printed.
-        functions: the stages of all programs of a graph together, behind these.
+        print_functions: the functions of a graph, their forms by name -> source text by the names
+            of programs.
+        form: the stages from a function to what is printed.
         overwritable: which results of a kernel may lie over which of its operands. None where many
             threads run a point: one may load what another has stored already.
         run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
@@ -50,9 +51,8 @@ class Codegen:
     plans: Callable[[FlatKernel, Machine], tuple[Plan, ...]]
     accepts: Callable[[Kernel, Machine], bool]
     split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
-    print_functions: Callable[[Functions], Mapping[str, str]]
+    print_functions: Callable[[Functions, Mapping[str, Any]], Mapping[str, str]]
     form: tuple[Stage, ...] = ()
-    functions: tuple[Stage, ...] = ()
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
     run_bytes: int = 0
     beside: bool = False
@@ -66,15 +66,15 @@ CPP = Codegen(
     lambda kernel, machine: None,
     print_entries,
     CPP_FORM,
-    CPP_FUNCTIONS,
     overwritable=overwritable,
     run_bytes=1 << 18,
     beside=True,
 )
 
 
-def _print_each(functions: Functions) -> Mapping[str, str]:
-    return {name: gluon.print_kernel(form) for name, form in functions.functions.items()}
+def _print_each(functions: Functions, forms: Mapping[str, Form]) -> Mapping[str, str]:
+    printed = {name: gluon.print_kernel(form) for name, form in forms.items()}
+    return {name: printed[call.function] for name, call in functions.calls.items()}
 
 
 TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, _print_each, FORM)

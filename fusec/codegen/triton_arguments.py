@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from fusec.codegen.descriptors import Descriptor
 from fusec.codegen.triton_form import Form
+from fusec.codegen.triton_index import magnitude
 from fusec.codegen.triton_ops import FUNCTIONS, LIBDEVICE
 from fusec.codegen.wrapper import print_size
 from fusec.ir.index import Axis, Index, index, product
@@ -147,7 +148,7 @@ def print_grid(program: Program) -> tuple[str, str, str]:
 
 
 def is_direct(grid: tuple[Axis, ...]) -> bool:
-    """Return True if each grid axis is a program id: at most 3, the outer ones static and small.
+    """Return True if each grid axis is a program id: at most 3, the outer ones known to be small.
 
     Triton's launcher multiplies them in 32 bits, and launches nothing where that overflows. One
     number that does not fit is an error there.
@@ -155,7 +156,8 @@ def is_direct(grid: tuple[Axis, ...]) -> bool:
     outer, programs = grid[:-1], product(a.extent for a in grid)
     if len(grid) > 3 or (programs.is_constant and programs.const > _PROGRAMS_LIMIT):
         return False
-    return all(a.extent.is_constant and a.extent.const <= _GRID_YZ_LIMIT for a in outer)
+    most = (magnitude(axis.extent) for axis in outer)
+    return all(bound is not None and bound <= _GRID_YZ_LIMIT for bound in most)
 
 
 def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:

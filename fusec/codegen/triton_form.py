@@ -86,7 +86,7 @@ FORM = (
         _base_two,
         "Program",
         "Program",
-        needs=("lower",),
+        needs=("generalise",),
     ),
     Stage(
         "sink",

@@ -1,7 +1,8 @@
 """Indices as Triton expressions: in 32 bits where their bounds fit, else in 64.
 
-A symbolic size is taken to be at most ``MAX_SIZE``; the launch checks it. Sums are printed with the
-terms without lanes first, so that ``pointer + offset`` adds the scalar part to a scalar pointer.
+A symbolic size is at most ``MAX_SIZE``, which the launch checks, or less where that is known. Sums
+are printed with the terms without lanes first, so that ``pointer + offset`` adds the scalar part to
+a scalar pointer.
 
 Worked example: ``m*4096 + c`` with ``m < M`` and lanes ``c`` is ``m.to(tl.int64) * 4096 + c``.
 """
@@ -49,8 +50,10 @@ def magnitude(value: Index) -> int | None:
 
 def _atom_bound(atom: Atom) -> int | None:
     match atom:
-        case Size():
-            return MAX_SIZE
+        case Size(least=least, most=most):
+            if most is None or least is None or least < 0:
+                return MAX_SIZE
+            return min(most, MAX_SIZE)
         case Axis() | Runtime():
             bound = magnitude(atom.extent)
             return None if bound is None else max(bound - 1, 0)

@@ -408,6 +408,7 @@ class EmulatedKernel:
         return Compiled.of(replace(self.kernel.by_pointers(), divisible=divisible), self.target)
 
     def __call__(self, *args: Any) -> None:
+        args = self.kernel.given(args)
         values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
         kept = tuple(p for p in self.kernel.divisible if values[p] % _MULTIPLE == 0)
         variant = self._variant(kept)

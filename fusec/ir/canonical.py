@@ -122,7 +122,7 @@ class _Walk:
             case Axis():
                 return (self.index(leaf.extent), leaf.limit and self.index(leaf.limit))
             case Size():
-                return leaf.least
+                return (leaf.least, leaf.most)
             case _:
                 return None
 

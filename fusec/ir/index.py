@@ -391,12 +391,12 @@ def _holds(low: Index) -> bool:
 
 
 def _at_most(low: Index) -> Index:
-    """Replace each size by its greatest value where it stands alone and is taken away."""
+    """Replace each size by its greatest value where it is taken away, alone or as a factor."""
     total = low
     for monomial, coefficient in low.terms:
-        size = monomial[0]
-        if coefficient < 0 and len(monomial) == 1 and isinstance(size, Size) and size.most:
-            total = total + (size.most - index(size)) * coefficient
+        if coefficient < 0 and (len(monomial) == 1 or _all_nonnegative(monomial)):
+            greatest = (a.most if isinstance(a, Size) and a.most else a for a in monomial)
+            total = total + (product(map(index, greatest)) - product(monomial)) * coefficient
     return total
 
 

@@ -161,7 +161,7 @@ def judge(
             CheckedGraph(one.name, len(report.externs), report.bytes_moved, report.bytes_floor)
         )
         if one.compiled is not None and one.compiled.distinct:
-            count = len(one.compiled.distinct)
+            count = len(one.compiled.functions.functions)
             say(f"graph {one.name}: machine code of {count} kernel{'s' * (count > 1)}")
             kernels += _checked_kernels(one, assembled or assemble)
     target = staged[0].target.name if staged else ""
@@ -171,11 +171,11 @@ def judge(
 def _checked_kernels(
     staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
 ) -> list[CheckedKernel]:
-    """Compile and read each code once, several at a time: ptxas is a process."""
+    """Compile and read each function once, several at a time: ptxas is a process."""
     compiled = staged.compiled
     if compiled is None:
         return []
-    names = list(compiled.distinct)
+    names = list(compiled.functions.functions)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
         make = partial(assembled, staged)
         inspected = pool.map(lambda name: _inspected(compiled, name, make), names)
@@ -183,7 +183,7 @@ def _checked_kernels(
     found = []
     for step in all_launches(compiled.schedule):
         code = compiled.code[step.name]
-        static, accesses, problem = facts[code]
+        static, accesses, problem = facts[compiled.functions.calls[code].function]
         moved = step_bytes(step)
         found.append(
             CheckedKernel(
@@ -238,12 +238,12 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
 def _inspected(
     compiled: Compiled, name: str, make: Callable[[str], CompiledAsm]
 ) -> tuple[StaticReport | None, tuple[Access, ...], str]:
-    """Return the facts of a kernel and its accesses, or none and why it does not build."""
+    """Return the facts of a function and its accesses, or none and why it does not build."""
     try:
         static = inspect_kernel(make(name))
     except BuildError as error:
         return None, (), str(error)
-    program, source = compiled.programs[name], compiled.sources[name]
+    program, source = compiled.functions.functions[name], compiled.sources[name]
     return static, match_accesses(program, source, static.accesses), ""
 
 

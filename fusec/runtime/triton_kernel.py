@@ -92,6 +92,7 @@ class TritonSource:
         blocks: of a kernel that runs for each row of a table, how many blocks a row has.
         registers: the most that a thread may have; 0 for as many as the compiler likes.
         function: what the kernel is called in the module, and in traces; by default ``name``.
+        number: the last size, where it is the kernel's own: what several kernels run is built once.
     """
 
     name: str
@@ -106,6 +107,11 @@ class TritonSource:
     blocks: str | None = None
     registers: int = 0
     function: str = ""
+    number: int | None = None
+
+    def given(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a launch passes for the arguments of a call: tensors, sizes."""
+        return (*args, *(() if self.number is None else (self.number,)))
 
     def by_pointers(self) -> TritonSource:
         """Return the same kernel without descriptors, which asks nothing of addresses.
@@ -214,7 +220,7 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
 
 
 def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, Binary]:
-    """Compile the kernels of a graph and return their binaries by name.
+    """Compile the kernels of a graph and return their binaries by name, each code once.
 
     In threads: ptxas is a process of its own and MLIR's passes hold no lock, so that eight kernels
     take 0.87 s instead of 1.51 s on two cores (LayerNorm, sm_90, 2026-11).
@@ -224,13 +230,22 @@ def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dic
     Raises:
         BuildError: of the first kernel that Triton or ptxas rejects.
     """
-    workers = max(1, min(len(kernels), threads or os.cpu_count() or 1))
+    codes = _codes(kernels)
+    wanted = [kernel for kernel in kernels if codes[kernel.name] == kernel.name]
+    workers = max(1, min(len(wanted), threads or os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="fusec-build") as pool:
         built = {}
-        for asm in pool.map(lambda kernel: compile_kernel(kernel, target), kernels):
+        for asm in pool.map(lambda kernel: compile_kernel(kernel, target), wanted):
             built[asm.name] = asm.binary
-            say(f"{len(built)} of {len(kernels)} kernels built")
-        return built
+            say(f"{len(built)} of {len(wanted)} kernels built")
+        return {name: built[code] for name, code in codes.items()}
+
+
+def _codes(kernels: Sequence[TritonSource]) -> dict[str, str]:
+    """Return the first kernel that differs from each in its number alone, by name."""
+    first: dict[TritonSource, str] = {}
+    alike = ((kernel.name, replace(kernel, name="", number=None)) for kernel in kernels)
+    return {name: first.setdefault(code, name) for name, code in alike}
 
 
 def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, bytes]:
@@ -243,10 +258,11 @@ def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict
     """
     if any(kernel.blocks is not None for kernel in kernels):
         kernels = [*kernels, _filler()]
-    binaries = build(kernels, target, threads)
-    rows = [{**asdict(kernel), "metadata": binaries[kernel.name].metadata} for kernel in kernels]
-    codes = {f"{name}.bin": binary.code for name, binary in binaries.items()}
-    return {"triton.json": json.dumps(rows, sort_keys=True).encode(), **codes}
+    binaries, codes = build(kernels, target, threads), _codes(kernels)
+    built = {name: {"code": codes[name], "metadata": b.metadata} for name, b in binaries.items()}
+    rows = [{**asdict(kernel), **built[kernel.name]} for kernel in kernels]
+    files = {f"{name}.bin": binaries[name].code for name in codes.values()}
+    return {"triton.json": json.dumps(rows, sort_keys=True).encode(), **files}
 
 
 def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | TritonTable]:
@@ -256,7 +272,7 @@ def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | 
     process of its own, 112 to 131 ms (2026-11).
     """
     rows = json.loads(blobs["triton.json"])
-    binaries = [Binary(blobs[f"{row['name']}.bin"], row.pop("metadata")) for row in rows]
+    binaries = [Binary(blobs[f"{row.pop('code')}.bin"], row.pop("metadata")) for row in rows]
     kernels = [_unpack_source(row) for row in rows]
     with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fusec-launcher") as pool:
         launchers = list(pool.map(_launcher_of, kernels, binaries))
@@ -429,7 +445,8 @@ class TritonKernel:
         Raises:
             UsageError: for a size beyond ``MAX_SIZE``.
         """
-        values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
+        given = self.kernel.given(args)
+        values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in given]
         plain = self.kernel.by_pointers()
         for value, (name, kind) in zip(values, plain.signature, strict=True):
             if kind == "i32" and value > MAX_SIZE:
@@ -546,19 +563,20 @@ def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
         described: the parameters on which descriptors depend; none where there are no descriptors.
     """
     names = [name for name, kind in kernel.signature if not kind.startswith(_DESCRIPTOR)]
+    own = [] if kernel.number is None else [names[-1]]
     pointers = [name for name, kind in kernel.signature if kind.startswith("*")]
     sizes = [name for name, kind in kernel.signature if kind == "i32"]
     counts = [] if kernel.blocks is None else [kernel.grid[0]]
     values = {name: f"_at_{name}" if name in pointers else name for name in names}
     passed = list(values.values())
-    parameters = ", ".join((*names, *counts))
+    parameters = ", ".join((*names[: len(names) - len(own)], *counts))
     conditions = [f"{size} > {MAX_SIZE}" for size in sizes]
     if described:  # of a tensor without elements there is no descriptor
         conditions += [f"{size} == 0" for size in sizes]
     if kernel.divisible:
         facts = " | ".join(passed[position] for position in kernel.divisible)
         conditions.insert(0, f"({facts}) & {MULTIPLE - 1}")
-    lines = []
+    lines = [f"{name} = {kernel.number}" for name in own]
     if sizes or counts:
         lines += [f"if not ({' and '.join(f'({side})' for side in kernel.grid)}):", "    return"]
     lines += [f"{values[name]} = {name}.data_ptr()" for name in pointers]

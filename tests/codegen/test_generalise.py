@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fusec
+from fusec.codegen import generalise as generalisation
 from fusec.codegen.generalise import (
     Call,
     Functions,
@@ -98,7 +99,9 @@ def test_a_number_stands_behind_the_sizes_of_a_program() -> None:
     made = shared(*(scaled(f"k{k}", n, 64 * k, n) for k in (3, 4, 5)))
     (own, number) = made.functions["k3"].sizes
     assert own is n and number.name != "n"
-    assert print_entries(made)["k5"].endswith("(p_x, p_w, p_y, n_n, 5, status); }\n")
+    assert print_entries(made, made.functions)["k5"].endswith(
+        "(p_x, p_w, p_y, n_n, 5, status); }\n"
+    )
 
 
 def strided(name: str, step: int, divisor: int) -> Program:
@@ -116,6 +119,54 @@ def strided(name: str, step: int, divisor: int) -> Program:
 def test_what_says_how_lanes_walk_memory_and_divisors_are_no_arguments() -> None:
     assert len(shared(*(strided(f"k{k}", k, 3) for k in (2, 3, 4))).functions) == 3
     assert len(shared(*(strided(f"k{k}", 2, k) for k in (3, 5, 7))).functions) == 3
+
+
+def rows(name: str, channels: int, step: int = 1, taken: int = 0) -> Program:
+    """``y[b, c, k] = x[b, c, step * k]`` for 4 rows b of a tile: the step between rows differs.
+
+    Args:
+        taken: so many of the channels are stored, if not all.
+    """
+    c, b_axis, lane = Axis("c", index(taken or channels)), Axis("b", index(4)), Axis("k", index(W))
+    b = Builder(name, (c,), (b_axis, lane))
+    x, y = buffer("x", F32, 4, channels, step * W), buffer("y", F32, 4, channels, W)
+    place = index(b_axis) * channels + c
+    b.put(y, place * W + lane, b.load(x, place * (step * W) + index(lane) * step))
+    return b.program()
+
+
+def test_steps_between_rows_of_a_tile_are_arguments() -> None:
+    made = shared(*(rows(f"k{n}", 32 * n) for n in (3, 5, 4)))
+    (function,) = made.functions.values()
+    (n,) = function.sizes
+    assert (n.hint, n.least, n.most) == (1, 1, 5)  # no launch is to promise a multiple of 16
+    assert [b.flat().shape for b in function.buffers] == [(index(4 * 160 * W),)] * 2
+    assert "x[512*b*n + k + 16*c]" in print_functions(made)
+
+
+def test_a_step_of_one_along_any_lane_is_no_argument() -> None:
+    """Where one of the rows beside each other became five apart, no access would be whole."""
+    programs = [rows(f"k{n}", n, taken=1) for n in (1, 2, 3)]
+    turned = [replace(p, lanes=tuple(reversed(p.lanes))) for p in map(_turned, (1, 2, 3))]
+    assert len(shared(*programs).functions) == 1
+    assert len(shared(*turned).functions) == 3
+
+
+def _turned(step: int) -> Program:
+    """``y[k, b] = x[step * k + 64 * b]``: the lanes that lie beside each other come first."""
+    lane, b_axis = Axis("k", index(W)), Axis("b", index(4))
+    b = Builder(f"t{step}", (), (b_axis, lane))
+    x, y = buffer("x", F32, 512), buffer("y", F32, 64)
+    b.put(y, index(lane) * 4 + b_axis, b.load(x, index(lane) * step + index(b_axis) * 64))
+    return b.program()
+
+
+def test_what_is_in_range_by_no_proof_keeps_its_number(monkeypatch) -> None:
+    def refuses(program: Program) -> None:
+        raise InvalidIR("not provably in range")
+
+    monkeypatch.setattr(generalisation, "verify_program", refuses)
+    assert len(shared(*FAMILY).functions) == 3
 
 
 def test_axes_made_in_another_order_are_the_same() -> None:

@@ -48,6 +48,27 @@ def test_a_launch_is_counted() -> None:
     assert counts.instructions > 1000 and counts.multiplied == counts.products == 0
 
 
+def test_kernels_that_differ_in_a_number_run_one_code() -> None:
+    """A block of a DenseNet: each layer has more channels, and nothing else is different."""
+
+    def grown(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.cat((x, torch.relu(F.conv2d(x, weight))), 1)
+            x = x - x.mean((0, 2, 3), keepdim=True)
+        return x
+
+    torch._dynamo.reset()
+    weights = [normal(16, channels, 1, 1) for channels in (16, 32, 48, 64)]
+    emulator = Emulator.of("sm_90", {"race": "library"})
+    inputs = [t.requires_grad_() for t in (normal(4, 16, 4, 4), *weights)]
+    torch.compile(grown, backend=emulator.backend)(*inputs).sum().backward()
+    passed = [one.kernel.kernel.number for one in emulator.kernels]
+    assert passed[:4] == [1, 2, 3, 4] and {4, 3, 2} < set(passed[4:])
+    assert len({one.kernel.kernel.source for one in emulator.kernels[:4]}) == 1
+    found = emulate(grown, [t.detach() for t in inputs], train=True, options={"race": "library"})
+    assert found.faults == (), str(found)
+
+
 def test_a_size_of_zero_launches_nothing() -> None:
     emulator = Emulator.of("sm_90", {"race": "library"})
     torch._dynamo.reset()

@@ -321,6 +321,13 @@ def test_polynomials_that_are_negative_somewhere_are_not_proved() -> None:
     assert not is_in_range(index(A) + 1, index(6))
 
 
+def test_a_size_that_is_known_to_be_small_bounds_products_with_it() -> None:
+    small, shift = Size("S", 3, 1, 5), Size("I", 3, None)
+    assert is_nonnegative(index(N) * 5 - index(N) * small)
+    assert not is_nonnegative(index(N) * 4 - index(N) * small)
+    assert not is_nonnegative(index(shift) * 5 - index(shift) * small)
+
+
 def test_sizes_of_either_sign_and_of_zero_are_not_taken_for_extents() -> None:
     any_integer, empty, pair = Size("I", 3, None), Size("Z", 3, 0), Size("P", 3, 2)
     assert not is_nonnegative(index(any_integer))

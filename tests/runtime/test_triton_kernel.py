@@ -350,6 +350,19 @@ def test_packed_kernel_keeps_its_descriptors(driver: InterpretingDriver) -> None
     assert y.tolist() == [2.0] * 640
 
 
+def test_kernels_of_several_numbers_are_built_once(driver: InterpretingDriver) -> None:
+    numbers = {"k0": 640, "k1": 33}
+    sources = [replace(KERNEL, name=k, function="scale", number=n) for k, n in numbers.items()]
+    blobs = pack(sources, "sm_90")
+    assert set(blobs) == {"triton.json", "k0.bin"}
+    x = aligned(driver, 640).fill_(1)
+    for name, kernel in unpack(blobs, device=0).items():
+        y = aligned(driver, 640)
+        kernel(x, y)
+        assert kernel.kernel.number == numbers[name] == y.sum() / 2  # 33 by a variant
+    assert [grid for _, _, grid in driver.launches] == [(2, 1, 1), (1, 1, 1)]
+
+
 def test_build_compiles_several_kernels() -> None:
     other = TritonSource("twice", SCALE.replace("scale", "twice"), *_rest(KERNEL))
     assert set(build([KERNEL, other], "sm_90")) == {"scale", "twice"}
@@ -368,7 +381,7 @@ def test_no_more_kernels_are_built_at_a_time_than_was_asked(monkeypatch) -> None
         return SimpleNamespace(name=kernel.name, binary=target)
 
     monkeypatch.setattr(triton_kernel, "compile_kernel", compile_slowly)
-    kernels = [replace(KERNEL, name=f"k{n}") for n in range(6)]
+    kernels = [replace(KERNEL, name=f"k{n}", function=f"f{n}") for n in range(6)]
     assert len(build(kernels, "sm_90", 1)) == 6
     assert max(seen) == 1
     build(kernels, "sm_90", 3)

@@ -224,13 +224,13 @@ class Watch:
         plain = TritonKernel.__call__
 
         def watched(kernel: TritonKernel, *args: Any) -> None:
-            source = kernel.kernel
+            source, given = kernel.kernel, kernel.kernel.given(args)
             names = [name for name, kind in source.signature if kind == "i32"]
             counts = [] if source.blocks is None else [source.grid[0]]
-            sizes = args[len(args) - len(names) - len(counts) :]
+            sizes = given[len(given) - len(names) - len(counts) :]
             environment = dict(zip([*names, *counts], sizes, strict=True))
             grid = [eval(text, {}, environment) for text in source.grid]
-            wanted = expected(source, args)
+            wanted = expected(source, given)
             self.calls.append(
                 {"name": source.function or source.name, "parameters": wanted, "grid": grid}
             )
@@ -278,6 +278,14 @@ def step() -> Callable[[], None]:
     optimizer = torch.optim.AdamW(params, foreach=True)
     optimizer.step()
     return optimizer.step
+
+
+def grown(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Layers that differ in their channels alone: one code, and a number of each."""
+    for weight in weights:
+        x = torch.cat((x, torch.relu(F.conv2d(x, weight))), 1)
+        x = x - x.mean((0, 2, 3), keepdim=True)
+    return x
 
 
 def once(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Callable[[], None]:
@@ -355,6 +363,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "rows": once(norm, *ROWS, how=TRAIN),
     "product": once(linear, *TILES, descriptors="never"),
     "product by descriptors": once(linear, *TILES, descriptors="always"),
+    "family": once(
+        grown, torch.empty(4, 16, 4, 4), *[torch.empty(16, 16 * c, 1, 1) for c in (1, 2, 3)]
+    ),
     "dynamic product": once(linear, *TILES, descriptors="always", how={"dynamic": True}),
     "product with roles": once(linear, *TILES, roles="cooperative", how={"dynamic": True}),
     "attention with roles": once(causal, *HEADS, roles="cooperative"),

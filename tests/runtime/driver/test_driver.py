@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 GRAPHS = (
     *("pointwise", "rows", "product", "product by descriptors", "dynamic product", "attention"),
     *("product with roles", "attention with roles", "autocast", "optimizer", "unaligned"),
+    "family",
 )
 DESCRIBED = ("product by descriptors", "dynamic product", "attention")
 ROLES = ("product with roles", "attention with roles")
@@ -84,6 +85,12 @@ def test_maps_of_tiles_follow_the_rules(report: dict[str, Any]) -> None:
     assert not of(report["product"], "map")
     x, w, _ = of(report["dynamic product"], "map")
     assert (x["extents"], x["strides"], w["extents"]) == ([256, 200], [512], [256, 512])
+
+
+def test_kernels_of_a_family_pass_their_numbers(report: dict[str, Any]) -> None:
+    launches = of(report["family"], "launch")
+    assert len({one["launch"] for one in launches}) == 1
+    assert [one["parameters"][-3] for one in launches] == ["01000000", "02000000", "03000000"]
 
 
 @pytest.mark.parametrize("name", BUNDLES)
