@@ -33,11 +33,16 @@ Scalar: TypeAlias = "Value | Number | Index | int | float | bool"
 
 @dataclass(slots=True)
 class Lines:
-    """The graph so far: its definitions and externs, and the names in use."""
+    """The graph so far: its definitions and externs, and the names in use.
+
+    Attributes:
+        alone: no library may be called.
+    """
 
     sizes: Sizes = field(default_factory=Sizes)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
+    alone: bool = False
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:
         """Return a new buffer under a name made safe and unique."""

@@ -114,8 +114,8 @@ class _Capture:
     """The state of one walk: what each FX node has become."""
 
     def __init__(self, gm: fx.GraphModule, alone: bool) -> None:
-        self.gm, self.alone = gm, alone
-        self.lines = Lines()
+        self.gm = gm
+        self.lines = Lines(alone=alone)
         self.env: dict[fx.Node, Any] = {}
         self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
         self.inputs: list[Buffer | Size | InputObject | None] = []
@@ -204,7 +204,7 @@ class _Capture:
             raise Unsupported(f"{op_name(node.target)}: results that were not traced")
         results = tuple(self._result_types(value))
         self.types[node] = results
-        lowering = find_lowering(node.target, alone=self.alone)
+        lowering = find_lowering(node.target, alone=self.lines.alone)
         reason = self._obstacle(node, results)
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)

@@ -10,7 +10,7 @@ Worked example, ``cat([a, b])`` of 3 and 5 elements::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -30,7 +30,7 @@ from fusec.frontend.views import (
 )
 from fusec.ir.dtype import BOOL, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op, read_index
-from fusec.ir.index import Index, index, product
+from fusec.ir.index import Index, index, is_nonnegative, product
 
 aten = torch.ops.aten
 
@@ -172,6 +172,62 @@ def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 
             guard = both(guard, in_range(i, 0, extent))
         inside = x.at(where, guard)
         return inside if guard is None else select(guard, inside, fill(value, call))
+
+    return call.define(body)
+
+
+@lowers(aten.reflection_pad1d.default, alone=True)
+@lowers(aten.reflection_pad2d.default, alone=True)
+@lowers(aten.reflection_pad3d.default, alone=True)
+def reflection_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
+    return _padded_by_inside(call, x, pad, lambda i, last: (-i, 2 * last - i))
+
+
+@lowers(aten.replication_pad1d.default, alone=True)
+@lowers(aten.replication_pad2d.default, alone=True)
+@lowers(aten.replication_pad3d.default, alone=True)
+def replication_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
+    return _padded_by_inside(call, x, pad, lambda i, last: (ZERO, last))
+
+
+def _padded_by_inside(
+    call: Call,
+    x: Value,
+    pad: Sequence[IntoSize],
+    around: Callable[[Index, Index], tuple[Index, Index]],
+) -> Value:
+    """Emit a pad by what is inside, of the last axes: each has what lies before, within and behind.
+
+    A library copies rows, which is faster.
+
+    Args:
+        around: returns which places are read before the first and behind the last, by a place and
+            the last one.
+    """
+    padded = tuple(len(x.shape) - 1 - k for k in range(len(pad) // 2))
+
+    def inside(at: Indices, guard: Expr | None, axes: tuple[int, ...]) -> Expr:
+        if not axes:
+            return x.at(at, guard)
+        axis, *left = axes
+        place, extent = at[axis], x.shape[axis]
+        low, high = around(place, extent - 1)
+
+        def part(where: Index, condition: Expr | None) -> Expr:
+            return inside(replaced(at, axis, where), both(guard, condition), tuple(left))
+
+        value = part(place, in_range(place, ZERO, extent))
+        for where, condition in ((low, -place - 1), (high, place - extent)):
+            if not is_nonnegative(-condition - 1):
+                there = op("ge", IndexValue(condition), IndexValue(ZERO))
+                value = select(there, part(where, there), value)
+        return value
+
+    def body(at: Indices) -> Expr:
+        where = list(at)
+        for k, axis in enumerate(padded):
+            where[axis] = at[axis] - index(pad[2 * k])
+        return inside(tuple(where), None, padded)
 
     return call.define(body)
 

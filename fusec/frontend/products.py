@@ -3,6 +3,7 @@
 A contraction is captured as the library's call, with its meaning beside it; where one kernel of
 fusec's own is the better choice, the definitions take the call's place (``passes/contract.py``).
 16-bit operands are read exactly: tensor cores multiply what eager's kernel would have stored.
+Products in f64 are the library's; where none may be called, they are sums like others.
 
 Worked example: ``mm(x, w.t())`` means ``mm[m, n] = sum(k: f32(x[m, k]) * f32(w[n, k]))``, rounded
 to the result's type.
@@ -20,7 +21,7 @@ from fusec.frontend.call import Call, Indices, read_exact
 from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
-from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.dtype import BF16, F16, F32, F64, DType
 from fusec.ir.expr import Expr, Op, Reduce
 from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.monoid import SUM
@@ -29,7 +30,7 @@ aten = torch.ops.aten
 
 
 def contraction(extent: Index, term: Callable[[Index], tuple[Expr, Expr]]) -> Expr:
-    """Return ``sum(k: a(k) * b(k))`` for a pair of factors in f32."""
+    """Return ``sum(k: a(k) * b(k))`` for a pair of factors of one type."""
     over = Axis("k", extent)
     a, b = term(index(over))
     return Reduce(SUM, (over,), Op("mul", (a, b)))
@@ -50,13 +51,37 @@ def _matrices(*operands: Any) -> None:
         raise Unsupported("a product of a type without tensor cores")
 
 
-@lowers(aten.mm.default, library=lambda _: CONTRACTION)
+def _is_sum(call: Call) -> bool:
+    """Return True for a product that no library may compute, of a type without ``Dot``."""
+    return call.lines.alone and call.out.dtype is F64
+
+
+def _library(call: Call) -> str | None:
+    return None if _is_sum(call) else CONTRACTION
+
+
+def _multiplied(call: Call, *operands: Value) -> DType:
+    """Return the type in which operands are multiplied and added.
+
+    Raises:
+        Unsupported: for types that only the library multiplies.
+    """
+    if _is_sum(call):
+        return F64
+    _matrices(*operands)
+    return F32
+
+
+@lowers(aten.mm.default, library=_library)
 def mm(call: Call, a: Value, b: Value) -> Value:
-    _matrices(a, b)
+    kind = _multiplied(call, a, b)
 
     def body(at: Indices) -> Expr:
         m, n = at
-        return contraction(a.shape[1], lambda k: (exact(a, (m, k)), exact(b, (k, n))))
+        return contraction(
+            a.shape[1],
+            lambda k: (read_exact(a, (m, k), kind), read_exact(b, (k, n), kind)),
+        )
 
     return call.define(body)
 
@@ -80,12 +105,15 @@ def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
     return call.define(body)
 
 
-@lowers(aten.bmm.default, library=lambda _: CONTRACTION)
+@lowers(aten.bmm.default, library=_library)
 def bmm(call: Call, a: Value, b: Value) -> Value:
-    _matrices(a, b)
+    kind = _multiplied(call, a, b)
 
     def body(at: Indices) -> Expr:
         batch, m, n = at
-        return contraction(a.shape[2], lambda k: (exact(a, (batch, m, k)), exact(b, (batch, k, n))))
+        return contraction(
+            a.shape[2],
+            lambda k: (read_exact(a, (batch, m, k), kind), read_exact(b, (batch, k, n), kind)),
+        )
 
     return call.define(body)

@@ -50,7 +50,7 @@ UNKNOWN = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError
 )  # fmt: skip
 """What reading an archive ends with that says something which no ``fusec build`` writes."""
-FORMAT = 4
+FORMAT = 5
 KEY = "fusec archive"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of element types, by torch's."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fusec.ir.graph import Extern
 from tests.frontend.tracing import body, check
+from tests.support import BACKEND, values
 
 X = torch.arange(4.0 * 6 * 5).view(4, 6, 5)
 ROWS = torch.tensor([3, 0, -1, 2])
@@ -115,6 +116,32 @@ def test_a_scatter_whose_elements_may_collide_looks_through_its_sources() -> Non
 def test_a_scatter_with_many_sources_is_left_to_eager() -> None:
     long = torch.zeros(300, dtype=torch.int64)
     check(lambda x, i: x.scatter_add(0, i, x), torch.ones(300), long, externs=1)
+
+
+PADS = (
+    ("reflect", (2, 3, 5, 7), (2, 1, 3, 4)),
+    ("reflect", (2, 3, 9), (3, 0)),
+    ("reflect", (1, 2, 4, 5, 6), (1, 2, 0, 3, 2, 1)),
+    ("reflect", (2, 3, 5, 7), (-1, 2, 3, -2)),
+    ("replicate", (2, 3, 5, 7), (2, 9, 3, 4)),
+    ("replicate", (3, 4, 5, 6), (1, 2, 0, 3, 2, 1)),
+    ("replicate", (2, 3, 5, 7), (-1, 2, -2, 1)),
+)
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("pad", PADS, ids=lambda pad: f"{pad[0]} {pad[2]}")
+def test_where_no_library_may_be_called_a_pad_reads_what_is_inside(pad, dynamic: bool) -> None:
+    mode, shape, widths = pad
+    torch._dynamo.reset()
+    options = {"native": True, "strict": True, "verify": True}
+    fn = lambda x: torch.relu(F.pad(x, widths, mode)) * 2  # noqa: E731
+    compiled = torch.compile(fn, backend=BACKEND, options=options)
+    for more in (0, 1, 3) if dynamic else (0,):
+        x = values(*(extent + more for extent in shape), seed=more)
+        for axis in range(x.ndim if dynamic else 0):
+            torch._dynamo.mark_dynamic(x, axis)
+        assert torch.equal(compiled(x), fn(x))
 
 
 def test_a_cat_guards_its_loads() -> None:

@@ -703,6 +703,12 @@ TYPES = {
     "f16": (lambda x, y: F.gelu(x @ y), values(12, 16).half(), values(16, 20).half()),
     "bool": (lambda x, y: (x > 0) & y, values(5, 7), values(5, 7, seed=2) > 0),
     "f64": (lambda x, y: (x * y).sum(1), values(5, 7).double(), values(5, 7).double()),
+    "f64, products": (lambda x, y: F.relu(x @ y), values(5, 7).double(), values(7, 3).double()),
+    "pads": (
+        lambda x, y: F.pad(x, (2, 1, 1, 3), "reflect") + F.pad(y, (2, 1, 1, 3), "replicate"),
+        values(2, 3, 4, 5),
+        values(2, 3, 4, 5, seed=2),
+    ),
     "a number": (lambda x, y: x.sum() * y, values(5, 7), torch.tensor(2.5)),
 }
 
