@@ -13,8 +13,8 @@ there are, which lanes have a mask, what is a scalar. A program without a ragged
 one with such an end. Numbers of which a compiler makes more than an operand stay as they are
 (``_Rebuild``), as do programs that multiply matrices or run for rows of a table.
 
-A function is verified like any program: n is no more than its programs pass, and its buffers are as
-long as their longest.
+A function is verified like any program: n is between the least and the most that is passed, and its
+buffers are as long as the longest of its programs'.
 
 One size is enough: with up to four, in proportion, some kernels of DenseNet-121 would be 0.92 as
 fast, and save the compiler no time (docs/performance.md, 2026-11).
@@ -92,7 +92,7 @@ class Functions:
             return function
         filled = {function.sizes[-1]: index(call.number)}
         buffers = dict(zip(function.buffers, program.buffers, strict=True))
-        return _Rebuild(function, index, filled, buffers).program
+        return _Rebuild(function, index, index, filled, buffers).program
 
 
 def one_each(programs: Mapping[str, Program]) -> Functions:
@@ -100,10 +100,14 @@ def one_each(programs: Mapping[str, Program]) -> Functions:
     return Functions(programs, programs, {name: Call(name) for name in programs})
 
 
-def generalise(functions: Functions) -> Functions:
-    """Return functions that run all programs whose numbers follow from one."""
+def generalise(functions: Functions, multiple: int = 1) -> Functions:
+    """Return functions that run all programs whose numbers follow from one.
+
+    Args:
+        multiple: of so many elements are places where an access can be a wide one.
+    """
     made, calls = dict(functions.functions), dict(functions.calls)
-    for family in _families(functions.functions):
+    for family in _families(functions.functions, multiple):
         first, *others = family
         members = [made[name] for name in family]
         function, passed = _generalisation(members, list(family.values()))
@@ -124,7 +128,7 @@ FUNCTIONS = (
     Stage(
         "generalise",
         "programs whose numbers lie on a line run one function",
-        lambda functions, context: generalise(functions),
+        lambda functions, context: generalise(functions, context.target.codegen.multiple),
         "Functions",
         "Functions",
         needs=("lower",),
@@ -200,7 +204,7 @@ _Numbers: TypeAlias = tuple[int, ...]
 """The numbers of a program that may be another's, in the order of its statements."""
 
 
-def _families(programs: Mapping[str, Program]) -> Iterator[dict[str, _Numbers]]:
+def _families(programs: Mapping[str, Program], multiple: int) -> Iterator[dict[str, _Numbers]]:
     """Yield the numbers of programs that are alike and of one argument, by their names."""
     rough: dict[tuple[object, ...], list[str]] = {}
     for name, program in programs.items():
@@ -211,7 +215,7 @@ def _families(programs: Mapping[str, Program]) -> Iterator[dict[str, _Numbers]]:
     for names in rough.values():
         alike: dict[object, dict[str, _Numbers]] = {}
         for name in names if len(names) >= LEAST else ():
-            form, numbers = _opened(programs[name])
+            form, numbers = _opened(programs[name], multiple)
             alike.setdefault(form, {})[name] = numbers
         for group in alike.values():
             yield from (f for f in _aligned(group) if len(f) >= LEAST)
@@ -220,15 +224,23 @@ def _families(programs: Mapping[str, Program]) -> Iterator[dict[str, _Numbers]]:
 _BLANK = index(Size("_", 1, None))
 
 
-def _opened(program: Program) -> tuple[object, _Numbers]:
-    """Return what a program is with blanks for the numbers that may be another's, and these."""
+def _opened(program: Program, multiple: int) -> tuple[object, _Numbers]:
+    """Return what a program is with blanks for the numbers that may be another's, and these.
+
+    A number of a place in memory may be another's that has the same divisors of ``multiple``.
+    """
     found: list[int] = []
 
     def blank(number: int) -> Index:
         found.append(number)
         return _BLANK
 
-    return canonical(_Rebuild(program, blank).program).form, tuple(found)
+    def place(number: int) -> Index:
+        found.append(number)
+        shared = math.gcd(number, multiple)
+        return index(Size(f"_{shared}", shared, shared))
+
+    return canonical(_Rebuild(program, blank, place).program).form, tuple(found)
 
 
 def _aligned(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
@@ -261,12 +273,13 @@ def _generalisation(
     passed = _passed(columns)
     # A launch on a GPU promises of an argument that it is a multiple of 16 if its hint is one.
     name = Names(size.name for size in first.sizes).new("n")
-    n = Size(name, math.gcd(*passed), 1, max(passed))
+    n = Size(name, math.gcd(*passed), min(passed), max(passed))
     given = iter([_restated(column, passed, index(n)) for column in columns])
+    ask = lambda number: next(given)  # noqa: E731
     alike = [program.buffers for program in members if program.sizes == first.sizes]
     longest = map(_longest, zip(*alike, strict=True))
     buffers = {buffer.base: long for buffer, long in zip(first.buffers, longest, strict=True)}
-    function = _Rebuild(first, lambda number: next(given), buffers=buffers).program
+    function = _Rebuild(first, ask, ask, buffers=buffers).program
     named = replace(function, name=f"{function.name}_any", sizes=(*function.sizes, n))
     return named, passed
 
@@ -309,13 +322,14 @@ class _Rebuild:
     Args:
         number: gives what stands for a number that may differ; it is asked in one order, by the
             places where axes are met and not by when they were made.
+        place: the same for numbers of a place in memory.
         sizes: what stands for sizes.
         buffers: what stands for buffers.
 
     These numbers stay as they are:
 
     * the step along the last lane and a step of one along any, which say what an access is, and the
-      number of lanes;
+      number of lanes; on a GPU, what of 16 divides other steps;
     * those inside a division, since the compiler makes a multiplication of one by a number, and
       factors of axes in the value of an index, of which comparisons and random numbers are made;
     * how often a loop runs that the printer takes apart, or prints as a call;
@@ -326,10 +340,11 @@ class _Rebuild:
         self,
         program: Program,
         number: Callable[[int], Index],
+        place: Callable[[int], Index],
         sizes: Mapping[Size, Index] = _NONE,
         buffers: Mapping[Buffer, Buffer] = _NONE,
     ) -> None:
-        self.number = number
+        self.number, self.place = number, place
         self.sizes = sizes
         self.buffers = buffers
         self.lane = program.lanes[0] if len(program.lanes) == 1 else None
@@ -370,7 +385,8 @@ class _Rebuild:
             case For():
                 return self.loop(statement)
             case Put():
-                buffer, offset = self.buffer(statement.buffer), self.index(statement.offset)
+                buffer = self.buffer(statement.buffer)
+                offset = self.index(statement.offset, self.place)
                 return replace(statement, buffer=buffer, offset=offset)
             case Let() | Update():
                 return replace(statement, value=self.value(statement.value))
@@ -392,7 +408,7 @@ class _Rebuild:
     def value(self, value: Expr) -> Expr:
         match value:
             case Load(indices=(offset,), guard=guard):
-                return Load(self.buffer(value.buffer), (self.index(offset),), guard)
+                return Load(self.buffer(value.buffer), (self.index(offset, self.place),), guard)
             case IndexValue(index=place):
                 moved = self.number(place.const) if place.const else 0
                 return IndexValue(self.unchanged(place - place.const) + moved, value.dtype)
@@ -412,14 +428,15 @@ class _Rebuild:
             total += product(self.atom(a) if isinstance(a, Size) else a for a in atoms) * by
         return total
 
-    def index(self, value: Index) -> Index:
+    def index(self, value: Index, number: Callable[[int], Index] | None = None) -> Index:
+        number = number or self.number
         if not all(isinstance(a, Axis | Size) for monomial, _ in value.terms for a in monomial):
             return self.unchanged(value)
         total = index(0)
         for atoms, by in sorted(value.terms, key=lambda t: sorted(self.places[a] for a in t[0])):
-            number = index(by) if self.is_fixed(atoms, by) else self.number(by)
-            total = total + product(map(self.atom, atoms)) * number
-        return total + self.number(value.const) if value.const else total
+            factor = index(by) if self.is_fixed(atoms, by) else number(by)
+            total = total + product(map(self.atom, atoms)) * factor
+        return total + number(value.const) if value.const else total
 
     def is_fixed(self, atoms: Sequence[Atom], step: int) -> bool:
         one = abs(step) == 1 and not self.lanes.isdisjoint(atoms)

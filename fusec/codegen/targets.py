@@ -20,6 +20,7 @@ from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
+from fusec.ir.program import MULTIPLE
 from fusec.passes.machine import Machine, Rates, Resources, Tuning
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
@@ -43,6 +44,7 @@ class Codegen:
             threads run a point: one may load what another has stored already.
         run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
             are what takes the time; 0 where there are no runs.
+        multiple: of so many elements are places where an access can be a wide one.
         beside: whether another program compiles them all, while this process goes on.
     """
 
@@ -55,6 +57,7 @@ class Codegen:
     form: tuple[Stage, ...] = ()
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
     run_bytes: int = 0
+    multiple: int = 1
     beside: bool = False
 
 
@@ -77,7 +80,9 @@ def _print_each(functions: Functions, forms: Mapping[str, Form]) -> Mapping[str,
     return {name: printed[call.function] for name, call in functions.calls.items()}
 
 
-TRITON = Codegen("triton", "cuda", gpu_plans, accepts_gpu, split_loop, _print_each, FORM)
+TRITON = Codegen(
+    "triton", "cuda", gpu_plans, accepts_gpu, split_loop, _print_each, FORM, multiple=MULTIPLE
+)
 
 
 @dataclass(frozen=True, slots=True)

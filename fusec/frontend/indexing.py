@@ -176,16 +176,22 @@ def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 
     return call.define(body)
 
 
-@lowers(aten.reflection_pad1d.default, alone=True)
-@lowers(aten.reflection_pad2d.default, alone=True)
-@lowers(aten.reflection_pad3d.default, alone=True)
+@lowers(
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad3d.default,
+    alone=True,
+)
 def reflection_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
     return _padded_by_inside(call, x, pad, lambda i, last: (-i, 2 * last - i))
 
 
-@lowers(aten.replication_pad1d.default, alone=True)
-@lowers(aten.replication_pad2d.default, alone=True)
-@lowers(aten.replication_pad3d.default, alone=True)
+@lowers(
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+    alone=True,
+)
 def replication_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
     return _padded_by_inside(call, x, pad, lambda i, last: (ZERO, last))
 

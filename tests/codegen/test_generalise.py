@@ -45,9 +45,9 @@ def scaled(name: str, rows: IntoIndex, columns: int, *sizes: Size, start: int = 
 FAMILY = (scaled("k0", 32, 192), scaled("k1", 32, 320), scaled("k2", 32, 256))
 
 
-def shared(*programs: Program) -> Functions:
+def shared(*programs: Program, multiple: int = 1) -> Functions:
     """Return functions of programs by their names, verified."""
-    functions = generalise(one_each({p.name: p for p in programs}))
+    functions = generalise(one_each({p.name: p for p in programs}), multiple)
     verify_functions(functions)
     return functions
 
@@ -139,7 +139,7 @@ def test_steps_between_rows_of_a_tile_are_arguments() -> None:
     made = shared(*(rows(f"k{n}", 32 * n) for n in (3, 5, 4)))
     (function,) = made.functions.values()
     (n,) = function.sizes
-    assert (n.hint, n.least, n.most) == (1, 1, 5)  # no launch is to promise a multiple of 16
+    assert (n.hint, n.least, n.most) == (1, 3, 5)  # no launch is to promise a multiple of 16
     assert [b.flat().shape for b in function.buffers] == [(index(4 * 160 * W),)] * 2
     assert "x[512*b*n + k + 16*c]" in print_functions(made)
 
@@ -159,6 +159,13 @@ def _turned(step: int) -> Program:
     x, y = buffer("x", F32, 512), buffer("y", F32, 64)
     b.put(y, index(lane) * 4 + b_axis, b.load(x, index(lane) * step + index(b_axis) * 64))
     return b.program()
+
+
+def test_rows_that_begin_at_other_multiples_stay_apart() -> None:
+    """A GPU reads rows of 104 by 8 elements at a time, rows of 100 and 108 by 4."""
+    programs = [scaled(f"k{c}", 32, W, start=c - W) for c in (100, 104, 108, 116)]
+    assert list(shared(*programs).functions) == ["k100"]
+    assert list(shared(*programs, multiple=16).functions) == ["k100", "k104"]
 
 
 def test_what_is_in_range_by_no_proof_keeps_its_number(monkeypatch) -> None:
