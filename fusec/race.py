@@ -40,7 +40,13 @@ from torch import Tensor, fx
 from fusec.frontend.channels_last import images_of
 from fusec.frontend.fx_nodes import hint_of
 from fusec.frontend.memory_formats import Gain
-from fusec.frontend.packing import linear_packs, panels_of
+from fusec.frontend.packing import (
+    PACKS,
+    convolve_packed,
+    linear_packs,
+    packed_weight,
+    panels_of,
+)
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
@@ -308,7 +314,8 @@ class FormatJudge:
     def __call__(self, convolution: fx.Node) -> Gain:
         """Return what is gained: measured here or on another rank, from the cache, or by rule."""
         batch, share = timed_batch(convolution)
-        key = f"{convolution.target} {batch} images {describe_arguments(convolution)}"
+        packed = " packed" if convolution.meta.get(PACKS) else ""
+        key = f"{convolution.target} {batch} images {describe_arguments(convolution)}{packed}"
         if key not in self.known:
             run = functools.partial(self.race, convolution, batch)
             self.known[key] = self.races.verdict(key, CONTIGUOUS, run)
@@ -321,20 +328,27 @@ class FormatJudge:
 
     def race(self, convolution: fx.Node, batch: int, budget_s: float) -> Verdict:
         """Return what a race of the two formats measured."""
-        images, weights = images_of(convolution), tensors_of(convolution)
+        images = images_of(convolution)
+        weights = [tensor for tensor in tensors_of(convolution) if tensor not in images]
+        packs = convolution.meta.get(PACKS, False)
 
         def inputs() -> list[Any]:
             planes = [_random(image, self.races.device, batch) for image in images]
             last = [plane.contiguous(memory_format=torch.channels_last) for plane in planes]
-            others = [_random(w, self.races.device) for w in weights if w not in images]
-            return [*planes, *last, *others]
+            others = [_random(weight, self.races.device) for weight in weights]
+            settings = convolution.args[3:]
+            packed = [packed_weight(others[0], list(x.shape), *settings) for x in last if packs]
+            return [*planes, *last, *others, tuple(packed)]
 
         def way(first: int) -> Callable[[list[Any]], Sequence[Tensor]]:
             def call(tensors: list[Any]) -> Sequence[Tensor]:
-                others = iter(tensors[2 * len(images) :])
-                given = dict(zip(images, tensors[first : first + len(images)], strict=True))
-                given.update((w, next(others)) for w in weights if w not in images)
-                args = fx.map_arg(convolution.args, given.__getitem__)
+                own = tensors[first : first + len(images)], tensors[2 * len(images) :]
+                given = dict(zip((*images, *weights), (*own[0], *own[1]), strict=False))
+                args: Any = fx.map_arg(convolution.args, given.__getitem__)
+                if first and packs:
+                    image, _, bias, *settings = args
+                    (packed,) = tensors[-1]
+                    return [convolve_packed(image, packed, bias, *settings)]
                 made = convolution.target(*args)  # type: ignore[operator]
                 return [made] if isinstance(made, Tensor) else [m for m in made if m is not None]
 

@@ -30,7 +30,7 @@ from fusec.frontend.channel_products import multiply_gradients, multiply_single_
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.flex_attention import spell_out_attention
-from fusec.frontend.freezing import freeze
+from fusec.frontend.freezing import freeze, will_pack
 from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.longer_cats import lengthen_cats
 from fusec.frontend.masked_writes import write_by_masks
@@ -220,6 +220,8 @@ DYNAMO = (
 
 def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
     drawn = context.options.fallback_random
+    if _freezes(context) and context.target.libraries:
+        will_pack(gm)
     choose_formats(gm, context.target.machine, context.judge_format, eager_draws=drawn)
     return gm
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -48,6 +49,16 @@ rows take 0.7 of the time, 12 0.65, and 4 are as fast. Beside weights that lie a
 """
 
 
+PACKS = "fusec_packs"
+"""Key of a convolution's ``meta``: of channels-last images, it reads a packed weight."""
+
+
+def mark_packed(gm: fx.GraphModule, known: Mapping[fx.Node, int]) -> None:
+    """Say which convolutions would read packed weights if their images were channels-last."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        node.meta[PACKS] = node.args[1] in known and _may_pack(node)
+
+
 def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
     """Call convolutions whose weights are known with packed ones, in place.
 
@@ -55,29 +66,58 @@ def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
         known: the nodes that follow from weights, with bytes of these; packed weights are added.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-        if weight not in known or transposed or not _reads_packed(node, x):
+        x, weight, bias, *settings = node.args
+        images = x.meta["val"], node.meta["val"]
+        if weight not in known or not (_may_pack(node) and all(map(_is_last_image, images))):
             continue
         with gm.graph.inserting_before(node):
-            sizes = [hint_of(extent) for extent in x.meta["val"].shape]
-            order = (padding, stride, dilation, groups)
+            sizes = [hint_of(extent) for extent in images[0].shape]
+            order = _order(*settings)
             pack = mkldnn._reorder_convolution_weight.default
             packed = call_of_value(node, weight.meta["val"], pack, weight, *order, sizes)
             call = mkldnn._convolution_pointwise.default
-            made = call_of_value(
-                node, node.meta["val"], call, x, packed, bias, *order, "none", [], ""
-            )
+            made = call_of_value(node, images[1], call, x, packed, bias, *order, "none", [], "")
         known[packed] = known[weight]
         made.meta = {**node.meta}
         node.replace_all_uses_with(made)
         gm.graph.erase_node(node)
 
 
-def _reads_packed(node: fx.Node, x: fx.Node) -> bool:
-    image, made = x.meta["val"], node.meta["val"]
-    if not has_packing(image) or not all(is_image(v) and is_last(v) for v in (image, made)):
+def _may_pack(node: fx.Node) -> bool:
+    x, *_, transposed, _, _ = node.args
+    if transposed or not has_packing(x.meta["val"]):  # type: ignore[union-attr]
         return False
     return all(isinstance(n, int) for sizes in node.args[3:6] for n in sizes)  # type: ignore[union-attr]
+
+
+def _is_last_image(value: torch.Tensor) -> bool:
+    return is_image(value) and is_last(value)
+
+
+def convolve_packed(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, *settings: Any
+) -> torch.Tensor:
+    """Return ``aten.convolution`` of channels-last images with a packed weight.
+
+    Args:
+        settings: the arguments of ``aten.convolution`` behind the bias.
+    """
+    call = mkldnn._convolution_pointwise
+    made: torch.Tensor = call(x, packed, bias, *_order(*settings), "none", [], "")
+    return made
+
+
+def packed_weight(weight: torch.Tensor, sizes: list[int], *settings: Any) -> torch.Tensor:
+    """Return a convolution's weight packed for images of some sizes; ``settings`` as above."""
+    packed: torch.Tensor = mkldnn._reorder_convolution_weight(weight, *_order(*settings), sizes)
+    return packed
+
+
+def _order(
+    stride: Any, padding: Any, dilation: Any, transposed: Any, output_padding: Any, groups: Any
+) -> tuple[Any, ...]:
+    """Return the settings that oneDNN's convolution has, in its order."""
+    return padding, stride, dilation, groups
 
 
 def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int = 0) -> None:
