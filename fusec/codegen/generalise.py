@@ -116,7 +116,9 @@ def generalise(functions: Functions, multiple: int = 1) -> Functions:
         except InvalidIR:  # what is in range for each number, but by no proof, is verified by each
             continue
         calls.update((name, Call(first, n)) for name, n in zip(family, passed, strict=True))
-        made[first] = function
+        runs = ", ".join(f"{n} in {name}" for name, n in zip(family, passed, strict=True))
+        said = f"{function.sizes[-1].name} is {runs}"
+        made[first] = replace(function, notation=(*function.notation, said))
         for name in others:
             del made[name]
     if len(made) == len(functions.functions):

@@ -57,6 +57,7 @@ def test_numbers_in_one_proportion_are_one_argument() -> None:
     assert list(made.functions) == ["k0"]
     assert [made.calls[k].number for k in ("k0", "k1", "k2")] == [3, 5, 4]
     assert describe_call(made, "k1") == "the function of k0, with n = 5 for 3"
+    assert made.functions["k0"].notation[-1] == "n is 3 in k0, 5 in k1, 4 in k2"
     (n,) = made.functions["k0"].sizes
     (loop,) = (s for s in statements(made.functions["k0"].body) if isinstance(s, For))
     assert loop.stops == (4 * index(n),)  # what divides all columns is still known
