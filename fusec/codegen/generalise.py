@@ -1,7 +1,7 @@
 """One function for programs that are alike but for numbers on one line: extents, strides.
 
 Spec: ``functions -> functions``; each program runs the same statements on the same numbers, which
-its C++ entry or its launch on a GPU passes: a wrapper knows nothing of this. Two programs are alike
+its C++ entry or its launcher on a GPU knows: who calls it does not. Two programs are alike
 if one text is that of both once extents, steps and places are blanks; what the blanks hold is all
 that they differ in. Their *least general generalisation* (Plotkin 1970; what finds it is called
 anti-unification) has a number in each blank where they agree, and ``k*n + c`` of one size, n, where
@@ -41,6 +41,7 @@ from fusec.ir.expr import Buffer, Expr, IndexValue, Load, substitute
 from fusec.ir.index import Atom, Axis, Index, Size, index, product
 from fusec.ir.names import Names
 from fusec.ir.program import (
+    MAX_SIZE,
     For,
     Let,
     Program,
@@ -111,9 +112,7 @@ def generalise(functions: Functions, multiple: int = 1) -> Functions:
         first, *others = family
         members = [made[name] for name in family]
         function, passed = _generalisation(members, list(family.values()))
-        try:
-            verify_program(function)
-        except InvalidIR:  # what is in range for each number, but by no proof, is verified by each
+        if max(passed) > MAX_SIZE or not _is_verified(function):
             continue
         calls.update((name, Call(first, n)) for name, n in zip(family, passed, strict=True))
         runs = ", ".join(f"{n} in {name}" for name, n in zip(family, passed, strict=True))
@@ -124,6 +123,15 @@ def generalise(functions: Functions, multiple: int = 1) -> Functions:
     if len(made) == len(functions.functions):
         return functions
     return replace(functions, functions=made, calls=calls)
+
+
+def _is_verified(function: Program) -> bool:
+    """Return False where what is in range for each number is so by no proof for all of them."""
+    try:
+        verify_program(function)
+    except InvalidIR:
+        return False
+    return True
 
 
 FUNCTIONS = (
@@ -199,7 +207,7 @@ def print_entries(functions: Functions, forms: Mapping[str, Program]) -> dict[st
 # -- which programs are alike ----------------------------------------------------------------------
 
 LEAST = 3
-"""Members of a family at least: two save little to compile, and each has a call inside a call."""
+"""Members of a family at least: two save little to compile, and in C++ a call has a call inside."""
 
 
 _Numbers: TypeAlias = tuple[int, ...]
@@ -273,8 +281,8 @@ def _generalisation(
     """Return what a family has in common, and what each member passes for n."""
     first, columns = members[0], list(zip(*numbers, strict=True))
     passed = _passed(columns)
-    # A launch on a GPU promises of an argument that it is a multiple of 16 if its hint is one.
     name = Names(size.name for size in first.sizes).new("n")
+    # The hint: a launch on a GPU promises of a size that it is a multiple of 16 if its hint is one.
     n = Size(name, math.gcd(*passed), min(passed), max(passed))
     given = iter([_restated(column, passed, index(n)) for column in columns])
     ask = lambda number: next(given)  # noqa: E731
@@ -296,6 +304,8 @@ def _longest(buffers: tuple[Buffer, ...]) -> Buffer:
 def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
     """Return n of each member, at least 1: as far as it can be that of which most are multiples.
 
+    It is an argument of 32 bits on a GPU, so that a number beyond these is not what is passed.
+
     Of ``(96, 64)``, ``(6, 4)`` and ``(95, 63)`` n is ``(3, 2)``: they are 32*n, 2*n and 32*n - 1.
     """
     varying = [column for column in columns if len(set(column)) > 1]
@@ -307,7 +317,7 @@ def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
         found[tuple(place - min(places) + 1 for place in places)] = 0
         for column in varying:
             start, rest = divmod(column[0], (column[1] - column[0]) // places[1])
-            if not rest and start + min(places) > 0:
+            if not rest and start + min(places) > 0 and start + max(places) <= MAX_SIZE:
                 found[tuple(place + start for place in places)] += 1
     return max(found, key=found.__getitem__)
 
@@ -331,7 +341,7 @@ class _Rebuild:
     These numbers stay as they are:
 
     * the step along the last lane and a step of one along any, which say what an access is, and the
-      number of lanes; on a GPU, what of 16 divides other steps;
+      number of lanes; of other numbers of a place, what they share with ``multiple``;
     * those inside a division, since the compiler makes a multiplication of one by a number, and
       factors of axes in the value of an index, of which comparisons and random numbers are made;
     * how often a loop runs that the printer takes apart, or prints as a call;

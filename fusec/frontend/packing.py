@@ -84,8 +84,14 @@ def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
 
 
 def _may_pack(node: fx.Node) -> bool:
-    x, *_, transposed, _, _ = node.args
+    """Return True for a convolution that oneDNN computes right with a packed weight.
+
+    That of one channel of results, which covers the whole image, it does not (torch 2.13, 2026-11).
+    """
+    x, weight, *_, transposed, _, _ = node.args
     if transposed or not has_packing(x.meta["val"]):  # type: ignore[union-attr]
+        return False
+    if hint_of(weight.meta["val"].shape[0]) == 1:  # type: ignore[union-attr]
         return False
     return all(isinstance(n, int) for sizes in node.args[3:6] for n in sizes)  # type: ignore[union-attr]
 

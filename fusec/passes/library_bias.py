@@ -33,6 +33,8 @@ def library_bias(schedule: Schedule) -> Schedule:
         call = None if found is None else products.get(found[0])
         if found is None or call is None or readers[found[0]] != 1:
             return (kernel,)
+        if found[1].buffer.base is found[0].base:  # a row of the product is added to it
+            return (kernel,)
         dropped.add(call)
         return (_biased(call, found[1], kernel),)
 

@@ -20,7 +20,7 @@ from fusec.codegen.generalise import (
     verify_functions,
 )
 from fusec.errors import InvalidIR
-from fusec.ir.dtype import BOOL, F32, I32
+from fusec.ir.dtype import BOOL, F32, I32, I64
 from fusec.ir.index import Axis, IntoIndex, Size, index
 from fusec.ir.program import For, Program, statements
 from tests.codegen.programs import Builder, buffer, f32
@@ -160,6 +160,22 @@ def _turned(step: int) -> Program:
     x, y = buffer("x", F32, 512), buffer("y", F32, 64)
     b.put(y, index(lane) * 4 + b_axis, b.load(x, index(lane) * step + index(b_axis) * 64))
     return b.program()
+
+
+def test_what_is_passed_is_an_argument_of_32_bits() -> None:
+    """The start of an ``arange`` is the same number, were there room for it."""
+
+    def starts(name: str, start: int) -> Program:
+        m = Axis("m", index(8))
+        b = Builder(name, (m,), ())
+        b.put(buffer("y", I64, 8), index(m), b.position(index(m) + start, I64))
+        return b.program()
+
+    for base, passed in ((1000, [1001, 1002, 1003]), (2**40, [1, 2, 3])):
+        made = shared(*(starts(f"k{k}", base + k) for k in (1, 2, 3)))
+        assert [call.number for call in made.calls.values()] == passed
+    far = shared(*(starts(f"k{k}", k) for k in (1, 2, 2**40)))
+    assert len(far.functions) == 3
 
 
 def test_rows_that_begin_at_other_multiples_stay_apart() -> None:

@@ -259,6 +259,24 @@ def test_a_warp_agrees(text: str, result: Any, kind: Any, meaning: Any) -> None:
     np.testing.assert_array_equal(each_lane(text, result, a), expected)
 
 
+@pytest.mark.parametrize("combined", (False, True))
+def test_a_comparison_of_pairs_has_a_result_for_each_half(combined: bool) -> None:
+    a, b, third = sample(U32, 0) & 0xBFFFBFFF, sample(U32, 1) & 0xBFFFBFFF, sample(BOOL, 2)
+    a[:4] = b[:4]
+    text = (
+        "setp.le.and.bf16x2 %p1|%p2, {0}, {1}, {2};"
+        if combined
+        else ("setp.le.bf16x2 %p1|%p2, {0}, {1};")
+    )
+    low, high = (x.astype(U16) for x in (a & 0xFFFF, a >> 16))
+    ends = [(x & 0xFFFF).astype(U16) for x in (b, b >> 16)]
+    for place, (x, y) in enumerate(zip((low, high), ends, strict=True), 1):
+        expected = (single(x) <= single(y)) & (third if combined else True)
+        given = (a, b, third) if combined else (a, b)
+        found = each_lane(f"{text} selp.u32 {{d}}, 1, 0, %p{place};", U32, *given)
+        np.testing.assert_array_equal(found, expected.astype(U32))
+
+
 def test_carries_make_a_sum_of_64_bits() -> None:
     a, b = sample(U64, 0), sample(U64, 1)
     split = "mov.b64 {{%r1, %r2}}, {0}; mov.b64 {{%r3, %r4}}, {1};"

@@ -112,7 +112,14 @@ def scaled(product: Product) -> Graph:
     return product.graph(Op("mul", (load(product.made, m, n), load(product.bias, n))))
 
 
-@pytest.mark.parametrize("case", [activation, column_bias, other_reader, other_type, scaled])
+def own_row(product: Product) -> Graph:
+    m, n = product.axes
+    return product.graph(Op("add", (load(product.made, m, n), load(product.made, 0, n))))
+
+
+@pytest.mark.parametrize(
+    "case", [activation, column_bias, other_reader, other_type, scaled, own_row]
+)
 def test_anything_else_stays_a_kernel(case: Any) -> None:
     before = case(Product())
     schedule = separate(before)

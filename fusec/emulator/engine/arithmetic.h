@@ -189,9 +189,20 @@ static bool compares(T a, T b, int64_t choice) {
   }
 }
 
-// The second result is the opposite; a third argument is combined as `count` says.
+template <class T>
+static void compare_pairs(Warp& w, const Instruction& i, Mask& low, Mask& high) {
+  Lanes<uint32_t> a = fetch<uint32_t>(w, i, 2), b = fetch<uint32_t>(w, i, 3);
+  auto compared = [&](int l, int half) {
+    auto x = started(T{(uint16_t)(a[l] >> half)}, i), y = started(T{(uint16_t)(b[l] >> half)}, i);
+    return (Mask)compares(x, y, i.choice) << l;
+  };
+  for (int l = 0; l < LANES; l++) low |= compared(l, 0), high |= compared(l, 16);
+}
+
+// The second result is the opposite, or of pairs that of the high halves; a third argument is
+// combined as `count` says.
 static void run_setp(Warp& w, const Instruction& i) {
-  Mask found = 0;
+  Mask found = 0, other = 0;
   auto compare = [&](auto tag) {
     using T = decltype(tag);
     Lanes<T> a = fetch<T>(w, i, 2), b = fetch<T>(w, i, 3);
@@ -200,9 +211,13 @@ static void run_setp(Warp& w, const Instruction& i) {
       else found |= (Mask)compares(started(a[l], i), started(b[l], i), i.choice) << l;
     }
   };
-  if (i.type < F16) with_integer(i.type, compare);
-  else with_float(i.type, compare);
-  Mask other = ~found;
+  if (i.type == F16X2) compare_pairs<Half>(w, i, found, other);
+  else if (i.type == BF16X2) compare_pairs<Brain>(w, i, found, other);
+  else {
+    if (i.type < F16) with_integer(i.type, compare);
+    else with_float(i.type, compare);
+    other = ~found;
+  }
   if (i.operands > 4) {
     Mask c = fetch_predicate(w, i, 4);
     auto combine = [&](Mask m) { return i.count == 1 ? m & c : i.count == 2 ? m | c : m ^ c; };
