@@ -549,7 +549,7 @@ def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str
     width = cpp_kernel.vector_width() if named is None else named.lanes
     most = min(options.threads or os.cpu_count() or 1, torch.get_num_threads())
     unit, *more = cpp_units(compiled, width, most)
-    say(f"the C++ compiler builds kernels: {len(compiled.distinct)}")
+    say(f"the C++ compiler builds kernels: {len(compiled.functions.functions)}")
     flags = (cpp_kernel.NATIVE,) if named is None else named.flags
     return {"kernels.so": cpp_kernel.build(unit, options, flags, more)}
 

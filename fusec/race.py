@@ -338,7 +338,7 @@ class FormatJudge:
             others = [_random(weight, self.races.device) for weight in weights]
             settings = convolution.args[3:]
             packed = [packed_weight(others[0], list(x.shape), *settings) for x in last if packs]
-            return [*planes, *last, *others, tuple(packed)]
+            return [*planes, *last, *others, tuple(packed)]  # opaque: no race compares them
 
         def way(first: int) -> Callable[[list[Any]], Sequence[Tensor]]:
             def call(tensors: list[Any]) -> Sequence[Tensor]:

@@ -30,12 +30,13 @@ from fusec.frontend.channel_products import multiply_gradients, multiply_single_
 from fusec.frontend.draws import replace_draws
 from fusec.frontend.equal_sizes import unite_sizes
 from fusec.frontend.flex_attention import spell_out_attention
-from fusec.frontend.freezing import freeze, will_pack
+from fusec.frontend.freezing import freeze
 from fusec.frontend.interpolation import keep_gradients_whole
 from fusec.frontend.longer_cats import lengthen_cats
 from fusec.frontend.masked_writes import write_by_masks
 from fusec.frontend.memory_formats import Judge as FormatJudge
 from fusec.frontend.memory_formats import choose_formats
+from fusec.frontend.packing import mark_packed
 from fusec.frontend.softmax_gradients import sum_gradients_of_outputs
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.verify import verify_flat
@@ -221,7 +222,7 @@ DYNAMO = (
 def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
     drawn = context.options.fallback_random
     if _freezes(context) and context.target.libraries:
-        will_pack(gm)
+        mark_packed(gm)
     choose_formats(gm, context.target.machine, context.judge_format, eager_draws=drawn)
     return gm
 

@@ -359,6 +359,7 @@ class _Rebuild:
         self.number, self.place = number, place
         self.sizes = sizes
         self.buffers = buffers
+        # The lane of a vector, by which C++ takes loops apart; tiles are a GPU's.
         self.lane = program.lanes[0] if len(program.lanes) == 1 else None
         self.axes: dict[Axis, Index] = {}
         self.lanes: frozenset[Atom] = frozenset(program.lanes)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from fusec.frontend.fx_nodes import is_view
-from fusec.frontend.packing import PACKED, mark_packed, pack_convolutions, pack_products
+from fusec.frontend.packing import PACKED, pack_convolutions, pack_products
 from fusec.frontend.weights import bytes_of, fixed_inputs, follow_from
 from fusec.torch_interior import unset_fake_temporarily
 
@@ -94,11 +94,6 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False, few_rows: int = 0) -> Non
         gm.meta[RECIPE] = Recipe(gm, tuple(held.values()), compute, positions)
         gm.graph.eliminate_dead_code(lambda n: n.is_impure() or n in held.values())
     gm.recompile()
-
-
-def will_pack(gm: fx.GraphModule) -> None:
-    """Say which convolutions ``freeze`` would pack weights for, if images were channels-last."""
-    mark_packed(gm, follow_from(gm, fixed_inputs(gm)))
 
 
 def take_constants(gm: fx.GraphModule) -> Recipe | None:

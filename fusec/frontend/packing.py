@@ -31,6 +31,7 @@ from torch import fx
 
 from fusec.frontend.channels_last import is_image, is_last
 from fusec.frontend.fx_nodes import call_like, call_of_value, hint_of
+from fusec.frontend.weights import fixed_inputs, follow_from
 
 aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
 
@@ -50,11 +51,12 @@ rows take 0.7 of the time, 12 0.65, and 4 are as fast. Beside weights that lie a
 
 
 PACKS = "fusec_packs"
-"""Key of a convolution's ``meta``: of channels-last images, it reads a packed weight."""
+"""Key of a convolution's ``meta``: if its images become channels-last, its weight is packed."""
 
 
-def mark_packed(gm: fx.GraphModule, known: Mapping[fx.Node, int]) -> None:
-    """Say which convolutions would read packed weights if their images were channels-last."""
+def mark_packed(gm: fx.GraphModule) -> None:
+    """Set ``PACKS`` of the convolutions of a graph that is to be frozen."""
+    known = follow_from(gm, fixed_inputs(gm))
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         node.meta[PACKS] = node.args[1] in known and _may_pack(node)
 
@@ -114,7 +116,11 @@ def convolve_packed(
 
 
 def packed_weight(weight: torch.Tensor, sizes: list[int], *settings: Any) -> torch.Tensor:
-    """Return a convolution's weight packed for images of some sizes; ``settings`` as above."""
+    """Return a convolution's weight packed for images of some sizes.
+
+    Args:
+        settings: the arguments of ``aten.convolution`` behind the bias.
+    """
     packed: torch.Tensor = mkldnn._reorder_convolution_weight(weight, *_order(*settings), sizes)
     return packed
 
@@ -122,7 +128,7 @@ def packed_weight(weight: torch.Tensor, sizes: list[int], *settings: Any) -> tor
 def _order(
     stride: Any, padding: Any, dilation: Any, transposed: Any, output_padding: Any, groups: Any
 ) -> tuple[Any, ...]:
-    """Return the settings that oneDNN's convolution has, in its order."""
+    """Return the settings that oneDNN's convolution has, in its order: it is not transposed."""
     return padding, stride, dilation, groups
 
 

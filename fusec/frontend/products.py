@@ -60,7 +60,7 @@ def _library(call: Call) -> str | None:
     return None if _is_sum(call) else CONTRACTION
 
 
-def _multiplied(call: Call, *operands: Value) -> DType:
+def _type_of_sum(call: Call, *operands: Value) -> DType:
     """Return the type in which operands are multiplied and added.
 
     Raises:
@@ -74,7 +74,7 @@ def _multiplied(call: Call, *operands: Value) -> DType:
 
 @lowers(aten.mm.default, library=_library)
 def mm(call: Call, a: Value, b: Value) -> Value:
-    kind = _multiplied(call, a, b)
+    kind = _type_of_sum(call, a, b)
 
     def body(at: Indices) -> Expr:
         m, n = at
@@ -107,7 +107,7 @@ def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
 
 @lowers(aten.bmm.default, library=_library)
 def bmm(call: Call, a: Value, b: Value) -> Value:
-    kind = _multiplied(call, a, b)
+    kind = _type_of_sum(call, a, b)
 
     def body(at: Indices) -> Expr:
         batch, m, n = at
