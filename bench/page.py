@@ -7,6 +7,7 @@ it was measured last. Times are not compared across processors: ratios are of on
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -129,6 +130,7 @@ def picture(path: Path) -> None:
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+        from PIL import Image  # matplotlib's
     except ImportError:
         sys.exit('error: the picture wants matplotlib: pip install -e ".[bench]"')
     shown = [row for part in parts() for row in part.rows]
@@ -153,7 +155,9 @@ def picture(path: Path) -> None:
     panels[0].margins(y=0.01)
     panels[1].legend(fontsize=8, loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=80)
+    Image.open(drawn).convert("P", palette=Image.Palette.ADAPTIVE, colors=32).save(path)
     pyplot.close(figure)
 
 
