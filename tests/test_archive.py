@@ -21,7 +21,7 @@ from fusec.codegen.targets import find_target
 from fusec.runtime import processor
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import decode, encode
-from fusec.runtime.loading import BadArchive, unpack
+from fusec.runtime.loading import FORMAT, BadArchive, unpack
 from tests.support import BACKEND, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own archives")
@@ -181,7 +181,7 @@ def with_about(content: bytes, **changed: Any) -> bytes:
 
 
 REFUSED = {
-    "format": ({"format": 99}, "format 99, this fusec reads 4"),
+    "format": ({"format": 99}, f"format 99, this fusec reads {FORMAT}"),
     "torch": ({"machine": {"torch": "1.0.0"}}, "made with torch 1.0.0, and"),
     "fusec": ({"machine": {"fusec": "9.9"}}, "made with fusec 9.9, and"),
     "processor": ({"machine": {"processor": "avx9000 amx-tomorrow"}}, "amx-tomorrow avx9000"),
