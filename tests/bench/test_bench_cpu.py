@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,17 @@ def test_compile_time_counts_cold_and_warm_starts(tmp_path):
     assert cold["peers"][BACKEND]["cpu_s"] > warm["peers"][BACKEND]["cpu_s"] > 0
     assert cold["peers"][BACKEND]["programs_cpu_s"] > 0
     assert warm["peers"][BACKEND]["subprocesses"] == 0
+
+
+@pytest.mark.slow
+def test_compiles_of_architectures_are_summed_beside_another_checkout(tmp_path):
+    pytest.importorskip("transformers")
+    root = str(Path(__file__).parents[2])
+    chosen = ["--only", "architectures", "--peers", BACKEND, "--before", root]
+    assert compile_time.main(["--quick", *chosen, "--out", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "compile.json").read_text())["results"]
+    for found in row["peers"].values():
+        assert len(found["parts"]) == 3 and found["cpu_s"] == pytest.approx(
+            sum(found["parts"].values()), abs=0.01
+        )
+    assert row["ratios"].keys() == {f"before/{BACKEND}"}
