@@ -68,7 +68,7 @@ def starts(case: str, peers: list[str], options: argparse.Namespace) -> list[dic
             for start, measured in found.items():
                 print(f"{case}, {peer}, {start} ...", file=sys.stderr, flush=True)
                 measured[peer] = fresh_process(case, peer, Path(cache), options)
-    return [row(f"{start} start", case, start, peers) for start, peers in found.items()]
+    return [row(f"{start} start", case, start, taken) for start, taken in found.items()]
 
 
 def architectures(case: str, peers: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -245,12 +245,12 @@ def _opened(program: Program, multiple: int) -> tuple[object, _Numbers]:
         found.append(number)
         return _BLANK
 
-    def place(number: int) -> Index:
+    def offset(number: int) -> Index:
         found.append(number)
         shared = math.gcd(number, multiple)
         return index(Size(f"_{shared}", shared, shared))
 
-    return canonical(_Rebuild(program, blank, place).program).form, tuple(found)
+    return canonical(_Rebuild(program, blank, offset).program).form, tuple(found)
 
 
 def _aligned(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
@@ -334,14 +334,14 @@ class _Rebuild:
     Args:
         number: gives what stands for a number that may differ; it is asked in one order, by the
             places where axes are met and not by when they were made.
-        place: the same for numbers of a place in memory.
+        offset: the same for numbers of an offset in memory.
         sizes: what stands for sizes.
         buffers: what stands for buffers.
 
     These numbers stay as they are:
 
     * the step along the last lane and a step of one along any, which say what an access is, and the
-      number of lanes; of other numbers of a place, what they share with ``multiple``;
+      number of lanes; of other numbers of an offset, what they share with ``multiple``;
     * those inside a division, since the compiler makes a multiplication of one by a number, and
       factors of axes in the value of an index, of which comparisons and random numbers are made;
     * how often a loop runs that the printer takes apart, or prints as a call;
@@ -352,11 +352,11 @@ class _Rebuild:
         self,
         program: Program,
         number: Callable[[int], Index],
-        place: Callable[[int], Index],
+        offset: Callable[[int], Index],
         sizes: Mapping[Size, Index] = _NONE,
         buffers: Mapping[Buffer, Buffer] = _NONE,
     ) -> None:
-        self.number, self.place = number, place
+        self.number, self.offset = number, offset
         self.sizes = sizes
         self.buffers = buffers
         # The lane of a vector, by which C++ takes loops apart; tiles are a GPU's.
@@ -399,7 +399,7 @@ class _Rebuild:
                 return self.loop(statement)
             case Put():
                 buffer = self.buffer(statement.buffer)
-                offset = self.index(statement.offset, self.place)
+                offset = self.index(statement.offset, self.offset)
                 return replace(statement, buffer=buffer, offset=offset)
             case Let() | Update():
                 return replace(statement, value=self.value(statement.value))
@@ -421,7 +421,7 @@ class _Rebuild:
     def value(self, value: Expr) -> Expr:
         match value:
             case Load(indices=(offset,), guard=guard):
-                return Load(self.buffer(value.buffer), (self.index(offset, self.place),), guard)
+                return Load(self.buffer(value.buffer), (self.index(offset, self.offset),), guard)
             case IndexValue(index=place):
                 moved = self.number(place.const) if place.const else 0
                 return IndexValue(self.unchanged(place - place.const) + moved, value.dtype)
