@@ -60,10 +60,11 @@ from fusec.ir.expr import Buffer
 from fusec.ir.extern import Extern
 from fusec.ir.formula import Formula
 from fusec.ir.graph import Kernel, Schedule, SizeMinimum, Step
-from fusec.ir.index import Index, Size, contiguous_strides, index
+from fusec.ir.index import Index, Size, index
 from fusec.ir.memory import Memory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
+from fusec.ir.strides import contiguous_strides
 from fusec.passes.arena import plan_arena
 
 FORMAT = "fusec native 2"

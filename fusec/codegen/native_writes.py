@@ -25,7 +25,8 @@ from fusec.ir.dtype import I64
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Copy, Extern
 from fusec.ir.extern import Write as Writes
-from fusec.ir.index import Index, contiguous_strides, index
+from fusec.ir.index import Index, index
+from fusec.ir.strides import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)

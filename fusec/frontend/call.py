@@ -22,9 +22,10 @@ from fusec.frontend.value import Number, Value, broadcast, make_axes, positions,
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Line, Origin
-from fusec.ir.index import Index, contiguous_strides
+from fusec.ir.index import Index
 from fusec.ir.names import Names
 from fusec.ir.scalar import ROUND
+from fusec.ir.strides import contiguous_strides
 
 Indices: TypeAlias = tuple[Index, ...]
 Body: TypeAlias = Callable[[Indices], Expr]

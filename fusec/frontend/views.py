@@ -16,7 +16,8 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import Call, Indices
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, is_whole
-from fusec.ir.index import Index, contiguous_strides, index
+from fusec.ir.index import Index, index
+from fusec.ir.strides import contiguous_strides
 
 aten = torch.ops.aten
 IntoSize: TypeAlias = "int | Index"
@@ -245,4 +246,4 @@ def as_strided(
 def is_row_major_whole(x: Value) -> bool:
     """Return True if ``x`` is all of a buffer whose elements lie in row-major order."""
     buffer = x.buffer
-    return buffer is not None and is_whole(x) and buffer.strides == contiguous_strides(buffer.shape)
+    return buffer is not None and is_whole(x) and buffer.is_row_major

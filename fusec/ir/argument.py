@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
-from fusec.ir.index import Index, contiguous_strides, index
+from fusec.ir.index import Index, index
+from fusec.ir.strides import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ from fusec.ir.index import (
     Mod,
     Monomial,
     Runtime,
-    contiguous_strides,
     floordiv,
     index,
     is_in_range,
@@ -48,6 +47,7 @@ from fusec.ir.index import (
 from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.strides import contiguous_strides
 
 _T = TypeVar("_T")
 _NO_AXES: frozenset[Axis] = frozenset()
@@ -77,6 +77,11 @@ class Buffer:
     def row_major(cls, name: str, shape: tuple[Index, ...], dtype: DType) -> Buffer:
         """Return a new tensor whose elements lie in memory in the order of their indices."""
         return cls(name, shape, contiguous_strides(shape), dtype)
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether its elements lie in memory in the order of their indices."""
+        return self.strides == contiguous_strides(self.shape)
 
     def flat(self) -> Buffer:
         """Return the storage as one axis of stride 1, for programs; ``flat().base is self``."""

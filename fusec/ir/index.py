@@ -34,6 +34,7 @@ from fusec.ir.atoms import (
 )
 from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
+from fusec.ir.polynomial import shifted
 
 __all__ = [
     "Atom",
@@ -46,7 +47,6 @@ __all__ = [
     "Quotient",
     "Runtime",
     "Size",
-    "contiguous_strides",
     "floordiv",
     "index",
     "is_in_range",
@@ -412,9 +412,9 @@ def _least(value: Index) -> Index | None:
     rest = sum_of_terms([(m, c) for m, c in value.terms if axis not in m], value.const)
     factors = [(_without(m, axis), c) for m, c in value.terms if axis in m]
     factor = sum_of_terms(factors, 0)
-    if _sizes_nonnegative(factor):
+    if _is_step(factor):
         return _least(rest)
-    if not _sizes_nonnegative(-factor):  # of both signs: the least of each term by itself
+    if not _is_step(-factor):  # of both signs: the least of each term by itself
         if not all(_all_nonnegative(m) for m, _ in factors):
             return None
         factor = sum_of_terms([(m, c) for m, c in factors if c < 0], 0)
@@ -423,6 +423,11 @@ def _least(value: Index) -> Index | None:
     if tight is None or (loose is not None and not _holds(tight) and not _holds(tight - loose)):
         return loose
     return tight
+
+
+def _is_step(factor: Index) -> bool:
+    """Prove ``factor >= 0`` of what multiplies an axis, such as ``n - n//2``."""
+    return _sizes_nonnegative(factor) or (len(factor.terms) > 1 and is_nonnegative(factor))
 
 
 def _without(monomial: Monomial, atom: Atom) -> Monomial:
@@ -498,28 +503,48 @@ def _is_positive(divisor: Index) -> bool:
 
 
 def _relaxations(value: Index) -> Iterator[Index]:
-    """Yield ``value``, and what is below it with its outermost divisions bounded, then the next.
+    """Yield ``value``, and what is below it with some of its divisions bounded, then the next.
 
-    Outermost first, for they may hold what is beside them: with q for x//n, ``q - 3*((q + 1)//3)``
-    is at least ``q - (q + 1)``, where q is left out, but at most x/n if each is bounded alone.
+    First those of which something is left out: ``4*(n//4)*x - 16*(n//4)*(x//4)`` is at least 0 by
+    its last division, and by all three less. Then the outermost, for they may hold what is beside
+    them: with q for x//n, ``q - 3*((q + 1)//3)`` is at least ``q - (q + 1)``, where q is left out,
+    but at most x/n if each is bounded alone.
     """
     yield value
     while found := tuple(_relaxed_terms(value)):
-        outermost = max(depth for depth, _ in found)
-        value = value + sum(change for depth, change in found if depth == outermost)
+        first = max(rank for rank, _ in found)
+        value = value + sum(change for rank, change in found if rank == first)
         yield value
 
 
-def _relaxed_terms(value: Index) -> Iterator[tuple[int, Index]]:
-    """Yield depths of ``k*n*(x//n)``, and ``k*x``, or ``k*(x - (n-1))`` for k > 0, without it."""
+def _relaxed_terms(value: Index) -> Iterator[tuple[tuple[bool, int], Index]]:
+    """Yield ``k*x``, or ``k*(x - (n-1))`` for k > 0, without ``k*n*(x//n)``.
+
+    With each its rank: whether it has a product that is elsewhere, and the depth of the division.
+    """
+    there = {monomial for monomial, _ in value.terms}
     for monomial, coefficient in value.terms:
-        for atom in (a for a in monomial if _is_floor(a) and _is_positive(a.divisor)):
-            others = _without(monomial, atom)
-            factor, left = _divide_terms(sum_of_terms([(others, coefficient)], 0), atom.divisor)
-            if factor is not None and left is index(0) and _all_nonnegative(others):
-                low = atom.dividend - (atom.divisor - 1 if coefficient > 0 else 0)
-                yield atom.depth, factor * low - Index(((monomial, coefficient),), 0)
-                break
+        bounds = [
+            ((any(m in there for m, _ in low.terms), atom.depth), low)
+            for atom in monomial
+            if _is_floor(atom) and (low := _relaxed(monomial, coefficient, atom)) is not None
+        ]
+        if bounds:
+            rank, low = max(bounds, key=lambda bound: bound[0])
+            yield rank, low - Index(((monomial, coefficient),), 0)
+
+
+def _relaxed(monomial: Monomial, coefficient: int, atom: FloorDiv) -> Index | None:
+    """Return what a product is never below, with one of its divisions left out, or None."""
+    others, divisor = _without(monomial, atom), atom.divisor
+    if not _is_positive(divisor) or not _all_nonnegative(others):
+        return None
+    if coefficient < 0 and divisor.is_constant and _constant_least(atom) is not None:
+        coefficient -= coefficient % divisor.const
+    factor, left = _divide_terms(sum_of_terms([(others, coefficient)], 0), divisor)
+    if factor is None or left is not index(0):
+        return None
+    return factor * (atom.dividend - (divisor - 1 if coefficient > 0 else 0))
 
 
 def _most(value: Index) -> Index | None:
@@ -541,25 +566,8 @@ def least(value: Index) -> int | None:
 
 def _sizes_nonnegative(value: Index) -> bool:
     """Prove ``value >= 0`` for a polynomial in sizes and other atoms with constant lower bounds."""
-    expanded = _shift_atoms(value)
+    expanded = shifted(value, _constant_least)
     return expanded is not None and all(c >= 0 for c in expanded.values())
-
-
-def _shift_atoms(value: Index) -> dict[Monomial, int] | None:
-    """Return the polynomial with each atom written as its constant lower bound plus a rest >= 0."""
-    expanded: dict[Monomial, int] = {(): value.const}
-    for monomial, coefficient in value.terms:
-        partial: dict[Monomial, int] = {(): coefficient}
-        for atom in monomial:
-            low = _constant_least(atom)
-            if low is None:
-                return None
-            grown = {(*m, atom): c for m, c in partial.items()}
-            grown.update({m: c * low for m, c in partial.items()})
-            partial = grown
-        for m, c in partial.items():
-            expanded[m] = expanded.get(m, 0) + c
-    return expanded
 
 
 def _constant_least(atom: Atom) -> int | None:
@@ -575,7 +583,7 @@ def _constant_least(atom: Atom) -> int | None:
             return 1 if _is_positive(atom.dividend) else 0
         case FloorDiv():
             low = _least(atom.dividend)
-            expanded = None if low is None else _shift_atoms(low)
+            expanded = None if low is None else shifted(low, _constant_least)
             if expanded is None or min(expanded.values()) < 0 or not _is_positive(atom.divisor):
                 return None
             return expanded[()] // atom.divisor.const if atom.divisor.is_constant else 0
@@ -588,13 +596,3 @@ def _all_nonnegative(atoms: Iterable[Atom]) -> bool:
 def product(values: Iterable[IntoIndex]) -> Index:
     """Return the product of indices (of extents: the number of elements)."""
     return functools.reduce(Index.__mul__, values, index(1))
-
-
-def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Return row-major strides of ``shape``, in elements."""
-    strides: list[Index] = []
-    step = index(1)
-    for extent in reversed(shape):
-        strides.append(step)
-        step = step * extent
-    return tuple(reversed(strides))

@@ -41,7 +41,7 @@ from fusec.ir.graph import (
     Step,
     View,
 )
-from fusec.ir.index import Axis, Index, Size, contiguous_strides
+from fusec.ir.index import Axis, Index, Size
 from fusec.ir.scalar import SCALAR_OPS
 
 LONGEST_LINE = 10_000
@@ -135,7 +135,7 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
 def print_type(buffer: Buffer) -> str:
     """Return ``dtype[shape]``, with the strides where they are not row-major."""
     shape = ", ".join(map(repr, buffer.shape))
-    if buffer.strides == contiguous_strides(buffer.shape):
+    if buffer.is_row_major:
         return f"{buffer.dtype}[{shape}]"
     return f"{buffer.dtype}[{shape} : {', '.join(map(repr, buffer.strides))}]"
 

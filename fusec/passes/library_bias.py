@@ -14,7 +14,7 @@ from dataclasses import replace
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, index_exprs
 from fusec.ir.extern import BiasedProduct
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
-from fusec.ir.index import contiguous_strides, index
+from fusec.ir.index import index
 from fusec.passes.dag import count_readers
 
 _REASON = "contraction with its bias: runs in the library"
@@ -76,8 +76,7 @@ def _lone_bias(kernel: Kernel) -> tuple[Buffer, View] | None:
         if not same or window is None or matrix.guard or vector.guard:
             continue
         types = {matrix.buffer.dtype, vector.buffer.dtype, store.buffer.dtype}
-        dense = store.buffer.strides == contiguous_strides(store.buffer.shape)
-        if len(types) == 1 and dense:
+        if len(types) == 1 and store.buffer.is_row_major:
             return matrix.buffer, window
     return None
 

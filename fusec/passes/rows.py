@@ -28,16 +28,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.extern import Product, Write
 from fusec.ir.graph import Argument, Def, Extern, Graph, Line, RowLoop, View, whole_view
-from fusec.ir.index import (
-    Axis,
-    Index,
-    Size,
-    contiguous_strides,
-    index,
-    is_in_range,
-    most,
-    product,
-)
+from fusec.ir.index import Axis, Index, Size, index, is_in_range, most, product
 from fusec.ir.rewrite import rewrite
 
 _ADDED = "adds to the sum over all chunks of rows"
@@ -157,7 +148,7 @@ class RowBody:
         self._nodes.append(Def(buffer, (row, column), expr, line.origin))
 
     def _make(self, buffer: Buffer, width: Index) -> Buffer:
-        if buffer.strides != contiguous_strides(buffer.shape):
+        if not buffer.is_row_major:
             raise NotByRows(f"{buffer} is not row-major")
         shape = (self.count, width)
         inner = Buffer.row_major(buffer.name, shape, buffer.dtype)

@@ -22,9 +22,10 @@ from fusec.ir.expr import (
     Select,
     Var,
 )
-from fusec.ir.index import Axis, Index, IntoIndex, Runtime, Size, contiguous_strides, index
+from fusec.ir.index import Axis, Index, IntoIndex, Runtime, Size, index
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
+from fusec.ir.strides import contiguous_strides
 
 _serial = itertools.count(1)
 

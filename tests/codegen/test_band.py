@@ -10,9 +10,10 @@ import torch
 from fusec.codegen.band import loop_bounds
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, substitute
-from fusec.ir.index import Axis, Index, contiguous_strides, index
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import For
+from fusec.ir.strides import contiguous_strides
 from fusec.report.observe import observe
 from tests.support import FUSED, check, values
 from tests.triton_backend import gpu_pipeline

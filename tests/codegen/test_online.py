@@ -11,9 +11,10 @@ import torch.nn.functional as F
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
-from fusec.ir.index import Axis, contiguous_strides, index
+from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.online import factor_out, find_row_maxima, scale_after_maximum, scale_of
+from fusec.ir.strides import contiguous_strides
 from tests.support import check, tune, values
 
 LOWEST = Const(float("-inf"), F32)

@@ -10,8 +10,9 @@ import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.codegen.band import loop_bounds, mask_free_part
 from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
-from fusec.ir.index import Axis, contiguous_strides, index
+from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX
+from fusec.ir.strides import contiguous_strides
 from tests.codegen.test_contraction_static import staged, tensors
 from tests.support import check, values
 

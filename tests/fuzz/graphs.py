@@ -33,8 +33,9 @@ from fusec.ir.expr import (
     in_range,
 )
 from fusec.ir.graph import Def, Extern, Graph, View
-from fusec.ir.index import Axis, Index, Runtime, Size, contiguous_strides, index, product
+from fusec.ir.index import Axis, Index, Runtime, Size, index, product
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
+from fusec.ir.strides import contiguous_strides
 
 EXTENTS = (1, 2, 3, 5, 7, 8, 16, 17, 32, 33)
 MOST_POINTS = 200

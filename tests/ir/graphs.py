@@ -6,8 +6,9 @@ from fusec.ir.dtype import BF16, F32, I64, DType
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select
 from fusec.ir.extern import Product
 from fusec.ir.graph import Argument, Def, Extern, Graph, View
-from fusec.ir.index import Axis, IntoIndex, Runtime, Size, contiguous_strides, index
+from fusec.ir.index import Axis, IntoIndex, Runtime, Size, index
 from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.ir.strides import contiguous_strides
 
 
 def buffer(name: str, *shape: IntoIndex, dtype: DType = F32) -> Buffer:

@@ -9,7 +9,8 @@ import pytest
 from fusec.ir.dtype import BOOL, I64
 from fusec.ir.edges import all_edges_when, edges_when
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, substitute
-from fusec.ir.index import Axis, contiguous_strides, index
+from fusec.ir.index import Axis, index
+from fusec.ir.strides import contiguous_strides
 
 EXTENT = 7
 M, N = Axis("m", index(EXTENT)), Axis("n", index(EXTENT))

@@ -17,7 +17,6 @@ from fusec.ir.index import (
     Mod,
     Quotient,
     Size,
-    contiguous_strides,
     floordiv,
     index,
     is_in_range,
@@ -264,6 +263,12 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
     digit = (index(plain) + 1) % 3 + index(feature) * 2 + 2
     many = Axis("i", index(16))
     quad = (index(many) + 1) // 4
+    column = index(Axis("d", index(C) // 4))
+    row, half, quarters = Axis("r", index(N)), index(C) - index(C) // 2, index(C) // 4
+    groups = Axis("tg", (index(C) // 2 + 15) // 16)
+    tile = Axis("to", index(1), limit=index(C) // 32 - groups)
+    rows_of = Axis("ng", (index(N) * 4 + 15) // 16)
+    rowtile = Axis("no", index(1), limit=(index(N) * 4) // 16 - rows_of)
     return {
         "row of a flattened pair": (index(flat) // T, index(N)),
         "column of a flattened pair": (index(flat) % T, index(T)),
@@ -303,6 +308,15 @@ def realistic_facts() -> dict[str, tuple[Index, Index]]:
         "row of pieces of eight": ((index(pairs) * 8 + pair) // T, index(N)),
         "ten axes": (sum((index(x) for x in ten), index(0)), index(11)),
         "interleaved heads": (index(Axis("q", rank)) % 3 * N + index(Axis("p", rank)) // 3, rank),
+        "second half of a row": (index(row) * half + index(Axis("h", half)), half * N),
+        "full tiles of half a row": (
+            index(row) * C + index(groups) * 16 + index(tile) * 16 + lane,
+            index(N) * C,
+        ),
+        "full tiles of rows of quarters": (
+            (index(rows_of) * 16 + index(rowtile) * 16 + lane) * quarters + column,
+            quarters * N * 4,
+        ),
         "last element": (index(N) * T * C - 1, index(N) * T * C),
     }
 
@@ -335,10 +349,6 @@ def test_sizes_of_either_sign_and_of_zero_are_not_taken_for_extents() -> None:
     assert is_nonnegative(index(empty)) and not is_nonnegative(index(empty) - 1)
     assert is_nonnegative(index(pair) - 2) and not is_nonnegative(index(pair) - 3)
     assert Size("P", 3, 2) is pair and Size("P", 3) is not pair
-
-
-def test_contiguous_strides_are_row_major() -> None:
-    assert contiguous_strides((index(N), index(4), index(M))) == (index(M) * 4, index(M), index(1))
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,14 @@ def all_but_the_last(x, w):
     return (x @ w)[:, :-1].flatten(0, 1).log_softmax(-1).sum(-1)
 
 
+def second_half(x):
+    return x[:, x.shape[1] // 2 :].relu() - x.mean(1, keepdim=True)
+
+
+def gate_of_the_halves_of_an_even_row(x):
+    return F.glu(x[:, : x.shape[1] // 2 * 2], 1)
+
+
 FUNCTIONS = {
     heads: [((2, 5, 24),), ((3, 2, 8),), ((2, 4, 40),)],
     groups: [((3, 24), (4,)), ((5, 12), (3,)), ((2, 10), (2,))],
@@ -80,6 +88,8 @@ FUNCTIONS = {
         ((3, 4, 2, 16), (3, 2, 9, 16), (3, 2, 9, 16)),
     ],
     all_but_the_last: [((2, 5, 8), (8, 11)), ((3, 4, 6), (6, 7))],
+    second_half: [((8, 12),), ((7, 17),), ((10, 20),)],
+    gate_of_the_halves_of_an_even_row: [((7, 17),), ((3, 33),), ((5, 49),)],
 }
 
 

@@ -21,9 +21,10 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.graph import Def, Graph, View
-from fusec.ir.index import Axis, Runtime, contiguous_strides, index
+from fusec.ir.index import Axis, Runtime, index
 from fusec.ir.interp import run_graph
 from fusec.ir.monoid import ALL, ANY, SUM, Monoid
+from fusec.ir.strides import contiguous_strides
 from fusec.passes.simplify import simplify
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, position
