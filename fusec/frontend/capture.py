@@ -28,6 +28,7 @@ from fusec.errors import InvalidIR, Unsupported
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
+from fusec.frontend.literals import LIFTS, literal, numbers_of
 from fusec.frontend.memory_formats import DECISION
 from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.origin import extern_name, op_name, origin_of
@@ -173,11 +174,20 @@ class _Capture:
         return buffer
 
     def _attribute(self, node: fx.Node) -> Any:
-        value = node.meta.get("val")
-        if value is None:
-            value = operator.attrgetter(str(node.target))(self.gm)
+        value = self._held_by(node)
         if not isinstance(value, torch.Tensor):
             return Opaque(node)
+        numbers = numbers_of(node, self.gm)
+        if numbers is not None:
+            return literal(self.lines.sizes.tensor(value), numbers)
+        return self._constant(node)
+
+    def _held_by(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        return operator.attrgetter(str(node.target))(self.gm) if value is None else value
+
+    def _constant(self, node: fx.Node) -> Value:
+        value = self._held_by(node)
         buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
         self.operands.owners[buffer] = self.operands.foreign[buffer] = value
         self.lines.nodes.append(Constant(node.name, buffer, origin_of(node)))
@@ -257,6 +267,8 @@ class _Capture:
             self.held.setdefault(buffer, held)
 
     def _run_eagerly(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._constant(node)
         return self._extern(node, node.meta["val"], "a number on another device")
 
     def _result_types(self, value: Any) -> list[TensorType]:
@@ -289,6 +301,8 @@ class _Capture:
             return "a type that only eager kernels compute with"
         if any(k.is_empty for k in results):
             return "an empty tensor"
+        if node.target in LIFTS and len(kinds) == len(results):
+            return None  # a copy of numbers is on no device
         if node.all_input_nodes and any(k.device != self.device for k in kinds):
             return "tensors on another device"
         return None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.literals import numbers_of
 from fusec.frontend.size_facts import facts_of
 from fusec.torch_interior import pytree
 
@@ -28,6 +29,7 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
         text.append(f"{node.op} {node.name} {node.target} {node.args!r} {node.kwargs!r}")
         text.append(str(node.meta.get("original_aten")))
         text.append(_value(node.meta.get("val")))
+        text.append(str(numbers_of(node, gm)) if node.op == "get_attr" else "")
         if "nn_module_stack" not in node.meta and node.op == "output":
             text.append("output")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.capture import capture
+from fusec.frontend.literals import LONGEST
 from fusec.frontend.origin import NO_TEXT, source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
 from fusec.ir.index import index
@@ -235,10 +236,11 @@ def test_complex_numbers_flow_between_externs() -> None:
 
 
 def test_a_constant_of_the_model_is_an_extern_and_is_not_handed_out() -> None:
-    captured = Captured(lambda x: (torch.tensor([1.0, 2.0]), x + torch.tensor([3.0, 4.0])))
-    first, second = captured(torch.zeros(2))
-    assert first.tolist() == [1, 2]
-    assert second.tolist() == [3, 4]
+    long = [float(k) for k in range(LONGEST + 1)]
+    captured = Captured(lambda x: (torch.tensor(long), x + torch.tensor(long[::-1])))
+    first, second = captured(torch.zeros(LONGEST + 1))
+    assert first.tolist() == long
+    assert second.tolist() == long[::-1]
     assert [e.target for e in captured.externs] == ["get_attr", "get_attr"]
 
 

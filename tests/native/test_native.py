@@ -542,6 +542,7 @@ class Images(nn.Module):
         self.head = nn.Linear(24, 5)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x - torch.tensor([0.485, 0.456, 0.406])[:, None, None]
         h = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
         h = self.down(F.silu(self.wide(self.deep(h) + h)))
         return self.head(F.adaptive_avg_pool2d(h, 1).flatten(1)), self.up(h)
