@@ -23,7 +23,7 @@ int fusec_take(fusec_text *text, size_t count, fusec_text *taken);
 int fusec_skip(fusec_text *text, const char *literal);
 /* Cut what stands before a character, which is gone past. Returns 0 if there is none. */
 int fusec_until(fusec_text *text, char end, fusec_text *taken);
-/* Cut a number of decimal digits, of at most 18. */
+/* Cut a number of 1 to 18 decimal digits. Returns 0 for fewer or more. */
 int fusec_number(fusec_text *text, uint64_t *number);
 int fusec_equal(fusec_text text, const char *literal);
 int fusec_same(fusec_text one, fusec_text other);
@@ -35,8 +35,8 @@ const char *fusec_dtype(fusec_text name, size_t *bytes);
 
 /* A size of a signature.
 
-   symbol: what the signature calls it; `name`, what users do.
-   value: -1, where it is open. */
+   symbol: its name in the signature, such as s0; name: the user's, such as T.
+   value: -1 until it is chosen. least, most: of the values that it may have. */
 typedef struct {
   fusec_text symbol;
   const char *name;
@@ -48,14 +48,15 @@ typedef struct {
   size_t count;
 } fusec_symbols;
 
-/* What came of a formula: of a part of it, the worst comes of the whole. */
+/* What evaluating a formula gave, from best to worst: a value; nothing, since a size is not chosen
+   yet; an overflow or a division by zero; no formula at all. A formula is as bad as its worst part. */
 enum { FUSEC_KNOWN, FUSEC_OPEN, FUSEC_NO_NUMBER, FUSEC_NO_FORMULA };
 
-/* Cut a formula from the front, and say what it is. */
+/* Cut a formula from the front and evaluate it. */
 int fusec_size_of(fusec_text *text, const fusec_symbols *symbols, int64_t *value);
-/* Say whether a condition holds. */
+/* Evaluate a condition; `holds` is set where it is known. */
 int fusec_holds(fusec_text text, const fusec_symbols *symbols, int *holds);
-/* Note what a condition says of one size by itself. */
+/* Narrow the bounds of a size where the condition compares it with a number alone. */
 void fusec_take_bounds(fusec_text text, fusec_symbols *symbols);
 /* Set the error for a condition that does not hold. */
 int fusec_refuse(fusec_text text, const fusec_symbols *symbols, fusec_error *error);
@@ -77,7 +78,7 @@ int fusec_digest(fusec_text *text, unsigned char result[32]);
 
 /* -- archive.c: what `fusec build` writes ------------------------------------------------------- */
 
-/* One named part of an archive, and the digest that the manifest says it has. */
+/* One named part of an archive, and its digest in the manifest. */
 typedef struct {
   fusec_text name, content;
   unsigned char sha256[32];
@@ -99,9 +100,9 @@ int fusec_find(const fusec_archive *archive, const char *folder, fusec_text name
 
 /* -- weights.c: safetensors --------------------------------------------------------------------- */
 
-/* A tensor of the file that is wanted, and where it was found.
+/* A weight that the model needs, and where in the file it lies.
 
-   names: one a line, those behind the first after "or ". */
+   names: of the weight, and of others that share its memory, one a line: "a", then "or b". */
 typedef struct {
   fusec_text names;
   const fusec_tensor *type;

@@ -47,20 +47,22 @@ class Rejection(Exception):
 
 _Places: TypeAlias = tuple[Index, ...]
 _Seen: TypeAlias = tuple[Expr, _Places]
-"""What readers see of a definition, and where its axes are."""
+"""A definition's value as readers in the kernel have it, and the index of each of its axes."""
 
 
 @dataclass(slots=True, eq=False)
 class Learned:
-    """What unifications found, for those that follow.
+    """A memory that unifications share: results of one are used again by those that follow.
 
-    Axes that one makes are the next one's too, so their serials tell of who asked first: a kernel
-    that is printed is unified with a memory of its own where it has such axes.
+    The axes that a cut makes are shared, too. The order of their serials is then that of the
+    unifications, which would show in names and loops. So a kernel that is to be printed, and has
+    such axes, is unified once more with a fresh memory.
 
     Attributes:
         cuts: an axis and the extent of its inner part -> the two axes that it is cut into.
-        values: what a value depends on -> it as it is stored, and as it is seen by its readers.
-        inlined: a load, what stands for it and where -> its value.
+        values: what a definition's value depends on -> that value as memory has it, and as readers
+            in the kernel have it (not rounded).
+        inlined: a load, the value it stands for, and the indices -> what replaces the load.
     """
 
     cuts: dict[tuple[Axis, Index], tuple[Axis, Axis]] = field(default_factory=dict)

@@ -61,9 +61,10 @@ def streams_rows(kernel: Kernel, machine: Machine) -> bool:
 
 
 def computes_rows(kernel: Kernel, machine: Machine) -> bool:
-    """Return True for products of few rows that some columns each would compute the rows for.
+    """Return True if the rows of a product of few rows are computed, rather than loaded.
 
-    Panels multiply a row's elements one by one, which are to be widened once.
+    Each group of columns would compute them again. By panels that holds for a cast, too: a row's
+    elements are used one by one, and each would be widened for every panel.
     """
     return any(p.few is not _loaded(p) for p in _products(kernel, machine))
 

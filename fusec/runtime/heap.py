@@ -47,17 +47,18 @@ def settled_heap() -> Iterator[None]:
             _blocks -= settles
             if settles and not _blocks:
                 gc.set_threshold(*_before)
-                _forget_what_was_made()
+                _reset_full_collection()
                 gc.unfreeze()
 
 
-def _forget_what_was_made() -> None:
-    """Have the collector take what a block leaves for old: a full collection is then far off.
+def _reset_full_collection() -> None:
+    """Reset the count by which the collector decides when its next full collection is due.
 
-    It counts what has outlived two collections since the last full one, and compares that with what
-    was left by that one, which did not see what was frozen. So right behind a block it would visit
-    the whole process: 0.7 CPU-seconds between forward and backward of DenseNet-121, 1.2 behind
-    these. One of a heap that is all frozen visits nothing, and begins to count anew.
+    A full collection is due once the objects that survived two young ones since the last full one
+    are a quarter of those that it left. What a block makes is frozen and so not among the latter.
+    Right behind a block a full collection would thus begin, over the whole process: 0.7 CPU-seconds
+    between forward and backward of DenseNet-121, 1.2 behind these. Here everything is frozen first,
+    so that a full collection visits nothing and sets the count to zero.
     """
     gc.freeze()
     gc.collect()
