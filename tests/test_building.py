@@ -447,6 +447,7 @@ def trained_step(model: Any, given: Sequence[torch.Tensor]) -> dict[str, torch.T
     return dict(zip(names, gradients, strict=True)) | kept | results
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_training_step_s_calls_choose_sizes(load: Any, name: str) -> None:
     torch.manual_seed(0)

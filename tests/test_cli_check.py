@@ -114,6 +114,7 @@ def check_schema(document: dict) -> None:
         assert all(finding.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_norm_and_gelu_are_clean(capsys, models, target) -> None:
     code, document = judged(capsys, f"{models}:NormGelu", *PAIR, "--target", target)
@@ -195,6 +196,7 @@ def test_text_has_facts_and_reasons(capsys, models) -> None:
     assert "faults: none" in out
 
 
+@pytest.mark.slow
 def test_explain_has_the_time_that_machine_code_lets_expect(capsys, models) -> None:
     args = (f"{models}:relu", "--input", "bf16[4096,4096]", "--target", "sm_90")
     (checked,) = judged(capsys, *args)[1]["kernels"]

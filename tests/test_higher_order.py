@@ -68,6 +68,7 @@ CONTROL: dict[str, tuple[Function, tuple[torch.Tensor, ...], bool, str]] = {
 """Function, inputs, whether it has a backward, the operation that is left to torch."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow if n in ("map", "scan") else ()) for n in CONTROL],

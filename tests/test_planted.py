@@ -534,6 +534,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_planted_fault_is_found(fault: Fault) -> None:
     step = step_of(fault.stage, fault.example)
@@ -543,6 +544,7 @@ def test_a_planted_fault_is_found(fault: Fault) -> None:
         check(step, spoilt)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("stage", "example"), sorted({(fault.stage, fault.example) for fault in FAULTS})
 )

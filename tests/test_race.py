@@ -254,6 +254,7 @@ def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("winner", "fused"), [("oneDNN", False), ("fused #0", True)])
 @pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
 def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: bool, monkeypatch):

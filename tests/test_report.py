@@ -96,6 +96,7 @@ def inputs_of(name: str) -> list[torch.Tensor]:
     return [*inputs, torch.zeros(ROWS, WIDTH, dtype=torch.bool)] if masked else inputs
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_is_one_kernel_that_moves_the_floor(name: str, target: str) -> None:
@@ -108,6 +109,7 @@ def test_a_chain_is_one_kernel_that_moves_the_floor(name: str, target: str) -> N
     assert graph.launches_eager > 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_s_backward_is_at_most_two_kernels(name: str, target: str) -> None:

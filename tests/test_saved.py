@@ -56,6 +56,7 @@ def test_less_is_saved_than_by_inductor_and_far_less_than_by_eager(
             assert products(backward) == 2 * products(forward) + again
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ("gpt2", "llama"))
 def test_layers_do_not_compute_each_other_s_values_again(kind: str) -> None:
@@ -150,6 +151,7 @@ NUMBERS = 512
 """Bytes of seeds, and of the one number that masked scores have."""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("written_out", (False, True))
 def test_a_checkpoint_saves_its_input_alone_and_draws_the_same_numbers(written_out: bool) -> None:
@@ -174,6 +176,7 @@ def test_a_policy_that_saves_products_has_none_computed_again() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_saves_less() -> None:
     module = DropoutBlock(64, 4)
     sizes = [saved_bytes(*cut(module, INPUT, memory_budget=b)) for b in (1.0, 0.5, 0.2, 0.0)]

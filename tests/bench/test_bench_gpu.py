@@ -47,6 +47,7 @@ def test_a_dry_run_checks_the_workloads(tmp_path, capsys, monkeypatch, every):
     assert "numbers:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_dry_run_builds_the_kernels_of_the_device_at_full_size(tmp_path, capsys):
     code, data = run_dry(tmp_path, "--only", "linear+residual llama-8b")
     assert code == 0
@@ -282,6 +283,7 @@ def test_the_page_says_what_broke_what_lost_and_what_races_measured():
     ]
 
 
+@pytest.mark.slow
 def test_what_lost_is_built_for_its_code_while_there_is_time(tmp_path):
     run = record.Record("gpu", tmp_path)
     workload = workloads.gpu()[0]

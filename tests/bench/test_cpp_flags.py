@@ -7,6 +7,7 @@ import pytest
 from bench import cpp_flags
 
 
+@pytest.mark.slow
 def test_sets_of_flags_are_built_timed_and_compared_bit_by_bit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

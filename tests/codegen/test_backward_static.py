@@ -48,6 +48,7 @@ def test_no_kernel_of_a_training_step_has_a_fault(
         assert not faults
 
 
+@pytest.mark.slow
 def test_no_backward_of_rows_of_1024_has_a_fault() -> None:
     """The approximate part of the sweep: what a transformer trains most."""
     for name in ("norm of a dropout and a residual", "cross-entropy", "geglu", "rope"):

@@ -87,8 +87,8 @@ class _Tiles:
         }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("monoid", (MAX, SUM), ids=("maximum", "sum"))
 def test_a_loop_visits_the_tiles_that_count_and_no_other(condition, monoid):
@@ -138,6 +138,7 @@ def _sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: torch.Tensor) -
     return torch.softmax(torch.where(seen, q @ k.mT * 0.25, float("-inf")), -1) @ v
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attention", (_padded, _sinks))
 def test_inside_an_edge_all_else_that_a_condition_says_is_asked(attention: Callable):
     q, k, v = (values(1, 192, 16, seed=s) for s in range(3))

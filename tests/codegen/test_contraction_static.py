@@ -120,6 +120,7 @@ def test_descriptors_save_registers_of_a_wide_tile() -> None:
     assert report(one, wide, descriptors=True).registers < report(one, wide).registers
 
 
+@pytest.mark.slow
 def test_descriptors_copy_an_attentions_tiles_with_few_more_registers() -> None:
     (one,) = staged(causal, *tensors(*[(2, 4, 1024, 128)] * 3))
     tile = (128, 64, 128)
@@ -136,7 +137,7 @@ def test_descriptors_of_an_attention_and_its_gradient_have_no_fault(length: int)
     assert faults(causal, q, k, v, target="sm_90", train=True, descriptors="always") == []
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("target", ("sm_90", "sm_100", "sm_120"))
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 def test_descriptors_of_other_types_and_targets_have_no_fault(dtype, target) -> None:
@@ -167,7 +168,7 @@ def test_the_gradient_of_three_projections_has_no_fault(target: str) -> None:
     assert faults(project, *inputs, target=target, train=True) == []
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @TARGETS
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 @pytest.mark.parametrize("shape", ((4096, 1024, 4096), (4096, 1000, 1500), (16, 1024, 4096)))

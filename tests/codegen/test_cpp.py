@@ -218,6 +218,7 @@ def test_transposed_reads_are_turned_in_blocks_whatever_their_type_and_their_end
             assert torch.equal(found, expected) and found.stride() == expected.stride()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("classes", [16, 21, 50])
 def test_a_softmax_of_channels_that_are_last_turns_what_it_reads(classes: int) -> None:
     x = torch.randn(2, classes, 5, 7).contiguous(memory_format=torch.channels_last)
@@ -228,6 +229,7 @@ def test_a_softmax_of_channels_that_are_last_turns_what_it_reads(classes: int) -
     assert error <= 2 * (x.softmax(1) - exact).abs().max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("many", [False, True])
 def test_many_gathers_are_calls_that_read_what_copies_do(many: bool) -> None:
     """Rows that are padded and then cut elsewhere: where a lane reads takes a division."""

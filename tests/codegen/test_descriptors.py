@@ -100,7 +100,7 @@ def test_both_halves_of_swiglu_and_their_gradients():
     tiled(lambda x, a, b: F.silu(x @ a.t()) * (x @ b.t()), x, a, b, least=(3, 1), train=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("shape", ((1, 2, 64, 32), (2, 1, 150, 24)), ids=str)
 @DTYPES

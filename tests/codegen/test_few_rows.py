@@ -141,6 +141,7 @@ def test_one_query_whose_keys_are_split(split, keys: int, groups: int, dtype) ->
     fused(attention, *heads(keys, groups, dtype))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("queries", (2, 5))
 def test_few_queries_whose_keys_are_split(split, queries: int) -> None:
     fused(attention, *heads(700, 1, torch.bfloat16, queries=queries))
@@ -150,6 +151,7 @@ def test_a_long_cache_of_keys(split) -> None:
     fused(attention, *(t[:1, :2] for t in heads(2000, 1, torch.bfloat16)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("groups", (1, 4))
 def test_parts_that_a_mask_hides_wholly_count_nothing(split, groups: int) -> None:
     mask = torch.zeros(2, 1, 1, 700, dtype=torch.bool)
@@ -167,6 +169,7 @@ def test_a_mask_by_position_and_scores_that_are_added_to(split) -> None:
     fused(decode, q, k, v, tensor(2, 2, 3, 900, seed=5))
 
 
+@pytest.mark.slow
 def test_a_cache_of_any_length(split) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda q, kv: attention(q, *kv), backend="triton_fused")

@@ -53,7 +53,7 @@ CASES = {
 """Name -> function, shapes, whether tensor cores multiply."""
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("name", CASES)
 def test_few_rows_load_16_bytes_and_keep_every_multiprocessor_busy(name: str) -> None:
     fn, shapes, multiplies = CASES[name]

@@ -243,7 +243,7 @@ def tiles_loaded_ahead(events: tuple[Event, ...]) -> list[float]:
     return [sum(at < here for at in loads) / each - n for n, here in enumerate(firsts, 1)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_next_tiles_loads_are_issued_before_a_tile_is_stored(seed: int) -> None:
     *ahead, last = tiles_loaded_ahead(traced("cooperative", seed))
@@ -251,6 +251,7 @@ def test_the_next_tiles_loads_are_issued_before_a_tile_is_stored(seed: int) -> N
     assert sum(share > 0 for share in ahead) >= 4, ahead
 
 
+@pytest.mark.slow
 def test_without_roles_no_tile_is_loaded_before_the_last_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,7 +283,7 @@ def products_beside_epilogues(events: tuple[Event, ...], group: int) -> int:
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(3))
 def test_one_group_multiplies_while_the_other_is_at_its_epilogue(seed: int) -> None:
     events = traced("pingpong", seed)

@@ -51,6 +51,7 @@ def assert_as_designed(asm: CompiledAsm, roles: str, *products: str, spilled: in
     assert REGISTERS[roles] <= set(re.findall(r"setmaxnreg\S+\s+(\d+);", ptx))
 
 
+@pytest.mark.sampled(2)
 @ROLES
 def test_a_linear_with_gelu(roles: str) -> None:
     asm = compiled(gelu_of_linear, (8192, 4096), (16384, 4096), (16384,), roles=roles)
@@ -65,6 +66,7 @@ def test_attention(fn, depth: int) -> None:
     assert_as_designed(asm, "cooperative", "m64n128k16", f"m64n{depth}k16")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", (64, 128))
 def test_an_attention_that_stores_a_value_of_each_row_has_narrower_steps(depth: int) -> None:
@@ -73,6 +75,7 @@ def test_an_attention_that_stores_a_value_of_each_row_has_narrower_steps(depth: 
     assert_as_designed(asm, "cooperative", "m64n64k16", f"m64n{depth}k16")
 
 
+@pytest.mark.slow
 @pytest.mark.first
 @pytest.mark.parametrize(("depth", "step"), ((128, 32), (64, 64)))
 @pytest.mark.parametrize("shared", (1, 4), ids=("whole", "grouped"))

@@ -48,6 +48,7 @@ def cross_entropy(classes: int, dtype: torch.dtype) -> list[Staged]:
     return staged(F.cross_entropy, *rows, train=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_cross_entropy_of_long_rows_loads_16_kilobytes_an_iteration(dtype: torch.dtype) -> None:
     asm = compiled(cross_entropy(128256, dtype)[0])

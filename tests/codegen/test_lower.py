@@ -91,6 +91,7 @@ LANE_PLANS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("peel", [True, False])
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_row_kernel_under_every_plan(extent: int, peel: bool) -> None:
@@ -125,6 +126,7 @@ def transposed(rows: int | Size, columns: int | Size, tile: int) -> tuple[Kernel
     return kernel, cpu((Binding(c, LoopKind.LOOP, tile), blocks))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_blocks_of_loads_along_another_axis_are_turned(extent: int) -> None:
     for other, tile in itertools.product((3, 16, 21), (4, 16)):
@@ -136,6 +138,7 @@ def test_blocks_of_loads_along_another_axis_are_turned(extent: int) -> None:
         assert sum(block is not None for block in blocks) == 2 * full + rest
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("extent", EXTENTS[1:])
 def test_what_a_reduction_reads_is_turned_and_what_is_kept_is_not_read_again(extent: int) -> None:
     x, y = buffer("x", 21, extent), buffer("y", extent, 21)
@@ -192,6 +195,7 @@ def test_column_sum_beside_row_sum_accumulates_in_an_array(extent: int) -> None:
         check_plan(kernel, cpu((Binding(m, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_an_argmax_runs_in_one_sweep_with_the_maximum(extent: int) -> None:
     x, best, place, column = (buffer("x", 5, extent), *map(buffer, "vpq", (5, 5, extent)))

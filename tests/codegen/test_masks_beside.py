@@ -26,6 +26,7 @@ def staged(x: torch.Tensor, mask: torch.Tensor) -> Staged:
     return take_through(seen, row, options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_mask_of_a_softmax_is_loaded_in_the_layout_of_its_scores(dtype: torch.dtype) -> None:
     x, mask = torch.empty(32768, 2048, dtype=dtype), torch.empty(32768, 2048, dtype=torch.bool)

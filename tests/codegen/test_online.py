@@ -187,6 +187,7 @@ SPELLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_weights_in_other_spellings(spelling: str):
     q, k, v = (values(1, n, 16, seed=s) for s, n in enumerate((40, 90, 90)))

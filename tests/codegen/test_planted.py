@@ -101,6 +101,7 @@ def test_a_fault_of_a_cpp_kernel_is_found(fault: str, kernels: dict[str, Launch]
     assert agree(program_of("norm"), kernels[fault]) == (fault == "")
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("fault", ("", *TRITON))
 def test_a_fault_of_a_triton_kernel_is_found(fault: str) -> None:
     program = program_of("statistics")

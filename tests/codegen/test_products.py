@@ -101,6 +101,7 @@ STEPS = {
 """What is a neighbour in each operand; what is named here are the lines of its memory."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("adds", (False, True))
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

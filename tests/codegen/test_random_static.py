@@ -91,6 +91,7 @@ def test_a_gelu_takes_less_than_with_a_rational_erf(rate: float, most: float) ->
     assert kernel.instructions_per_byte <= most
 
 
+@pytest.mark.slow
 def test_attention_with_dropout_spills_nothing_and_stores_no_mask() -> None:
     shape = (4, 16, 1024, 64)
     bytes_of_a_tensor = 4 * 16 * 1024 * 64 * 2

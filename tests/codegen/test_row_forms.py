@@ -29,6 +29,7 @@ def test_cross_entropy_of_a_row_beyond_the_registers() -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", (272, 275))
 def test_many_short_rows_that_programs_take_in_turn(
     count: int, monkeypatch: pytest.MonkeyPatch

@@ -100,12 +100,14 @@ def test_tiles_inside_a_causal_mask_do_not_compare():
     assert "<=" not in clear and "<=" in masked
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", (128, 200, 257))
 def test_values_and_gradients_across_the_edge_of_a_mask(length: int):
     q, k, v = (values(1, 2, length, 16, seed=s) for s in range(3))
     check(causal, q, k, v, backend="triton_fused", train=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keys", (100, 300))
 @pytest.mark.parametrize("shift", (70, -150))
 def test_values_of_queries_that_begin_later_than_keys_or_earlier(keys: int, shift: int):

@@ -53,6 +53,7 @@ def launched(plan: Plan) -> int:
     )
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("tf32", (False, True))
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("dtype", (BF16, F32), ids=("bf16", "f32"))

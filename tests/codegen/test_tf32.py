@@ -48,6 +48,7 @@ def test_rounded_operands_go_to_the_tensor_cores_without_spills() -> None:
     assert judge([one]).faults == ()
 
 
+@pytest.mark.slow
 def test_rounded_operands_may_be_copied_by_descriptors() -> None:
     one = staged(tf32=True, descriptors="always")
     assert one.compiled is not None

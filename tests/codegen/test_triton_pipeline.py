@@ -135,6 +135,7 @@ def test_layer_norm_of_4096_columns_is_one_kernel_that_fits_registers() -> None:
     assert found.convert_layouts == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fn", "count"), [(swiglu, 2), (bias_gelu_residual, 3), (lambda x: x.relu() * 0.5 + 1, 1)]
 )
@@ -154,6 +155,7 @@ def test_softmax_reads_a_row_once(columns: int) -> None:
     assert found.spill_bytes == 0
 
 
+@pytest.mark.slow
 def test_layer_norm_in_training_does_not_spill() -> None:
     rows, row = tensor(4096, 1024), tensor(1024)
     found = inspected(lambda *args: layer_norm(*args)[1], rows, rows, row, row, train=True)

@@ -54,6 +54,7 @@ class Blocks(nn.Module):
         return F.gelu(x[rows].cumsum(1)).exp()
 
 
+@pytest.mark.slow
 def test_units_together_are_a_graph(units: list[list[str]]) -> None:
     torch.manual_seed(0)
     model, x, rows = Blocks(), torch.randn(7, 48), torch.tensor([3, 0, 6])

@@ -115,7 +115,7 @@ def test_an_attention_is_one_kernel_without_scores_in_memory(spelling: Callable)
     assert products(program)
 
 
-@pytest.mark.sampled(7)  # a diagonal
+@pytest.mark.sampled(17)  # a diagonal
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("length", (1, 100, 320))
 def test_attention_of_any_length(spelling: Callable, length: int) -> None:
@@ -128,12 +128,13 @@ def test_attention_with_heads_of_any_width(depth: int) -> None:
     fused(causal, *heads(1, 2, 150, depth))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_the_gradient_of_attention(spelling: Callable) -> None:
     fused(spelling, *heads(1, 2, 150, 16), train=True)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
 def test_operands_of_other_types(dtype: torch.dtype) -> None:
@@ -147,7 +148,7 @@ def test_a_tile_is_a_left_operand_by_rows_and_a_right_one_in_panels() -> None:
     fused(written_out, *heads(1, 2, 97, 32, dtype=torch.float16), train=True)
 
 
-@pytest.mark.sampled(5)  # a diagonal
+@pytest.mark.sampled(31)  # a diagonal
 @pytest.mark.parametrize("width", (16, 8, 4))
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
 def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
@@ -203,6 +204,7 @@ def test_the_gradient_of_attention_is_two_kernels_where_heads_are_fewer_than_thr
     assert sorted(len(found) for form in made.forms.values() if (found := products(form))) == [3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.first
 @pytest.mark.parametrize("spelling", (library_causal, library), ids=lambda fn: fn.__name__)
 def test_the_program_of_a_gradient_means_in_numpy_what_its_kernel_does(spelling: Callable) -> None:
@@ -298,6 +300,7 @@ def test_a_product_with_what_stands_around_it() -> None:
     fused(lambda x, w, v: F.silu(x @ w.t()) * (x @ v.t()), x, w, w.flip(0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", (1, 2))
 def test_any_number_of_threads(threads: int) -> None:
     before = torch.get_num_threads()

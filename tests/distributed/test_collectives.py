@@ -69,6 +69,7 @@ def kept(schedule: Schedule) -> list[str]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("race", ("auto", "fused"))
 @pytest.mark.parametrize("target", TARGETS)
 def test_collectives_keep_their_number_and_order_through_all_passes(target, race):
@@ -148,6 +149,7 @@ def collectives_run(step: Callable[[], object]) -> int:
     return sum(event.key == f"{NAMESPACE}::all_reduce" for event in profile.events())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpointed", (False, pytest.param(True, marks=since_2_13)))
 def test_a_training_step_sends_as_often_as_eager_s(checkpointed):
     w = values(16, 16).requires_grad_()

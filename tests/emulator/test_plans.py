@@ -85,12 +85,14 @@ def some(name: str) -> object:
     return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [some(name) for name in MEMORY])
 def test_a_schedule_is_right_in_several_orders_of_warps(name: str) -> None:
     shown = "\n".join(run(MEMORY[name], 0).shown)
     assert re.search(MEMORY[name].shown, shown, re.DOTALL), shown
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "number"), DIAGONAL)
 def test_a_plan_that_is_offered_is_right(name: str, number: int) -> None:
     offer = run(replace(PRODUCTS[name], train=False), number)

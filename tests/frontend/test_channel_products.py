@@ -60,6 +60,7 @@ def weights(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 LAYOUTS = pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
 
 
+@pytest.mark.sampled(2)
 @TRAINED
 @LAYOUTS
 def test_squeeze_and_excitation_does_what_eager_does(
@@ -69,6 +70,7 @@ def test_squeeze_and_excitation_does_what_eager_does(
     check(Squeeze().to(memory_format=layout), x, train=train)
 
 
+@pytest.mark.slow
 @TRAINED
 def test_batches_may_be_dynamic_and_empty(train: bool) -> None:
     more = [(torch.randn(5, 24, 4, 4),), (torch.randn(0, 24, 4, 4),), (torch.randn(1, 24, 4, 4),)]
@@ -126,7 +128,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(11)
 @TRAINED
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_products_of_each_kind_match_eager(kind: str, train: bool) -> None:
@@ -134,6 +136,7 @@ def test_products_of_each_kind_match_eager(kind: str, train: bool) -> None:
     check(lambda x, *w: F.relu(convolve(x.sin(), *w)), *inputs, train=train)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_convolutions_of_one_place_are_products(kind: str) -> None:
     convolve, inputs = PRODUCTS[kind]
@@ -229,12 +232,14 @@ class Narrow(nn.Module):
         return self.narrow(F.hardswish(self.norm(self.wide(x))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_gradients_of_channels_last_images_match_eager(dtype: torch.dtype) -> None:
     net = Narrow().to(dtype=dtype, memory_format=torch.channels_last)
     check(net, last(3, 8, 5, 7, dtype=dtype), train=True)
 
 
+@pytest.mark.slow
 def test_gradients_of_channels_last_images_may_be_dynamic_or_empty() -> None:
     net = Narrow().to(memory_format=torch.channels_last)
     check(net.eval(), last(3, 8, 5, 7), train=True, dynamic=True, more=[(last(2, 8, 6, 4),)])

@@ -55,6 +55,7 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="fusec", fullgraph=True, options=options)
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @torch.no_grad()
@@ -68,6 +69,7 @@ def test_a_convolution_is_eager_s(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=bounds, atol=bounds * scale)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ("padding", "depthwise", "transposed"))
 @torch.no_grad()
 def test_a_batch_of_any_size_and_images_too(name: str) -> None:

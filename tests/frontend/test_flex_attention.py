@@ -50,7 +50,7 @@ MODIFICATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODIFICATIONS)
 def test_scores_are_modified(name: str) -> None:
     modify = MODIFICATIONS[name]
@@ -97,7 +97,7 @@ def test_keys_of_one_batch_serve_all() -> None:
     check_captured(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), *qkv(batches=1))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (1, 0, 2, 3), (2, 1, 0, 3)])
 def test_results_are_laid_out_as_queries_are(order: tuple[int, ...]) -> None:
     q, k, v = qkv()
@@ -113,6 +113,7 @@ def test_sixteen_bits() -> None:
     )
 
 
+@pytest.mark.slow
 def test_rows_and_keys_of_any_number() -> None:
     def given(rows: int) -> tuple[Tensor, ...]:
         return tuple(torch.randn(1, 2, rows, 16) for _ in range(3))

@@ -63,7 +63,7 @@ def frozen(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_a_frozen_model_is_as_right_as_eager(name: str, dtype: torch.dtype) -> None:

@@ -44,6 +44,7 @@ def test_parts_come_together_as_in_eager(name: str) -> None:
     check(PARTS[name], X)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", sorted(set(PARTS) - {"diagonal_scatter", "one hot", "eye", "arange"})
 )
@@ -129,6 +130,7 @@ PADS = (
 )
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("pad", PADS, ids=lambda pad: f"{pad[0]} {pad[2]}")
 def test_where_no_library_may_be_called_a_pad_reads_what_is_inside(pad, dynamic: bool) -> None:

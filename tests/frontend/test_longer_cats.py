@@ -154,6 +154,7 @@ def uncounted() -> Iterator[None]:
     library._destroy()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "fn",
     (
@@ -183,6 +184,7 @@ def test_a_graph_with_a_checkpoint_stays() -> None:
     check(kept, *XY, train=True)
 
 
+@pytest.mark.slow
 def test_a_dense_block_has_the_gradients_of_eager() -> None:
     torch.manual_seed(0)
     block = nn.Sequential(nn.Conv2d(3, 8, 1), DenseBlock(8, 4, 3))

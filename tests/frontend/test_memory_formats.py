@@ -81,7 +81,7 @@ def of(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 ALWAYS = pytest.mark.usefixtures("always")
 
 
-@pytest.mark.sampled(3)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @ALWAYS
 @LAYOUTS
 @TRAIN
@@ -90,6 +90,7 @@ def test_a_network_does_what_eager_does(layout: torch.memory_format, train: bool
     check(net, images(2, 3, 16, 16, layout=layout), train=train)
 
 
+@pytest.mark.slow
 @ALWAYS
 @pytest.mark.sampled(2)
 @TRAIN
@@ -112,7 +113,7 @@ CONVOLVED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @ALWAYS
 @TRAINED
 @pytest.mark.parametrize("kind", CONVOLVED)
@@ -170,7 +171,7 @@ SCORED = 3e-4
 eager's error, 3e-6 of the greatest element: see docs/numerics.md."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @ALWAYS
 @TRAINED
 @pytest.mark.parametrize("behind", BEHIND)

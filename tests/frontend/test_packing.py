@@ -200,6 +200,7 @@ def asked(
     return calls
 
 
+@pytest.mark.slow
 def test_the_race_times_each_library_with_its_own_packed_weight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -226,6 +227,7 @@ class Residual(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("library", (PACKED_ONEDNN, "oneDNN", None))
 def test_one_graph_multiplies_any_number_of_rows(
@@ -297,6 +299,7 @@ def panels_held(module: nn.Module) -> list[tuple[int, ...]]:
     return [tuple(m.shape) for m in made]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("rows", (1, 3, 14))
 def test_products_of_few_rows_read_panels_and_see_changed_weights(

@@ -121,6 +121,7 @@ def test_models_compute_what_eager_does(start: int, kind: str) -> None:
         check_seed(seed, kind)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", (0, pytest.param(1, marks=pytest.mark.slow)))
 def test_models_compute_the_same_by_kernels_for_cpus(seed: int, kind: str) -> None:

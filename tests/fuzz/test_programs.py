@@ -24,7 +24,7 @@ def check_seed(seed: int) -> None:
     raise AssertionError(f"seed {seed}\n{as_file(small, failure(small) or error)}") from error
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(8))
 def test_compiled_program_does_what_eager_does(seed: int) -> None:
     check_seed(seed)

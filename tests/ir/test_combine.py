@@ -46,6 +46,7 @@ def same(a: State, b: State) -> bool:
     return np.array_equal(numbers(a), numbers(b), equal_nan=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("monoid", MONOIDS.values(), ids=repr)
 def test_combinations_are_associative_and_commutative_and_have_an_identity(monoid: Monoid) -> None:
     (c,) = axes("c", 2)

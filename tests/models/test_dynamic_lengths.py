@@ -143,6 +143,7 @@ def test_fusec_compiles_no_more_often_than_dynamo_asks(way, train):
     assert way == "automatic" or graphs[1] == 1
 
 
+@pytest.mark.slow
 def test_batches_of_one_and_none_are_served():
     torch._dynamo.reset()
     model = mlp()

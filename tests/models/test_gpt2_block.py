@@ -119,7 +119,7 @@ def standing_apart(one: Staged) -> dict[tuple[str, str], str | None]:
     return {(a.name, b.name): why_apart(one, a, b) for a, b in neighbours(steps)}
 
 
-@pytest.mark.sampled(3)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_no_kernel_of_the_forward_stands_beside_one_it_could_share(
@@ -130,7 +130,7 @@ def test_no_kernel_of_the_forward_stands_beside_one_it_could_share(
     assert [pair for pair, reason in found.items() if reason is None] == []
 
 
-@pytest.mark.sampled(3)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_explanation_says_why_a_kernel_and_its_reader_are_two(

@@ -47,6 +47,7 @@ def casts(graph: fx.Graph) -> int:
     )
 
 
+@pytest.mark.slow
 def test_weights_are_cast_once_and_saved_but_activations_are_not() -> None:
     module, x = Cast(DropoutBlock(256, 4), BF16), torch.randn(4, 128, 256)
     forward, backward = cut(module, x)

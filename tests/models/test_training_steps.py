@@ -280,6 +280,7 @@ def products_in_backward(model: nn.Module) -> int:
     return sum(event.key in ("aten::mm", "aten::addmm") for event in profile.events())
 
 
+@pytest.mark.slow
 @pytest.mark.first
 @pytest.mark.parametrize("saved", (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE))
 def test_a_selective_checkpoint_recomputes_what_its_policy_says(saved):
@@ -352,7 +353,7 @@ def test_a_loss_inside_the_graph_trains_as_eager(name):
 # -- mixed precision -------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("inside", (True, False), ids=("inside", "around"))
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "f16"))
 def test_autocast_with_a_scaled_loss_trains_within_eager_s_error(dtype, inside):
@@ -425,6 +426,7 @@ def test_master_weights_in_f32_of_a_bf16_model_move_as_eager_s():
 # -- modes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_take_turns_on_one_compiled_model():
     def procedure(model: nn.Module, wrap: Wrap) -> dict[str, torch.Tensor]:
         call, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.05)

@@ -53,6 +53,7 @@ def test_convnext_block_matches_eager_in_either_layout(layout):
     check(block, with_layout(values(2, 12, 9, 8), layout), train=layout == "channels_last")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(BACKEND != "fusec", reason="counts fusec's kernels")
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize("kind", ("residual", "convnext"))
@@ -74,6 +75,7 @@ def test_mlp_matches_eager(train):
     check(mlp(), values(17, 33), train=train)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @TRAINED
 def test_mlp_of_other_dtypes_matches_eager(train):

@@ -368,6 +368,7 @@ def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("sizes", [(3, 5), (1, 12), (7, 2), (40, 9)])
 def test_a_call_chooses_sizes_in_c_too(program: Path, sized: Path, sizes: tuple[int, int]) -> None:
     count, steps = sizes
@@ -553,6 +554,7 @@ def images() -> Images:
     return Images().eval()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sized", (False, True), ids=("fixed", "any size"))
 def test_convolutions_run_in_c(program: Path, tmp_path: Path, sized: bool) -> None:
     x, path = values(2, 3, 32, 40), tmp_path / "net.fusec"
@@ -594,6 +596,7 @@ MACHINES = {
 """What is taken, by what a processor can do."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("expected", MACHINES)
 def test_the_best_that_a_processor_can_run_is_taken(
     levels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str
@@ -662,6 +665,7 @@ def stepping(write: Callable[..., None]) -> Callable[..., torch.Tensor]:
     return step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", [by_slice, by_copy, by_index, by_value])
 def test_an_input_that_the_model_changes_is_changed(
     program: Path, tmp_path: Path, write: Callable[..., None]
@@ -725,7 +729,7 @@ def test_convolutions_of_one_place_need_no_torch(program: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_every_type_goes_in_and_out(program: Path, tmp_path: Path, name: str) -> None:
     call, *given = TYPES[name]
     path = archive(tmp_path, call, *given)

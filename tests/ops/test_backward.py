@@ -24,7 +24,7 @@ def bias_gelu(x, w, b):
     return F.gelu(x + b) * w
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("fn", [layer_norm, rms_norm, bias_gelu])

@@ -48,6 +48,7 @@ class Block(nn.Module):
         )  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ("fusec", "triton_interpreter"))
 def test_a_size_that_was_never_seen_may_be_none_one_or_many(backend):
     block = Block()
@@ -219,6 +220,7 @@ def repeated(x, n):
     return torch.repeat_interleave(x, n, 0) * 2 + 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", (positions, chosen, number, beginning, repeated))
 def test_what_depends_on_data_runs_eagerly_and_the_rest_is_fused(captured, fn):
     call = compiled(fn)
@@ -268,7 +270,7 @@ def sized(x, n):
 WEIGHT = values(4, 7, seed=9)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize(
     "fn",
@@ -305,6 +307,7 @@ def even(x, n):
     return x.repeat(2, 1)[:k] * 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
 @pytest.mark.parametrize(
     ("fn", "right", "wrong"), ((within, (5, 1), (6, 0, -1)), (even, (4, 2, 0), (3, 6, -2)))

@@ -93,7 +93,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_sizes_that_divide_each_other_are_proven_in_range_and_compiled_once(fn, backend):
@@ -137,6 +137,7 @@ def below_a_diagonal(x, n):
     return torch.tril(x[:, None] * x[None], n) + n
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", (later_than, turned, below_a_diagonal), ids=lambda fn: fn.__name__)
 def test_an_integer_argument_may_be_of_either_sign(fn):
     call = compiled(fn, "fusec", dynamic=None)

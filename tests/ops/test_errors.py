@@ -40,7 +40,7 @@ def same_error(fn: Callable[..., object], *inputs: torch.Tensor) -> None:
         assert str(compiled.value) == str(eager.value)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("dtype", [*INTS, torch.int16], ids=str)
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_an_integer_divided_by_zero_is_an_error(name: str, dtype: torch.dtype) -> None:
@@ -64,7 +64,7 @@ GUARDED: dict[str, Binary] = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("n", [32, 37])
 @pytest.mark.parametrize("name", GUARDED)
 def test_no_padding_and_no_masked_lane_counts_as_a_zero(name: str, n: int) -> None:

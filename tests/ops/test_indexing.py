@@ -53,6 +53,7 @@ def test_gathers_inside_a_chain_have_eager_gradients(check):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64, torch.int32, torch.bool), ids=str)
 @in_both
 def test_gathers_of_other_dtypes_match_eager(dtype, check):
@@ -160,6 +161,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
 @in_both
 def test_masks_match_eager_and_its_gradients(dtype, check):

@@ -114,7 +114,7 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_mutated_input_holds_what_eager_leaves(mutate):
     check(mutate, values(6, 9))
@@ -129,6 +129,7 @@ def test_mutated_strided_input_is_written_in_place_and_nowhere_else(layout):
     check(mutate, with_layout(values(4, 6, 8), layout), values(4, 6, 8, seed=1))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 @in_both
 def test_mutation_of_an_intermediate_matches_eager_and_its_gradients(mutate, check):

@@ -48,7 +48,7 @@ def loss_of(reduction: str, smoothing: float = 0.0):
     return loss
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -76,7 +76,7 @@ def test_the_last_chunk_may_be_short(reduction, rows):
     check(loss_of(reduction), values(rows, C), values(V, C, seed=2), targets(rows), train=True)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64), ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_other_types_match_eager(reduction, dtype):
@@ -113,6 +113,7 @@ def test_a_loss_written_out_matches_eager():
     check(loss, values(3, 16, C), values(V, C, seed=2), targets(3, 16), train=True)
 
 
+@pytest.mark.slow
 @pytest.mark.first
 @pytest.mark.parametrize("dynamic", (True, False), ids=("dynamic", "static"))
 def test_two_batches_of_other_sizes_match_eager(dynamic):

@@ -102,6 +102,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @in_both
 def test_elementwise_losses_match_eager(reduction, check):

@@ -48,7 +48,7 @@ UNARY = [pytest.param(family, True, id=f"{family}-training") for family in point
          if family != "rounding"]  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "train"), [*UNARY, *map(without_gradients, pointwise.DOMAINS)])
 def test_unary_operations_are_lowered(family, train):
     table, low, high = pointwise.DOMAINS[family]
@@ -68,7 +68,7 @@ def test_operations_without_gradients_are_lowered(name):
     assert left_to_eager(pointwise.apply_all(getattr(pointwise, name)), x, y) == set()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @MODES
 @pytest.mark.parametrize("dim", (0, 1, (0, 1)), ids=str)
 def test_reductions_are_lowered(dim, train):

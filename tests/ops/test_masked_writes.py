@@ -38,7 +38,7 @@ def put(x, mask, token, other):
 WRITES = {"assigned": assigned, "put": put}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "dynamic"), (("assigned", False), ("put", False), ("put", True)), ids=str
 )

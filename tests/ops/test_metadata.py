@@ -200,6 +200,7 @@ def left_behind(fn, case):
     return facts, written, [t.detach().clone() for t in (*given, *tensors)]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_leaves_what_eager_does(name):
     case = CASES[name]
@@ -280,6 +281,7 @@ def version_steps(module, fn, *, grad):
     return steps
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("grad", (False, True))
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_a_write_to_state_counts_once(dynamic, grad):

@@ -15,7 +15,7 @@ def affine(n, dtype=torch.float32):
     return values(n, dtype=dtype, seed=8) + 1, values(n, dtype=dtype, seed=9)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @TRAINED
 @in_both
@@ -33,7 +33,7 @@ def test_norms_over_the_last_axis_match_eager(dtype, train, check):
     check(norms, values(3, 5, 48, dtype=dtype), *affine(48, dtype), train=train)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("n", (1, 7, 33, 100, 1000, 4097))
 def test_norms_of_odd_widths_match_eager(n):
     def norms(x, r, w, b):
@@ -89,7 +89,7 @@ def test_layer_norm_of_the_channels_of_an_image_matches_eager(train, check):
     check(norm, with_layout(values(2, 6, 4, 5), "channels_last"), *affine(6), train=train)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @TRAINED
 @in_both
@@ -106,6 +106,7 @@ def test_group_and_instance_norm_match_eager(layout, train, check):
     check(norms, with_layout(values(2, 6, 4, 5), layout), *affine(6), train=train)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ("contiguous", "channels_last"))
 @pytest.mark.parametrize("training", (False, True), ids=("eval_mode", "train_mode"))
 @in_both
@@ -117,6 +118,7 @@ def test_batch_norm_normalises_and_updates_its_statistics(layout, training, chec
     check(nn.Sequential(norm, nn.ReLU()), with_layout(values(4, 6, 5, 3), layout), train=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "module",
     (

@@ -99,7 +99,7 @@ def steps_agree(cls, settings, dtypes=(torch.float32,)):
     assert_close(lists[1], lists[0], lists[2])
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_five_steps_agree_with_eager_and_fp64(name, foreach):
@@ -107,6 +107,7 @@ def test_five_steps_agree_with_eager_and_fp64(name, foreach):
     steps_agree(cls, {**settings, "foreach": foreach})
 
 
+@pytest.mark.slow
 @pytest.mark.first
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
 def test_parameters_of_mixed_types(foreach):
@@ -174,7 +175,7 @@ def test_clipping_and_step_compile_together():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(3)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.skipif(BACKEND != "fusec", reason="counts what fusec launches")
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])

@@ -189,7 +189,7 @@ def apply_all(table):
     return apply
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("family", DOMAINS)
 @as_captured
@@ -198,7 +198,7 @@ def test_unary_family_matches_eager(family, dtype, check):
     check(apply_all(table), values(7, 34, dtype=dtype, low=low, high=high))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("family", ("any", "positive", "unit", "activations", "clamps"))
 @in_both
@@ -219,7 +219,7 @@ def test_binary_family_matches_eager(dtype, check):
     check(apply_all(BINARY), values(9, 33, dtype=dtype), values(9, 33, dtype=dtype, seed=1))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16), ids=str)
 @in_both
 def test_binary_family_has_eager_gradients(dtype, check):
@@ -253,7 +253,7 @@ SPECIAL_TABLE = {**ANY, **POSITIVE, **UNIT, **ROUNDING, **CLAMPS, **ACTIVATIONS}
 SPECIAL_TABLE = {name: op for name, op in SPECIAL_TABLE.items() if name not in UNSETTLED}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @in_both
 def test_special_values_pass_through_unary_operations_as_in_eager(dtype, check):
@@ -282,6 +282,7 @@ def test_strided_operand_gives_eager_values_and_strides(layout, check):
     check(lambda x, y: (x * 2 + y, torch.exp(x), F.relu(x) - 1, y / (x.abs() + 1)), x, y)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @in_both
 def test_two_operands_of_one_layout_keep_it_as_eager_does(layout, check):

@@ -133,7 +133,7 @@ def test_type_predicates_and_views_of_casts_match_eager(check):
     check(convert, values(4, 9) * 4, values(4, 9, dtype=torch.int64))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", ALL_INTS, ids=str)
 @in_both
 def test_integer_arithmetic_matches_eager_on_negative_operands(dtype, check):

@@ -124,6 +124,7 @@ def test_reductions_have_eager_gradients(shape, dim, check):
     check(over_axes((OVER_AXES,), dim, False), values(*shape), train=True)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dim", (0, -1))
 @in_both
 def test_reductions_along_one_axis_have_eager_gradients(dim, check):
@@ -132,7 +133,7 @@ def test_reductions_along_one_axis_have_eager_gradients(dim, check):
     check(over_axes((table,), dim, True), values(6, 17), train=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @in_both
 def test_reductions_of_each_floating_dtype_match_eager(dtype, check):
@@ -228,7 +229,7 @@ INTEGER_REDUCTIONS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dim", (0, 1))
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.int8), ids=str)
 @in_both
@@ -305,6 +306,7 @@ def test_gradient_of_amax_is_shared_between_ties_and_that_of_max_is_not():
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("special", (math.nan, math.inf, -math.inf), ids=str)
 @in_both
 def test_special_values_pass_through_reductions_as_in_eager(special, check):
@@ -483,6 +485,7 @@ def test_a_sum_over_an_expanded_axis_counts_every_copy():
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 @in_both
 def test_reductions_take_dynamic_shapes(train, check):

@@ -47,7 +47,7 @@ CHAINS: dict[str, Function] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize("name", CHAINS)
 def test_eager_precision_rounds_every_intermediate(name: str, dtype: torch.dtype) -> None:
@@ -125,7 +125,7 @@ def close_values(backend: str) -> tuple[torch.Tensor, torch.Tensor]:
 BACKENDS = {"fusec": "fusec", "triton_interpreter": triton_backend.triton_interpreter}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", EQUALITIES)
 def test_a_comparison_for_equality_sees_rounded_values_alone(name: str, backend: str) -> None:

@@ -118,6 +118,7 @@ def test_rearrangements_returned_match_eager(start, check):
     check(bare(part(REARRANGEMENTS, start)), values(4, 6, 10))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("start", range(3))
 @in_both
 def test_views_inside_a_chain_match_eager_and_its_gradients(start, check):
@@ -126,6 +127,7 @@ def test_views_inside_a_chain_match_eager_and_its_gradients(start, check):
     check(chain(table), values(4, 6, 10), train=True)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("start", range(3))
 @in_both
 def test_rearrangements_inside_a_chain_match_eager_and_its_gradients(start, check):
@@ -189,6 +191,7 @@ def test_parts_of_a_fused_projection_are_combined():
     check(gates, values(3, 5, 30), train=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dim", (0, 1, -1))
 @in_both
 def test_cat_of_unequal_parts_matches_eager(dim, check):
@@ -240,6 +243,7 @@ def test_cat_of_channels_last_images_keeps_their_layout():
 PADS = [(1, 1), (0, 3), (4, 0), (-1, -2), (2, -3), (1, 2, 3, 4), (-1, 0, 0, 2), (1, 0, 0, 1, 2, 2)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 @in_both
 def test_constant_pads_match_eager(train, check):
@@ -285,6 +289,7 @@ def test_transposed_layouts_are_kept_through_a_chain():
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 @in_both
 def test_image_rearrangements_match_eager(train, check):
@@ -360,6 +365,7 @@ def test_overlapping_windows_are_read_and_their_gradients_accumulated():
     )
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
 @in_both
 def test_views_take_dynamic_shapes(train, check):

@@ -180,6 +180,7 @@ def each(functions):
     return [pytest.param(f, marks=() if f in QUICK else slow, id=f.__name__) for f in functions]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("write", each(WRITES))
 def test_a_part_of_an_input_is_written_in_place(write):
     check(write, *INPUTS)
@@ -213,6 +214,7 @@ READS_BEFORE = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", each(READS_BEFORE))
 def test_contents_that_are_read_before_stay_what_they_were(write):
     check(write, *INPUTS)
@@ -228,6 +230,7 @@ def test_caches_of_other_strides_are_written_in_place(layout):
         check(write, cache, *INPUTS[1:])
 
 
+@pytest.mark.slow
 def test_a_position_that_is_an_integer_compiles_once():
     def write(c, k, q, n):
         c[:, :, n : n + 1] = k * 2

@@ -65,6 +65,7 @@ BEHIND: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str, int]] = {
 """Function, the call of the convolution, and how many kernels are left."""
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", BEHIND)
 @pytest.mark.parametrize(
     "dtype", (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow))

@@ -83,7 +83,7 @@ def test_partial_sums_of_wide_rows_are_one_for_each_multiprocessor(
     assert over(report) <= 132 * sums * 8 / (rows * 6) + 0.001  # written and read in f32
 
 
-@pytest.mark.sampled(3)  # a diagonal
+@pytest.mark.sampled(7)  # a diagonal
 @pytest.mark.parametrize("width", (16385, 32768, 65536, 262144))
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm])
 def test_a_norm_whose_sums_fit_no_registers_reads_its_rows_twice(norm: Any, width: int) -> None:
@@ -142,7 +142,7 @@ ROWS = {
 """Name -> function of x and others, these others for rows and columns."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("target", ["sm_90", "cpu"])
 @pytest.mark.parametrize("name", ROWS)
 def test_a_backward_along_rows_is_one_kernel_at_the_floor(name: str, target: str) -> None:
@@ -152,7 +152,7 @@ def test_a_backward_along_rows_is_one_kernel_at_the_floor(name: str, target: str
     assert over(report) == 0
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("width", (64, 1000, 4097, 65536, 262144))
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "cross_entropy"])
 def test_softmaxes_of_any_width_are_at_the_floor(name: str, width: int) -> None:

@@ -78,6 +78,7 @@ def test_the_setting_of_a_remedy_removes_the_break(case: str) -> None:
     assert len(after.graphs) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ["branch", "mask", "disable"])
 def test_the_change_of_a_remedy_removes_the_break(case: str) -> None:
     model, _, _, mended = UNCLEAN[case]

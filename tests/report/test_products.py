@@ -178,7 +178,7 @@ def test_attention_in_any_spelling_is_one_kernel_without_scores_in_memory(spelli
     assert report.bytes_moved <= 1.05 * whole
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("spelling", TRAINED)
 def test_the_gradient_of_attention_is_at_most_three_kernels_without_scores(spelling: str) -> None:
     forward, backward = graphs(SPELLINGS[spelling], *tensors(), race="fused", train=True)

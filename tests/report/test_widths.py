@@ -66,6 +66,7 @@ def test_lanes_that_step_over_elements_are_left_out() -> None:
     assert reasons(b.program()) == {"x": SCATTERED, "y": ""}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "program",
     [

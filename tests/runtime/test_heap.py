@@ -73,6 +73,7 @@ def test_who_collects_by_hand_is_left_alone() -> None:
         assert gc.get_threshold()[0] == 0
 
 
+@pytest.mark.slow
 def test_no_full_collection_stands_right_behind_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "OBJECTS", 10_000)
     full: list[str] = []

@@ -25,12 +25,14 @@ KERNEL = TritonSource(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", PROCESSORS)
 def test_the_ptxas_that_triton_runs_takes_its_code(target: str) -> None:
     report = inspect_kernel(compile_kernel(KERNEL, target))
     assert report.registers > 0 and report.load_widths == {16: 1}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("default", ("0", "1", None))
 def test_products_and_sums_are_rounded_once_whatever_the_default(
     default: str | None, monkeypatch: pytest.MonkeyPatch

@@ -392,6 +392,7 @@ def _rest(kernel: TritonSource) -> tuple[Any, ...]:
     return kernel.signature, kernel.divisible, kernel.grid
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"])
 def test_every_stage_of_every_target_has_text(target: str) -> None:
     asm = compile_kernel(KERNEL, target)
