@@ -27,6 +27,7 @@ from fusec.compiler import bind_stored, is_unseen, salt_of
 from fusec.errors import Unsupported
 from fusec.frontend.capture import main_device
 from fusec.frontend.dynamo_key import NoKey, dynamo_key, shares_memory
+from fusec.frontend.origin import op_name, origin_of
 from fusec.options import Options
 from fusec.runtime.cache import open_cache
 from fusec.runtime.convention import Convention
@@ -34,7 +35,7 @@ from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
 from fusec.runtime.fake import with_memory_only
 from fusec.runtime.loading import Stored, read_parts
-from fusec.runtime.outside import describe
+from fusec.runtime.outside import describe, unnamed
 from fusec.size_formulas import specs_of
 from fusec.stages import Context
 from fusec.summary import launch_titles
@@ -60,8 +61,26 @@ class _Part:
         """Return what an entry says of it."""
         trace, device = self.trace, str(main_device(self.gm))
         titles = launch_titles(self.gm, trace.name, trace.manifest)
-        outside = describe(json.loads(trace.manifest)["taken"], self.gm) if trace.said else None
+        outside = describe(self._taken, self.gm) if trace.said else None
         return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
+
+    @property
+    def _taken(self) -> Any:
+        """What the wrapper takes of the graph, as ``runtime/outside.py`` reads it."""
+        return json.loads(self.trace.manifest)["taken"]
+
+    def obstacle(self) -> str:
+        """Return why an entry cannot say what the graph is."""
+        if self.trace.problem or not self.trace.said:
+            return self.trace.problem or "its kernels are not kept"
+        lines = []
+        for node in unnamed(self._taken, self.gm):
+            is_tensor = node.op == "get_attr"
+            what = "a tensor of the program's own" if is_tensor else op_name(node.target)
+            source = origin_of(node).source
+            remedy = ": give it to the module by register_buffer" if is_tensor else ""
+            lines.append(f"{what}{f', at {source[-1]}' if source else ''}{remedy}")
+        return "what no file can name: " + "; ".join(dict.fromkeys(lines))
 
 
 @dataclass(slots=True)
@@ -177,8 +196,7 @@ class Start:
         ]
         for part in packed:
             if part.row["outside"] is None:
-                problem = self.parts[part.name].trace.problem
-                raise Unsupported(problem or "its eager kernels need more than names of operators")
+                raise Unsupported(self.parts[part.name].obstacle())
         return convention, packed
 
     def _store(self, convention: Convention | None) -> None:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 import fusec
 from fusec.building import Call, build, weights_of
 from fusec.cli import main
-from fusec.errors import ModelError, UsageError
+from fusec.errors import ModelError, Unsupported, UsageError
 from fusec.options import Options
 from fusec.report.observe import new_fake_mode
 from fusec.runtime import loading, processor
@@ -529,6 +529,26 @@ def test_graph_breaks_are_an_error_that_lists_lines() -> None:
 def scaled(x: torch.Tensor, y: Any = None, how: Any = torch.relu, z: Any = None, by: float = 2.0,
            *, n: int = 3) -> torch.Tensor:  # fmt: skip
     return how(x) * by + z * n
+
+
+def test_a_tensor_of_many_numbers_is_named_with_its_line() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - torch.tensor([float(k) for k in range(20)])
+
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported, match=r"\.py:\d+ in forward: .*register_buffer"):
+        build(Shifted(), Call((values(2, 20),)), HERE)
+
+
+def test_short_ones_are_in_the_kernels(load: Any) -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - torch.tensor([0.5, 0.25])
+
+    torch._dynamo.reset()
+    model, x = load(build(Shifted(), Call((values(3, 2),)), HERE)), values(3, 2, seed=5)
+    assert torch.equal(model(x), Shifted()(x))
 
 
 def test_what_is_left_out_is_the_model_s_default(load: Any) -> None:

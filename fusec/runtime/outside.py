@@ -86,17 +86,32 @@ def describe(taken: Mapping[str, Any], gm: fx.GraphModule) -> dict[str, Any] | N
     Returns:
         None where a value cannot be written down.
     """
+    if unnamed(taken, gm):
+        return None
     nodes = {node.name: node for node in gm.graph.nodes}
-    targets: dict[str, Any] = {name: nodes[name].target for name in taken["calls"]}
     values = [(name, path, _written(_argument(nodes[name], path)))
               for name, path in taken["constants"]]  # fmt: skip
-    named = all(isinstance(t, OpOverload) and t.namespace in _NAMESPACES for t in targets.values())
-    if not named or any(written is None for _, _, written in values):
-        return None
     return {
-        "calls": {name: str(target) for name, target in targets.items()},
+        "calls": {name: str(nodes[name].target) for name in taken["calls"]},
         "constants": [[name, list(path), *(written or ())] for name, path, written in values],
     }
+
+
+def unnamed(taken: Mapping[str, Any], gm: fx.GraphModule) -> list[fx.Node]:
+    """Return the nodes of which a wrapper takes what cannot be written down.
+
+    Args:
+        taken: as of ``describe``.
+    """
+    nodes = {node.name: node for node in gm.graph.nodes}
+    calls = [nodes[name] for name in taken["calls"] if not _is_named(nodes[name].target)]
+    values = [nodes[name] for name, path in taken["constants"]
+              if _written(_argument(nodes[name], path)) is None]  # fmt: skip
+    return list(dict.fromkeys((*calls, *values)))
+
+
+def _is_named(target: Any) -> bool:
+    return isinstance(target, OpOverload) and target.namespace in _NAMESPACES
 
 
 def described(found: Any) -> Outside:
