@@ -2,8 +2,9 @@
 
 ``torch.tensor([0.5, 0.25])`` in a forward is a tensor that tracing has made once, of which each
 call gets a copy. Its numbers are the program's own, like those of ``x * 0.5``: they stand in the
-kernels that read them, and no tensor is needed, which an archive or a program in C would have to
-hold.
+kernels that read them, so that neither an archive nor a program in C has to hold a tensor. Where an
+eager kernel takes it, a kernel writes it first. Types that kernels do not compute with (complex,
+``float8``, ``uint16``) stay tensors.
 
 Worked example: ``m = torch.tensor([0.5, 0.25, 0.25])`` is ``m[i0] = where(i0 < 1, 0.5, 0.25)``.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.arithmetic import select
-from fusec.frontend.shapes import TensorType
+from fusec.frontend.shapes import TensorType, from_torch_dtype
 from fusec.frontend.value import Value, make_axes, positions
 from fusec.ir.dtype import compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, cast, op
@@ -28,7 +29,8 @@ from fusec.torch_interior import unset_fake_temporarily
 aten = torch.ops.aten
 
 LIFTS = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
-"""What copies such a tensor. Any other reader may see what became of the tensor since."""
+"""Calls that copy such a tensor. Another one would read the tensor itself, which may be one of the
+user's that has changed since it was traced."""
 LONGEST = 16
 """Elements: each that differs from the one before it is a comparison where it is read."""
 
@@ -41,7 +43,7 @@ def numbers_of(node: fx.Node, gm: fx.GraphModule) -> tuple[float | int | bool, .
     value = operator.attrgetter(str(node.target))(gm)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    if not 0 < value.numel() <= LONGEST or value.is_complex() or value.is_quantized:
+    if not 0 < value.numel() <= LONGEST or from_torch_dtype(value.dtype).is_opaque:
         return None
     with unset_fake_temporarily():
         return tuple(value.flatten().tolist())

@@ -178,3 +178,19 @@ def atom_order(atom: Atom) -> tuple[str, str]:
 def monomial_order(monomial: Monomial) -> tuple[tuple[str, str], ...]:
     """Return what the terms of a sum are sorted by."""
     return tuple(map(atom_order, monomial))
+
+
+def divided(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """Return the product over another one, None if it is no multiple."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def without(monomial: Monomial, atom: Atom) -> Monomial:
+    """Return the product with one occurrence of ``atom`` left out."""
+    position = monomial.index(atom)
+    return monomial[:position] + monomial[position + 1 :]

@@ -30,7 +30,9 @@ from fusec.ir.atoms import (
     Runtime,
     Size,
     atom_order,
+    divided,
     monomial_order,
+    without,
 )
 from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
@@ -203,7 +205,7 @@ def _coefficient(value: Index, axis: Axis) -> Index | None:
     for monomial, coefficient in value.terms:
         holding = [atom for atom in monomial if axis in atom.axes]
         if holding == [axis]:
-            factors.append((_without(monomial, axis), coefficient))
+            factors.append((without(monomial, axis), coefficient))
         elif holding:
             return None
     return sum_of_terms(factors, 0)
@@ -246,7 +248,7 @@ def _division_pair(merged: dict[Monomial, int]) -> tuple[Monomial, Index, Index]
     """Return the monomial of some ``k*(x%n)``, ``k*n*(x//n)`` if that is there too, and ``k*x``."""
     for monomial, coefficient in merged.items():
         for atom in (a for a in monomial if coefficient and isinstance(a, Mod)):
-            scale = sum_of_terms([(_without(monomial, atom), coefficient)], 0)
+            scale = sum_of_terms([(without(monomial, atom), coefficient)], 0)
             multiple = scale * atom.divisor * floordiv(atom.dividend, atom.divisor)
             if multiple.terms and not multiple.const and merged.items() >= set(multiple.terms):
                 return monomial, multiple, scale * atom.dividend
@@ -315,7 +317,7 @@ def _divide_terms(a: Index, b: Index) -> tuple[Index | None, Index]:
         parts = [
             (left, c // n)
             for m, c in rest.terms
-            if c % n == 0 and (left := _left(m, divisor)) is not None
+            if c % n == 0 and (left := divided(m, divisor)) is not None
         ]
         if not parts:
             break
@@ -326,16 +328,6 @@ def _divide_terms(a: Index, b: Index) -> tuple[Index | None, Index]:
 
 _LONGEST_DIVISION = 4
 """Steps of a division by a sum, such as ``(s*n - s + i) // (n - 1)``: s, and then i is left."""
-
-
-def _left(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    """Return the product over another one, None if it is no multiple."""
-    left = list(monomial)
-    for atom in divisor:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return tuple(left)
 
 
 def is_in_range(value: Index, extent: Index) -> bool:
@@ -362,12 +354,18 @@ def is_nonnegative(value: Index) -> bool:
 
 
 def _without_divisions(value: Index) -> Iterator[Index]:
-    """Yield, for each division that is a term by itself, what is >= 0 if and only if value is."""
+    """Yield, for an outermost division that is a term alone, what is >= 0 if and only if value is.
+
+    It is in no other term, nor inside of another division, so it is gone then: this ends.
+    """
+    divisions = [atom for monomial, _ in value.terms for atom in monomial if _is_floor(atom)]
+    depth = max((atom.depth for atom in divisions), default=0)
     for monomial, coefficient in value.terms:
         atom = monomial[0]
         if len(monomial) > 1 or abs(coefficient) != 1 or not _is_floor(atom):
             continue
-        if _is_positive(atom.divisor):
+        outermost = atom.depth == depth and divisions.count(atom) == 1
+        if outermost and _is_positive(atom.divisor):
             rest = value - index(atom) * coefficient
             if coefficient > 0:
                 yield rest * atom.divisor + atom.dividend
@@ -410,7 +408,7 @@ def _least(value: Index) -> Index | None:
         return _bound_atoms(value, _is_varying)
     axis = min(axes, key=lambda a: (a.limit is None, -a.serial))
     rest = sum_of_terms([(m, c) for m, c in value.terms if axis not in m], value.const)
-    factors = [(_without(m, axis), c) for m, c in value.terms if axis in m]
+    factors = [(without(m, axis), c) for m, c in value.terms if axis in m]
     factor = sum_of_terms(factors, 0)
     if _is_step(factor):
         return _least(rest)
@@ -427,13 +425,8 @@ def _least(value: Index) -> Index | None:
 
 def _is_step(factor: Index) -> bool:
     """Prove ``factor >= 0`` of what multiplies an axis, such as ``n - n//2``."""
-    return _sizes_nonnegative(factor) or (len(factor.terms) > 1 and is_nonnegative(factor))
-
-
-def _without(monomial: Monomial, atom: Atom) -> Monomial:
-    """Return the product with one occurrence of ``atom`` left out."""
-    position = monomial.index(atom)
-    return monomial[:position] + monomial[position + 1 :]
+    is_sum = len(factor.terms) > 1 and not factor.axes
+    return _sizes_nonnegative(factor) or (is_sum and is_nonnegative(factor))
 
 
 def _is_floor(atom: Atom) -> TypeGuard[FloorDiv]:
@@ -498,17 +491,17 @@ def _divide_bound(bound: Index | None, divisor: Index) -> Index | None:
 
 
 def _is_positive(divisor: Index) -> bool:
-    """Prove ``divisor > 0`` where it divides: a division by 0 has no value."""
+    """Prove ``divisor > 0`` of what divides, which is not 0: so it only has to be >= 0."""
     return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor)
 
 
 def _relaxations(value: Index) -> Iterator[Index]:
     """Yield ``value``, and what is below it with some of its divisions bounded, then the next.
 
-    First those of which something is left out: ``4*(n//4)*x - 16*(n//4)*(x//4)`` is at least 0 by
-    its last division, and by all three less. Then the outermost, for they may hold what is beside
-    them: with q for x//n, ``q - 3*((q + 1)//3)`` is at least ``q - (q + 1)``, where q is left out,
-    but at most x/n if each is bounded alone.
+    First those whose bound cancels a term: with q for n//4, ``4*q*x - 16*q*(x//4)`` is at least
+    ``4*q*x - 4*q*x``, which is 0; if q is bounded as well, n and x are left. Then the outermost,
+    for they may hold what is beside them: with q for x//n, ``q - 3*((q + 1)//3)`` is at least
+    ``q - (q + 1)``, where q is left out, but at most x/n if each is bounded alone.
     """
     yield value
     while found := tuple(_relaxed_terms(value)):
@@ -536,7 +529,7 @@ def _relaxed_terms(value: Index) -> Iterator[tuple[tuple[bool, int], Index]]:
 
 def _relaxed(monomial: Monomial, coefficient: int, atom: FloorDiv) -> Index | None:
     """Return what a product is never below, with one of its divisions left out, or None."""
-    others, divisor = _without(monomial, atom), atom.divisor
+    others, divisor = without(monomial, atom), atom.divisor
     if not _is_positive(divisor) or not _all_nonnegative(others):
         return None
     if coefficient < 0 and divisor.is_constant and _constant_least(atom) is not None:
@@ -580,7 +573,7 @@ def _constant_least(atom: Atom) -> int | None:
         case Mod():
             return 0 if _is_positive(atom.divisor) else None
         case Quotient():
-            return 1 if _is_positive(atom.dividend) else 0
+            return 1 if is_nonnegative(atom.dividend - 1) else 0
         case FloorDiv():
             low = _least(atom.dividend)
             expanded = None if low is None else shifted(low, _constant_least)

@@ -1,7 +1,7 @@
 """Signs of polynomials in atoms of which each has a constant lower bound.
 
-Worked example: with n >= 2 and m >= 1, ``n*m - 2*m`` is ``a*b + a`` for ``n = 2 + a`` and
-``m = 1 + b``: no coefficient is negative, so the sum is not, either.
+Worked example: with n >= 2 and m >= 1, let ``n = 2 + a`` and ``m = 1 + b``. Then ``n*m - 2*m`` is
+``(2 + a)*(1 + b) - 2*(1 + b) = a*b + a``: no coefficient is negative, so the sum is not, either.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def shifted(value: Index, least: Callable[[Atom], int | None]) -> dict[Monomial, int] | None:
-    """Return the coefficients of a sum in what its atoms have above their lower bounds.
+    """Return the coefficients of a sum after each atom x was replaced by ``x' + least(x)``.
 
-    An atom in a monomial stands for its rest, which is >= 0; the empty monomial is the constant.
-    None where an atom has no bound.
+    An atom in a monomial stands for x', which is >= 0; the empty monomial is the constant. None
+    where an atom has no lower bound.
     """
     expanded: dict[Monomial, int] = {(): value.const}
     for monomial, coefficient in value.terms:

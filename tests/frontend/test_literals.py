@@ -71,6 +71,15 @@ def test_longer_ones_are_constants() -> None:
     assert [extern.target for extern in captured.externs] == ["get_attr"]
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex")
+@pytest.mark.parametrize("dtype", (torch.complex64, torch.uint16))
+def test_those_of_types_that_kernels_do_not_compute_with_are_constants(dtype: torch.dtype) -> None:
+    captured = Captured(lambda x: (torch.tensor([0, 1, 2], dtype=dtype), x + 1))
+    found, _ = captured(torch.zeros(2))
+    assert found.dtype is dtype and found.float().tolist() == [0, 1, 2]
+    assert "get_attr" in [extern.target for extern in captured.externs]
+
+
 def scaled(x: torch.Tensor, number: float) -> torch.Tensor:
     return x * torch.tensor([0.5, number])
 

@@ -342,6 +342,25 @@ def test_a_size_that_is_known_to_be_small_bounds_products_with_it() -> None:
     assert not is_nonnegative(index(shift) * 5 - index(shift) * small)
 
 
+def test_an_exact_quotient_of_what_may_be_zero_may_be_zero() -> None:
+    some, none = Size("S", 8, 1), Size("Z", 8, 0)
+    assert is_nonnegative(index(Quotient(index(some), index(4))) - 1)
+    assert not is_nonnegative(index(Quotient(index(none), index(4))) - 1)
+    assert is_nonnegative(index(Quotient(index(none), index(4))))
+
+
+def test_proofs_about_divisions_inside_of_each_other_end() -> None:
+    s, axis = index(Size("S", 4, 2, 5)), index(Axis("b", index(5)))
+    inner = index(5) // (s + 1)
+    assert not is_nonnegative((5 - inner) // s - inner)
+    assert not is_nonnegative(2 - (axis + 1) * (index(2) // (axis + 1)))
+    sizes = [index(Size(f"S{k}", 7)) for k in range(8)]
+    total = index(1)
+    for k, size in enumerate(sizes):
+        total = total - size // (index(Axis("q", sizes[k - 1])) + k + 2)
+    assert not is_nonnegative(total)
+
+
 def test_sizes_of_either_sign_and_of_zero_are_not_taken_for_extents() -> None:
     any_integer, empty, pair = Size("I", 3, None), Size("Z", 3, 0), Size("P", 3, 2)
     assert not is_nonnegative(index(any_integer))

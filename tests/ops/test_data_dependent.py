@@ -270,6 +270,19 @@ def sized(x, n):
 WEIGHT = values(4, 7, seed=9)
 
 
+def test_a_size_that_a_number_divides_may_be_none(captured):
+    """A quarter of no element is none: the first column is then the other tensor's."""
+
+    def joined(x, w):
+        y = x[x > 0]
+        torch._check(y.shape[0] % 4 == 0)
+        return torch.cat([y.view(4, -1), w.view(4, -1)], 1)[:, 0] * 2
+
+    call = compiled(joined)
+    for x in (torch.ones(8), -torch.ones(8)):
+        agree(joined(x, values(8)), call(x, values(8)))
+
+
 @pytest.mark.sampled(17)
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize(
