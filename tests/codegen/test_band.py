@@ -88,7 +88,6 @@ class _Tiles:
 
 
 @pytest.mark.sampled(17)
-@pytest.mark.sampled(17)
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("monoid", (MAX, SUM), ids=("maximum", "sum"))
 def test_a_loop_visits_the_tiles_that_count_and_no_other(condition, monoid):
