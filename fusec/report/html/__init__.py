@@ -17,6 +17,7 @@ from fusec.errors import EnvironmentProblem
 from fusec.frontend.modules import BETWEEN
 from fusec.report.html.details import details_of
 from fusec.report.html.document import Document
+from fusec.report.html.leads import leads_of
 from fusec.report.html.plots import memory_plot, roofline_plot
 from fusec.report.terminal import format_bytes, format_seconds
 
@@ -35,6 +36,7 @@ def render(document: Document) -> str:
     page = environment().get_template("page.html")
     return page.render(
         document=document,
+        leads=leads_of(document.graphs),
         plots=[
             (roofline_plot(graph), None if graph.usage is None else memory_plot(graph.usage))
             for graph in document.graphs

@@ -118,6 +118,11 @@ class Box:
         return len(self.names)
 
     @property
+    def spent_us(self) -> float:
+        """Microseconds of all of its launches in one call."""
+        return self.timing.us * self.count
+
+    @property
     def name(self) -> str:
         """What it is called where there is little room."""
         return "eager" if self.kind == "library" else self.names[0]
@@ -151,6 +156,24 @@ class Drawing:
     usage: Usage | None
     roof: Roof
 
+    @property
+    def spent_us(self) -> float:
+        """Microseconds of all launches in one call."""
+        return sum(box.spent_us for box in self.boxes)
+
+    @property
+    def dearest(self) -> int | None:
+        """The position of the box that takes most time, or None in a graph without any."""
+        times = [box.spent_us for box in self.boxes]
+        return times.index(max(times)) if times else None
+
+    @property
+    def heading(self) -> str:
+        """The module whose graph it is, beside what the graph is called: "forward, h.3 (Block)"."""
+        return (
+            f"{self.report.name}, {self.report.called}" if self.report.called else self.report.name
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -179,15 +202,15 @@ class Document:
     eager: str = "eager"
 
     @property
-    def largest(self) -> str:
-        """The id of the kernel that moves most bytes: it is shown first."""
-        weighed = [
-            (box.bytes * box.count, f"g{g}-b{k}")
-            for g, graph in enumerate(self.graphs)
-            for k, box in enumerate(graph.boxes)
-            if box.kind != "library"
-        ]
-        return max(weighed, default=(0, ""))[1]
+    def spent_us(self) -> float:
+        """Microseconds of all launches of all graphs."""
+        return sum(graph.spent_us for graph in self.graphs)
+
+    @property
+    def words(self) -> str:
+        """Whose word the times of launches are: "measured", "measured or modelled"."""
+        found = {box.timing.word for graph in self.graphs for box in graph.boxes}
+        return " or ".join(sorted(found))
 
 
 Measured = Callable[[Staged, DrawnStep], "Timing | None"]

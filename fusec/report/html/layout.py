@@ -49,11 +49,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """An edge from box to box, as the commands of an SVG path."""
+    """An edge from box to box, as the commands of an SVG path; ``around`` others, or ``back``."""
 
     start: int
     end: int
     back: bool
+    around: bool
     line: str
 
 
@@ -139,8 +140,9 @@ def _paths(
         start = Place(boxes[a].middle, boxes[a].y + BOX_HEIGHT)
         end = Place(boxes[b].middle, boxes[b].y)
         lane = lanes.get(a, 0) % LANES
-        line = _around(start, end, lane) if rows[b] != rows[a] + 1 else _down(start, end)
-        found.append(Path(a, b, order[b] < order[a], line))
+        around = rows[b] != rows[a] + 1
+        line = _around(start, end, lane) if around else _down(start, end)
+        found.append(Path(a, b, order[b] < order[a], around, line))
     return tuple(found)
 
 

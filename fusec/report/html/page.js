@@ -21,6 +21,8 @@
   const boxes = [...document.querySelectorAll(".box")];
   const narrow = matchMedia("(max-width: 1391px)"); // where the panel lies over the page's foot
   let tab = "Overview";
+  let chosen = false; // by the reader: the panel stays then
+  const chosenBox = () => document.querySelector(".box[aria-pressed=true]");
 
   // -- parts of the panel --------------------------------------------------------------------
   const section = (title, ...content) => [make("h3", title), ...content];
@@ -35,9 +37,10 @@
   const links = (ids) => {
     const made = make("p");
     for (const id of ids) {
-      const name = `${document.querySelector(`#${id} b`).textContent} ${data.boxes[id].title}`;
+      const box = data.boxes[id];
+      const name = `${box.kind === "library" ? "eager" : box.names.split(",")[0]} ${box.title}`;
       const link = make("button", name, { type: "button", class: "go" });
-      link.addEventListener("click", () => select(id, true));
+      link.addEventListener("click", () => choose(id, true));
       made.append(link);
     }
     return made;
@@ -136,10 +139,10 @@
     panel.querySelector("[aria-selected=true]").focus();
   };
   const leave = () => {
-    const chosen = document.querySelector(".box[aria-pressed=true]");
+    const box = chosenBox();
     panel.replaceChildren();
-    chosen?.setAttribute("aria-pressed", "false");
-    chosen?.focus();
+    box?.setAttribute("aria-pressed", "false");
+    box?.focus();
   };
   const select = (id, focus = false) => {
     const box = data.boxes[id];
@@ -157,34 +160,72 @@
     for (const link of document.querySelectorAll(".plot a"))
       link.classList.toggle("now", link.dataset.box === id);
     show(box);
-    const chosen = document.getElementById(id);
+    const element = document.getElementById(id);
     if (focus) {
-      chosen.focus({ preventScroll: true });
-      chosen.scrollIntoView({ block: "center", inline: "nearest" });
+      element.focus({ preventScroll: true });
+      element.scrollIntoView({ block: "center", inline: "nearest" });
       history.replaceState(null, "", `#${id}`);
     }
   };
 
+  const choose = (id, focus = false) => {
+    chosen = true;
+    select(id, focus);
+  };
+
   // -- what leads there ----------------------------------------------------------------------
-  for (const box of boxes) box.addEventListener("click", () => select(box.id));
+  for (const box of boxes) box.addEventListener("click", () => choose(box.id));
   for (const link of document.querySelectorAll("a[data-box]"))
     link.addEventListener("click", (event) => {
       event.preventDefault();
-      select(link.dataset.box, true);
+      choose(link.dataset.box, true);
     });
   document.addEventListener("keydown", (event) => {
     const at = boxes.indexOf(document.activeElement);
-    if (event.key === "Escape") document.querySelector(".box[aria-pressed=true]")?.focus();
+    if (event.key === "Escape") chosenBox()?.focus();
     const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
     if (at < 0 || !step) return;
     event.preventDefault();
     const next = boxes[at + step];
-    if (next) select(next.id, true);
+    if (next) choose(next.id, true);
   });
+
+  // -- search: boxes that do not match fade, Enter goes to the next one that does ---------------
+  const field = document.getElementById("search");
+  const texts = new Map(boxes.map((element) => {
+    const box = data.boxes[element.id];
+    const words = [box.title, box.where, box.names, box.reason, ...box.lines];
+    return [element, words.join("\n").toLowerCase()];
+  }));
+  const matches = () => {
+    const wanted = field.value.trim().toLowerCase();
+    return boxes.filter((element) => texts.get(element).includes(wanted));
+  };
+  field.addEventListener("input", () => {
+    const found = new Set(matches());
+    for (const element of boxes) element.classList.toggle("missed", !found.has(element));
+    const shown = field.value.trim() ? `${found.size} of ${boxes.length}` : "";
+    document.getElementById("found").textContent = shown;
+  });
+  field.form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const found = matches();
+    const at = found.findIndex((element) => element.getAttribute("aria-pressed") === "true");
+    if (!found.length) return;
+    choose(found[(at + 1) % found.length].id);
+    chosenBox()?.scrollIntoView({ block: "center", inline: "nearest" });
+  });
+
+  // -- until the reader chooses, the panel shows the dearest launch of the graph on screen -------
+  const follow = new IntersectionObserver((entries) => {
+    const seen = entries.find((entry) => entry.isIntersecting);
+    if (!chosen && !narrow.matches && seen) select(seen.target.dataset.dearest);
+  }, { rootMargin: "-45% 0px -45% 0px" });
   const linked = location.hash.slice(1);
-  if (data.boxes[linked]) select(linked, true);
+  if (data.boxes[linked]) choose(linked, true);
   else if (boxes.length && narrow.matches) panel.replaceChildren(); // it would cover the graphs
-  else if (boxes.length) select(panel.dataset.first || boxes[0].id);
+  else if (boxes.length) select(document.querySelector(".graph[data-dearest]").dataset.dearest);
   else panel.replaceChildren(make("p", "There is nothing to select."));
+  for (const graph of document.querySelectorAll(".graph[data-dearest]")) follow.observe(graph);
   document.documentElement.dataset.ready = "yes";
 })();

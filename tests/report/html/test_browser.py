@@ -6,6 +6,7 @@ these tests are left out: on Debian, ``apt-get install chromium chromium-driver`
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from fusec.cli import main
 from fusec.report.html import render
 from fusec.report.html.document import Document
+from fusec.report.html.leads import leads_of
 from tests.report.html.conftest import HOSTILE
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -98,9 +100,69 @@ def test_it_opens_without_an_error_and_asks_for_nothing(page: webdriver.Chrome) 
     assert page.title.startswith(HOSTILE)
 
 
-def test_the_largest_kernel_is_shown_at_first(page: webdriver.Chrome, document: Document) -> None:
-    assert pressed(page) == document.largest
-    assert "Your lines" in panel(page)
+def dearest(document: Document, graph: int) -> str:
+    return f"g{graph}-b{document.graphs[graph].dearest}"
+
+
+def test_the_dearest_launch_is_shown_at_first(page: webdriver.Chrome, document: Document) -> None:
+    assert pressed(page) == dearest(document, 0)
+    assert "Reads" in panel(page)
+
+
+def test_the_panel_follows_the_reader_until_a_launch_is_chosen(
+    page: webdriver.Chrome, document: Document
+) -> None:
+    scroll = "document.getElementById(arguments[0]).scrollIntoView({block: 'center'})"
+    page.execute_script(scroll, "g1-b0")
+    WebDriverWait(page, 20).until(lambda page: pressed(page) == dearest(document, 1))
+    page.find_element(By.ID, "g1-b0").click()
+    page.execute_script(scroll, "g0-b0")
+    # The observer's callbacks run with the next frames: two of them are over.
+    page.execute_async_script(
+        "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 50)))"
+    )
+    assert pressed(page) == "g1-b0"
+
+
+def test_search_fades_what_does_not_match_and_goes_through_what_does(
+    page: webdriver.Chrome, document: Document
+) -> None:
+    matching = [
+        f"g{g}-b{k}"
+        for g, graph in enumerate(document.graphs)
+        for k, box in enumerate(graph.boxes)
+        if "fft" in " ".join((box.title, box.module, box.reason, *box.lines))
+    ]
+    boxes = page.find_elements(By.CSS_SELECTOR, ".box")
+    field = page.find_element(By.ID, "search")
+    field.send_keys("FFT")
+    bright = page.find_elements(By.CSS_SELECTOR, ".box:not(.missed)")
+    assert 0 < len(bright) < len(boxes)
+    assert {box.get_attribute("id") for box in bright} == set(matching)
+    assert page.find_element(By.ID, "found").text == f"{len(bright)} of {len(boxes)}"
+    gone = []
+    for _ in matching:
+        field.send_keys(Keys.ENTER)
+        gone.append(pressed(page))
+    assert sorted(gone) == sorted(matching)
+
+
+def test_a_lead_goes_to_its_launch(page: webdriver.Chrome, document: Document) -> None:
+    first = page.find_element(By.CSS_SELECTOR, ".leads a")
+    first.send_keys(Keys.ENTER)
+    assert pressed(page) == leads_of(document.graphs)[0].box
+
+
+def test_the_dearest_launch_has_the_warmest_colour(
+    page: webdriver.Chrome, document: Document
+) -> None:
+    heat = page.execute_script(
+        "return Object.fromEntries([...document.querySelectorAll('.box')].map("
+        "(box) => [box.id, getComputedStyle(box).getPropertyValue('--heat')]))"
+    )
+    for g, graph in enumerate(document.graphs):
+        assert heat[dearest(document, g)] == "100%"
+        assert any(heat[f"g{g}-b{k}"] != "100%" for k in range(len(graph.boxes)))
 
 
 def test_a_click_shows_a_kernel_and_its_neighbours(
@@ -120,12 +182,15 @@ def test_a_click_shows_a_kernel_and_its_neighbours(
 
 
 def test_tabs_show_notation_schedule_and_source(page: webdriver.Chrome, document: Document) -> None:
+    number, kernel = next(
+        (k, box) for k, box in enumerate(document.graphs[0].boxes) if box.kind == "kernel"
+    )
+    page.find_element(By.ID, f"g0-b{number}").click()
     shown = []
     for tab in page.find_elements(By.CSS_SELECTOR, "[role=tab]"):
         shown.append(tab.text)
     assert shown == ["Overview", "Notation", "Schedule", "C++"]
-    g, _, k = document.largest.removeprefix("g").partition("-b")
-    for listing in document.graphs[int(g)].boxes[int(k)].listings:
+    for listing in kernel.listings:
         page.find_element(By.XPATH, f"//button[@role='tab'][.='{listing.label}']").click()
         text = page.find_element(By.CSS_SELECTOR, "[role=tabpanel] pre").get_attribute(
             "textContent"
@@ -160,19 +225,24 @@ def test_a_point_of_the_roofline_leads_to_its_kernel(page: webdriver.Chrome) -> 
 def test_a_narrow_page_shows_its_panel_when_asked_and_closes_it(
     browser: webdriver.Chrome, address: str
 ) -> None:
-    browser.set_window_size(700, 1000)
+    browser.set_window_size(600, 1000)
     page = opened(browser, address)
     hidden = page.find_element(By.ID, "panel").is_displayed()
     first = page.find_element(By.ID, "g0-b0")
     first.send_keys(Keys.ENTER)
     shown = panel(page)
     wide = page.execute_script("return document.documentElement.scrollWidth")
+    right = max(
+        box.rect["x"] + box.rect["width"] for box in page.find_elements(By.CSS_SELECTOR, ".box")
+    )
+    frames = [frame.text for frame in page.find_elements(By.CSS_SELECTOR, ".listed")]
     page.find_element(By.CSS_SELECTOR, ".close").send_keys(Keys.ENTER)
     closed = page.find_element(By.ID, "panel").is_displayed()
     at = focused(page)
     browser.set_window_size(1500, 1000)
     assert (hidden, closed, at) == (False, False, "g0-b0")
-    assert "Notation" in shown and wide <= 700
+    assert "Notation" in shown and wide <= 600 and right <= 600
+    assert frames and set(frames) == {"3 × h.*"}  # launches are a list, layer by layer
     assert not page.find_elements(By.CSS_SELECTOR, ".box[aria-pressed=true]")
 
 
@@ -220,14 +290,15 @@ def test_text_stands_out_in_light_and_in_dark(page: webdriver.Chrome, scheme: st
 
 
 def contrast(a: str, b: str) -> float:
-    """Return WCAG's contrast of two colours given as "rgb(r, g, b)"."""
+    """Return WCAG's contrast of two colours: "rgb(r, g, b)", or "color(srgb r g b)" of a mix."""
     high, low = sorted(map(luminance, (a, b)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 def luminance(colour: str) -> float:
-    numbers = colour.partition("(")[2].rstrip(")").split(",")[:3]
-    shares = [float(number) / 255 for number in numbers]
+    kind, _, numbers = colour.rstrip(")").partition("(")
+    most = 1 if kind == "color" else 255
+    shares = [float(number) / most for number in re.findall(r"(?<!\w)[\d.e-]+", numbers)[:3]]
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

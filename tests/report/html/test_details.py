@@ -123,18 +123,3 @@ def test_what_feeds_a_box_is_named_by_its_place_in_the_page(document: Document) 
             assert found["feeds"] == [f"g{g}-b{other}" for other in box.feeds]
             assert found["fed"] == [f"g{g}-b{other}" for other in box.fed_by]
             assert found["calls"] == [f"g{g}-c{call}" for call in box.calls]
-
-
-def test_the_kernel_that_moves_most_in_all_its_launches_is_shown_first(
-    document: Document, kernel: Box
-) -> None:
-    boxes = (
-        replace(kernel, kind="library", bytes=1000),
-        replace(kernel, names=("k0",), bytes=20),
-        replace(kernel, names=("k1", "k2", "k3"), bytes=10),
-    )
-    first = replace(document.graphs[0], boxes=boxes[:2])
-    graphs = first, replace(document.graphs[1], boxes=boxes)
-    assert replace(document, graphs=graphs).largest == "g1-b2"
-    assert replace(document, graphs=(first,)).largest == "g0-b1"
-    assert replace(document, graphs=()).largest == ""
