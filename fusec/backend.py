@@ -28,7 +28,7 @@ from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
-from fusec.frontend.overlap import writes_shared_memory
+from fusec.frontend.overlap import only_for_eager
 from fusec.frontend.weights import mark_weights
 from fusec.options import Options
 from fusec.partition import Joint
@@ -75,8 +75,8 @@ def fusec(
     """
     chosen = Options.from_compile(mode, options)
     name_in_model(gm)
-    if writes_shared_memory(gm):
-        logger.info("a graph runs as eager kernels: it writes to memory that elements share")
+    if (reason := only_for_eager(gm)) is not None:
+        logger.info("a graph runs as eager kernels: %s", reason)
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)

@@ -212,6 +212,7 @@ EXAMPLES = {
         ((32, 192), (192,), (32, 320), (320,), (32, 256), (256,)),
     ),
     "twice": Example(twice, ((8, 32),)),
+    "gathered": Example(lambda x, i: x[i] * 2, ((40, 64), torch.arange(8) * 5), "sm_90"),
     "lengths": Example(
         F.scaled_dot_product_attention, ((1, 2, 6, 16), (1, 2, 7, 16), (1, 2, 7, 16)),
         dynamic=((1, 2), (2, 2)),

@@ -60,6 +60,7 @@ EXAMPLES = {
     "vector_tiles": "tiles",
     "generalise": "widths",
     "base_two": "attention",
+    "guard_gathers": "gathered",
     "sink": "attention",
     "orient": "products",
     "copy_tiles": "product",

@@ -32,7 +32,7 @@ from fusec.bisect.trial import Outcome, outcome_of
 from fusec.blame import blame
 from fusec.compiler import RECENT, run_eagerly
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
-from fusec.frontend.overlap import writes_shared_memory
+from fusec.frontend.overlap import only_for_eager
 from fusec.options import Options
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.clock import Clock, clock_running
@@ -204,7 +204,7 @@ class Recorder:
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compile a graph of Dynamo, as ``fusec.backend.fusec`` does."""
-        if writes_shared_memory(gm):  # which runs as it is
+        if only_for_eager(gm) is not None:  # which runs as it is
             return gm.forward
         given = dict(options or {}) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
         chosen = replace(Options.from_compile(mode, options), **self._settings())

@@ -474,9 +474,8 @@ class Printer:
         for gather in (atom for atom in offset.atoms() if isinstance(atom, Runtime)):
             expr = gather.expr
             wide = self.is_vector(expr)
-            if isinstance(expr, Const):
-                continue
-            name = expr.name if expr.dtype is I64 else f"to_i64({expr.name})"
+            place = self.operand(expr, False)
+            name = place if expr.dtype is I64 else f"to_i64({place})"
             extent = self.scalar_index(gather.extent)
             ok = f"fusec_in_range({name}, {extent})"
             if text is not None and vector != wide:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fusec.ir.dtype import BF16, F32
-from fusec.ir.edges import index_of
 from fusec.ir.expr import (
     Dot,
     Expr,
@@ -22,6 +21,7 @@ from fusec.ir.expr import (
     Reduce,
     Var,
     index_exprs,
+    index_of,
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads

@@ -15,6 +15,7 @@ from typing import Any
 
 from fusec.codegen.base_two import base_two
 from fusec.codegen.descriptors import Copies, Descriptor, find_copies
+from fusec.codegen.gather_guards import guard_gathers
 from fusec.codegen.nested_roles import split_nested
 from fusec.codegen.orient import has_dots, orient
 from fusec.codegen.precision import rounded_to_16_bits
@@ -84,6 +85,14 @@ FORM = (
         "base_two",
         "exponentials by powers of two: one factor for the scale and log2(e)",
         _base_two,
+        "Program",
+        "Program",
+        needs=("generalise",),
+    ),
+    Stage(
+        "guard_gathers",
+        "loads at places that memory gave are masked out of range",
+        lambda program, context: guard_gathers(program),
         "Program",
         "Program",
         needs=("generalise",),

@@ -29,8 +29,19 @@ from fusec.frontend.views import (
     wrap,
 )
 from fusec.ir.dtype import BOOL, I64, DType, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op, read_index
-from fusec.ir.index import Index, index, is_nonnegative, product
+from fusec.ir.expr import (
+    Expr,
+    IndexValue,
+    as_value,
+    both,
+    cast,
+    in_range,
+    index_of,
+    op,
+    read_index,
+)
+from fusec.ir.index import Index, index, is_in_range, is_nonnegative, product
+from fusec.ir.rewrite import read_at
 
 aten = torch.ops.aten
 
@@ -48,14 +59,20 @@ def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Inde
     return read_index(value, extent)
 
 
+def fetched(x: Value, where: Indices) -> Expr:
+    """Return an element of a tensor at indices some of which are read from memory."""
+    return read_at(x.at(where), where)
+
+
 def counted_from_front(value: Expr, extent: Index) -> Expr:
     """Return an index; a negative one counts from the end."""
     value = cast(value, I64)
-    return select(less(value, 0), add(value, size(extent)), value)
-
-
-def size(extent: Index) -> Expr:
-    return IndexValue(extent) if extent.terms else Const(extent.const, I64)
+    known = index_of(value)
+    if known is not None and is_nonnegative(known):
+        return value
+    if known is not None and is_nonnegative(-known - 1):
+        return as_value(known + extent)
+    return select(less(value, 0), add(value, as_value(extent)), value)
 
 
 @lowers(aten.index_select.default)
@@ -67,7 +84,7 @@ def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
     def body(at: Indices) -> Expr:
         where = (at[axis],) if indices.shape else ()
         row = gathered(indices, where, x.shape[axis], wraps=False)
-        return x.at(replaced(at, axis, row))
+        return fetched(x, replaced(at, axis, row))
 
     return call.define(body)
 
@@ -76,12 +93,12 @@ def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
 def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False) -> Value:
     if not x.shape or not indices.shape:  # a tensor without axes counts as one of one element
         return call.define(
-            lambda at: x.at((gathered(indices, (), x.shape[0], wraps=False),) if x.shape else ())
+            lambda at: fetched(x, tuple(gathered(indices, (), e, wraps=False) for e in x.shape))
         )
     axis = wrap(dim, len(x.shape))
 
     def body(at: Indices) -> Expr:
-        return x.at(replaced(at, axis, gathered(indices, at, x.shape[axis], wraps=False)))
+        return fetched(x, replaced(at, axis, gathered(indices, at, x.shape[axis], wraps=False)))
 
     return call.define(body)
 
@@ -92,7 +109,8 @@ def take(call: Call, x: Value, indices: Value) -> Value:
     count = product(x.shape)
 
     def body(at: Indices) -> Expr:
-        return x.at(delinearise(gathered(indices, at, count, wraps=True), x.shape))
+        place = gathered(indices, at, count, wraps=True)
+        return read_at(x.at(delinearise(place, x.shape)), (place,))
 
     return call.define(body)
 
@@ -116,9 +134,17 @@ def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value
             else:
                 place = broadcast(shared, tensor.shape)
                 where.append(gathered(tensor, place, extent, wraps=True))
-        return x.at(tuple(where))
+        return fetched(x, tuple(where))
 
     return call.define(body)
+
+
+def checked(call: Call, place: Expr, extent: Index) -> Expr:
+    """Return an index that eager refuses out of range: on CPUs, unless it is known to be in it."""
+    known = index_of(place)
+    if not call.is_cpu or (known is not None and is_in_range(known, extent)):
+        return place
+    return op("within", place, as_value(extent))
 
 
 # -- parts put together ---------------------------------------------------------------------------
@@ -322,7 +348,7 @@ def select_scatter(call: Call, x: Value, source: Value, dim: int, position: Into
     chosen = from_end(position, x.shape[axis])
 
     def body(at: Indices) -> Expr:
-        hit = op("eq", IndexValue(at[axis]), IndexValue(chosen))
+        hit = op("eq", IndexValue(at[axis]), checked(call, IndexValue(chosen), x.shape[axis]))
         new = source.at((*at[:axis], *at[axis + 1 :]))
         return select(hit, new, x.at(at))
 

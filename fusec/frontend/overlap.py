@@ -1,11 +1,14 @@
-"""Writes that eager refuses, or that only eager can order: into memory that elements share.
+"""What eager refuses of memory, or only eager can order: such graphs run as eager kernels.
 
 ``x.expand(4, 4).add_(1)`` is an error in eager, whose message says what to do. AOTAutograd makes
-such a write functional, which hides the error, or fails where the tensor is an input. So graphs of
-Dynamo are looked through before: what they write to has a place in memory for each element.
+such a write functional, which hides the error, or fails where the tensor is an input. And a window
+that ``as_strided`` is asked for may reach beyond the memory: the trace does not notice, eager
+raises. So graphs of Dynamo are looked through before: what they write to has a place in memory for
+each element, and windows lie in the memory that they are windows of.
 
 Assumes: nodes carry ``meta["example_value"]``, in which views share their base's storage. Overlap
-other than by a stride of zero, which eager does not notice either, is not looked for.
+other than by a stride of zero, which eager does not notice either, is not looked for. Where sizes
+are symbolic, asking guards the answer.
 """
 
 from __future__ import annotations
@@ -15,13 +18,24 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 _ASSIGNMENTS = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.imatmul,
     operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow, operator.iand,
     operator.ior, operator.ixor, operator.ilshift, operator.irshift,
 }  # fmt: skip
+_WINDOWS = {"as_strided", "as_strided_", "as_strided_copy"}
 _WRITE_NOTHING = {"detach_", "requires_grad_"}
+
+
+def only_for_eager(gm: fx.GraphModule) -> str | None:
+    """Return why a graph of Dynamo runs as it is, or None if it may be compiled."""
+    if writes_shared_memory(gm):
+        return "it writes to memory that elements share"
+    if _reaches_beyond_memory(gm):
+        return "it has a window into memory that reaches beyond it"
+    return None
 
 
 def writes_shared_memory(gm: fx.GraphModule) -> bool:
@@ -48,6 +62,44 @@ def _written(node: fx.Node) -> list[Any]:
         return list(node.args[:1])
     out = node.kwargs.get("out")
     return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def _reaches_beyond_memory(gm: fx.GraphModule) -> bool:
+    """Return True if an ``as_strided`` in a graph has a window that ends behind its memory.
+
+    Memory is as long as the first tensor that lies in it, or what that is a view of: tracing a
+    window has made the trace's own storage longer.
+    """
+    ends: dict[int, Any] = {}
+    for node in gm.graph.nodes:
+        if called_name(node) in _WINDOWS:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), _example)
+            tensor, *window = _window(*args, **kwargs)
+            end = _end(*window) * tensor.element_size()
+            if memory_of(tensor) in ends and guard_or_true(end > ends[memory_of(tensor)]):
+                return True
+        tensor = _tensor(node)
+        if tensor is not None:
+            whole = tensor if tensor._base is None else tensor._base
+            end = _end(whole.shape, whole.stride(), whole.storage_offset())
+            ends.setdefault(memory_of(tensor), end * whole.element_size())
+    return False
+
+
+def _window(input: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Return the arguments of an ``as_strided``, by the names that it has for them."""
+    return input, size, stride, input.storage_offset() if storage_offset is None else storage_offset
+
+
+def _end(shape: Any, strides: Any, offset: Any) -> Any:
+    """Return the place, in elements, behind the last one of a window."""
+    if any(isinstance(extent, int) and extent == 0 for extent in shape):
+        return 0
+    return offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
 
 
 def is_in_place(node: fx.Node) -> bool:

@@ -23,13 +23,21 @@ from fusec.errors import Unsupported
 from fusec.frontend.arithmetic import add, div, mul, select
 from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
 from fusec.frontend.domain import Domain, check_steps
-from fusec.frontend.indexing import counted_from_front, size
+from fusec.frontend.indexing import checked, counted_from_front
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
 from fusec.frontend.views import delinearise, linearise, replaced, wrap
 from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
-from fusec.ir.index import Index, Runtime, index, is_in_range, product
+from fusec.ir.expr import (
+    Const,
+    Expr,
+    IndexValue,
+    both,
+    cast,
+    in_range,
+    op,
+)
+from fusec.ir.index import Runtime, index, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
@@ -92,7 +100,8 @@ def replace_last(call: Call, x: Value, updates: Updates) -> Value:
         hit = op("ge", last, Const(0, I64))
         place = index(Runtime(select(hit, last, Const(0, I64)), product(extents)))
         number = delinearise(place, extents)
-        return select(hit, updates.value(at, number, kind), cast(x.at(at), kind))
+        there = both(updates.hits(at, number)[1], hit)
+        return select(hit, cast(updates.source(at, number, there), kind), cast(x.at(at), kind))
 
     return call.define(body)
 
@@ -331,20 +340,6 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
 
     updates = Updates((product(indices.shape),), hits, value)
     return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
-
-
-def checked(call: Call, place: Expr, extent: Index) -> Expr:
-    """Return an index that eager refuses out of range: on CPUs, unless it is known to be in it."""
-    match place:
-        case Const(value=value):
-            known: Index | None = index(int(value))
-        case IndexValue():
-            known = place.index
-        case _:
-            known = None
-    if not call.is_cpu or (known is not None and is_in_range(known, extent)):
-        return place
-    return op("within", place, size(extent))
 
 
 def senders_of_places(

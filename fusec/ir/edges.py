@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Const, Expr, IndexValue, Op
-from fusec.ir.index import Index, index
+from fusec.ir.expr import Expr, Op, index_of
+from fusec.ir.index import Index
 
 OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 """Comparison -> the one that holds where it does not, of numbers that are not NaN."""
@@ -63,12 +62,3 @@ def _edge(name: str, a: Index | None, b: Index | None) -> Edge | None:
             return Edge(b - a + 1)
         case _:
             return None
-
-
-def index_of(node: Expr) -> Index | None:
-    """Return the index that a value is: a position, or a number; None for anything else."""
-    if isinstance(node, IndexValue):
-        return node.index
-    if isinstance(node, Const) and node.dtype in (I32, I64):
-        return index(int(node.value))
-    return None

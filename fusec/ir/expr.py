@@ -502,11 +502,27 @@ def _check_capture(
 def read_index(value: Expr, extent: Index) -> Index:
     """Return the index that a value is, below ``extent``; a position that surely is needs no check.
 
-    ``bias[h]`` of a position ``h`` is a load like others, of which vectors are made.
+    ``bias[h]`` of a position ``h`` is a load like others, of which vectors are made. A number that
+    is not surely in range is read like any other value: what it indexes may never be computed.
     """
-    if isinstance(value, IndexValue) and is_in_range(value.index, extent):
-        return value.index
+    known = index_of(value)
+    if known is not None and is_in_range(known, extent):
+        return known
     return index(Runtime(value, extent))
+
+
+def as_value(extent: Index) -> Expr:
+    """Return an index as a value: a number where it is one."""
+    return IndexValue(extent) if extent.terms else Const(extent.const, I64)
+
+
+def index_of(node: Expr) -> Index | None:
+    """Return the index that a value is: a position, or a number; None for anything else."""
+    if isinstance(node, IndexValue):
+        return node.index
+    if isinstance(node, Const) and node.dtype in (I32, I64):
+        return index(int(node.value))
+    return None
 
 
 def substitute(

@@ -6,12 +6,12 @@ the rule returns takes its place. Memoised on identity and iterative: deep chain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
 from fusec.ir.definition import NOWHERE, Def
-from fusec.ir.dtype import BOOL
+from fusec.ir.dtype import BOOL, I64
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -21,12 +21,16 @@ from fusec.ir.expr import (
     Reduce,
     Select,
     Var,
+    as_value,
     both,
+    cast,
     children,
+    index_of,
+    loads,
     postorder,
     rebuild,
 )
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis, Index, Runtime, index, is_nonnegative
 from fusec.ir.scalar import CHECKED
 
 Rule = Callable[[Expr], Expr]
@@ -154,7 +158,43 @@ def checked_where(condition: Expr, node: Op) -> Op:
     """Return a checked value that ends the call only where ``condition`` holds."""
     value, *bounds = node.args
     safe = Select(condition, value, Const(CHECKED[node.name], node.dtype))
-    return Op(node.name, (safe, *bounds))
+    return Op(node.name, (safe, *(_extent_where(condition, bound) for bound in bounds)))
+
+
+def _extent_where(condition: Expr, extent: Expr) -> Expr:
+    """Return an extent that is at least 1 where ``condition`` does not hold."""
+    known = index_of(extent)
+    if known is not None and is_nonnegative(known - 1):
+        return extent
+    return Select(condition, extent, Const(1, extent.dtype))
+
+
+def read_at(expr: Expr, indices: Iterable[Index]) -> Expr:
+    """Return ``expr``, which was read at some indices, with each that memory gave checked there.
+
+    A load checks its own. Where no load has such an index (of positions, of numbers, of one element
+    that stands for all), or one that its guard forbids out of range, a selection does::
+
+        arange(n)[k]   is   where(within(k, n) >= 0, k, 0)
+    """
+    gathers = [a for i in indices for a in i.atoms() if isinstance(a, Runtime)]
+    if not gathers:
+        return expr
+    checked = frozenset(_checked_by_loads(expr))
+    for gather in dict.fromkeys(gathers):
+        if gather not in checked:
+            place = Op("within", (cast(gather.expr, I64), as_value(gather.extent)))
+            there = Op("ge", (place, Const(0, I64)))
+            expr = Select(there, expr, Const(0, expr.dtype))
+    return expr
+
+
+def _checked_by_loads(expr: Expr) -> Iterator[Runtime]:
+    for load in loads((expr,)):
+        asked = () if load.guard is None else postorder((load.guard,))
+        for atom in (a for i in load.indices for a in i.atoms()):
+            if isinstance(atom, Runtime) and atom.expr not in asked:
+                yield atom
 
 
 def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
@@ -192,7 +232,7 @@ def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Rewrite
         known = definitions[node.buffer]
         pairs = zip(known.axes, node.indices, strict=True)
         mapping = {a: i for a, i in pairs if i.as_axis() is not a}
-        return with_guard(known.expr.substitute(mapping), node.guard)
+        return with_guard(read_at(known.expr.substitute(mapping), node.indices), node.guard)
 
     (expr,) = simplify(rewrite((line.expr,), inlined))
     origin = sum((known.origin for known in sources), NOWHERE) + line.origin

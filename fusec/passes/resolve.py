@@ -20,7 +20,7 @@ from typing import TypeAlias
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, reductions
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index, mod
-from fusec.ir.rewrite import Rewriter, around_reductions, with_guard
+from fusec.ir.rewrite import Rewriter, around_reductions, read_at, with_guard
 from fusec.ir.scalar import ROUND
 from fusec.passes.simplify import rounding_dropper, simplifier
 
@@ -155,6 +155,7 @@ def _inlined(expr: Expr, seen: Mapping[Buffer, _Seen], learned: Learned) -> Expr
         if value is None:
             if own != node.indices:
                 body = _recompute(body, own, node.indices, node.buffer)
+            body = read_at(body, node.indices)
             value = learned.inlined[key] = with_guard(body, node.guard)
         return value
 

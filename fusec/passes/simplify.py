@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, I32, I64
-from fusec.ir.edges import OPPOSITE, edges_when, index_of
+from fusec.ir.edges import OPPOSITE, edges_when
 from fusec.ir.expr import (
     Cast,
     Const,
@@ -25,6 +25,7 @@ from fusec.ir.expr import (
     Select,
     both,
     cast,
+    index_of,
     postorder,
     substitute,
 )

@@ -149,6 +149,106 @@ def test_an_index_out_of_range_is_an_error_of_eager_s_class(name: str, wrong: in
     same_error(OUT_OF_RANGE[name], torch.arange(10.0), torch.tensor([wrong, 1, 2]))
 
 
+LITERALS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    **OUT_OF_RANGE,
+    "index of a column": lambda x, i: x[None, :, None][0, i],
+    "index of none": lambda x, i: x[:0][i % 3] + 1,
+    "index of a window": lambda x, i: x[2:7][i] + 1,
+    "index of positions": lambda x, i: torch.arange(10)[i] + x[:1],
+    "index of ones": lambda x, i: torch.ones(10)[i] + x[:1],
+    "index of an index": lambda x, i: x[torch.tensor([1, 2])[i]] + 1,
+    "index of one for all": lambda x, i: x[:1].expand(10)[i] + 1,
+    "index of a pad": lambda x, i: F.pad(x[:4], (3, 3))[i] + 1,
+    "index of a cat": lambda x, i: torch.cat([x[:4], x[4:]])[i] + 1,
+    "index of a computed value": lambda x, i: (x[:1] * 2).expand(10)[i] + 1,
+    "take of one": lambda x, i: x[None, :1].take(i) + 1,
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i * 3) + 1,
+    "nll_loss": lambda x, i: F.nll_loss(x.expand(i.numel(), 10), i, reduction="none"),
+    "scatter": lambda x, i: x.scatter(0, i, 2.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i, x[:1].expand(i.numel())),
+    "index_put": lambda x, i: x.index_put((i,), x[:1]),
+    "index_add": lambda x, i: x.index_add(0, i, x[:1].expand(i.numel())),
+    "index_fill": lambda x, i: x.index_fill(0, i, 2.0),
+    "put": lambda x, i: x.put(i, x[:1].expand(i.numel())),
+}
+"""What a function that calls them by numbers of the program knows to be out of range."""
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("wrong", [[10], [-11], [2**40], [1, 10], [-(2**63)]], ids=str)
+@pytest.mark.parametrize("name", LITERALS)
+def test_a_number_out_of_range_as_an_index_is_an_error(name: str, wrong: list[int]) -> None:
+    torch.compiler.reset()
+    x = torch.arange(10.0)
+    if name == "cross_entropy":
+        same_error(lambda x: F.cross_entropy(x.expand(len(wrong), 10), torch.tensor(wrong)), x)
+    else:
+        same_error(lambda x: LITERALS[name](x, torch.tensor(wrong)), x)
+        same_error(LITERALS[name], x, torch.tensor(wrong))
+
+
+def test_a_number_in_range_as_an_index_is_not_checked() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x[[3]] + x[[-1]] + x.take(torch.tensor([2])) + torch.arange(5)[[4]]
+
+    check(fn, torch.arange(5.0))
+    [kernel] = fusec.kernels(fn, torch.arange(5.0))
+    assert "fusec_checked" not in kernel.source
+    assert "fusec_within" not in kernel.source
+
+
+def test_an_index_of_what_reads_nothing_is_checked_where_it_is_computed_again() -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        steady = x[:1].expand(50) + 1  # the same for all 50
+        return steady[i] + (torch.arange(50) * x[1])[i] + F.pad(x * 2, (25, 25 - x.numel() + 0))[i]
+
+    x, i = torch.arange(5.0), torch.tensor([0, 3, 49])
+    check(fn, x, i[:2])
+    same_error(fn, x, torch.tensor([0, 3, 50]))
+    same_error(fn, x, torch.tensor([0, -51, 3]))
+
+
+def test_no_sources_and_no_rows_are_no_error() -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
+        written = [x.index_copy(0, i, s), x.index_put((i,), s), x.index_put((i,), x[0, 0])]
+        return [*written, F.pad(x[i], (0, 0, 1, 2)), x[i].sum(0), F.pad(s[i % 4], (2, 1))]
+
+    x, s = torch.arange(12.0).view(4, 3), torch.ones(2, 3)
+    compiled = compile_with(fn, dynamic=True)
+    for i in (torch.tensor([1, 0]), torch.zeros(0, dtype=torch.long)):
+        for a, b in zip(fn(x, i, s[: len(i)]), compiled(x, i, s[: len(i)]), strict=True):
+            assert torch.equal(a, b)
+
+
+WINDOWS: dict[str, Callable[[torch.Tensor], object]] = {
+    "starts too late": lambda x: x.as_strided((3,), (1,), 6) + 1,
+    "is too long": lambda x: x.as_strided((4, 4), (4, 1)) + 1,
+    "of a result": lambda x: (x * 2).as_strided((9,), (1,)) + 1,
+    "of a result, returned": lambda x: (x * 2).as_strided((9,), (1,)),
+    "of a part": lambda x: torch.as_strided(x[4:], (5,), (1,), 4) + 1,
+    "copied": lambda x: torch.as_strided_copy(x, (9,), (1,)) + 1,
+    "by symbolic sizes": lambda x: x.as_strided((x.shape[0] + 1,), (1,)) + 1,
+    "select_scatter": lambda x: torch.select_scatter(x, x[0], 0, int(x.argmax()) + 1) + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_beyond_the_memory_is_an_error(name: str, dynamic: bool) -> None:
+    x = torch.arange(8.0)
+    with pytest.raises(Exception) as eager:
+        WINDOWS[name](x)
+    with pytest.raises(type(eager.value)):
+        compile_with(WINDOWS[name], dynamic=dynamic)(x)
+
+
+def test_a_window_into_memory_around_a_tensor_is_eager_s() -> None:
+    big = torch.arange(16.0)
+    check(lambda x: x.as_strided((8,), (2,)) + 1, big[:4])
+    check(lambda x: (x.as_strided((8,), (1,), 8) + 1, (x * 2).as_strided((2, 3), (1, 1), 1)), big)
+    check(lambda x: x.as_strided((0,), (1,), 99), big)
+
+
 ONES = torch.ones(3)
 SCATTERS: dict[str, Binary] = {
     "scatter": lambda x, i: x.scatter(0, i, ONES) + 1,
