@@ -108,6 +108,25 @@ def test_a_graph_of_any_size_is_saved(block: Block, tmp_path: Path) -> None:
         torch.testing.assert_close(found, wanted)
 
 
+def shared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.sin(x)
+    return y.view(-1).detach(), y, y[0].detach()
+
+
+def test_results_that_share_memory_are_saved_as_objects_of_their_own(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = values(2, 3).requires_grad_()
+    compiled = torch.compile(shared, backend="fusec", fullgraph=True)
+    compiled.aot_compile(((x,), {})).save_compiled_function(str(tmp_path / "shared.bin"))
+    made, expected = loaded(tmp_path / "shared.bin")(x), shared(x)
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.requires_grad == other.requires_grad
+    assert len({t.untyped_storage().data_ptr() for t in made}) == 1
+    (found,), (wanted,) = (torch.autograd.grad(one[1].sum(), x) for one in (made, expected))
+    torch.testing.assert_close(found, wanted)
+
+
 CHECK = """
 import sys, torch
 from tests.test_archive import Block, values

@@ -87,6 +87,20 @@ def test_a_view_that_is_returned_as_new_is_no_view() -> None:
     check_start(lambda x: (x * 2).view(-1), values(3, 4), train=True)
 
 
+def test_results_that_share_memory_are_objects_of_their_own() -> None:
+    def fn(x):
+        y = torch.sin(x)
+        return y.view(-1).detach(), y, y[0].detach()
+
+    check_start(fn, values(2, 3), train=True)
+    check_start(fn, values(2, 3))
+    first, second, third = compiled(fn)(values(2, 3).requires_grad_())
+    assert (first.requires_grad, second.requires_grad, third.requires_grad) == (False, True, False)
+    with torch.no_grad():
+        second.fill_(7)
+    assert first.tolist() == [7] * 6 and first._version == second._version
+
+
 def test_buffers_are_written_and_counted() -> None:
     def step(call: Callable[..., Any]) -> list[Any]:
         call(values(5, 8)).sum().backward()

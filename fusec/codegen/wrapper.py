@@ -25,6 +25,7 @@ has runs (``codegen/runs.py``), one call for several kernels.
 from __future__ import annotations
 
 import keyword
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -43,6 +44,7 @@ from fusec.ir.graph import (
     Junction,
     Kernel,
     NodeConstant,
+    OwnTensor,
     RowLoop,
     Schedule,
     SizeMinimum,
@@ -116,9 +118,7 @@ class _Wrapper:
                 self._run(*runs[position])
             if position not in launched:
                 self._step(position, step, memory)
-        outputs = ", ".join(self._argument(o) for o in graph.outputs)
-        comma = "," if len(graph.outputs) == 1 else ""
-        self.lines.append(f"return ({outputs}{comma})")
+        self._return(graph)
         body = "\n".join(f"    {line}" for line in self.lines)
         loops = zip(self.schedule.loops, self.memory.bodies, strict=True)
         bodies = [
@@ -334,12 +334,25 @@ class _Wrapper:
     def _restride(self, buffer: Buffer, value: str) -> str:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
 
+    def _return(self, graph: Graph) -> None:
+        """Print what is returned: equal results are one object, which then has a name."""
+        made = (o for o in graph.outputs if isinstance(o, OwnTensor) or _is_window(o))
+        twice = {o: self.names.new("result") for o, count in Counter(made).items() if count > 1}
+        self.lines += [f"{name} = {self._argument(o)}" for o, name in twice.items()]
+        outputs = ", ".join(twice[o] if o in twice else self._argument(o) for o in graph.outputs)
+        comma = "," if len(graph.outputs) == 1 else ""
+        self.lines.append(f"return ({outputs}{comma})")
+
     # -- arguments ---------------------------------------------------------------------------------
 
     def _argument(self, arg: Argument, window: str = "window") -> str:
         match arg:
             case View():
                 return self._view(arg, window)
+            case OwnTensor(detached=True):
+                return f"{self._view(arg.view)}.detach()"
+            case OwnTensor():
+                return self._window(arg.view, window)
             case SizeValue():
                 return print_size(arg.index, self.names)
             case Comparison():
@@ -361,19 +374,16 @@ class _Wrapper:
                 return repr(arg)
 
     def _view(self, view: View, window: str = "window") -> str:
+        return self.names(view.buffer) if view.is_buffer else self._window(view, window)
+
+    def _window(self, view: View, window: str) -> str:
         name = self.names(view.buffer)
-        same = view.shape == view.buffer.shape and view.offset is index(0)
-        if same and _same_strides(view, view.buffer):
-            return name
         shape, strides = _tuple(view.shape, self.names), _tuple(view.strides, self.names)
         return f"{window}({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
 
 
-def _same_strides(view: View, buffer: Buffer) -> bool:
-    return all(
-        a is b or (extent.is_constant and extent.const == 1)
-        for extent, a, b in zip(view.shape, view.strides, buffer.strides, strict=True)
-    )
+def _is_window(argument: Argument) -> bool:
+    return isinstance(argument, View) and not argument.is_buffer
 
 
 def callee(extern: Extern) -> str:

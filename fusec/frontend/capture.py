@@ -35,6 +35,7 @@ from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.packing import PACKED, PANELS
 from fusec.frontend.products import by_panels
 from fusec.frontend.registry import Lowering, find_lowering
+from fusec.frontend.results import results_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.frontend.written_parts import parts_of_inputs
@@ -138,7 +139,7 @@ class _Capture:
                 case "call_function":
                     self.env[node] = self._call(node)
                 case "output":
-                    self.outputs = self.operands.outputs(node)
+                    self.outputs = results_of(self.operands, node)
                 case _:
                     raise Unsupported(f"an FX node of kind {node.op}")
         nodes = self._with_minima()

@@ -157,10 +157,14 @@ class Operands:
             return View(buffer, buffer.shape, buffer.strides, ZERO)
         if owner.dtype is not traced.dtype or not share_memory(owner, traced):
             return None
+        return self.window_of(View(buffer, buffer.shape, buffer.strides, ZERO), owner, traced)
+
+    def window_of(self, home: View, owner: torch.Tensor, traced: torch.Tensor) -> View:
+        """Return where a tensor lies that was traced in the memory of ``owner``, at ``home``."""
         kind = self.lines.sizes.tensor(traced)
         start = self.lines.sizes.index(owner.storage_offset())
         offset = self.lines.sizes.index(traced.storage_offset()) - start
-        return View(buffer, kind.shape, kind.strides, offset)
+        return View(home.buffer, kind.shape, kind.strides, home.offset + offset)
 
     def _copy(self, value: Value, traced: torch.Tensor, node: fx.Node) -> tuple[Value, View]:
         """Define a buffer with the traced strides and the value's contents.
@@ -214,29 +218,6 @@ class Operands:
         if node in self._read_late and isinstance(value, Value):
             for buffer in dict.fromkeys(load.buffer for load in loads((value.expr,))):
                 self._readers.setdefault(buffer, []).append(node)
-
-    def outputs(self, node: fx.Node) -> tuple[Argument, ...]:
-        """Return what the graph returns: windows with exactly the traced strides and aliasing."""
-        (returned,) = node.args
-        items = returned if isinstance(returned, tuple | list) else (returned,)
-        handed_out: dict[Buffer, torch.Tensor] = {}
-        return tuple(self._output(node, item, k, handed_out) for k, item in enumerate(items))
-
-    def _output(
-        self, node: fx.Node, item: Any, position: int, handed_out: dict[Buffer, torch.Tensor]
-    ) -> Argument:
-        if not isinstance(item, fx.Node) or not isinstance(self.env[item], Value):
-            argument = self.for_extern(node, item, ("args", 0, position))
-            if isinstance(argument, NodeConstant | tuple):
-                raise Unsupported("an output that is neither tensor nor size")
-            return argument
-        traced = item.meta["val"]
-        view = self.window(item)
-        first = handed_out.setdefault(view.buffer, self.foreign.get(view.buffer, traced))
-        if first is not traced and not share_memory(first, traced):
-            view = self.copy(item)
-            handed_out[view.buffer] = traced
-        return view
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -27,6 +27,18 @@ class View:
         return same and self.offset is index(0)
 
     @property
+    def is_buffer(self) -> bool:
+        """Whether it is all of its buffer, but for strides along axes of one element."""
+        return (
+            self.shape == self.buffer.shape
+            and self.offset is index(0)
+            and all(
+                a is b or extent is index(1)
+                for extent, a, b in zip(self.shape, self.strides, self.buffer.strides, strict=True)
+            )
+        )
+
+    @property
     def is_dense(self) -> bool:
         """Whether it is a matrix whose rows, or columns, follow each other in memory."""
         pairs = zip(self.shape, self.strides, strict=True)
@@ -44,6 +56,22 @@ class View:
 def whole_view(buffer: Buffer) -> View:
     """Return all of a buffer, in its own layout."""
     return View(buffer, buffer.shape, buffer.strides, index(0))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTensor:
+    """A result that is a tensor object of its own over memory that other results look at, too.
+
+    Equal results are one object. A plain ``View`` that is all of its buffer is the buffer's tensor.
+
+    Attributes:
+        detached: to autograd it is no view of the buffer's tensor; writes to it count for both.
+        number: tells it apart from others over the same window.
+    """
+
+    view: View
+    detached: bool
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +117,8 @@ class InputObject:
 
 
 Argument: TypeAlias = (
-    "View | SizeValue | Condition | NodeConstant | InputObject | int | float | bool | str "
-    "| tuple[Argument, ...] | None"
+    "View | OwnTensor | SizeValue | Condition | NodeConstant | InputObject "
+    "| int | float | bool | str | tuple[Argument, ...] | None"
 )
 
 
@@ -101,6 +129,8 @@ def argument_views(args: Iterable[Argument]) -> list[View]:
         match arg:
             case View():
                 found.append(arg)
+            case OwnTensor():
+                found.append(arg.view)
             case tuple():
                 found.extend(argument_views(arg))
     return found
@@ -111,6 +141,8 @@ def argument_indices(arg: Argument) -> Iterator[Index]:
     match arg:
         case View():
             yield from (*arg.shape, *arg.strides, arg.offset)
+        case OwnTensor():
+            yield from argument_indices(arg.view)
         case SizeValue():
             yield arg.index
         case Comparison():
@@ -125,6 +157,8 @@ def map_views(arg: Argument, rule: Callable[[View], View]) -> Argument:
     match arg:
         case View():
             return rule(arg)
+        case OwnTensor():
+            return replace(arg, view=rule(arg.view))
         case tuple():
             return tuple(map_views(part, rule) for part in arg)
         case _:

@@ -34,6 +34,7 @@ from fusec.ir.graph import (
     Graph,
     Junction,
     Kernel,
+    OwnTensor,
     RowLoop,
     Schedule,
     SizeMinimum,
@@ -124,6 +125,8 @@ def _resolve(argument: Argument, env: Env) -> Any:
     match argument:
         case View():
             return _window(argument, env)
+        case OwnTensor():
+            return _window(argument.view, env)
         case SizeValue():
             return eval_scalar(argument.index, env)
         case Comparison():

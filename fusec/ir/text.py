@@ -34,6 +34,7 @@ from fusec.ir.graph import (
     Junction,
     Kernel,
     NodeConstant,
+    OwnTensor,
     RowLoop,
     Schedule,
     SizeMinimum,
@@ -152,6 +153,8 @@ def print_argument(arg: Argument) -> str:
             shape = ", ".join(map(repr, arg.shape))
             strides = ", ".join(map(repr, arg.strides))
             return f"{arg.buffer.name}[{shape} : {strides} + {arg.offset}]"
+        case OwnTensor():
+            return f"{'detached' if arg.detached else 'view of'} {print_argument(arg.view)}"
         case SizeValue():
             return repr(arg.index)
         case Comparison():

@@ -1,0 +1,158 @@
+"""What a graph returns: at each place a tensor that is to the others what eager's would be.
+
+Of a graph's values, lowering keeps what is at which index. A caller sees more: which places are one
+object, which lie in one memory, and which of these autograd takes for views of each other. All of
+it is in the FX graph. A node is one object. The nodes that views lead back to one *maker* of memory
+share that memory. A ``detach`` on the way leaves no view: what autograd knows of the maker's tensor
+it must not know of this one, and AOTAutograd marks results as without gradient by their objects.
+
+Worked example, ``y = sin(x); return y, y.view(-1), y.detach(), y`` as it is printed::
+
+    return (y, window(y, (6,), (1,), 0), y.detach(), y)
+
+Assumes: traced tensors share a storage where eager's do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.errors import Unsupported
+from fusec.frontend.operands import Operands, share_memory
+from fusec.frontend.value import Value
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Argument, NodeConstant, OwnTensor, View
+from fusec.torch_interior import OpOverload
+
+_DETACHES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
+"""AOTAutograd's decompositions make an ``alias`` of a ``detach``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """Where the memory of a node's tensor comes from.
+
+    Attributes:
+        maker: the node that made it; an input, say.
+        detached: autograd does not lead from the tensor back to the maker's.
+    """
+
+    maker: fx.Node
+    detached: bool
+
+
+def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:
+    """Return what a graph returns: windows with the traced strides, in the traced memory.
+
+    Args:
+        output: the FX graph's last node.
+    Raises:
+        Unsupported: for what is neither a tensor nor a size.
+    """
+    (returned,) = output.args
+    items = returned if isinstance(returned, tuple | list) else (returned,)
+    tensors = [i for i in items if isinstance(i, fx.Node) and isinstance(operands.env[i], Value)]
+    lineages = {node: _lineage(node) for node in dict.fromkeys(tensors)}
+    views = _Memory(operands, lineages).views()
+    made = _objects(lineages, views)
+    return tuple(
+        made[item]
+        if isinstance(item, fx.Node) and item in made
+        else _other(operands, output, item, position)
+        for position, item in enumerate(items)
+    )
+
+
+def _other(operands: Operands, output: fx.Node, item: Any, position: int) -> Argument:
+    argument = operands.for_extern(output, item, ("args", 0, position))
+    if isinstance(argument, NodeConstant | tuple):
+        raise Unsupported("an output that is neither tensor nor size")
+    return argument
+
+
+def _lineage(node: fx.Node) -> _Lineage:
+    detached = False
+    while (source := _seen_by(node)) is not None:
+        detached |= node.target in _DETACHES
+        node = source
+    return _Lineage(node, detached)
+
+
+def _seen_by(node: fx.Node) -> fx.Node | None:
+    """Return the node whose tensor a node's is a view of; None for one in memory of its own."""
+    call = node
+    if call.op == "call_function" and not isinstance(call.target, OpOverload) and call.args:
+        source = call.args[0]  # an element of what a split returns
+        call = source if isinstance(source, fx.Node) else call
+    viewed = call.args[0] if call.args else None
+    if not (isinstance(call.target, OpOverload) and isinstance(viewed, fx.Node)):
+        return None
+    return viewed if call.target.is_view and _lie_together(viewed, node) else None
+
+
+def _lie_together(a: fx.Node, b: fx.Node) -> bool:
+    first, other = a.meta.get("val"), b.meta.get("val")
+    if not (isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    return share_memory(first, other)
+
+
+class _Memory:
+    """Where tensors lie that a graph returns: in their makers' memory, apart from all others."""
+
+    def __init__(self, operands: Operands, lineages: Mapping[fx.Node, _Lineage]) -> None:
+        self.operands = operands
+        self.lineages = lineages
+        self.handed_out: dict[Buffer, torch.Tensor] = {}
+        self.homes: dict[fx.Node, View] = {}
+        self.shared = Counter(one.maker for one in lineages.values())
+
+    def views(self) -> dict[fx.Node, View]:
+        return {node: self._view(node) for node in self.lineages}
+
+    def _view(self, node: fx.Node) -> View:
+        maker, traced = self.lineages[node].maker, node.meta["val"]
+        made = maker.meta["val"]
+        if self.shared[maker] == 1 or maker.op != "call_function" or made.dtype is not traced.dtype:
+            return self._apart(node)
+        if maker not in self.homes:  # not each by itself: lowering may know no memory that has both
+            self.homes[maker] = self._apart(maker)
+        return self.operands.window_of(self.homes[maker], made, traced)
+
+    def _apart(self, node: fx.Node) -> View:
+        operands, traced = self.operands, node.meta["val"]
+        view = operands.window(node)
+        first = operands.foreign.get(view.buffer, traced)
+        first = self.handed_out.setdefault(view.buffer, first)
+        if first is not traced and not share_memory(first, traced):
+            view = operands.copy(node)
+            self.handed_out[view.buffer] = traced
+        return view
+
+
+def _objects(
+    lineages: Mapping[fx.Node, _Lineage], views: Mapping[fx.Node, View]
+) -> dict[fx.Node, View | OwnTensor]:
+    """Return each node's tensor as an object that no other node's is."""
+    beside: dict[Buffer, list[fx.Node]] = {}
+    for node, view in views.items():
+        beside.setdefault(view.buffer, []).append(node)
+    made: dict[fx.Node, View | OwnTensor] = {}
+    taken: set[View | OwnTensor] = set()
+    for nodes in beside.values():
+        whole = [n for n in nodes if views[n].is_buffer and not lineages[n].detached]
+        owner = next((n for n in whole if lineages[n].maker is n), None) or next(iter(whole), None)
+        for node in nodes:
+            view, detached = views[node], lineages[node].detached
+            plain = node is owner or len(nodes) == 1 if view.is_buffer else not detached
+            made[node] = (
+                view if plain and view not in taken else (OwnTensor(view, detached, len(made)))
+            )
+            taken.add(made[node])
+    return made
