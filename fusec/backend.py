@@ -27,6 +27,7 @@ from fusec.compiler import (
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
+from fusec.frontend.made_again import loses_gradients
 from fusec.frontend.modules import name_in_model
 from fusec.frontend.overlap import only_for_eager
 from fusec.frontend.weights import mark_weights
@@ -45,7 +46,9 @@ from fusec.torch_interior import (
     TracingContext,
     compile_phase,
     is_shipping,
+    replay_no_view_twice,
     run_autograd,
+    views_without_gradient,
     without_its_caches,
 )
 from fusec.trace import Trace
@@ -77,6 +80,9 @@ def fusec(
     name_in_model(gm)
     if (reason := only_for_eager(gm)) is not None:
         logger.info("a graph runs as eager kernels: %s", reason)
+        return gm.forward
+    if loses_gradients(gm):
+        logger.info("a graph runs as eager kernels: AOTAutograd loses what it does to gradients")
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
@@ -123,7 +129,7 @@ def compile_with(
     """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     gm = fold(DYNAMO, gm, context)
     options = context.options
-    return run_autograd(
+    call = run_autograd(
         gm,
         list(example_inputs),
         fw_compiler=partial(_compile_forward, compile_one),
@@ -135,6 +141,23 @@ def compile_with(
         ),
         keep_inference_input_mutations=True,
     )
+    tracing = TracingContext.try_get()
+    metadata = tracing.fw_metadata if tracing is not None else None
+    apart = () if metadata is None else views_without_gradient(metadata)
+    return _leading_nowhere(call, apart) if apart else call
+
+
+def _leading_nowhere(call: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
+    """Return ``call``, some of whose results the program makes under ``no_grad``, as views."""
+
+    def run(*args: Any) -> list[Any]:
+        results = list(call(*args))
+        with torch.no_grad():
+            for k in positions:
+                results[k] = results[k].view_as(results[k])
+        return results
+
+    return run
 
 
 def _compile_forward(
@@ -142,11 +165,14 @@ def _compile_forward(
 ) -> Any:
     """Compile a forward whose backward may run again (``retain_graph``).
 
-    AOTAutograd lists the saved tensors whose memory a backward may overwrite, and once that is
-    compiled refuses to run it with ``retain_graph``. No kernel of fusec overwrites them.
+    AOTAutograd makes its wrapper behind this, of the metadata that are mended here. It lists the
+    saved tensors whose memory a backward may overwrite, and once that is compiled refuses to run it
+    with ``retain_graph``. No kernel of fusec overwrites them.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
+    if metadata is not None:
+        replay_no_view_twice(metadata)
     donated = getattr(metadata, "bw_donated_idxs", None)
     if donated:
         donated.clear()  # the list is shared with the metadata that the backward asks

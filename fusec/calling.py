@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fusec.runtime.convention import FORMATS, Convention, Tangent, Training
+from fusec.torch_interior import views_without_gradient
 
 _MADE = ("non_alias", "unsafe_view_alias", "custom_function_view")
 """Kinds of results that are tensors of their own to autograd."""
@@ -52,6 +53,7 @@ def _refuse(metadata: Any) -> None:
         "writes in the backward": len(
             metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
         ),
+        "views made without gradients": len(views_without_gradient(metadata)),
         "shapes of inputs that change": any(
             one.mutates_metadata or one.mutation_inductor_storage_resize
             for one in metadata.input_info

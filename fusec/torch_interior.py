@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "pytree",
     "qualified_name",
+    "replay_no_view_twice",
     "run_autograd",
     "sizes_of_any_value",
     "trace_artifact",
@@ -116,6 +118,7 @@ __all__ = [
     "traces_code",
     "tracing",
     "unset_fake_temporarily",
+    "views_without_gradient",
     "whole_backward",
     "without_its_caches",
 ]
@@ -285,3 +288,28 @@ def compile_phase(name: str) -> AbstractContextManager[object]:
     """Time a phase for ``torch._dynamo.utils.compile_times`` and the timeline of the trace."""
     timed: AbstractContextManager[object] = dynamo_timed(f"fusec.{name}")
     return timed
+
+
+def replay_no_view_twice(metadata: Any) -> None:
+    """Have AOTAutograd make a detached result of the result that it is made of, by its place.
+
+    Of results that differ in ``requires_grad`` alone it makes one of the other, but replays the
+    views that lead to it from the whole: ``y.t().detach(), y.t()`` would be transposed twice.
+    """
+    for position, one in enumerate(metadata.output_info):
+        of_a_result = one.output_type.name == "alias_of_intermediate_base_is_user_output"
+        if of_a_result and not one.requires_grad and hasattr(one, "view_meta_sequence"):
+            metadata.output_info[position] = replace(one, view_meta_sequence=None)
+
+
+def views_without_gradient(metadata: Any) -> tuple[int, ...]:
+    """Return the results that are views of what has gradients, made under ``no_grad``.
+
+    They say that they require gradients, and lead to none. AOTAutograd makes them again outside of
+    the graph as views that do.
+    """
+    return tuple(
+        position
+        for position, one in enumerate(metadata.output_info)
+        if one.requires_grad and not getattr(one, "requires_grad_for_backward", True)
+    )

@@ -43,11 +43,11 @@ def writes_shared_memory(gm: fx.GraphModule) -> bool:
 
     The tensor itself, or an input that it is a view of.
     """
-    inputs = [_tensor(node) for node in gm.graph.nodes if node.op == "placeholder"]
+    inputs = [tensor_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
     shared = {memory_of(t) for t in inputs if t is not None and _overlaps(t)}
     for node in gm.graph.nodes:
         for written in _written(node):
-            tensor = _tensor(written)
+            tensor = tensor_of(written)
             if tensor is not None and (_overlaps(tensor) or memory_of(tensor) in shared):
                 return True
     return False
@@ -113,7 +113,8 @@ def called_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _tensor(node: Any) -> torch.Tensor | None:
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """Return the strided tensor that Dynamo traced for a node; None for anything else."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return value if strided else None
