@@ -1,7 +1,8 @@
-"""A long hunt: `python -m tests.fuzz [--programs 2000] [--start 0] [--out build/fuzz]`.
+"""A long hunt: `python -m tests.fuzz [--programs 2000] [--start 0] [--only training]`.
 
-Three generators: random PyTorch programs for the CPU, and random products, attentions and patterns
-of models in Triton kernels run by Triton's interpreter. Each failure is shrunk and written as a
+Four generators: random PyTorch programs for the CPU, as many that train (views, writes, results
+that share memory), and random products, attentions and patterns of models in Triton kernels run by
+Triton's interpreter. Each failure is shrunk and written as a
 file that runs by itself. Exit code 1 where anything was found.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from tests.fuzz import test_products
+from tests.fuzz import test_products, training
 from tests.fuzz.programs import as_file, draw, failure, shrunk
+
+TOGETHER = 12
+"""Training programs of one compile."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,8 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     last = options.start + options.programs
-    found = hunt(range(options.start, last), options.out)
-    found += hunt_models(range(options.start, options.start + options.programs // 20), options.out)
+    found = [] if options.only == "training" else hunt(range(options.start, last), options.out)
+    found += hunt_training(range(options.start, last), options.out)
+    if options.only is None:
+        few = range(options.start, options.start + options.programs // 20)
+        found += hunt_models(few, options.out)
     print(f"{len(found)} failures" + "".join(f"\n  {path}" for path in found))
     return 1 if found else 0
 
@@ -34,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     made.add_argument("--programs", type=int, default=2000, help="default %(default)s")
     made.add_argument("--start", type=int, default=0, help="first seed; default %(default)s")
+    made.add_argument("--only", choices=("training",), help="one of the generators alone")
     made.add_argument("--out", type=Path, default=Path("build/fuzz"), help="default %(default)s")
     return made
 
@@ -51,6 +59,25 @@ def hunt(seeds: Iterable[int], out: Path, *, quiet: bool = False) -> list[Path]:
         kind = type(error)
         small = shrunk(program, lambda p, kind=kind: type(failure(p)) is kind)
         found.append(_written(out / f"program_{seed}.py", as_file(small, failure(small) or error)))
+    return found
+
+
+def hunt_training(seeds: Sequence[int], out: Path, *, quiet: bool = False) -> list[Path]:
+    """Do the same for training programs, some of them compiled together."""
+    found: list[Path] = []
+    others = 0
+    for at in range(0, len(seeds), TOGETHER):
+        if not quiet and at % (4 * TOGETHER) == 0:
+            said = f"{len(found)} failures, {others} refused as by AOTAutograd"
+            print(f"training {seeds[at]}, {said}", file=sys.stderr, flush=True)
+        drawn = [training.draw(seed) for seed in seeds[at : at + TOGETHER]]
+        for program, differs in training.failures(drawn):
+            if training.is_as_torch(program, differs):
+                others += 1
+                continue
+            small = training.shrunk(program, lambda p: bool(training.wrong(p)))
+            text = training.as_file(small, training.wrong(small))
+            found.append(_written(out / f"training_{program.seed}.py", text))
     return found
 
 
