@@ -66,12 +66,29 @@ def flow(gm: fx.GraphModule, chosen: Collection[fx.Node], *, eager_draws: bool) 
         chosen: convolutions that are to run channels-last.
         eager_draws: random numbers are those of eager, whose order is that of memory.
     """
-    walk = _Flow(gm.graph, frozenset(chosen), eager_draws)
+    _walk(gm.graph, chosen, eager_draws)
+    gm.recompile()
+
+
+def conversions(
+    graph: fx.Graph, chosen: Collection[fx.Node], *, eager_draws: bool
+) -> list[torch.Tensor]:
+    """Return the tensors that ``flow`` would convert; the graph stays as it is."""
+    copied: dict[fx.Node, fx.Node] = {}
+    trial = fx.Graph()
+    trial.output(trial.graph_copy(graph, copied))
+    made = _walk(trial, [copied[node] for node in chosen], eager_draws)
+    return [node.meta["val"] for node in made if node.users]
+
+
+def _walk(graph: fx.Graph, chosen: Collection[fx.Node], eager_draws: bool) -> list[fx.Node]:
+    """Convert the images of convolutions; return the conversions."""
+    walk = _Flow(graph, frozenset(chosen), eager_draws)
     # What is traced anew is ATen by now: autocast has had its say.
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for node in list(gm.graph.nodes):
+        for node in list(graph.nodes):
             walk.visit(node)
-    gm.recompile()
+    return walk.converted
 
 
 class _Flow:
@@ -80,6 +97,7 @@ class _Flow:
     Attributes:
         traced: what a node's value was, for those whose strides differ now.
         last, restored: a node -> its value channels-last, and as it was traced.
+        converted: the calls that convert.
     """
 
     def __init__(self, graph: fx.Graph, chosen: Collection[fx.Node], eager_draws: bool) -> None:
@@ -89,6 +107,7 @@ class _Flow:
         self.traced: dict[fx.Node, Any] = {}
         self.last: dict[fx.Node, fx.Node] = {}
         self.restored: dict[fx.Node, fx.Node] = {}
+        self.converted: list[fx.Node] = []
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "output":
@@ -159,7 +178,7 @@ class _Flow:
         found = value_of_call(node)
         if not _same_strides(before, found):
             self.traced[node] = before
-            node.meta["val"] = found
+            node.meta["val"] = _changed(before, found)
             node.meta.pop("tensor_meta", None)
 
     # -- conversions ------------------------------------------------------------------------------
@@ -171,7 +190,7 @@ class _Flow:
         if node not in self.last:
             with self.graph.inserting_before(_behind(node)):
                 form = torch.channels_last
-                self.last[node] = call_like(node, aten.clone.default, node, memory_format=form)
+                self.last[node] = self.clone(node, form)
         return self.last[node]
 
     def restore(self, node: fx.Node) -> fx.Node:
@@ -200,14 +219,19 @@ class _Flow:
             if (wanted.dim() == 4 or form is torch.contiguous_format) and wanted.is_contiguous(
                 memory_format=form
             ):
-                return call_like(node, aten.clone.default, node, memory_format=form)
+                return self.clone(node, form)
         strides = [hint_of(stride) for stride in wanted.stride()]
         order = sorted(range(len(strides)), key=lambda d: -strides[d])
         back = [order.index(d) for d in range(wanted.dim())]
         rows = call_like(node, aten.permute.default, node, order)
-        form = torch.contiguous_format
-        dense = call_like(node, aten.clone.default, rows, memory_format=form)
+        dense = self.clone(rows, torch.contiguous_format)
         return call_like(node, aten.permute.default, dense, back)
+
+    def clone(self, node: fx.Node, form: torch.memory_format) -> fx.Node:
+        """Append a copy of a value in a memory format."""
+        made = call_like(node, aten.clone.default, node, memory_format=form)
+        self.converted.append(made)
+        return made
 
 
 def _behind(node: fx.Node) -> fx.Node:
@@ -219,10 +243,25 @@ def _behind(node: fx.Node) -> fx.Node:
 
 
 def _same_strides(before: Any, found: Any) -> bool:
+    pairs = zip(fakes_of(before), fakes_of(found), strict=True)
+    return all(_lie_alike(x, y) for x, y in pairs)
+
+
+def _lie_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
     return all(
-        all(
-            statically_known_true(n == 1) or statically_known_true(a == b)
-            for n, a, b in zip(x.shape, x.stride(), y.stride(), strict=True)
-        )
-        for x, y in zip(fakes_of(before), fakes_of(found), strict=True)
+        statically_known_true(n == 1) or statically_known_true(a == b)
+        for n, a, b in zip(x.shape, x.stride(), y.stride(), strict=True)
     )
+
+
+def _changed(before: Any, found: Any) -> Any:
+    """Return what was traced anew, but the first trace of each tensor that lies as it did.
+
+    Strides of axes with one element are the first trace's, too: a gradient leaves with them.
+    """
+    if isinstance(found, tuple | list):
+        each = [_changed(x, y) for x, y in zip(before, found, strict=True)]
+        return each if isinstance(found, list) else tuple(each)
+    if isinstance(found, torch.Tensor) and _lie_alike(before, found):
+        return before
+    return found

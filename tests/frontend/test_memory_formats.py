@@ -125,6 +125,27 @@ def test_convolutions_of_each_kind_match_eager(kind: str, train: bool) -> None:
     )  # fmt: skip
 
 
+WEIGHTS = ((8, 8, 3, 3), (8, 8, 1, 1), (8, 1, 3, 3), (1, 8, 3, 3), (1, 8, 1, 1), (8, 1, 1, 1))
+
+
+@ALWAYS
+@pytest.mark.parametrize("last", (False, True))
+@pytest.mark.parametrize("shape", WEIGHTS)
+@pytest.mark.sampled(5)
+def test_gradients_lie_as_eagers_do(shape: tuple[int, ...], last: bool) -> None:
+    """Strides of axes with one element, too: an optimizer compares them with the weight's."""
+    form = torch.channels_last if last else torch.contiguous_format
+    convolved = nn.Conv2d(8, shape[0], shape[2], groups=8 // shape[1], bias=True)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), convolved, nn.SiLU()).to(memory_format=form)
+    found = []
+    for call in (net, torch.compile(net, backend="fusec", dynamic=False)):
+        net.zero_grad()
+        x = images(2, 3, 9, 10).requires_grad_()
+        call(x).square().sum().backward()
+        found.append([leaf.grad.stride() for leaf in (x, *net.parameters())])
+    assert found[0] == found[1]
+
+
 @ALWAYS
 def test_a_bias_alone_may_train() -> None:
     image, weight = images(2, 8, 5, 6), weights(6, 8, 3, 3)
@@ -316,3 +337,44 @@ def test_conversions_at_the_border_are_paid_by_what_they_serve() -> None:
     first, second, third = of(gm, aten.convolution.default)
     assert is_last(first.meta["val"]) and is_last(second.meta["val"])
     assert third.args[0].op == "placeholder"
+
+
+def grouped(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(2):
+        x = F.silu(F.group_norm(F.conv2d(x, w, padding=1, groups=32), 4))
+    return x
+
+
+def test_each_conversion_counts_what_it_costs_within_a_component_too() -> None:
+    """The groups of a norm mix channels with places: images are converted before and behind it."""
+    for fn, taken in ((depthwise, True), (grouped, False)):
+        (gm,) = rewritten(fn, *GIVEN)
+        convolutions = of(gm, aten.convolution.default)
+        assert [n.meta[DECISION].taken for n in convolutions] == [taken] * 2
+        assert bool(of(gm, aten.clone.default)) == taken
+
+
+@pytest.mark.parametrize("us", (40.0, -1.0))
+def test_what_is_timed_is_what_is_most_expected_of(us: float) -> None:
+    judged = []
+
+    def judge(node: fx.Node) -> Gain:
+        judged.append(node)
+        return Gain(us, "as told")
+
+    def net(x: Tensor, w: Tensor) -> Tensor:
+        x = F.max_pool2d(depthwise(x, w), 4)
+        return depthwise(x, w)
+
+    (gm,) = rewritten(net, *GIVEN, judge=judge)
+    assert len(judged) == 2  # those of large images
+    gains = [n.meta[DECISION].saved_us for n in of(gm, aten.convolution.default)]
+    assert gains[:2] == [us, us] and gains[2] == pytest.approx(us / 16)
+
+
+def test_gains_that_are_a_small_part_of_the_time_change_nothing() -> None:
+    for of_us, taken in ((1e5, False), (1e3, True)):
+        (gm,) = rewritten(
+            depthwise, *GIVEN, judge=lambda node, of_us=of_us: Gain(2e3, "told", of_us)
+        )
+        assert all(n.meta[DECISION].taken == taken for n in of(gm, aten.convolution.default))
