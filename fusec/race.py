@@ -14,10 +14,14 @@ Symbolic sizes are timed at their hints, and a key has the classes of these (``s
 batch of any size asks for a race once a class; what stands in a reason is the size that was timed.
 
 ``FormatJudge``. A convolution is timed with images that are contiguous and channels-last, a long
-one on fewer images of its batch. Formats are decided at each start, before a graph is looked up in
-the cache, so what was found is kept even if it is not certain.
+one on fewer images of its batch, in so many rounds whatever they take. Formats are decided at each
+start, before a graph is looked up in the cache, so what was found is kept even if it is not
+certain.
 
-Where the time of a graph's races is spent, or nothing could be timed, the cost model decides. The
+On a CPU it is counted what a graph races for, so that the same graph makes the same choices at each
+start: no product that is a small part of the graph (``passes/libraries.py``), a few groups, the
+convolutions that matter most (``frontend/memory_formats.py``). Time is left for all of them, but on
+a busy machine. Where it is spent, or nothing could be timed, the cost model decides. The
 ranks of a process group agree on each verdict (``runtime/ranks.py``), on that none was found, too.
 """
 
@@ -84,10 +88,14 @@ CLEAR = 2.0
 """How far apart the modelled times of a group's ways are where a CPU races for it no more."""
 VARIES = 0.1
 """How much the reference's times may vary, beside their median, for a verdict to be kept."""
-FORMATS_S = 0.1
-"""Seconds that one convolution may be timed: a network has tens of them."""
+FORMAT_ROUNDS = 5
+"""Rounds in which a convolution is timed: a network has tens of them."""
 FEW = 4
-"""Configurations of a kernel that a short race tries; a long one (``WIDE_S``) tries all."""
+"""Configurations of a kernel that a short race tries; a long one (``WIDE_S``) tries all, and one on
+a CPU that nobody gave time tries the first."""
+RACED_GROUPS = 4
+"""Groups of a graph for which a CPU races that nobody gave time: the first. The model has others.
+"""
 WIDE_S = 120.0
 
 Prepare: TypeAlias = Callable[[Compiled], Callable[[list[Any]], Sequence[Tensor]]]
@@ -182,11 +190,14 @@ class DeviceJudge:
         self.prepare = prepare
         self.races = races
         self.by_model = judge_by_model(cut, context.target.machine)
+        self.wide = self.options.race_seconds(races.device.type) >= WIDE_S
+        self.brief = races.device.type == "cpu" and self.options.race_budget_s is None
+        self.groups = set[str]()
 
     def __call__(self, group: Group) -> Choice:
         """Return the way that won: on another rank, from the cache, or by a race."""
         modelled = functools.cache(lambda: self.by_model(group))
-        if self.races.device.type == "cpu" and not 1 / CLEAR < modelled().ratio < CLEAR:
+        if self.races.device.type == "cpu" and not self._is_worth(group, modelled):
             return modelled()
         forced = f"descriptors={self.options.descriptors} roles={self.options.roles}"
         key = f"{fingerprint()} {forced}\n{group.signature}"
@@ -194,6 +205,16 @@ class DeviceJudge:
         verdict = self.races.verdict(key, LIBRARY, run)
         pairs = zip(group.sizes, verdict.sizes, strict=False)
         return self.choice(verdict, modelled, ", ".join(f"{size}={n}" for size, n in pairs))
+
+    def _is_worth(self, group: Group, modelled: Callable[[], Choice]) -> bool:
+        """Return True for groups for which a CPU races; their number does not depend on time."""
+        if not 1 / CLEAR < modelled().ratio < CLEAR:
+            return False
+        if self.brief and group.signature not in self.groups:
+            if len(self.groups) == RACED_GROUPS:
+                return False
+            self.groups.add(group.signature)
+        return True
 
     def choice(self, verdict: Verdict, modelled: Callable[[], Choice], at: str) -> Choice:
         """Return a verdict as the choice of a way, the model's where nothing was measured.
@@ -239,8 +260,8 @@ class DeviceJudge:
             return ways
         flat = flat_kernels(kernels, self.context)
         count = max(len(offered_plans(kernel, self.context)) for kernel in flat.values())
-        if self.options.race_seconds(self.races.device.type) < WIDE_S:
-            count = min(count, FEW)
+        if not self.wide:
+            count = min(count, 1 if self.brief else FEW)
         for number in range(count):
             steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
             run = functools.partial(self._prepare, replace(fused, steps=steps))
@@ -324,7 +345,8 @@ class FormatJudge:
         if len(times) < 2:
             return self.by_rule(convolution)
         saved_us = (times[CONTIGUOUS] - times[CHANNELS_LAST]) * share
-        return Gain(saved_us, f"measured with {batch} images: {verdict}")
+        reason = f"measured with {batch} images: {verdict}"
+        return Gain(saved_us, reason, times[CONTIGUOUS] * share)
 
     def race(self, convolution: fx.Node, batch: int, budget_s: float) -> Verdict:
         """Return what a race of the two formats measured."""
@@ -358,10 +380,11 @@ class FormatJudge:
             [Way(CONTIGUOUS, lambda: way(0)), Way(CHANNELS_LAST, lambda: way(len(images)))],
             inputs,
             reference=CONTIGUOUS,
-            budget_s=min(budget_s, FORMATS_S),
+            budget_s=budget_s,
             device=self.races.device,
             timer=warm_stopwatch,
             quiet=True,
+            rounds=FORMAT_ROUNDS,
         )
 
 

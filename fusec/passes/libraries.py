@@ -4,7 +4,9 @@ Spec: ``schedule -> schedule``. A product that stayed a call may be made by othe
 (``Extern.others``): which is faster depends on the processor, so a *chooser* says it, by a race on
 this machine (``race.py``) or from what an earlier one found. Calls that are alike share an answer.
 Those that multiply most all together are asked for first: the time for races is spent where it
-gains most. Products below ``Tuning.raced_product`` go by rule, to the library that they name.
+gains most. Products below ``Tuning.raced_product``, and those that all together are less than
+``LEAST_SHARE`` of what the graph multiplies, go by rule, to the library that they name. So what is
+raced does not depend on how long races take.
 
 Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` of 512 x 768 by
 768 x 3072 becomes ``mkldnn._linear_pointwise(x, w, None, "none", [], "")``: 12.8 ms, not 20.6.
@@ -24,6 +26,9 @@ from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index
 
 ATEN = "ATen"
+
+LEAST_SHARE = 0.03
+"""Share of a graph's multiply-adds from which alike products are raced: others decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,12 @@ def choose_libraries(
         if libraries.intersection(call.others):
             alike.setdefault(describe_call(call), []).append(call)
     answers: dict[str, Answer] = {}
+    least = LEAST_SHARE * sum(map(_work, alike.values()))
     for key, calls in sorted(alike.items(), key=lambda row: -_work(row[1])):
         if multiply_adds(calls[0]) < small:
             answers[key] = Answer(None, "by rule: small products go to the library that they name")
+        elif _work(calls) < least:
+            answers[key] = Answer(None, "by rule: too small a part of the graph's products")
         elif choose is None:
             answers[key] = Answer(None, "by rule: nothing is timed")
         else:

@@ -55,6 +55,21 @@ def test_the_named_library_gets_the_call_with_its_second_factor_transposed() -> 
     assert said == Decision("mm.default", "oneDNN", True, "said", 2.0, "ATen")
 
 
+def test_a_small_part_of_the_products_is_not_raced() -> None:
+    raced = []
+
+    def choose(call: Extern) -> Answer:
+        raced.append(call.writes[0].name)
+        return Answer(None, "said")
+
+    many = [product(f"p{k}", 4, 3, 6) for k in range(2)]
+    choose_libraries(schedule(*many, product("q", 64, 32, 32)), LIBRARIES, 0, choose)
+    assert raced == ["q"]
+    raced.clear()
+    choose_libraries(schedule(*many, product("q", 64, 4, 4)), LIBRARIES, 0, choose)
+    assert raced == ["q", "p0"]
+
+
 def test_a_bias_goes_along() -> None:
     call = product("p", 4, 3, 6)
     bias = whole(buffer("bias", 6))
