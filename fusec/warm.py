@@ -88,9 +88,10 @@ class Start:
     """One graph of Dynamo, which the cache may know.
 
     Attributes:
-        key: of its entry in the cache.
+        key: of its entry in the cache; "" for one that has none.
         parts: what was compiled of it, "forward" and "backward", or "inference".
         said: returns the convention, of the backward's graph.
+        called: what Dynamo calls, of a graph with a backward.
     """
 
     gm: fx.GraphModule
@@ -98,6 +99,7 @@ class Start:
     options: Options
     parts: dict[str, _Part] = field(default_factory=dict)
     said: Callable[[fx.GraphModule | None], Convention | None] | None = None
+    called: _Called | None = None
 
     @staticmethod
     def of(gm: fx.GraphModule, inputs: Sequence[Any], context: Context) -> Start | None:
@@ -112,12 +114,14 @@ class Start:
         except NoKey as reason:
             logger.debug("no start from the cache: %s", reason)
             return None
+        if key is None:
+            return Start(gm, "", options)
         salt = salt_of(torch.device(context.target.device), context.target, options)
         return Start(gm, " ".join(("start", key, *salt)), options)
 
     def load(self) -> Callable[..., Any] | None:
         """Return what Dynamo calls, if the cache has all of it."""
-        if not (self.options.cache and is_unseen(self.options)):
+        if not (self.key and self.options.cache and is_unseen(self.options)):
             return None
         found = open_cache(self.options).load(self.key)
         if found is None:
@@ -146,7 +150,11 @@ class Start:
             call = compile_one(gm, inputs, name=name, trace=trace)
             self.parts[name] = _Part(gm, call, trace)
             if name == "backward" and self.said is not None:
-                self._store(self.said(gm))
+                convention = self.said(gm)
+                self._store(convention)
+                if convention is not None and self.called is not None:
+                    made = convention.around(self.parts["forward"].call, call)
+                    self.called.now = self._with_memory(made)
                 self.parts.clear()  # who calls the backward holds this function, and so the graphs
             return call
 
@@ -158,7 +166,12 @@ class Start:
         if context is None or context.fw_metadata is None:
             return compiled
         self.said = partial(_convention, context.fw_metadata)
-        convention = self.said(None) if "inference" in self.parts else None
+        if "inference" not in self.parts:
+            if "forward" not in self.parts or not is_unseen(self.options):
+                return compiled
+            self.called = _Called(compiled)
+            return _disabled(self.called)
+        convention = self.said(None)
         if convention is None:
             return compiled
         self._store(convention)
@@ -202,7 +215,7 @@ class Start:
     def _store(self, convention: Convention | None) -> None:
         rows = {name: part.row() for name, part in self.parts.items()}
         whole = all(row["outside"] is not None for row in rows.values())
-        if convention is None or not whole or not self.options.cache:
+        if convention is None or not whole or not (self.key and self.options.cache):
             return
         about = json.loads(next(iter(self.parts.values())).trace.said[ABOUT])
         blobs = {
@@ -214,12 +227,32 @@ class Start:
 
     def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return what Dynamo calls; fake tensors go through the graph itself."""
+        return _disabled(self._with_memory(call))
+
+    def _with_memory(self, call: Callable[..., Any]) -> Callable[..., Any]:
         gm = self.gm
         made = with_memory_only(lambda args: call(*args), lambda args: gm.forward(*args))
-        called: Callable[..., Any] = torch.compiler.disable(
-            lambda *args: made(args), reason="a compiled graph"
-        )
-        return called
+        return lambda *args: made(args)
+
+
+class _Called:
+    """What is called for a graph with a backward: at first AOTAutograd's wrapper."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, first: Callable[..., Any]) -> None:
+        self.now = first
+
+    def __call__(self, *args: Any) -> Any:
+        return self.now(*args)
+
+
+def _disabled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function into which Dynamo does not look."""
+    called: Callable[..., Any] = torch.compiler.disable(
+        lambda *args: call(*args), reason="a compiled graph"
+    )
+    return called
 
 
 def _inputs(gm: fx.GraphModule) -> list[Any]:

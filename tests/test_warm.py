@@ -19,6 +19,7 @@ from fusec.compiler import is_unseen
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
 from fusec.runtime.cache import open_cache
+from fusec.runtime.convention import Convention
 from tests.support import BACKEND, compare, run, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own cache")
@@ -260,6 +261,41 @@ def test_a_backward_that_never_ran_leaves_no_entry() -> None:
     assert entries("start ") == []
     y.sum().backward()
     assert len(entries("start ")) == 1
+
+
+@torch.library.custom_op("fusec_test_warm::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+@pytest.mark.parametrize("own", (False, True))
+@pytest.mark.parametrize("train", (False, True))
+def test_once_compiled_a_graph_is_called_by_its_convention(
+    own: bool, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training from the step after the first backward; with operations of the user's, too."""
+    made, run_by = Convention._around, []
+
+    def noted(self: Convention, run: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+        call = made(self, run)
+        return lambda *args: (run_by.append(self), call(*args))[1]
+
+    monkeypatch.setattr(Convention, "_around", noted)
+    call = compiled(lambda x: (twice(x) if own else x * 2).sin())
+    x = values(3, 4).requires_grad_(train)
+    for _ in range(3):
+        y = call(x)
+        torch.testing.assert_close(y, (x * 2).sin())
+        if train:
+            x.grad = None
+            y.backward(y.detach())
+            torch.testing.assert_close(x.grad, 2 * (x * 2).cos().detach() * y.detach())
+            call(x)
+    assert len(run_by) == (5 if train else 3)
 
 
 @pytest.mark.parametrize("broken", ["no convention", "no such graph", "another form"])

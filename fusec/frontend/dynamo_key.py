@@ -43,13 +43,18 @@ class NoKey(Exception):
     """Why a graph has no key."""
 
 
-def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     """Return a hexadecimal digest of a graph of Dynamo, of its inputs and of torch's settings.
 
+    Returns:
+        None for a graph whose own operations alone, the user's, no key can hold: what they compute
+        may change from process to process.
     Raises:
-        NoKey: saying what of the graph a key cannot hold.
+        NoKey: saying what else of the graph a key cannot hold.
     """
     text = [*_settings(), _inputs(inputs), *_lines(gm)]
+    if any(map(_is_own, gm.modules())):
+        return None
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
@@ -65,6 +70,14 @@ def _lines(gm: fx.GraphModule) -> Iterator[str]:
         yield module_path(node)
         if node.op == "get_attr":
             yield from _lines(_part(gm, str(node.target)))
+
+
+def _is_own(part: Any) -> bool:
+    """Return True for a graph that calls operations of the user's own."""
+    return isinstance(part, fx.GraphModule) and any(
+        isinstance(node.target, OpOverload) and node.target.namespace not in _NAMESPACES
+        for node in part.graph.nodes
+    )
 
 
 def _part(gm: fx.GraphModule, name: str) -> fx.GraphModule:
@@ -86,8 +99,6 @@ def _target(node: fx.Node) -> str:
     if node.op != "call_function" or isinstance(target, HigherOrderOperator):
         raise NoKey(f"{node.op} {target}")
     if isinstance(target, OpOverload):
-        if target.namespace not in _NAMESPACES:
-            raise NoKey(f"the operation {target}")
         return str(target)
     home = str(getattr(target, "__module__", None) or "builtins")
     found: Any = sys.modules.get(home) if home.partition(".")[0] in _ROOTS else None

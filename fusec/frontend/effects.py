@@ -49,6 +49,7 @@ UPDATES = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter.value: aten.scatter_.value,
     aten.scatter_add.default: aten.scatter_add_.default,
+    aten.embedding_renorm.default: aten.embedding_renorm_.default,
 }
 """Calls that return their first argument changed in places, and those that change it."""
 ONEDNN = "mkldnn._linear_pointwise.default"
@@ -156,6 +157,9 @@ def _moved(target: Any, args: Args, named: dict[str, Argument]) -> Index:
     name = extern_name(UPDATES[target]).split(".")[1].rstrip("_")
     whole = args[0]
     assert isinstance(whole, View)
+    if name == "embedding_renorm":  # rows, each with its norm
+        rows = args[1].shape if isinstance(args[1], View) else whole.shape[:1]
+        return product((*rows, *whole.shape[1:])) * 2
     if name != "index_put":
         source = args[3 if name in ("index_copy", "index_add") else 2]
         count = product(source.shape if isinstance(source, View) else whole.shape)

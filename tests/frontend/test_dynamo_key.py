@@ -173,7 +173,6 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 KEYLESS: dict[str, tuple[Callable[[], str], str]] = {
-    "an operation of the user's": (lambda: key_of(twice, X), "fusec_test_key"),
     "a checkpoint that chooses": (
         lambda: key_of(lambda x: checkpoint(scaled, x, context_fn=chosen), GRADIENT), "saves"),
     "a condition": (
@@ -181,6 +180,10 @@ KEYLESS: dict[str, tuple[Callable[[], str], str]] = {
     "symbolic sizes": (lambda: key_of(scaled, X, dynamic=True), "SymInt"),
     "a size that depends on data": (lambda: key_of(lambda x: x.nonzero() + 1, X), "symbolic"),
 }  # fmt: skip
+
+
+def test_an_operation_of_the_users_has_no_key() -> None:
+    assert key_of(twice, X) == "None"
 
 
 @pytest.mark.parametrize("name", KEYLESS)

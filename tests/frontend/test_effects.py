@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from fusec.compiler import RECENT
 from fusec.frontend.effects import effect_of
 from fusec.ir.dtype import F32, F64
 from fusec.ir.expr import Buffer
@@ -114,3 +116,15 @@ def test_a_window_says_where_a_part_lies() -> None:
     column = Window(1, index(5), None)
     assert column.indices((i,)) == (i, index(5))
     assert column.view(x, (index(4),)).strides == (index(6),)
+
+
+def test_rows_of_a_table_are_normed_where_they_lie() -> None:
+    """``max_norm`` changes the rows that are looked up: no copy of the table."""
+    tables = [nn.Embedding(100, 8, max_norm=0.5).requires_grad_(False) for _ in range(2)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    rows = torch.tensor([[3, 4, 3], [99, 0, 7]])
+    call = torch.compile(lambda i: tables[1](i) * 2, backend="fusec", options={"strict": True})
+    for _ in range(2):
+        torch.testing.assert_close(call(rows), tables[0](rows) * 2)
+        torch.testing.assert_close(tables[1].weight, tables[0].weight)
+    assert "embedding_renorm_" in RECENT[-1].wrapper and "copy_" not in RECENT[-1].wrapper
