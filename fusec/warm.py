@@ -33,7 +33,7 @@ from fusec.runtime.cache import open_cache
 from fusec.runtime.convention import Convention
 from fusec.runtime.entry import ABOUT
 from fusec.runtime.executable import BoxedCall
-from fusec.runtime.fake import with_memory_only
+from fusec.runtime.fake import called_with_memory_only, unchecked
 from fusec.runtime.loading import Stored, read_parts
 from fusec.runtime.outside import describe, unnamed
 from fusec.size_formulas import specs_of
@@ -153,8 +153,8 @@ class Start:
                 convention = self.said(gm)
                 self._store(convention)
                 if convention is not None and self.called is not None:
-                    made = convention.around(self.parts["forward"].call, call)
-                    self.called.now = self._with_memory(made)
+                    made = convention.around(*self._calls())
+                    self.called.now = called_with_memory_only(made, self.gm.forward)
                 self.parts.clear()  # who calls the backward holds this function, and so the graphs
             return call
 
@@ -169,15 +169,19 @@ class Start:
         if "inference" not in self.parts:
             if "forward" not in self.parts or not is_unseen(self.options):
                 return compiled
-            self.called = _Called(compiled)
-            return _disabled(self.called)
+            called = self.called = _Called(compiled)
+            return _disabled(lambda *args: called.now(*args))
         convention = self.said(None)
         if convention is None:
             return compiled
         self._store(convention)
         if not is_unseen(self.options):
             return compiled
-        return self._callable(convention.around(self.parts["inference"].call))
+        return self._callable(convention.around(*self._calls()))
+
+    def _calls(self) -> list[BoxedCall]:
+        """Return what was compiled, inference, or forward and backward, for tensors with memory."""
+        return [unchecked(part.call) for part in self.parts.values()]
 
     def ship(self, context: Context) -> Shipped:
         """Return what was compiled, ahead of time and whole, as what can be saved.
@@ -227,31 +231,19 @@ class Start:
 
     def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return what Dynamo calls; fake tensors go through the graph itself."""
-        return _disabled(self._with_memory(call))
-
-    def _with_memory(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        gm = self.gm
-        made = with_memory_only(lambda args: call(*args), lambda args: gm.forward(*args))
-        return lambda *args: made(args)
+        return _disabled(called_with_memory_only(call, self.gm.forward))
 
 
+@dataclass(slots=True)
 class _Called:
     """What is called for a graph with a backward: at first AOTAutograd's wrapper."""
 
-    __slots__ = ("now",)
-
-    def __init__(self, first: Callable[..., Any]) -> None:
-        self.now = first
-
-    def __call__(self, *args: Any) -> Any:
-        return self.now(*args)
+    now: Callable[..., Any]
 
 
 def _disabled(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function into which Dynamo does not look."""
-    called: Callable[..., Any] = torch.compiler.disable(
-        lambda *args: call(*args), reason="a compiled graph"
-    )
+    called: Callable[..., Any] = torch.compiler.disable(call, reason="a compiled graph")
     return called
 
 

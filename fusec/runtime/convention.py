@@ -131,7 +131,7 @@ class Convention:
             backward: takes what was saved and tangents so, returns a gradient for each input.
         """
         if self.training is None:
-            return self._around(_without_gradients(outside_autocast(forward)))
+            return self._around(_without_gradients(forward))
         assert backward is not None
         return self._around(_with_gradients(self, self.training, forward, backward))
 
@@ -169,7 +169,12 @@ class Convention:
 
 
 def _without_gradients(forward: Boxed) -> Boxed:
+    """Return a compiled graph that runs without gradients and without autocast."""
+
     def run(args: list[Any]) -> Any:
+        if is_autocasting():
+            with without_autocast():
+                return run(args)
         if not torch.is_grad_enabled():
             return forward(args)
         switch_gradients(False)

@@ -8,6 +8,7 @@ us (measured 2026-11).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fusec.runtime.executable import BoxedCall
@@ -31,4 +32,28 @@ def with_memory_only(call: BoxedCall, instead: BoxedCall) -> BoxedCall:
         return chosen(args)
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
+    boxed._unchecked = call  # type: ignore[attr-defined]
     return boxed
+
+
+def unchecked(call: BoxedCall) -> BoxedCall:
+    """Return what ``with_memory_only`` made its callable of, for who looks at tensors itself."""
+    inner: BoxedCall = getattr(call, "_unchecked", call)
+    return inner
+
+
+def called_with_memory_only(
+    call: Callable[..., Any], instead: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the same as ``with_memory_only``, of callables that take their arguments apart."""
+    chosen: Callable[..., Any] | None = None
+
+    def called(*args: Any) -> Any:
+        nonlocal chosen
+        if fake_mode() is not None:
+            return instead(*args)
+        if chosen is None:
+            chosen = instead if any(isinstance(arg, FakeTensor) for arg in args) else call
+        return chosen(*args)
+
+    return called
