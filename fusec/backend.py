@@ -27,9 +27,9 @@ from fusec.compiler import (
 from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
-from fusec.frontend.made_again import loses_gradients
 from fusec.frontend.modules import name_in_model
-from fusec.frontend.overlap import only_for_eager
+from fusec.frontend.only_eager import only_for_eager
+from fusec.frontend.saved_changes import changes_what_functions_save
 from fusec.frontend.weights import mark_weights
 from fusec.options import Options
 from fusec.partition import Joint
@@ -42,6 +42,7 @@ from fusec.runtime.frozen import Frozen, refreeze
 from fusec.runtime.heap import settled_heap
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
 from fusec.torch_interior import (
+    SkipFrame,
     TorchDynamoException,
     TracingContext,
     compile_phase,
@@ -73,16 +74,16 @@ def fusec(
         options: fields of ``fusec.options.Options`` by name.
     Raises:
         UsageError: for an unknown mode or option; the message names the nearest one.
+        SkipFrame: for a graph that only Python runs as eager does; Dynamo then runs its frame so.
         Exception: under ``strict``, what AOTAutograd does not trace (writes to the overlapping
             windows of an ``unfold``, say); else such a graph runs as it is, with one warning.
     """
     chosen = Options.from_compile(mode, options)
     name_in_model(gm)
+    if changes_what_functions_save(gm):
+        raise SkipFrame("it changes what an autograd.Function has saved: eager's backward raises")
     if (reason := only_for_eager(gm)) is not None:
         logger.info("a graph runs as eager kernels: %s", reason)
-        return gm.forward
-    if loses_gradients(gm):
-        logger.info("a graph runs as eager kernels: AOTAutograd loses what it does to gradients")
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)

@@ -44,6 +44,7 @@ from fusec.frontend.equal_calls import share_equal_calls
 from fusec.frontend.fallbacks import draws_random_numbers, talks_to_ranks
 from fusec.frontend.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
 from fusec.frontend.shapes import to_torch_dtype
+from fusec.frontend.snapshots import drop_snapshots, take_snapshots
 from fusec.frontend.softmax_gradients import SCORES_BYTES
 from fusec.ir.dtype import DType
 from fusec.passes.chunk import RATIO
@@ -119,13 +120,14 @@ def partition(
         large, size = _large(found), sum(map(_size, found))
         early = hoist_gradients(joint.graph, large, size)
         if early:
-            extra = early
-            _add_outputs(joint.graph, num_fwd_outputs, extra)
+            extra.extend(early)
         elif early is None and size >= WORTH_A_PRODUCT * chunk_bytes:
             recompute(large - _tangent_users(joint.graph))
     _save_what_is_not_free(joint.graph)
     _leave_constants_to_the_last(joint.graph)
     _hide_attention(joint.graph)
+    extra.extend(take_snapshots(joint.graph, num_fwd_outputs))
+    _add_outputs(joint.graph, num_fwd_outputs, extra)
     if functorch_config.cse and not _names_sizes(joint.graph):
         share_equal_calls(joint.graph)
         joint.graph.set_codegen(fx.graph.CodeGen())  # arguments by name, not as nested lists
@@ -140,6 +142,7 @@ def partition(
     _show_attention(backward)
     if extra:
         _drop_outputs(forward, num_fwd_outputs, len(extra))
+    drop_snapshots(forward)
     return forward, backward
 
 

@@ -26,10 +26,11 @@ from torch._dynamo import convert_frame, disable, maybe_mark_dynamic
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis, TorchDynamoException
+from torch._dynamo.exc import SkipFrame, TensorifyScalarRestartAnalysis, TorchDynamoException
 from torch._dynamo.utils import counters, dynamo_timed, get_debug_dir
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, tracing
 from torch._logging import getArtifactLogger as artifact_logger
@@ -78,11 +79,13 @@ __all__ = [
     "OpOverloadPacket",
     "SerializableCallable",
     "SingletonInt",
+    "SkipFrame",
     "TorchDispatchMode",
     "TorchDynamoException",
     "TracingContext",
     "TransformGetItemToIndex",
     "artifact_logger",
+    "autograd_function_apply",
     "compile_id",
     "compile_phase",
     "converting_fakes",

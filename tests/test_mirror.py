@@ -106,6 +106,7 @@ ELSEWHERE = {
     "frontend/random_ops": "ops/test_random",
     "frontend/registry": "frontend/test_capture",
     "frontend/scans": "ops/test_reductions",
+    "frontend/saved_changes": "frontend/test_snapshots",
     "frontend/scatters": "ops/test_indexing",
     "frontend/size_facts": "frontend/test_shapes",
     "frontend/value": "frontend/test_shapes",

@@ -32,7 +32,7 @@ from fusec.bisect.trial import Outcome, outcome_of
 from fusec.blame import blame
 from fusec.compiler import RECENT, run_eagerly
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
-from fusec.frontend.overlap import only_for_eager
+from fusec.frontend.only_eager import only_for_eager
 from fusec.options import Options
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.clock import Clock, clock_running

@@ -29,15 +29,6 @@ _WINDOWS = {"as_strided", "as_strided_", "as_strided_copy"}
 _WRITE_NOTHING = {"detach_", "requires_grad_"}
 
 
-def only_for_eager(gm: fx.GraphModule) -> str | None:
-    """Return why a graph of Dynamo runs as it is, or None if it may be compiled."""
-    if writes_shared_memory(gm):
-        return "it writes to memory that elements share"
-    if _reaches_beyond_memory(gm):
-        return "it has a window into memory that reaches beyond it"
-    return None
-
-
 def writes_shared_memory(gm: fx.GraphModule) -> bool:
     """Return True if a graph of Dynamo writes to a tensor of which elements share memory.
 
@@ -46,14 +37,14 @@ def writes_shared_memory(gm: fx.GraphModule) -> bool:
     inputs = [tensor_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
     shared = {memory_of(t) for t in inputs if t is not None and _overlaps(t)}
     for node in gm.graph.nodes:
-        for written in _written(node):
+        for written in written_by(node):
             tensor = tensor_of(written)
             if tensor is not None and (_overlaps(tensor) or memory_of(tensor) in shared):
                 return True
     return False
 
 
-def _written(node: fx.Node) -> list[Any]:
+def written_by(node: fx.Node) -> list[Any]:
     """Return what a call writes to, by the conventions of torch's names."""
     if node.op not in ("call_function", "call_method"):
         return []
@@ -64,7 +55,7 @@ def _written(node: fx.Node) -> list[Any]:
     return list(out) if isinstance(out, tuple | list) else [out]
 
 
-def _reaches_beyond_memory(gm: fx.GraphModule) -> bool:
+def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
     """Return True if an ``as_strided`` in a graph has a window that ends behind its memory.
 
     Memory is as long as the first tensor that lies in it, or what that is a view of: tracing a
@@ -78,7 +69,7 @@ def _reaches_beyond_memory(gm: fx.GraphModule) -> bool:
             end = _end(*window) * tensor.element_size()
             if memory_of(tensor) in ends and guard_or_true(end > ends[memory_of(tensor)]):
                 return True
-        tensor = _tensor(node)
+        tensor = tensor_of(node)
         if tensor is not None:
             whole = tensor if tensor._base is None else tensor._base
             end = _end(whole.shape, whole.stride(), whole.storage_offset())
