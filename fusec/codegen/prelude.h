@@ -776,20 +776,26 @@ FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((v
 #define FUSEC_BY_LANE1(f) FUSEC_BY_LANE1_F32(f) FUSEC_BY_LANE1_F64(f)
 #define FUSEC_BY_LANE2(f)                                                               \
   FUSEC_BY_LANE2_NATIVE(f, f, vf32, float) FUSEC_BY_LANE2_PAIR(f, f, vf64, double)
-// Scalar overloads from libm.
+// Functions of libm, under names that no compiler knows: gcc makes of sin(atan(x)) something that is
+// 1 where x is NaN.
 #define FUSEC_LIBM1(name)                                                               \
-  FUSEC_INLINE float f_##name(float x) { return __builtin_##name##f(x); }               \
-  FUSEC_INLINE double f_##name(double x) { return __builtin_##name(x); }
+  __attribute__((const)) float fusec_libm_##name(float) __asm__(#name "f");             \
+  __attribute__((const)) double fusec_libm_##name(double) __asm__(#name);
 #define FUSEC_LIBM2(name)                                                               \
-  FUSEC_INLINE float f_##name(float x, float y) { return __builtin_##name##f(x, y); }   \
-  FUSEC_INLINE double f_##name(double x, double y) { return __builtin_##name(x, y); }
+  __attribute__((const)) float fusec_libm_##name(float, float) __asm__(#name "f");      \
+  __attribute__((const)) double fusec_libm_##name(double, double) __asm__(#name);
+// A function of f32 that has a form for lanes computes a scalar by it, so that both have equal bits;
+// double is libm's.
+#define FUSEC_SCALAR_BY_LANES1(name)                                                    \
+  FUSEC_INLINE float f_##name(float x) { return f_##name(v_f32(x))[0]; }                \
+  FUSEC_INLINE double f_##name(double x) { return fusec_libm_##name(x); }               \
+  FUSEC_BY_LANE1_F64(f_##name)
 
 FUSEC_LIFT2(f_maximum, fusec_max)
 FUSEC_LIFT2_INT(f_maximum, fusec_max)
 FUSEC_LIFT2(f_minimum, fusec_min)
 FUSEC_LIFT2_INT(f_minimum, fusec_min)
 
-template <class T> FUSEC_INLINE T f_fma(T x, T y, T z) { return x * y + z; }
 template <class T> FUSEC_INLINE T fusec_reciprocal(T x) { return 1 / x; }
 FUSEC_LIFT1(f_reciprocal, fusec_reciprocal)
 
@@ -831,7 +837,8 @@ FUSEC_INLINE vm f_isinf(vf64 x) { return f_eq(x, x) & ~f_isfinite(x); }
 
 // ---- square root, rounding ----------------------------------------------------------------------
 
-FUSEC_LIBM1(sqrt)
+FUSEC_INLINE float f_sqrt(float x) { return __builtin_sqrtf(x); }
+FUSEC_INLINE double f_sqrt(double x) { return __builtin_sqrt(x); }
 #ifdef FUSEC_SQRT_F32
 FUSEC_INLINE vf32 f_sqrt(vf32 x) { return FUSEC_SQRT_F32(x); }
 FUSEC_INLINE vf64 f_sqrt(vf64 x) { return vf64(FUSEC_SQRT_F64(x.a), FUSEC_SQRT_F64(x.b)); }
@@ -1109,18 +1116,19 @@ FUSEC_LIBM1(sin)
 FUSEC_LIBM1(cos)
 FUSEC_LIBM1(tan)
 #define FUSEC_TRIGONOMETRIC(name, of)                                                   \
-  FUSEC_RARE vf32 fusec_##name##_by_lane(vf32 x) {                                      \
-    for (int l = 0; l < FUSEC_W; l++) x[l] = f_##name((float)x[l]);                     \
-    return x;                                                                           \
+  FUSEC_RARE vf32 fusec_large_##name(vf32 x, vf32 y, vm large) {                        \
+    for (int l = 0; l < FUSEC_W; l++)                                                   \
+      if (large.v[l]) y[l] = fusec_libm_##name((float)x[l]);                            \
+    return y;                                                                           \
   }                                                                                     \
   FUSEC_INLINE vf32 f_##name(vf32 x) {                                                  \
     vm large = ~f_le(fusec_abs(x), v_f32(1e6f));                                        \
-    if (__builtin_expect(f_hany(large), 0)) return fusec_##name##_by_lane(x);           \
     vf32 sine, cosine;                                                                  \
     vi32 turns = fusec_sincos(x, sine, cosine);                                         \
-    return of;                                                                          \
+    vf32 y = of;                                                                        \
+    return __builtin_expect(f_hany(large), 0) ? fusec_large_##name(x, y, large) : y;    \
   }                                                                                     \
-  FUSEC_BY_LANE1_F64(f_##name)
+  FUSEC_SCALAR_BY_LANES1(name)
 FUSEC_INLINE vf32 fusec_flip_sign(vf32 x, vi32 odd) { return (vf32)((vi32)x ^ odd << 31); }
 FUSEC_TRIGONOMETRIC(sin, fusec_flip_sign(turns & 1 ? cosine : sine, turns >> 1))
 FUSEC_TRIGONOMETRIC(cos, fusec_flip_sign(turns & 1 ? sine : cosine, (turns + 1) >> 1))
@@ -1166,10 +1174,10 @@ FUSEC_INLINE vf32 f_pow(vf32 x, vf32 y) {
   return f_select(f_eq(x, v_f32(1)) | f_eq(y, v_f32(0)), v_f32(1), z);
 }
 
-// ---- functions left to libm ---------------------------------------------------------------------
+// ---- scalars, and functions left to libm --------------------------------------------------------
 // exp, log, erf, tanh ... of double, and what is rare.
 
-#define FUSEC_F64_BY_LIBM(name) FUSEC_LIBM1(name) FUSEC_BY_LANE1_F64(f_##name)
+#define FUSEC_F64_BY_LIBM(name) FUSEC_LIBM1(name) FUSEC_SCALAR_BY_LANES1(name)
 FUSEC_F64_BY_LIBM(exp)
 FUSEC_F64_BY_LIBM(exp2)
 FUSEC_F64_BY_LIBM(expm1)
@@ -1179,11 +1187,15 @@ FUSEC_F64_BY_LIBM(log10)
 FUSEC_F64_BY_LIBM(log1p)
 FUSEC_F64_BY_LIBM(tanh)
 FUSEC_F64_BY_LIBM(erf)
-FUSEC_INLINE float f_sigmoid(float x) { return 1 / (1 + f_exp(-x)); }
+FUSEC_INLINE float f_sigmoid(float x) { return f_sigmoid(v_f32(x))[0]; }
 FUSEC_INLINE double f_sigmoid(double x) { return 1 / (1 + f_exp(-x)); }
 FUSEC_INLINE vf64 f_sigmoid(vf64 x) { return 1.0 / (1.0 + f_exp(-x)); }
 
-#define FUSEC_BY_LIBM(name) FUSEC_LIBM1(name) FUSEC_BY_LANE1(f_##name)
+#define FUSEC_BY_LIBM(name)                                                             \
+  FUSEC_LIBM1(name)                                                                     \
+  FUSEC_INLINE float f_##name(float x) { return fusec_libm_##name(x); }                 \
+  FUSEC_INLINE double f_##name(double x) { return fusec_libm_##name(x); }               \
+  FUSEC_BY_LANE1(f_##name)
 FUSEC_BY_LIBM(asin)
 FUSEC_BY_LIBM(acos)
 FUSEC_BY_LIBM(atan)
@@ -1194,12 +1206,18 @@ FUSEC_BY_LIBM(acosh)
 FUSEC_BY_LIBM(atanh)
 FUSEC_BY_LIBM(erfc)
 FUSEC_BY_LIBM(lgamma)
-#define FUSEC_BY_LIBM2(name) FUSEC_LIBM2(name) FUSEC_BY_LANE2(f_##name)
+#define FUSEC_BY_LIBM2(name)                                                            \
+  FUSEC_LIBM2(name)                                                                     \
+  FUSEC_INLINE float f_##name(float x, float y) { return fusec_libm_##name(x, y); }     \
+  FUSEC_INLINE double f_##name(double x, double y) { return fusec_libm_##name(x, y); }  \
+  FUSEC_BY_LANE2(f_##name)
 FUSEC_BY_LIBM2(atan2)
 FUSEC_BY_LIBM2(hypot)
 FUSEC_BY_LIBM2(nextafter)
 FUSEC_BY_LIBM2(fmod)
 FUSEC_LIBM2(pow)
+FUSEC_RARE float f_pow(float x, float y) { return f_pow(v_f32(x), v_f32(y))[0]; }
+FUSEC_INLINE double f_pow(double x, double y) { return fusec_libm_pow(x, y); }
 FUSEC_BY_LANE2_PAIR(f_pow, f_pow, vf64, double)
 
 // Division of floats as torch has it: the remainder has the sign of the divisor, and x equals
@@ -1387,6 +1405,12 @@ FUSEC_INLINE bool fusec_some(vm x) { return f_hany(x); }
 template <class T> FUSEC_INLINE T fusec_nonzero(T y, int *status) {
   if (__builtin_expect(fusec_some(f_eq(y, T{})), 0)) *status = 2;
   return y;
+}
+// A probability; one outside [0, 1] in any lane, or a NaN, sets *status.
+template <class T> FUSEC_INLINE T fusec_probability(T x, int *status) {
+  auto outside = f_not(f_and(f_ge(x, T{}), f_le(x, T{} + 1)));
+  if (__builtin_expect(fusec_some(outside), 0)) *status = 3;
+  return x;
 }
 // An index; one outside 0 <= k < n in any lane sets *status: either k or n - 1 - k is negative.
 FUSEC_INLINE bool fusec_some_below_zero(long long x) { return x < 0; }

@@ -130,6 +130,7 @@ ROWS: dict[str, Row] = {
     "fmod": Row(_lib("libdevice.fmod({0}, {1})"), integers=_text("{0} % {1}")),
     "nonzero": Row(integers=_SAME),  # x / 0 is a value on GPUs
     "within": Row(integers=_SAME),
+    "probability": Row(_SAME),
     "pow": Row(_lib("libdevice.pow({0}, {1})"), integers=_call("_int_pow")),
     "atan2": _libdevice2("atan2"),
     "minimum": Row(

@@ -34,6 +34,7 @@ from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.packing import PACKED, PANELS
 from fusec.frontend.products import by_panels
+from fusec.frontend.refusals import may_refuse
 from fusec.frontend.registry import Lowering, find_lowering
 from fusec.frontend.results import results_of
 from fusec.frontend.shapes import TensorType
@@ -302,6 +303,8 @@ class _Capture:
             return "a type that only eager kernels compute with"
         if any(k.is_empty for k in results):
             return "an empty tensor"
+        if may_refuse(node.target, node.args, node.kwargs):
+            return "a number that eager may refuse"
         if node.target in LIFTS and len(kinds) == len(results):
             return None  # a copy of numbers is on no device
         if node.all_input_nodes and any(k.device != self.device for k in kinds):

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusec.frontend.fallbacks import PADS
 from fusec.frontend.foreach import foreach_decompositions
+from fusec.frontend.refusals import keeping_refused, of_probabilities
 from fusec.torch_interior import core_decompositions, get_decompositions
 
 _ALSO = (
@@ -177,6 +178,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
     table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    cross_entropy = torch.ops.aten.binary_cross_entropy.default
+    table[cross_entropy] = of_probabilities(table[cross_entropy])
     for target, logarithm in _SOFTMAX.items():
         table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
     for name in PADS:
@@ -188,4 +191,4 @@ def _table() -> dict[Any, Callable[..., Any]]:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
-    return table
+    return {target: keeping_refused(target, rule) for target, rule in table.items()}

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.fx_nodes import call_like, cast_like, hint_of
 from fusec.frontend.random_ops import LARGEST_RANGE
+from fusec.frontend.refusals import may_refuse
 from fusec.torch_interior import FakeTensor
 
 aten = torch.ops.aten
@@ -69,6 +70,7 @@ def _is_replaceable(node: fx.Node) -> bool:
         and made.layout is torch.strided
         and made.device.type != "meta"
         and node.kwargs.get("generator") is None
+        and not may_refuse(node.target, node.args, node.kwargs)
         and node.meta.get("partitioner_tag") not in _BACKWARD
     )
 
@@ -204,6 +206,8 @@ def _bernoulli(line: _Line, x: fx.Node, p: Any = None) -> fx.Node | None:
             return None
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
         number = line.draw("uniform", wide)
+        if value.device.type == "cpu":
+            probability = line.call(torch.ops.fusec.probability.default, probability)
         drawn = line.call(aten.lt.Tensor, number, line.cast(probability, wide))
     else:
         drawn = line.call(aten.lt.Scalar, line.uniform(), probability)

@@ -32,7 +32,7 @@ from fusec.frontend.call import Call, Indices, Scalar, common_type, read, read_e
 from fusec.frontend.comparisons import truth
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value, broadcast
-from fusec.ir.dtype import F32, F64, DType, compute_type
+from fusec.ir.dtype import F16, F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.scalar import ROUND
 
@@ -153,7 +153,8 @@ def power_of_tensor(call: Call, x: Value, exponent: Scalar) -> Value:
             raise Unsupported("an integer to a fractional power")
         return call.pointwise(lambda a: integer_power(a, int(exponent)), x)
     rule = _POWERS.get(float(exponent))
-    if rule is None:
+    root = exponent in (0.5, -0.5)  # of f16 eager takes the power on CPUs: of -inf it is inf
+    if rule is None or (root and call.is_cpu and call.out.dtype is F16):
         return power(call, x, exponent)
     return call.pointwise(rule, x)
 
@@ -183,9 +184,16 @@ def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
 # -- other functions of two and more --------------------------------------------------------------
 
 
-for _name in ("maximum", "minimum", "atan2", "hypot", "nextafter"):
+for _name in ("maximum", "minimum", "atan2", "hypot"):
     lowers(getattr(aten, _name).default)(partial(elementwise, partial(op, _name)))
 lowers(aten.copysign.Tensor, aten.copysign.Scalar)(partial(elementwise, partial(op, "copysign")))
+
+
+@lowers(aten.nextafter.default)
+def nextafter(call: Call, x: Value, y: Value) -> Value:
+    if call.out.dtype in ROUND:
+        raise Unsupported("the neighbour of a 16-bit float, which is none of its neighbours in f32")
+    return call.pointwise(lambda a, b: op("nextafter", a, b), x, y)
 
 
 def ignoring_nan(name: str, a: Expr, b: Expr) -> Expr:

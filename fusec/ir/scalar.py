@@ -44,6 +44,7 @@ _ROWS = (
     ScalarOp("fmod", 2, cost=8),  # sign of the dividend
     ScalarOp("nonzero", 1, takes="integer"),  # its argument; C++ reports zero: eager's divisor
     ScalarOp("within", 2, takes="integer"),  # (k, n) -> k; C++ reports one outside 0 <= k < n
+    ScalarOp("probability", 1, takes="float"),  # its argument; C++ reports one outside [0, 1]
     ScalarOp("pow", 2, cost=24),
     ScalarOp("atan2", 2, takes="float", cost=32),
     ScalarOp("minimum", 2, takes="any"),  # NaN if either is
@@ -108,7 +109,7 @@ _ROWS = (
 
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 
-CHECKED: dict[str, int] = {"nonzero": 1, "within": 0}
+CHECKED: dict[str, int] = {"nonzero": 1, "within": 0, "probability": 0}
 """Operations that may end the call, on CPUs, by a first argument with which they never do."""
 
 ROUND: dict[DType, str] = {F16: "round_f16", BF16: "round_bf16"}

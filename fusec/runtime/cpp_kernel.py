@@ -36,6 +36,8 @@ half of g++'s time and finds nothing."""
 NO_COMPILER = "none"
 DIVIDED_BY_ZERO = 2
 """The status of a kernel that met an integer divisor of zero; 1 is an index out of range."""
+NO_PROBABILITY = 3
+"""The status of a kernel that met what should be a probability and is not within [0, 1]."""
 _CODES = 4
 """So many for each of the kernels that one call launches (``codegen/runs.py``)."""
 
@@ -164,7 +166,8 @@ class CppKernel:
             status says in which it was.
     Raises:
         IndexOutOfRange: when an index read from memory was out of range.
-        RuntimeError: when an integer was divided by zero, in eager's words.
+        RuntimeError: when an integer was divided by zero, in eager's words, or a probability was
+            none.
     """
 
     __slots__ = ("_call", "_parts", "name")
@@ -192,6 +195,8 @@ class CppKernel:
         if code == DIVIDED_BY_ZERO:
             return RuntimeError("ZeroDivisionError")
         name, where = self._parts[part]
+        if code == NO_PROBABILITY:
+            return RuntimeError(f"all elements should be between 0 and 1, in {name} ({where})")
         return IndexOutOfRange(f"index out of range in {name} ({where})")
 
 

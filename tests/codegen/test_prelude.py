@@ -166,6 +166,36 @@ def test_unary_operations_are_accurate_to_a_few_ulp(library: Library, name: str)
         assert (loose | (result == exact) | (np.isnan(result) & np.isnan(exact))).all()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", UNARY)
+def test_a_scalar_function_of_one_has_the_bits_of_its_lanes(
+    library: Library, name: str, dtype: str
+) -> None:
+    x = floats(dtype, 1 << 14 if dtype == "f32" else 1 << 10)
+    same_bits(*library.both(name, dtype, dtype, x), x)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", [*BINARY, "floordiv", "truncdiv"])
+def test_a_scalar_function_of_two_has_the_bits_of_its_lanes(
+    library: Library, name: str, dtype: str
+) -> None:
+    special = np.array(list(itertools.product(SPECIAL, SPECIAL))).astype(MEMORY[dtype])
+    x = padded(np.concatenate([special[:, 0], floats(dtype, 4096)]))
+    y = padded(np.concatenate([special[:, 1], floats(dtype, 4096)[::-1]]))
+    same_bits(*library.both(name, dtype, dtype, x, y), x, y)
+
+
+def same_bits(lanes: Array, scalars: Array, *inputs: Array) -> None:
+    """Assert that results are equal to the sign of zero; which NaN it is means nothing."""
+    bits = f"u{lanes.dtype.itemsize}"
+    differ = (lanes.view(bits) != scalars.view(bits)) & ~(np.isnan(lanes) & np.isnan(scalars))
+    if differ.any():
+        k = int(differ.argmax())
+        at = [float(i[k]) for i in inputs]
+        raise AssertionError(f"{differ.sum()} differ; {lanes[k]} and {scalars[k]} at {at}")
+
+
 def test_error_function_serves_gelu_of_any_size(library: Library) -> None:
     x = np.linspace(-40, 40, 1 << 16, dtype="f4")
     lanes, _ = library.both("erf", "f32", "f32", (x * np.float32(0.70710678)).astype("f4"))

@@ -375,7 +375,9 @@ def sanitize() -> None:
 def sanitized_environment(log: Path) -> dict[str, str]:
     """Return the environment of a process whose kernels are watched; reports go to ``log.PID``."""
     compiler = cpp_kernel.find_compiler(None)
-    library = os.popen(f"{compiler} -print-file-name=libasan.so").read().strip()
+    # What torch throws passes through libasan, which looks for the C++ library when it starts.
+    names = ("libasan.so", "libstdc++.so")
+    library = " ".join(os.popen(f"{compiler} -print-file-name={n}").read().strip() for n in names)
     options = f"halt_on_error=0:detect_leaks=0:log_path={log}:verify_asan_link_order=0"
     return {
         **os.environ,

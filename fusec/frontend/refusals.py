@@ -1,0 +1,145 @@
+"""What eager refuses of an operation's numbers, so that a compiled call refuses it, too.
+
+Eager converts a number among the arguments (the bound of a clamp, what a fill writes, an alpha, a
+slope) to the tensor's type, and raises where that cannot hold it; some operations ask more of a
+number. Tracing does neither, and what takes an operation apart loses it. So an operation with such
+a number is neither taken apart nor lowered: it stays the eager kernel, whose error, or result, is
+eager's own. A number that is an operand (``x + 300``) wraps around and is none of these.
+
+Worked example: ``x.clamp(max=3.5e38)`` of an f32 tensor is one ``Extern``, which raises
+``RuntimeError: value cannot be converted to type float without overflow``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusec.frontend.call import Call
+from fusec.frontend.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.expr import op
+from fusec.torch_interior import OpOverload
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("fusec", "FRAGMENT")
+_library.define("probability(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def probability(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of ``x``.
+
+    Raises:
+        RuntimeError: if an element is outside [0, 1], or NaN.
+    """
+    if not bool(((x >= 0) & (x <= 1)).all()):
+        raise RuntimeError("all elements should be between 0 and 1")
+    return x.clone()
+
+
+_library.impl("probability", probability, "CompositeExplicitAutograd")
+torch.library.register_fake("fusec::probability", torch.empty_like, lib=_library)
+
+
+@lowers(torch.ops.fusec.probability.default)
+def checked_probability(call: Call, x: Value) -> Value:
+    return call.pointwise_exact(lambda a: op("probability", a), x)
+
+
+def of_probabilities(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of a binary cross-entropy whose input and target eager checks, on CPUs."""
+
+    def checked(x: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.device.type == "cpu":
+            x, target = map(torch.ops.fusec.probability.default, (x, target))
+        return rule(x, target, *args, **kwargs)
+
+    return checked
+
+
+_OPERANDS = ("self", "other", "exponent")
+"""Parameters that are operands of arithmetic where they are numbers."""
+
+_ASKS: dict[Any, Callable[..., bool]] = {
+    aten.bernoulli.p: lambda x, p=0.5, **_: 0 <= p <= 1,
+    aten.celu.default: lambda x, alpha=1.0: alpha != 0,
+    aten.heaviside.default: lambda x, values: dtype_of(x) is dtype_of(values),
+    aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: beta >= 0,
+    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: low <= high,
+}
+"""What else operations ask of their arguments, where their parts do not."""
+
+
+def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if eager may raise because of a number that an operation is called with."""
+    asks = _ASKS.get(target)
+    if asks is not None and not asks(*args, **kwargs):
+        return True
+    if not isinstance(target, OpOverload):
+        return False
+    for position, name in converted(target):
+        value: Any = args[position] if position < len(args) else kwargs.get(name)
+        if type(value) in (int, float):
+            dtype = _converted_to(value, args, kwargs)
+            if not holds(dtype, value):
+                return True
+    return False
+
+
+@functools.cache
+def converted(target: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Return position and name of each parameter that is a number converted to a tensor's type."""
+    numbers = ((k, a.name, str(a.type)) for k, a in enumerate(target._schema.arguments))
+    return tuple((k, name) for k, name, kind in numbers
+                 if kind in ("number", "Optional[number]") and name not in _OPERANDS)  # fmt: skip
+
+
+def has_numbers(target: Any) -> bool:
+    """Return True for an operation that may refuse a number."""
+    return target in _ASKS or (isinstance(target, OpOverload) and bool(converted(target)))
+
+
+def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule that takes an operation apart, but not with a number that eager may refuse."""
+    if not has_numbers(target):
+        return rule
+
+    @functools.wraps(rule)
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if may_refuse(target, args, kwargs) else rule(*args, **kwargs)
+
+    return keep
+
+
+def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
+    """Return the type of the tensors among the arguments, or that of a new one."""
+    given = kwargs.get("dtype")
+    if given is not None:
+        return given  # type: ignore[no-any-return]
+    found = [dtype for dtype in map(dtype_of, args) if dtype not in (None, torch.bool)]
+    default = torch.get_default_dtype() if isinstance(value, float) else torch.int64
+    if not found or (isinstance(value, float) and not found[0].is_floating_point):
+        return default
+    return found[0]
+
+
+def dtype_of(arg: Any) -> torch.dtype | None:
+    """Return the type of a tensor, or of an FX node that is one."""
+    value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def holds(dtype: torch.dtype, value: float) -> bool:
+    """Return True if a number is in the range of a type; negative ones wrap if it has no sign."""
+    if dtype is torch.bool or dtype.is_complex:
+        return True
+    if dtype.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    info = torch.iinfo(dtype)
+    least = info.min if dtype.is_signed else -info.max
+    return math.isfinite(value) and least <= value <= info.max
