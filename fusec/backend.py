@@ -29,6 +29,7 @@ from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
 from fusec.frontend.only_eager import only_for_eager
+from fusec.frontend.results import detach_again
 from fusec.frontend.saved_changes import changes_what_functions_save
 from fusec.frontend.weights import mark_weights
 from fusec.options import Options
@@ -177,6 +178,7 @@ def _compile_forward(
     donated = getattr(metadata, "bw_donated_idxs", None)
     if donated:
         donated.clear()  # the list is shared with the metadata that the backward asks
+    detach_again(gm)
     return compile_one(gm, inputs, name="forward")
 
 
@@ -187,6 +189,7 @@ def _compile_inference(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Any:
+    detach_again(gm)
     mark_weights(gm, given)
     return compile_one(fold(INFERENCE, gm, context), inputs, name="inference")
 

@@ -30,8 +30,7 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, NodeConstant, OwnTensor, View
 from fusec.torch_interior import OpOverload
 
-_DETACHES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
-"""AOTAutograd's decompositions make an ``alias`` of a ``detach``."""
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,18 @@ class _Lineage:
 
     maker: fx.Node
     detached: bool
+
+
+def detach_again(gm: fx.GraphModule) -> None:
+    """Make a ``detach`` of what AOTAutograd's decompositions made an ``alias`` of it, a view.
+
+    They do so for the partition, to which an ``alias`` costs nothing.
+    """
+    aliases = gm.graph.find_nodes(op="call_function", target=aten.alias.default)
+    for node in aliases:
+        node.target = aten.detach.default
+    if aliases:
+        gm.recompile()
 
 
 def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:
@@ -79,7 +90,7 @@ def _other(operands: Operands, output: fx.Node, item: Any, position: int) -> Arg
 def _lineage(node: fx.Node) -> _Lineage:
     detached = False
     while (source := _seen_by(node)) is not None:
-        detached |= node.target in _DETACHES
+        detached |= node.target is aten.detach.default
         node = source
     return _Lineage(node, detached)
 

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     last = options.start + options.programs
     found = [] if options.only == "training" else hunt(range(options.start, last), options.out)
-    found += hunt_training(range(options.start, last), options.out)
+    found += hunt_training(range(options.start, last), options.out, memory=options.memory)
     if options.only is None:
         few = range(options.start, options.start + options.programs // 20)
         found += hunt_models(few, options.out)
@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--programs", type=int, default=2000, help="default %(default)s")
     made.add_argument("--start", type=int, default=0, help="first seed; default %(default)s")
     made.add_argument("--only", choices=("training",), help="one of the generators alone")
+    made.add_argument("--no-memory", dest="memory", action="store_false",
+                      help="training: no writes that autograd does not see")  # fmt: skip
     made.add_argument("--out", type=Path, default=Path("build/fuzz"), help="default %(default)s")
     return made
 
@@ -62,15 +64,21 @@ def hunt(seeds: Iterable[int], out: Path, *, quiet: bool = False) -> list[Path]:
     return found
 
 
-def hunt_training(seeds: Sequence[int], out: Path, *, quiet: bool = False) -> list[Path]:
-    """Do the same for training programs, some of them compiled together."""
+def hunt_training(
+    seeds: Sequence[int], out: Path, *, memory: bool = True, quiet: bool = False
+) -> list[Path]:
+    """Do the same for training programs, some of them compiled together.
+
+    Args:
+        memory: as of ``training.draw``.
+    """
     found: list[Path] = []
     others = 0
     for at in range(0, len(seeds), TOGETHER):
         if not quiet and at % (4 * TOGETHER) == 0:
             said = f"{len(found)} failures, {others} refused as by AOTAutograd"
             print(f"training {seeds[at]}, {said}", file=sys.stderr, flush=True)
-        drawn = [training.draw(seed) for seed in seeds[at : at + TOGETHER]]
+        drawn = [training.draw(seed, memory=memory) for seed in seeds[at : at + TOGETHER]]
         for program, differs in training.failures(drawn):
             if training.is_as_torch(program, differs):
                 others += 1

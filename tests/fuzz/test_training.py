@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from fusec.frontend import results
+from fusec.errors import Unsupported
 from tests.fuzz import training
 from tests.fuzz.training import Training, as_file, draw, failures, is_as_torch, wrong
 
@@ -58,10 +59,87 @@ FOUND = {
 }  # fmt: skip
 
 
+OTHERS = {
+    "complex": program(
+        "y = torch.view_as_complex(a0[:, :2].contiguous() * 2)",
+        "v = torch.view_as_real(y)",
+        returns="v, v.detach(), a0 * 3",
+    ),
+    "inputs": program("y = a0 @ a0", returns="a0, a0.detach(), a0.view(-1), a0.view(3, 3), y, a0"),
+    "param": program(
+        "y = a0 @ a0",
+        returns="a0, a0.t(), a0.t(), y.t(), y.detach()",
+        inputs=(("parameter", (3, 3)),),
+    ),
+    "cat parts": program(
+        "a = a0 * 2", "y = torch.cat((a, a0))", returns="y, a, y[:3], y[3:].detach()"
+    ),
+    "expand": program("y = a0.sum(0)", "e = y.expand(4, 3)", returns="e, y, e.detach(), e[0]"),
+    "inplace view": program("y = a0 * 2", "v = y[0]", "v.mul_(3)", returns="y, v, y.detach()"),
+    "inplace input": program(
+        "a0.mul_(2)",
+        "v = a0[1:]",
+        returns="v, a0, v.detach(), a0.detach()",
+        inputs=(("computed", (3, 3)),),
+    ),
+    "buffer": program(
+        "a1.add_(a0.detach())",
+        returns="a1, a1[0], a1.detach(), a0 * a1",
+        inputs=(("leaf", (3, 3)), ("buffer", (3, 3))),
+    ),
+    "tensor const": program(
+        "t = torch.tensor([1.0, 2.0, 3.0])", returns="t, t.view(3, 1), t[1:].detach(), a0 * t"
+    ),
+    "data": program("y = a0 * 2", returns="y.data, y, y.t().data"),
+    "unsqueeze": program("y = a0 * 2", "v = y.unsqueeze(0).squeeze(0)", returns="v, y, v.detach()"),
+    "imag": program("y = a0.sin()", "z = y.t().contiguous().t()", returns="z, y, z.detach(), y.mT"),
+    "flip": program("y = a0.sin()", "z = y.flip(0)", returns="z, z[0], z.view(-1).detach(), y"),
+    "reqgrad": program("y = a0.detach() * 2", "v = y.view(-1)", returns="v, y, y.t(), a0.sin()"),
+    "no grad compute": program(
+        "with torch.no_grad():\n    y = a0.sin()\n    v = y[0]",
+        returns="y, v, v.detach(), a0.cos(), y.view(3, 3)",
+    ),
+    "chain": program(
+        "y = a0.sin()",
+        "with torch.no_grad():\n    v = y.view(-1)",
+        "w = v.view(3, 3)",
+        "u = v.detach()",
+        returns="u, w, v, y",
+    ),
+    "split all": program(
+        "y = a0.sin()", "p, q, r = y.unbind()", returns="p, q, r, q.detach(), r.view(3, 1)"
+    ),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("how", ({}, {"dynamic": True}, {"verify": True}), ids=repr)
+@pytest.mark.parametrize("name", OTHERS)
+def test_results_in_other_relations_are_eager_s(name: str, how, monkeypatch) -> None:
+    plain = torch.compile
+
+    def compile_so(fn, **asked):
+        if "verify" in how and "options" in asked:
+            asked["options"] = {**asked["options"], **how}
+        return plain(fn, **asked, **({} if "verify" in how else how))
+
+    monkeypatch.setattr(torch, "compile", compile_so)
+    assert not wrong(OTHERS[name])
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_program_that_was_wrong_is_right(name: str) -> None:
     assert not wrong(FOUND[name])
+
+
+def test_a_graph_that_runs_as_eager_kernels_detaches_as_well(monkeypatch) -> None:
+    def fails(*_: object) -> None:
+        raise Unsupported("a test")
+
+    monkeypatch.setattr("fusec.compiler._compile", fails)
+    for name, one in FOUND.items():
+        assert not wrong(one), name
 
 
 @pytest.mark.slow
@@ -85,7 +163,7 @@ def test_a_seed_is_one_program_and_seeds_reach_every_kind_of_line() -> None:
 
 
 def test_results_that_are_one_object_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "_DETACHES", set())
+    monkeypatch.setattr("fusec.backend.detach_again", lambda gm: None)
     monkeypatch.setattr("fusec.compiler.fingerprint", lambda: "no result is detached")
     found = wrong(FOUND["a view, detached"])
     assert any("requires_grad" in line for line in found)

@@ -2,8 +2,8 @@
 
 Each table of functions is one compiled graph, called with parts of a list of special numbers. A
 part of one to three elements runs as scalars, one of 16 as lanes, and 17 as both: their bits are
-equal, whatever the part. Where eager itself depends on where an element stands (its vectors are not its
-tails), either of its results will do.
+equal, whatever the part. Where eager itself depends on where an element stands (its vectors are not
+its tails), either of its results will do.
 """
 
 from __future__ import annotations
