@@ -29,7 +29,11 @@ _FRAME = re.compile(
 )
 NO_TEXT = "(no file has this line: exec, python -c, or a cell that is gone)"
 """What stands for a line whose text Python cannot find."""
-_ROOT = re.compile(r"^L\['\w+'\]|\b(?:_modules|_parameters|_buffers|_orig_mod)\b")
+_HELD = "_modules|_parameters|_buffers|_orig_mod"
+"""What holds a module's parts: no names of the user's, by whatever way Dynamo reaches them."""
+_INSIDE = r"\.__\w+__(?:\[\d+\])?(?:\.cell_contents)?"
+"""What Python holds things in: ``__dict__``, ``__self__``, the cells of a closure."""
+_ROOT = re.compile(rf"^L\['\w+'\]|^G(?=\[)|{_INSIDE}|\['(?:{_HELD})'\]|\b(?:{_HELD})\b")
 _ARGUMENT = re.compile(r"^L\['(\w+)'\]$")
 _GETATTR = re.compile(r"getattr\(((?:(?!getattr\().)*), '([^']*)'\)")
 _NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from torch import fx, nn
 
 from fusec.frontend.modules import calling, kernel_modules, module_kinds
-from fusec.frontend.origin import dotted
+from fusec.frontend.origin import dotted, module_path
 
 
 def graph(*rows: str) -> fx.GraphModule:
@@ -72,6 +75,45 @@ def test_a_constant_is_of_no_module() -> None:
 def test_a_name_that_is_no_identifier_is_a_part_of_the_path() -> None:
     assert dotted("getattr(L['self'].h._modules['0'], '<a b>')") == "h.0.<a b>"
     assert dotted("getattr(getattr(L['self'], 'a-b'), 'c-d').up") == "a-b.c-d.up"
+
+
+@pytest.mark.parametrize(
+    ("expression", "path"),
+    [
+        ("L['self'].__dict__['_modules']['up_blocks'].0", "up_blocks.0"),
+        ("L['self'].__dict__['_modules']['up']._modules['0']._parameters['weight']", "up.0.weight"),
+        ("L['self'].__dict__['_buffers']['mean']", "mean"),
+        ("L['self']._modules['a'].__dict__['_modules']['b']", "a.b"),
+        ("L['step'].__closure__[0].cell_contents._modules['up']", "up"),
+        ("L['step'].__self__.__dict__['_modules']['up']", "up"),
+        ("G['net']._modules['up']", "net.up"),
+        ("L['self'].__dict__['_modules']['blocks'].__dict__['_modules']['0']", "blocks.0"),
+    ],
+)
+def test_a_path_has_the_user_s_names_alone(expression: str, path: str) -> None:
+    assert dotted(expression) == path
+
+
+def test_a_class_with_a_getattr_of_its_own_has_paths_as_others() -> None:
+    class Found(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up_blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__(name)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up_blocks[1](self.up_blocks[0](x))
+
+    paths: list[str] = []
+
+    def backend(gm: fx.GraphModule, _: Any) -> Any:
+        paths.extend(path for node in gm.graph.nodes if (path := module_path(node)))
+        return gm
+
+    torch.compile(Found(), backend=backend)(torch.ones(2, 4))
+    assert list(dict.fromkeys(paths)) == ["up_blocks.0", "up_blocks.1"]
 
 
 def test_the_module_that_is_being_called_is_known_by_its_path() -> None:
