@@ -218,6 +218,8 @@ class _Capture:
         self.types[node] = results
         lowering = find_lowering(node.target, alone=self.lines.alone)
         reason = self._obstacle(node, results)
+        if reason is None and lowering is not None and any(k.is_empty for k in results):
+            reason = "an empty tensor"
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
         call = Call(self.lines, node.name, results, origin_of(node))
@@ -301,8 +303,6 @@ class _Capture:
                 kinds.extend(self._types_of(source))
         if any(k.dtype.is_opaque or not k.is_strided for k in kinds):
             return "a type that only eager kernels compute with"
-        if any(k.is_empty for k in results):
-            return "an empty tensor"
         if may_refuse(node.target, node.args, node.kwargs):
             return "a number that eager may refuse"
         if node.target in LIFTS and len(kinds) == len(results):

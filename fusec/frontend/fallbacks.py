@@ -108,7 +108,14 @@ class EagerCall:
 
     @classmethod
     def of(cls, node: fx.Node) -> EagerCall:
-        return cls(reason_for(node.target), tuple(written_arguments(node)), is_impure(node))
+        return cls(_reason_of(node), tuple(written_arguments(node)), is_impure(node))
+
+
+def _reason_of(node: fx.Node) -> str:
+    """Return why a call is not lowered; of one that runs another in order, what that is."""
+    if node.target is torch.ops.higher_order.with_effects:
+        return f"{op_name(node.args[1])} acts beside its results: it runs once, in order"
+    return reason_for(node.target)
 
 
 def reason_for(target: Any) -> str:

@@ -7,11 +7,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.capture import capture
+from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.literals import LONGEST
 from fusec.frontend.origin import NO_TEXT, source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
@@ -259,6 +260,26 @@ def test_a_branch_is_called_with_its_subgraphs_by_name() -> None:
 def test_an_empty_tensor_is_left_to_eager() -> None:
     graph = lowered(lambda x: x[:0] + 1, torch.randn(4))
     assert {n.reason for n in graph.nodes if isinstance(n, Extern)} == {"an empty tensor"}
+
+
+def test_what_runs_eagerly_anyway_says_its_own_reason_not_that_a_result_is_empty() -> None:
+    graph = lowered(
+        lambda table, ids: torch.ops.aten._embedding_bag(table, ids, ids[:1])[0],
+        torch.randn(4, 2),
+        torch.zeros(3, dtype=torch.int64),
+    )
+    assert [n.reason for n in graph.nodes if isinstance(n, Extern)] == [
+        "a scatter: elements may collide"
+    ]
+
+
+def test_what_acts_beside_its_results_is_named() -> None:
+    made = fx.Graph()
+    token, x = made.placeholder("token"), made.placeholder("x")
+    effects = torch.ops.higher_order.with_effects
+    node = made.call_function(effects, (token, torch.ops.aten._assert_async.default, x))
+    reason = EagerCall.of(node).reason
+    assert reason == "_assert_async.default acts beside its results: it runs once, in order"
 
 
 def test_a_shape_that_depends_on_data_is_given_by_the_call_that_makes_it() -> None:
