@@ -38,7 +38,7 @@ from fusec.report.ceilings import Ceilings
 from fusec.report.layers import Layers
 from fusec.report.steps import OPTIMIZER, Steps
 from fusec.report.watching import watch
-from fusec.runtime.clock import Lap
+from fusec.runtime.clock import COLLECTION, Lap
 from fusec.summary import ExternSummary, GraphSummary, KernelSummary
 from fusec.torch_interior import pytree
 
@@ -260,10 +260,13 @@ def _rest(
     whole = sum(_mean((graph.id, ""), laps)[1] for graph in graphs)
     between = min(max(whole - launched, 0.0), max(left, 0.0))
     optimizer = min(_mean(OPTIMIZER, laps)[1], max(left - between, 0.0))
+    collected = min(_mean(COLLECTION, laps)[1], max(left - between - optimizer, 0.0))
     yield Rest("between launches of a graph: Python, memory", between)
     if optimizer:
         yield Rest("the optimizer's step", optimizer)
-    yield Rest(ELSEWHERE, left - between - optimizer)
+    if collected:
+        yield Rest("Python's collections of garbage", collected)
+    yield Rest(ELSEWHERE, left - between - optimizer - collected)
 
 
 # -- a model of the command line -------------------------------------------------------------------

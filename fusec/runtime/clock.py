@@ -5,10 +5,14 @@ there is a clock. There is none but within ``fusec.watch``, so that a program th
 calls what it always does. On a CPU the clock is read around each launch. On a GPU, where they
 return at once, it is a pair of events for each of the first ones, and the others count as their
 mean. Such a pair holds the time of the host, too, where the device waits for it.
+
+Python collects garbage where an object is made, so in the midst of any launch. What that takes is
+no launch's: it has a name of its own, ``COLLECTION``.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +25,11 @@ _TIMED_CALLS = 200
 """On a GPU: calls of one kernel that have events."""
 
 
-Around: TypeAlias = "Callable[[Callable[..., Any], Spent], Callable[..., Any]]"
+COLLECTION = ("", "gc")
+"""The name of Python's collections of garbage among what was spent."""
+
+Around: TypeAlias = "Callable[[Callable[..., Any], Spent, Spent], Callable[..., Any]]"
+"""From a call, where its time is added up, and where that of collections is, to a timed call."""
 
 
 @dataclass(slots=True)
@@ -66,10 +74,21 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self.spent: dict[tuple[str, str], Spent] = {}
+        self.collected = Spent()
+        self.spent: dict[tuple[str, str], Spent] = {COLLECTION: self.collected}
         self.at_graph: Callable[[str], object] = lambda graph: None
         self._devices: list[str] = []
+        self._collecting = 0.0
         self._before = time.perf_counter(), 0, self._totals()
+
+    def at_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        """Time a collection of garbage, as one of ``gc.callbacks``."""
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        elif self._collecting:
+            self.collected.seconds += time.perf_counter() - self._collecting
+            self.collected.calls += 1
+            self.collected.timed += 1
 
     def of_graph(self, graph: str, device: torch.device) -> GraphClock:
         """Return what times one graph's launches."""
@@ -124,7 +143,8 @@ class GraphClock:
         return run
 
     def _time(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return self._around(call, self._clock.spent.setdefault((self._graph, name), Spent()))
+        spent = self._clock.spent.setdefault((self._graph, name), Spent())
+        return self._around(call, spent, self._clock.collected)
 
 
 _clocks: list[Clock] = []
@@ -140,26 +160,28 @@ def clock_running() -> Iterator[Clock]:
     """Time the graphs that are compiled in this block, as long as they live."""
     clock = Clock()
     _clocks.append(clock)
+    gc.callbacks.append(clock.at_collection)
     try:
         yield clock
     finally:
+        gc.callbacks.remove(clock.at_collection)
         _clocks.remove(clock)
 
 
-def _on_cpu(call: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
+def _on_cpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start = time.perf_counter() - collected.seconds
         try:
             return call(*args, **kwargs)
         finally:
-            spent.seconds += time.perf_counter() - start
+            spent.seconds += time.perf_counter() - collected.seconds - start
             spent.calls += 1
             spent.timed += 1
 
     return timed
 
 
-def _on_gpu(call: Callable[..., Any], spent: Spent) -> Callable[..., Any]:
+def _on_gpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
         spent.calls += 1
         if spent.timed + len(spent.events) >= _TIMED_CALLS:

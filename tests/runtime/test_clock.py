@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from fusec.runtime.clock import Clock, clock_running, current_clock
+from fusec.runtime.clock import COLLECTION, Clock, clock_running, current_clock
 
 CPU = torch.device("cpu")
 
@@ -76,3 +78,22 @@ def test_a_call_that_raises_is_counted_and_raises() -> None:
         clock.of_graph("g", CPU).named("k0", fail)
     assert clock.totals("g")["k0"][0] == 1
     assert clock.totals("another") == {}
+
+
+@pytest.mark.parametrize("name", ["k0", "mm"])
+def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
+    def slow(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0.05 if phase == "start" else 0.0)
+
+    with clock_running() as clock:
+        gc.callbacks.append(slow)  # behind the clock's own: within what that times
+        try:
+            graph = clock.of_graph("forward 0/0", CPU)
+            graph.graph(lambda args: graph.named(name, gc.collect))([])
+        finally:
+            gc.callbacks.remove(slow)
+    totals = clock.totals("forward 0/0")
+    assert all(0 <= seconds < 0.04 for _, seconds in totals.values())
+    assert clock.lap().spent[COLLECTION][0] >= 1
+    assert clock.collected.seconds >= 0.05
+    assert not [one for one in gc.callbacks if getattr(one, "__self__", None) is clock]
