@@ -156,7 +156,6 @@ ELSEWHERE = {
     "report/observe": "test_report",
     "report/lock_changes": "report/test_lock",
     "report/lock_text": "report/test_lock",
-    "report/page": "report/test_watching",
     "report/profile_page": "report/test_profile",
     "report/script": "test_cli_run",
     "report/parts": "test_cli_lock",

@@ -2,14 +2,15 @@
 
 All is in one unit, the share of the program's time without its compiles. That of a graph is
 measured; a graph break, or a graph that is not fusec's, takes at most what is outside of these.
-What costs compiling alone comes once, and so behind them. What has no remedy is no advice.
+What costs compiling alone comes once, and so behind them. What has no remedy is no advice, and what
+is compiled again because the program does two things (it trains, it evaluates) is a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from fusec.report.seen import Seen, SeenGraph
@@ -19,6 +20,11 @@ _SLOW_SHARE = 0.1
 _LAUNCH_SECONDS = 1e-5
 """What a launch may take, its host's part included."""
 _MANY_CALLS = 100
+_MORE_PLACES = 4
+"""Lines that are named beside the first one."""
+_COLLECT_LESS = (
+    "gc.collect() and then gc.freeze() behind the first step: what a compile made is no garbage"
+)
 _EAGER_REMEDIES = {
     "random numbers: eager's stream": "leave fallback_random out: fusec's own numbers are drawn "
     "inside of kernels",
@@ -27,6 +33,7 @@ _EAGER_REMEDIES = {
 """Part of a reason why an eager kernel is called -> what to do about it."""
 
 
+_Row = TypeVar("_Row")
 NONE = "none"
 """How a remedy begins that is none."""
 
@@ -42,6 +49,7 @@ class Advice:
         share: of the time without compiles.
         bound: the share is at most that.
         seconds: of compiling, once.
+        meant: nothing is to be changed.
     """
 
     place: str
@@ -50,6 +58,7 @@ class Advice:
     share: float = 0.0
     bound: bool = False
     seconds: float = 0.0
+    meant: bool = False
 
     @property
     def cost(self) -> str:
@@ -69,7 +78,7 @@ class Advice:
 
 def advice_on(seen: Seen) -> list[Advice]:
     """Return what costs time, the dearest first."""
-    parts = (_fallbacks, _breaks, _recompiles, _externs, _launch_bound)
+    parts = (_fallbacks, _breaks, _recompiles, _collections, _externs, _launch_bound)
     found = [one for part in parts for one in part(seen)]
     return sorted(found, key=lambda one: (-one.share, -one.seconds))
 
@@ -85,12 +94,32 @@ def _elsewhere(seen: Seen) -> float:
 
 
 def _fallbacks(seen: Seen) -> Iterator[Advice]:
-    for graph in seen.graphs:
-        if graph.summary.problem:
-            said = f"graph {graph.summary.id} runs as eager kernels: {graph.summary.problem}"
-            share = graph.run_seconds / _running(seen)
-            remedy = _bisected(seen, graph)
-            yield Advice(_place(graph), said, remedy, share or _elsewhere(seen), bound=not share)
+    failed = [graph for graph in seen.graphs if graph.summary.problem]
+    for alike in _alike(failed, lambda graph: graph.summary.problem):
+        graph, *others = alike
+        more = f" and {len(others)} more run" if others else " runs"
+        said = f"graph {graph.summary.id}{more} as eager kernels: {graph.summary.problem}"
+        share = sum(one.run_seconds for one in alike) / _running(seen)
+        place, remedy = _places([_place(one) for one in alike]), _bisected(seen, graph)
+        yield Advice(place, said, remedy, share or _elsewhere(seen), bound=not share)
+
+
+def _alike(rows: Iterable[_Row], kind: Callable[[_Row], object]) -> list[list[_Row]]:
+    """Return rows of one kind together, in the order of their first ones."""
+    found: dict[object, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(kind(row), []).append(row)
+    return list(found.values())
+
+
+def _places(places: Iterable[str]) -> str:
+    """Return the first of some places, and the lines of the others."""
+    first, *others = dict.fromkeys(places)
+    if not others:
+        return first
+    lines = [other.partition(" in ")[0] for other in others]
+    more = f" and {len(lines) - _MORE_PLACES} more" if len(lines) > _MORE_PLACES else ""
+    return f"{first}; also {', '.join(lines[:_MORE_PLACES])}{more}"
 
 
 def _place(graph: SeenGraph) -> str:
@@ -98,13 +127,25 @@ def _place(graph: SeenGraph) -> str:
 
 
 def _breaks(seen: Seen) -> Iterator[Advice]:
-    for one in sorted(seen.breaks, key=lambda b: (not b.skipped, -b.count)):
-        yield Advice(str(one.place), one.said, str(one.remedy), _elsewhere(seen), bound=True)
+    ranked = sorted(seen.breaks, key=lambda b: (not b.skipped, -b.count))
+    for alike in _alike(ranked, lambda b: (b.reason, str(b.remedy), b.skipped)):
+        one, place = alike[0], _places(str(b.place) for b in alike)
+        yield Advice(place, one.said, str(one.remedy), _elsewhere(seen), bound=True)
 
 
 def _recompiles(seen: Seen) -> Iterator[Advice]:
-    for one in seen.recompiles:
-        yield Advice(str(one.place), one.said, str(one.remedy), seconds=one.seconds)
+    for alike in _alike(seen.recompiles, lambda r: (r.kind, str(r.remedy))):
+        seconds, count = sum(r.seconds for r in alike), sum(r.count for r in alike)
+        one = replace(alike[0], seconds=seconds, count=count)
+        place = _places(str(r.place) for r in alike)
+        yield Advice(place, one.said, str(one.remedy), seconds=seconds, meant=one.remedy.meant)
+
+
+def _collections(seen: Seen) -> Iterator[Advice]:
+    share = seen.collection_seconds / _running(seen)
+    if share > _SLOW_SHARE:
+        said = f"Python collects garbage {seen.collections} times"
+        yield Advice("no line of yours", said, _COLLECT_LESS, share)
 
 
 def _externs(seen: Seen) -> Iterator[Advice]:

@@ -44,10 +44,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change; ``setting`` is the one line that does it without, or ""."""
+    """What to change; ``setting`` is the one line that does it without, or "".
+
+    Attributes:
+        meant: nothing is to be changed: it is compiled for what the program does, as it has to be.
+    """
 
     change: str
     setting: str = ""
+    meant: bool = False
 
     def __str__(self) -> str:
         return f"{self.change}; or {self.setting}" if self.setting else self.change
@@ -85,6 +90,11 @@ class Recompile:
     remedy: Remedy
     seconds: float = 0.0
     count: int = 1
+
+    @property
+    def kind(self) -> str:
+        """The guard without names and numbers."""
+        return re.sub(r"'[^']*'|\d+", "#", self.reason)
 
     @property
     def said(self) -> str:
@@ -243,8 +253,7 @@ def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
     """
     found: dict[object, Recompile] = {}
     for one in recompiles:
-        kind = re.sub(r"'[^']*'|\d+", "#", one.reason)
-        key = (one.place.path, one.place.function, kind)
+        key = (one.place.path, one.place.function, one.kind)
         known = found.get(key, replace(one, seconds=0.0, count=0))
         found[key] = replace(
             known, seconds=known.seconds + one.seconds, count=known.count + one.count
@@ -266,7 +275,9 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
     ),
     (
         r"len\(.*_modules\)|___check_obj_id|___check_type_id",
-        lambda m: Remedy("none: another object runs the same code, and is compiled for itself"),
+        lambda m: Remedy(
+            "none: another object runs the same code, and is compiled for itself", meant=True
+        ),
     ),
     (
         r"^len\((.+)\) == \d",
@@ -286,8 +297,11 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
         r"^Unexpected recompilation",
         lambda m: Remedy("none: threads compiled it at the same time, or a guard depends on more"),
     ),
-    (r"training", lambda m: Remedy("none: training and evaluation are two graphs")),
-    (r"grad_mode", lambda m: Remedy("none: with and without gradients are two graphs")),
+    (r"training", lambda m: Remedy("none: training and evaluation are two graphs", meant=True)),
+    (
+        r"grad_mode",
+        lambda m: Remedy("none: with and without gradients are two graphs", meant=True),
+    ),
     (
         r"^(.+?) == [-\d.]",
         lambda m: Remedy(f"pass {m[1]} as a tensor where it changes with each call"),

@@ -3,9 +3,10 @@
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "what", "seconds", "compile_seconds": {phase: seconds}, "peak_bytes",
-     "advice": [text], "unmended": [text],
+     "advice": [text], "unmended": [text], "notes": [text],
+     "collections", "collection_seconds",
      "breaks": [{"place": {"path", "line", "function", "code"}, "reason", "skipped", "count",
-                 "remedy": {"change", "setting"}}],
+                 "remedy": {"change", "setting", "meant"}}],
      "recompiles": [{"place", "reason", "remedy", "seconds", "count"}],
      "graphs": [{"compile", "name", "target", "cached", "problem", "seconds": {stage: seconds},
                  "kernels": [{"name", "code", "ops", "module", "source"}],
@@ -68,6 +69,7 @@ class Seen:
         compile_seconds: phase -> seconds: Dynamo, AOTAutograd and stages of fusec.
         peak_bytes: the most memory that the process, or on a GPU its tensors, took.
         unseen: what could not be followed, and why: the rest of a call on tensors without values.
+        collections, collection_seconds: of garbage, by Python: they are no launch's.
     """
 
     what: str
@@ -79,6 +81,8 @@ class Seen:
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     unseen: str = ""
+    collections: int = 0
+    collection_seconds: float = 0.0
 
     @property
     def layers(self) -> Layers:
@@ -96,7 +100,12 @@ class Seen:
 
     def unmended(self) -> list[str]:
         """Return what costs time, too, with no remedy that is known."""
-        return [str(one) for one in advice_on(self) if not one.helps]
+        return [str(one) for one in advice_on(self) if not (one.helps or one.meant)]
+
+    def notes(self) -> list[str]:
+        """Return what was compiled again because the program does two things, each in a line."""
+        found = [one for one in advice_on(self) if one.meant]
+        return [f"{n.place}: {n.seconds:.1f} s more: {n.remedy.partition(': ')[2]}" for n in found]
 
     def by_module(self) -> list[tuple[str, float, int]]:
         """Return (module, seconds, calls) of what graphs launched, the slowest first."""
@@ -108,21 +117,25 @@ class Seen:
         return sorted(rows, key=lambda row: -row[1])
 
     def slowest(self, *, eager: bool) -> list[Launch]:
-        """Return kernels, or eager kernels, those of one name and module as one; slowest first."""
-        found: dict[tuple[str, str], list[Launch]] = {}
+        """Return a graph's kernels of one code, or all its eager kernels of one name, as one.
+
+        They are those of one module; the slowest come first.
+        """
+        found: dict[tuple[str, str, str], list[Launch]] = {}
         for launch in self.launches:
             if launch.eager == eager:
-                found.setdefault((launch.name, launch.module), []).append(launch)
+                graph = "" if eager else launch.graph
+                found.setdefault((graph, launch.name, launch.module), []).append(launch)
         rows = [
-            Launch("", name, module, eager, alike[0].reason, *_added(alike))
-            for (name, module), alike in found.items()
+            Launch(graph, name, module, eager, alike[0].reason, *_added(alike))
+            for (graph, name, module), alike in found.items()
         ]
         return sorted(rows, key=lambda row: -row.seconds)
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the JSON form; the module's docstring has its schema."""
         document = {"schema": SCHEMA, **asdict(self), "advice": self.advice()}
-        document["unmended"] = self.unmended()
+        document |= {"unmended": self.unmended(), "notes": self.notes()}
         document["graphs"] = [
             {**asdict(g.summary), **{k: v for k, v in asdict(g).items() if k != "summary"}}
             for g in self.graphs

@@ -127,6 +127,8 @@ class Watch:
             _phases(metrics, graphs),
             _peak(),
             self._told.unseen,
+            self.clock.collected.calls,
+            self.clock.collected.seconds,
         )
 
     def _place(self, metrics: Mapping[str, Any]) -> Place:
