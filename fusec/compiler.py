@@ -35,6 +35,7 @@ from fusec.errors import (
     Unsupported,
     UsageError,
     describe_failure,
+    warn_once,
     warn_user,
 )
 from fusec.frontend.capture import main_device
@@ -167,8 +168,8 @@ def explain_fallback(graph: str, error: Exception) -> None:
     if isinstance(error, Unsupported):
         logger.info("%s runs as eager kernels: %s", graph, error.reason)
         return
-    if isinstance(error, EnvironmentProblem) and "compiler" in str(error):
-        cpp_kernel.warn_no_compiler()
+    if isinstance(error, EnvironmentProblem):  # the same for all graphs of a process
+        warn_once(f"fusec: graphs run as eager kernels: {error}")
         return
     logger.debug("%s failed", graph, exc_info=error)
     place = str(blame(error))

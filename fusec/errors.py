@@ -21,6 +21,7 @@ Exceptions cross process boundaries (kernels are built in parallel), so each can
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import shlex
@@ -124,6 +125,12 @@ def warn_user(message: str) -> None:
         at.f_lineno,
         registry=at.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warn as ``warn_user`` does, once a process for each message."""
+    warn_user(message)
 
 
 def _is_users(filename: str) -> bool:
@@ -286,7 +293,12 @@ class WrongKernel(FusecError):
 
 
 def describe_failure(error: Exception) -> str:
-    """Return what stopped a compile, as full sentences, and what helps or shows more."""
+    """Return what stopped a compile, as full sentences, and what helps or shows more.
+
+    What the machine lacks is said by itself: no smaller program would show more of it.
+    """
+    if isinstance(error, EnvironmentProblem):
+        return str(error)
     advice = _ADVICE.get(type(error).__name__, _BISECT)
     return f"{type(error).__name__}: {str(error).rstrip('.')}. {advice}"
 

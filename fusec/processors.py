@@ -1,6 +1,7 @@
-"""Kinds of processors by name, for which kernels are made on any machine of their architecture.
+"""Kinds of processors, and devices, by name.
 
-The target "cpu" is none of them: it is the processor of the machine that builds. These are the
+Processors are those for which kernels are made on any machine of their architecture. The target
+"cpu" is none of them: it is the processor of the machine that builds. These are the
 levels of x86-64 as its psABI has them, and tiles beyond; each has what the ones before it have::
 
     cpu:avx2    x86-64-v3    vectors of 8 f32      Intel since 2013, AMD since 2017
@@ -45,3 +46,18 @@ PROCESSORS = {
     ),
 }
 """By the name of the target."""
+DEVICES = {
+    "sm_80": ("a100", "a30", "ampere"),
+    "sm_90": ("h100", "h200", "gh200", "hopper"),
+    "sm_100": ("b200", "gb200", "b100", "blackwell"),
+    "sm_120": ("rtx5090", "5090", "rtx5080", "5080", "rtx6000"),
+    "gfx942": ("mi300", "mi300x", "mi300a", "mi325x"),
+}
+"""Target of a GPU -> what people call the devices that it is for."""
+
+
+def target_called(device: str) -> str | None:
+    """Return the target of a device by what people call it, "sm_90" for "H100"; or None."""
+    plain = device.lower().replace(" ", "").replace("-", "").replace("_", "")
+    plain = plain.removeprefix("nvidia").removeprefix("amd")
+    return next((target for target, names in DEVICES.items() if plain in names), None)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import fusec
 from fusec.cli import line, main
 from fusec.cli.completion import SHELLS
 from fusec.cli.inputs import TensorInput, each_call, parse_inputs
-from fusec.cli.line import constructed, is_target
+from fusec.cli.line import check_target_name, constructed, is_target
 from fusec.codegen.targets import TARGETS
 from fusec.errors import UsageError
 from fusec.report import emulation, stages
@@ -385,3 +386,17 @@ def test_a_file_of_a_package_is_named_by_its_module(
     assert main(["explain", f"{package / 'one.py'}:Two", "--input", "f32[2]"]) == 2
     said = capsys.readouterr().err
     assert f"imports from its package: write blocks.one:NAME, in the folder {tmp_path}." in said
+
+
+@pytest.mark.parametrize("name", ["H100", "h200", "NVIDIA H100", "hopper"])
+def test_a_device_s_name_says_its_target_in_python_too(name: str) -> None:
+    with pytest.raises(UsageError, match="for that device it is 'sm_90'"):
+        fusec.explain(torch.tanh, torch.ones(3), target=name)
+    with pytest.raises(UsageError, match="for that device it is 'sm_90'"):
+        check_target_name(name)
+
+
+def test_a_misspelt_option_of_explain_is_suggested() -> None:
+    for wrong, right in (("targt", "target"), ("trian", "train"), ("dynamc", "dynamic")):
+        with pytest.raises(TypeError, match=f"did you mean {right}="):
+            fusec.explain(torch.nn.Softsign(), torch.ones(3), **{wrong: "sm_90"})

@@ -197,3 +197,25 @@ def test_a_script_of_a_package_may_import_what_is_beside_it(tmp_path: Path, caps
     script.write_text("from . import net\nfrom ..other import NAME\nprint(net.NAME, NAME)\n")
     ran = run_script(script, [], every=False)
     assert (ran.code, capsys.readouterr().out) == (0, "outer.inner.net outer.other\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "hint"),
+    [
+        (["-o", "x.html"], "fusec run -o x.html {script}"),
+        (["--epochs", "3", "--json=seen.json"], "fusec run --json=seen.json {script}"),
+        (["--trace", "t.json", "--epochs", "3"], "fusec profile --trace t.json {script}"),
+        (["--", "-o", "x.html"], ""),
+        (["--epochs", "3"], ""),
+    ],
+)
+def test_an_option_behind_the_script_is_hinted_at(
+    capsys, script: Path, own: list[str], hint: str
+) -> None:
+    script.write_text("import sys\nprint(sys.argv[1:])")
+    assert main(["run", str(script), *own]) == 0
+    printed, said = capsys.readouterr()
+    assert str(own) in printed
+    assert hint.format(script=script) in said and ("behind the script" in said) == bool(hint)
+    assert main(["run", "-q", str(script), *own]) == 0
+    assert capsys.readouterr().err == ""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.inputs import EXAMPLES, add_inputs, parse_inputs
-from fusec.cli.line import FORM, check_file, is_target
+from fusec.cli.line import FORM, check_file, hint_behind, is_target
 from fusec.cli.output import check_writable, hush, progress, quiet_torch, show
 from fusec.errors import NotWritable, UsageError
 
@@ -89,6 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Local: it imports torch, which a wrong command line shall not wait for.
     from fusec.bisect.hunt import Hunt
 
+    hint = "" if is_target(arguments.program[0]) else _hint(arguments)
+    if hint:
+        progress(hint)
     progress(f"running {arguments.program[0]}, in a process of its own")
     hunt = Hunt(arguments.kind, progress, seconds=arguments.seconds, timeout=arguments.timeout)
     finding = hunt.run(program)
@@ -102,6 +105,11 @@ def run(arguments: argparse.Namespace) -> int:
         shown = f"it shows when you run\n  python {_near(file)}" if written else _NO_FILE
         show(f"{finding}\n\n{shown}\n\nfor a bug report:\n  {finding.sentence}")
     return FOUND
+
+
+def _hint(arguments: argparse.Namespace) -> str:
+    script, *own = arguments.program[arguments.program[:1] == ["--"] :]
+    return hint_behind(script, own, dict.fromkeys(("-o", "--json"), f"bisect --{arguments.kind}"))
 
 
 _NO_FILE = (

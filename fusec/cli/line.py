@@ -8,26 +8,19 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fusec.cli.inputs import Inputs, parse_inputs
 from fusec.errors import NotWritable, UsageError, nearest
 from fusec.options import Options
-from fusec.processors import PROCESSORS
+from fusec.processors import DEVICES, PROCESSORS, target_called
 
 EXPORTED = ".pt2"
 """How the name of a file ends that ``torch.export.save`` wrote."""
 FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
-DEVICES = {
-    "sm_80": ("a100", "a30", "ampere"),
-    "sm_90": ("h100", "h200", "gh200", "hopper"),
-    "sm_100": ("b200", "gb200", "b100", "blackwell"),
-    "sm_120": ("rtx5090", "5090", "rtx5080", "5080", "rtx6000"),
-    "gfx942": ("mi300", "mi300x", "mi300a", "mi325x"),
-}
-"""Target -> what people call the devices that it is for."""
 TARGET_NAMES = ("cpu", *PROCESSORS, *DEVICES)
 """The names in ``codegen.targets``, whose import takes as long as all else of a refusal."""
 JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
@@ -108,11 +101,10 @@ def check_target_name(name: str | None) -> None:
     """Raise UsageError for an unknown target; a device's name says which target is its own."""
     if name is None or name in TARGET_NAMES:
         return
-    plain = name.lower().replace(" ", "").replace("-", "").replace("_", "")
-    own = next((target for target, names in DEVICES.items() if plain in names), None)
+    own = target_called(name)
     if own is not None:
         raise UsageError(f"unknown target {name!r}: for that device it is {own!r}.")
-    if plain in _HERE:
+    if name.lower() in _HERE:
         raise UsageError(f"unknown target {name!r}: leave --target out for this machine's own.")
     raise UsageError.unknown("target", name, TARGET_NAMES)
 
@@ -164,6 +156,25 @@ def check_directory(path: Path | None) -> None:
         raise NotWritable(f"cannot write to {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK):
         raise NotWritable(f"cannot write to {path}: it is not yours to write")
+
+
+def hint_behind(script: str, own: Sequence[str], commands: Mapping[str, str]) -> str:
+    """Return what to say of an option of fusec's that stands behind a script, whose own it is.
+
+    Args:
+        own: the script's arguments.
+        commands: option -> the command that has it.
+    Returns:
+        "" where there is none, or behind "--".
+    """
+    found = [(k, word.partition("=")[0]) for k, word in enumerate(own)]
+    meant = next(((k, name) for k, name in found if name in commands), None)
+    if meant is None or "--" in own[: meant[0]]:
+        return ""
+    place, name = meant
+    value = own[place + 1 : place + 2] if own[place] == name else []
+    line = shlex.join(["fusec", *commands[name].split(), own[place], *value, script])
+    return f"{name} behind the script was given to the script; if it is fusec's: {line}"
 
 
 def constructed(name: str) -> tuple[str, list[Any], dict[str, Any]] | None:

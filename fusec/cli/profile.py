@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec.cli.inputs import EXAMPLES, add_inputs, parse_inputs
-from fusec.cli.line import check_file, check_model_line, forced_options, is_target
+from fusec.cli.line import check_file, check_model_line, forced_options, hint_behind, is_target
 from fusec.cli.output import hush, progress, show, user_code
 from fusec.errors import NotWritable, UsageError
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fusec.report.profile import Profile
 
 HELP = "show where a step's time goes, by kernel, module or line; --trace for a timeline"
+_COMMANDS = {"-o": "run"} | dict.fromkeys(("--by", "--json", "--trace"), "profile")
+"""Option -> the command that has it."""
 VIEWS = ("kernel", "module", "line")
 
 
@@ -165,6 +167,8 @@ def _profile_script(arguments: argparse.Namespace) -> int:
             ran = run_script(path, own, every=arguments.all)
     with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
         sys.stdout.flush()
+    if hint := hint_behind(script, own, _COMMANDS):
+        progress(hint)
     graphs = [graph.summary for graph in watched.seen.graphs]
     if arguments.trace is not None and not steps.traced:
         progress("no trace: the script has too few steps")

@@ -20,11 +20,13 @@ import sys
 from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 
-from fusec.cli.line import check_file
+from fusec.cli.line import check_file, hint_behind
 from fusec.cli.output import check_writable, progress, show, write_file
 from fusec.cli.report import write_report
 from fusec.errors import UsageError
 
+_COMMANDS = {"-o": "run", "--json": "run", "--trace": "profile"}
+"""Option that writes something -> the command that has it."""
 HELP = "run a script and show breaks, recompiles, time by module and kernel"
 
 
@@ -75,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
             show(f"\n{seen}")
             if collected is not None:
                 write_report(report, render(collected.document(seen)))
+    if hint := hint_behind(str(path), own, _COMMANDS):
+        progress(hint)
     if not (seen.graphs or seen.breaks or arguments.all or ran.code):
         progress("the script compiles nothing; --all compiles every model that it calls")
     return ran.code

@@ -26,7 +26,7 @@ from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.split_loop import split_loop
 from fusec.passes.stage import Stage
-from fusec.processors import PROCESSORS
+from fusec.processors import PROCESSORS, target_called
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,8 @@ def find_target(
         UsageError: if there is no such target.
     """
     if name not in TARGETS:
+        if (own := target_called(name)) is not None:
+            raise UsageError(f"unknown target {name!r}: for that device it is {own!r}.")
         raise UsageError.unknown("target", name, tuple(TARGETS))
     row = TARGETS[name]
     if name in PROCESSORS:

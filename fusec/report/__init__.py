@@ -150,7 +150,7 @@ def stage_call(
             )
     row = choose_target(target)
     options = Options.from_compile(None, None if race is None else {"race": race})
-    given = fitting(fn, inputs, named) if named else inputs
+    given = fitting(fn, inputs, named, (*own, "dynamic")) if named else inputs
     seen = observe(fn, given, train=train, dynamic=dynamic, options=options, target=row)
     staged = [take_through(one, row, options) for one in seen]
     for one in staged:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from fusec.errors import nearest
 from fusec.torch_interior import pytree
 
 
@@ -45,9 +46,16 @@ class Arguments:
 Given: TypeAlias = "Sequence[Any] | Arguments"
 
 
-def fitting(fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
+def fitting(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    options: Sequence[str] = (),
+) -> Arguments:
     """Return the arguments of ``fn(*args, **named)``.
 
+    Args:
+        options: names beside the function's own that the caller may have meant.
     Raises:
         TypeError: if they do not fit its signature.
     """
@@ -55,7 +63,9 @@ def fitting(fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any
     if parameters:
         unknown = [] if _takes_any_name(parameters) else [n for n in named if n not in parameters]
         if unknown:  # said before what is missing, which it may have been meant for
-            raise TypeError(f"it has no argument {unknown[0]!r}")
+            near = nearest(unknown[0], (*parameters, *options))
+            hint = f"; did you mean {near}=?" if near else ""
+            raise TypeError(f"it has no argument {unknown[0]!r}{hint}")
         inspect.Signature(list(parameters.values())).bind(*args, **named)
     elif named:
         raise TypeError("its arguments have no names")

@@ -9,12 +9,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange
+from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange, NotWritable, warn_user
 from fusec.options import Options
 from fusec.runtime import processor, table
 
@@ -46,10 +45,9 @@ _CODES = 4
 def find_compiler(preferred: str | None) -> str | None:
     """Return the C++ compiler's path: the option, then $CXX's value in it, then g++ or clang++."""
     if preferred and shutil.which(preferred) is None:
-        warnings.warn(
+        warn_user(
             f"fusec: the C++ compiler {preferred!r} does not exist; looking for another. "
-            "It was named by the option cxx, FUSEC_CXX or CXX: one path, without arguments.",
-            stacklevel=2,
+            "It was named by the option cxx, FUSEC_CXX or CXX: one path, without arguments."
         )
     for name in (preferred, "g++", "clang++", "c++"):
         found = shutil.which(name) if name else None
@@ -67,16 +65,6 @@ def compiler_identity(preferred: str | None) -> str:
     status = os.stat(os.path.realpath(path))
     flags = " ".join((*FLAGS, *OPTIMISE))
     return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns} {flags}"
-
-
-@functools.cache
-def warn_no_compiler() -> None:
-    """Say once a process that CPU kernels cannot be built."""
-    warnings.warn(
-        "fusec: no C++ compiler found; CPU graphs run as eager kernels. "
-        "Install g++ or clang++, or name one with FUSEC_CXX.",
-        stacklevel=2,
-    )
 
 
 @functools.cache
@@ -109,14 +97,52 @@ def build(
         processor: the flags that say where it runs.
         more: other units of the library, compiled at the same time.
     Raises:
-        EnvironmentProblem: if there is no compiler.
-        BuildError: if the compiler fails.
+        EnvironmentProblem: if there is no compiler, it fails on any source, or a disk is full.
+        BuildError: if the compiler fails on this source.
     """
     compiler = find_compiler(options.cxx)
     if compiler is None:
         raise EnvironmentProblem("no C++ compiler found; install g++ or clang++, or set FUSEC_CXX")
     flags = (*(flag for flag in FLAGS if flag != NATIVE), *processor, *OPTIMISE)
-    command = [compiler, *flags]
+    try:
+        return _compile([compiler, *flags], source, more)
+    except OSError as fault:
+        reason = fault.strerror or str(fault)
+        if fault.filename == compiler:
+            raise EnvironmentProblem(f"the C++ compiler {compiler}: {reason}") from fault
+        raise NotWritable(_no_room(reason)) from fault
+    except BuildError as failed:
+        if _FULL in failed.output:
+            raise NotWritable(_no_room(_FULL)) from failed
+        if not _is_sound(compiler):
+            last = (failed.output.strip().splitlines() or [f"exit {failed.returncode}"])[-1]
+            raise EnvironmentProblem(
+                f"the C++ compiler {compiler} fails on an empty file, too: {last}; "
+                "name another with FUSEC_CXX (fusec doctor checks it)"
+            ) from failed
+        raise
+
+
+_FULL = "No space left on device"
+
+
+def _no_room(reason: str) -> str:
+    folder = tempfile.tempdir or os.environ.get("TMPDIR", "the folder for temporary files")
+    return f"kernels cannot be built in {folder}: {reason}; TMPDIR names another folder"
+
+
+@functools.cache
+def _is_sound(compiler: str) -> bool:
+    """Return True for a compiler that can build a library of nothing."""
+    try:
+        _compile([compiler, "-shared", "-fPIC"], "", ())
+    except (BuildError, OSError):
+        return False
+    return True
+
+
+def _compile(command: list[str], source: str, more: Sequence[str]) -> bytes:
+    """Return the library that a compiler makes of some units; ``command`` has its flags."""
     with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
         library = Path(folder) / "kernels.so"
         units = [Path(folder) / f"kernels{k}.cpp" for k in range(1 + len(more))]
@@ -130,7 +156,7 @@ def build(
         said = _run([command])
         made = library.read_bytes() if library.exists() else b""
         if not made.startswith(b"\x7fELF"):
-            raise BuildError(command, f"{said}\n{compiler} wrote no shared library", 0)
+            raise BuildError(command, f"{said}\n{command[0]} wrote no shared library", 0)
         return made
 
 

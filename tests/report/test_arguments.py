@@ -104,8 +104,12 @@ def test_arguments_are_kept_as_they_are_given() -> None:
     assert described(scaled) == "x, scale="
     with pytest.raises(TypeError, match="too many positional"):
         fitting(scaled, [1, 2], {})
-    with pytest.raises(TypeError, match="it has no argument 'scael'"):
+    with pytest.raises(TypeError, match="it has no argument 'scael'; did you mean scale="):
         fitting(scaled, [1], {"scael": 2})
+    with pytest.raises(TypeError, match="'targt'; did you mean target="):
+        fitting(scaled, [1], {"targt": "cpu"}, ("target", "train"))
+    with pytest.raises(TypeError, match=r"it has no argument 'colour'$"):
+        fitting(scaled, [1], {"colour": 2}, ("target", "train"))
     with pytest.raises(TypeError, match="no names"):
         fitting(print.__self__.__build_class__, [1], {"scale": 2})
     assert list(Arguments((1,), {"b": 2}).labelled()) == [("0", 1), ("b", 2)]

@@ -6,11 +6,15 @@ are timed is in ``test_autotune.py``.
 
 from __future__ import annotations
 
+import errno
 import linecache
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +22,7 @@ import pytest
 import torch
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
-from fusec.errors import BuildError
+from fusec.errors import EnvironmentProblem, NotWritable, describe_failure, warn_once
 from fusec.options import Options
 from fusec.runtime import cpp_kernel
 from tests.support import compile_with, since_2_13
@@ -161,8 +165,80 @@ def test_a_compiler_that_makes_no_library_is_named(tmp_path: Path, action: str) 
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\n{action}\n")
     compiler.chmod(0o755)
-    with pytest.raises(BuildError, match=r"c\+\+ wrote no shared library"):
+    with pytest.raises(EnvironmentProblem, match=r"c\+\+ wrote no shared library"):
         cpp_kernel.build("", Options(cxx=str(compiler)))
+
+
+FULL = "No space left on device"
+
+
+def compiler_that(folder: Path, does: str) -> Options:
+    """Return options that name a compiler which does something else."""
+    compiler = folder / "g++"
+    compiler.write_text(f"#!/bin/sh\n{does}\n")
+    compiler.chmod(0o755)
+    return Options(cxx=str(compiler))
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, FULL)
+
+    monkeypatch.setattr(Path, "write_text", write)
+
+
+@pytest.mark.parametrize("who", ["fusec", "the compiler"])
+def test_a_full_disk_is_named_by_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, who: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = Options()
+    if who == "fusec":
+        full_disk(monkeypatch)
+    else:
+        options = compiler_that(tmp_path, f"echo 'fatal error: error writing x.s: {FULL}'; exit 1")
+    said = f"kernels cannot be built in {tmp_path}: {FULL}; TMPDIR names another folder"
+    with pytest.raises(NotWritable, match=re.escape(said)) as raised:
+        cpp_kernel.build("", options)
+    assert describe_failure(raised.value) == said
+
+
+def said_of_training(options: dict[str, object]) -> list[warnings.WarningMessage]:
+    """Return what is said while a graph and its backward are compiled, and run eagerly."""
+    torch._dynamo.reset()
+    warn_once.cache_clear()
+    x = torch.linspace(-1, 1, 7, requires_grad=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        y = torch.compile(lambda x: torch.tanh(x) * 3, backend="fusec", options=options)(x)
+        y.sum().backward()
+    torch.testing.assert_close(x.grad, 3 * (1 - torch.tanh(x) ** 2))
+    return [one for one in said if "fusec" in str(one.message)]
+
+
+def test_a_compiler_that_fails_on_anything_is_told_once_and_not_bisected(tmp_path: Path) -> None:
+    named = compiler_that(tmp_path, "echo 'g++: fatal error: cc1plus is missing'; exit 1").cxx
+    (one,) = said_of_training({"cxx": named, "cache": False})
+    text = str(one.message)
+    assert "cc1plus is missing" in text and named in text and "FUSEC_CXX" in text
+    assert "bisect" not in text
+    assert one.filename == __file__
+
+
+@pytest.mark.parametrize("fault", ["no compiler", "full"])
+def test_what_the_machine_lacks_is_told_once_at_the_user_s_line(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "full":
+        full_disk(monkeypatch)
+    else:
+        monkeypatch.setattr(cpp_kernel, "find_compiler", lambda preferred: None)
+        cpp_kernel.compiler_identity.cache_clear()
+    (one,) = said_of_training({"cache": False})
+    cpp_kernel.compiler_identity.cache_clear()
+    assert one.filename == __file__
+    assert ("C++ compiler found" if fault == "no compiler" else FULL) in str(one.message)
+    assert "bisect" not in str(one.message)
 
 
 def test_a_compiler_with_arguments_is_told_to_be_one_path() -> None:
