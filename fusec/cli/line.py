@@ -36,8 +36,8 @@ _REWRITES = """
     capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
     unread fuse library_bias library_epilogue
     store_parts split_loop contract loops libraries in_place bundle memory masks online_softmax
-    stream_rows coalesce plan lower generalise vector_tiles base_two sink orient copy_tiles
-    approximate split_roles
+    stream_rows coalesce plan lower generalise vector_tiles base_two guard_gathers sink orient
+    copy_tiles    approximate split_roles
 """
 """The names of ``fusec/stages.py``, which imports torch."""
 ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")

@@ -64,7 +64,7 @@ def _saved(gm: fx.GraphModule, call: fx.Node) -> Iterator[FakeTensor]:
     results = {user.args[1]: user for user in call.users if user.target is operator.getitem}
     listed = made if isinstance(made, list | tuple) else (made,)
     given |= {value: results[k] for k, value in enumerate(listed) if k in results}
-    for k in call.kwargs["saved_for_backward_idx"]:  # type: ignore[union-attr]
+    for k in call.kwargs.get("saved_for_backward_idx", ()):  # type: ignore[union-attr]
         yield from _traced(given.get(saved[k]))
 
 

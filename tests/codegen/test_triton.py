@@ -263,6 +263,7 @@ TORCH_OPS = {
     "round_bf16": lambda a: a.bfloat16().to(a.dtype),
     "nonzero": lambda a: a,
     "within": lambda k, n: k,
+    "probability": lambda a: a,
     "random": lambda seeds, indices: torch.cat(
         [
             torch.from_numpy(random_bits(int(s), [int(i)]))

@@ -41,6 +41,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "shr": torch.bitwise_right_shift,
     "nonzero": lambda a: a,
     "within": lambda k, n: k,
+    "probability": lambda a: a,
     "round_f16": lambda a: a.half().float(),
     "round_bf16": lambda a: a.bfloat16().float(),
     "random": lambda seeds, indices: torch.from_numpy(
