@@ -75,6 +75,7 @@ ELSEWHERE = {
     "compiler": "runtime/test_cache",
     "dumps": "test_cli",
     "pipeline": "test_stages",
+    "processors": "test_cli_line",
     "structures": "test_stages",
     "torch_interior": "test_backend",
     "trace": "test_stages",

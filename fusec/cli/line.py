@@ -37,7 +37,7 @@ _REWRITES = """
     unread fuse library_bias library_epilogue
     store_parts split_loop contract loops libraries in_place bundle memory masks online_softmax
     stream_rows coalesce plan lower generalise vector_tiles base_two guard_gathers sink orient
-    copy_tiles    approximate split_roles
+    copy_tiles approximate split_roles
 """
 """The names of ``fusec/stages.py``, which imports torch."""
 ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
