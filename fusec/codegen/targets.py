@@ -227,8 +227,8 @@ def find_target(
         UsageError: if there is no such target.
     """
     if name not in TARGETS:
-        if (own := target_called(name)) is not None:
-            raise UsageError(f"unknown target {name!r}: for that device it is {own!r}.")
+        if (called := target_called(name)) is not None:
+            raise UsageError(f"unknown target {name!r}: for that device it is {called!r}.")
         raise UsageError.unknown("target", name, tuple(TARGETS))
     row = TARGETS[name]
     if name in PROCESSORS:
