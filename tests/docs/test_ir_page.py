@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusec.runtime.processor import vector_width
+from fusec.runtime.cpp_kernel import vector_width
 from tests.docs.console import fusec, run
 from tests.docs.pages import ROOT, Command, blocks, commands, python
 

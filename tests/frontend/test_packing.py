@@ -31,8 +31,8 @@ from fusec.passes.libraries import Answer
 from fusec.race import ATEN, DeviceJudge, FormatJudge, LibraryJudge, Races
 from fusec.report import explain
 from fusec.runtime.cache import Cache
+from fusec.runtime.cpp_kernel import vector_width
 from fusec.runtime.frozen import _frozen as frozen_graphs
-from fusec.runtime.processor import vector_width
 from fusec.runtime.verdicts import Verdict
 from tests.support import seeded, tune
 

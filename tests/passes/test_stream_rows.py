@@ -29,7 +29,7 @@ from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import AHEAD, loop_plans
 from fusec.passes.stream_rows import stream_rows, streams_rows, worthwhile
-from fusec.runtime.processor import vector_width
+from fusec.runtime.cpp_kernel import vector_width
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, numbers, unified
 from tests.support import check
