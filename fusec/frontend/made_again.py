@@ -27,13 +27,13 @@ def loses_gradients(gm: fx.GraphModule) -> bool:
     results = _tensors(gm.graph.output_node().all_input_nodes)
     counts = Counter(map(memory_of, results))
     shared = {one for one, count in counts.items() if one in inputs or count > 1}
+    if any(map(_leads_nowhere, results)):
+        return True
     if not shared:
         return False
     hooks = (node for node in gm.graph.nodes if called_name(node) == "register_hook")
     hooked = _tensors(node.args[0] for node in hooks)
-    return any(t._base is not None and memory_of(t) in shared for t in hooked) or any(
-        _leads_nowhere(t) for t in results if memory_of(t) in shared
-    )
+    return any(t._base is not None and memory_of(t) in shared for t in hooked)
 
 
 def _tensors(nodes: Iterable[Any]) -> list[torch.Tensor]:
@@ -41,8 +41,14 @@ def _tensors(nodes: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _leads_nowhere(tensor: torch.Tensor) -> bool:
-    """Return True for a view with a history that ends before it comes to what it is a view of."""
-    base, function = tensor._base, tensor.grad_fn
+    """Return True for a view with a history that ends before it comes to what it is a view of.
+
+    Or that autograd refuses: a part of a ``split`` of what was written since.
+    """
+    try:
+        base, function = tensor._base, tensor.grad_fn
+    except RuntimeError:
+        return True
     if base is None or function is None:
         return False
     while function is not None and function is not base.grad_fn:

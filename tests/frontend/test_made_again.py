@@ -44,7 +44,15 @@ def both(y: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor]) -> tuple
     return view(y), y
 
 
+def part_of_written(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    first, second = y.split(1)
+    y.mul_(3)
+    return first, second, y
+
+
 CASES = {
+    "a part of what was written since": (part_of_written, True),
     "a hook on a view of an input": (lambda x: hooked(x.view(-1)), True),
     "a hook on a view of a result": (lambda x: both(x * 2, lambda y: hooked(y[0])), True),
     "a hook on the only view": (lambda x: hooked((x * 2).view(-1)), False),
@@ -52,6 +60,7 @@ CASES = {
     "a hook on a view that is only read": (lambda x: hooked(x.view(-1)) * 2, False),
     "a view of a view without gradient": (lambda x: quiet(x)[1:], True),
     "the same of a result": (lambda x: both(x * 2, lambda y: quiet(y)[1:]), True),
+    "the same by itself": (lambda x: quiet(x * 2)[1:], True),
     "a view without gradient": (lambda x: quiet(x), False),
     "plain views": (lambda x: both(x * 2, lambda y: y.t()[1:]), False),
 }
