@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fusec.runtime.cpp_kernel import vector_width
 from tests.docs.console import fusec, run
 from tests.docs.pages import ROOT, Command, blocks, commands, python
 
@@ -63,13 +62,12 @@ def test_a_stage_is_printed_as_shown(stage: str, norm: Path) -> None:
     run(Command(argv, f"# -- graph inference: {stage}, sm_90 --\n{shown}"), norm)
 
 
-@pytest.mark.skipif(vector_width() < 16, reason="of a processor with 16 lanes of f32 (AVX-512)")
 def test_the_plan_on_a_cpu_is_as_shown(norm: Path) -> None:
     (command,) = commands(PAGE)
-    argv = tuple({"graph": "plan", "sm_90": "cpu"}.get(word, word) for word in command.argv)
+    argv = tuple({"graph": "plan", "sm_90": "cpu:avx512"}.get(word, word) for word in command.argv)
     plan = "plan k0    i0=grid  i1=loop*16    warps=4"
     assert f"`{plan}`" in (ROOT / PAGE).read_text(encoding="utf-8")
-    run(Command(argv, f"# -- graph inference: plan, cpu --\n{plan}"), norm)
+    run(Command(argv, f"# -- graph inference: plan, cpu:avx512 --\n{plan}"), norm)
 
 
 @pytest.mark.parametrize("first", FURTHER)

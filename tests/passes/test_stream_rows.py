@@ -29,7 +29,6 @@ from fusec.passes.coalesce import coalesce
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import AHEAD, loop_plans
 from fusec.passes.stream_rows import stream_rows, streams_rows, worthwhile
-from fusec.runtime.cpp_kernel import vector_width
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, numbers, unified
 from tests.support import check
@@ -249,10 +248,10 @@ def test_more_than_twelve_rows_stream_weights_that_gain_by_it(
     assert worthwhile(product, WIDE) is streamed
 
 
-@pytest.mark.skipif(vector_width() < 16, reason="of a processor with 16 lanes of f32 (AVX-512)")
 def test_sixteen_rows_of_a_narrow_layer_are_streamed_and_of_a_wide_one_the_librarys() -> None:
     for terms, made in ((768, (1, 0)), (2048, (1, 1))):
-        assert kernels(biased, torch.empty(16, terms), torch.empty(3072, terms)) == made
+        shapes = (16, terms), (3072, terms)
+        assert kernels(biased, *map(torch.empty, shapes), target="cpu:avx512") == made
 
 
 def test_rows_are_normalised_once() -> None:
