@@ -1,9 +1,9 @@
 """A long hunt: `python -m tests.fuzz [--programs 2000] [--start 0] [--only training]`.
 
-Four generators: random PyTorch programs for the CPU, as many that train (views, writes, results
-that share memory), and random products, attentions and patterns of models in Triton kernels run by
-Triton's interpreter. Each failure is shrunk and written as a
-file that runs by itself. Exit code 1 where anything was found.
+Random PyTorch programs for the CPU, as many that train (views, writes, results that share memory),
+and random products, attentions and patterns of models in Triton kernels run by Triton's
+interpreter. Each failure is shrunk and written as a file that runs by itself. Exit code 1 where
+anything was found. Programs that index are in `tests/fuzz/indices.py`, under AddressSanitizer.
 """
 
 from __future__ import annotations
