@@ -28,9 +28,8 @@ from fusec.errors import FusecError
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
-from fusec.frontend.only_eager import only_for_eager
+from fusec.frontend.only_eager import only_for_eager, only_for_python
 from fusec.frontend.results import detach_again
-from fusec.frontend.saved_changes import changes_what_functions_save
 from fusec.frontend.weights import mark_weights
 from fusec.options import Options
 from fusec.partition import Joint
@@ -81,8 +80,8 @@ def fusec(
     """
     chosen = Options.from_compile(mode, options)
     name_in_model(gm)
-    if changes_what_functions_save(gm):
-        raise SkipFrame("it changes what an autograd.Function has saved: eager's backward raises")
+    if (reason := only_for_python(gm)) is not None:
+        raise SkipFrame(reason)
     if (reason := only_for_eager(gm)) is not None:
         logger.info("a graph runs as eager kernels: %s", reason)
         return gm.forward

@@ -22,7 +22,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
 from torch._decomp import get_decompositions
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, disable, maybe_mark_dynamic
+from torch._dynamo import convert_frame, disable, maybe_mark_dynamic, symbolic_convert
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
@@ -103,6 +103,7 @@ __all__ = [
     "gradient_function",
     "has_modes",
     "has_saved_tensor_hooks",
+    "hooked_inputs",
     "interned",
     "is_distributed_data_parallel",
     "is_shipping",
@@ -179,6 +180,15 @@ def has_saved_tensor_hooks() -> bool:
 def has_modes() -> bool:
     """Return True if dispatch, or functions of torch, are overridden for a while."""
     return bool(_get_current_dispatch_mode_stack()) or torch._C._len_torch_function_stack() > 0
+
+
+def hooked_inputs() -> list[torch.Tensor]:
+    """Return the traced inputs on which Dynamo puts the program's hooks behind the graph's call."""
+    translator = getattr(symbolic_convert.tls, "current_tx", None)
+    if translator is None:  # the graph is not Dynamo's
+        return []
+    hooks = translator.output.side_effects.tensor_hooks.values()
+    return [tensor.as_proxy().node.meta["example_value"] for tensor, *_ in hooks]
 
 
 def is_distributed_data_parallel() -> bool:

@@ -2,8 +2,12 @@
 
 Where a result is a view of an input or of another result, AOTAutograd takes that tensor and replays
 the views. What the program did to gradients on the way is lost: a hook that it has put on a view,
-and a view that it has made under ``no_grad``, which leads back to nothing. Graphs of Dynamo are
-looked through for such results before; they run as they are.
+a view that it has made under ``no_grad``, which leads back to nothing, and what it has added with
+gradients to a detached tensor. Graphs of Dynamo are looked through for such results before; they
+run as they are.
+
+Dynamo itself puts a hook on an input when the graph has run: on the gradient of what the graph has
+made of it. Where that is another, only the frame itself, run by Python, has eager's.
 
 Assumes: nodes carry ``meta["example_value"]``, in which views share their base's storage and have
 the history that they have in the program.
@@ -12,13 +16,17 @@ the history that they have in the program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusec.frontend.overlap import called_name, memory_of, tensor_of
+from fusec.torch_interior import hooked_inputs
+
+_DETACHES = frozenset({"detach", "_get_data_attr"})
+"""Names of what Dynamo's graphs call for ``x.detach()`` and ``x.data``."""
 
 
 def loses_gradients(gm: fx.GraphModule) -> bool:
@@ -29,11 +37,25 @@ def loses_gradients(gm: fx.GraphModule) -> bool:
     shared = {one for one, count in counts.items() if one in inputs or count > 1}
     if any(map(_leads_nowhere, results)):
         return True
-    if not shared:
-        return False
-    hooks = (node for node in gm.graph.nodes if called_name(node) == "register_hook")
-    hooked = _tensors(node.args[0] for node in hooks)
-    return any(t._base is not None and memory_of(t) in shared for t in hooked)
+    return bool(shared) and any(memory_of(t) in shared for t in _changed_histories(gm))
+
+
+def hooks_what_it_writes() -> bool:
+    """Return True if Dynamo's graph writes an input with gradients on which a hook was put."""
+    return any(not t.is_leaf and t._version > 0 for t in hooked_inputs())
+
+
+def _changed_histories(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
+    """Yield tensors whose gradients are others than those of what they are views of.
+
+    These are views with hooks, and detached tensors that require gradients: they were written since
+    they were detached.
+    """
+    for node in gm.graph.nodes:
+        if called_name(node) == "register_hook":
+            yield from (t for t in _tensors(node.args[:1]) if t._base is not None)
+        elif called_name(node) in _DETACHES:
+            yield from (t for t in _tensors([node]) if t.requires_grad)
 
 
 def _tensors(nodes: Iterable[Any]) -> list[torch.Tensor]:

@@ -51,7 +51,27 @@ def part_of_written(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return first, second, y
 
 
+def written_behind(
+    view: Callable[[torch.Tensor], torch.Tensor], data: bool = False
+) -> Callable[..., Any]:
+    """Return a function that adds with gradients to a detached copy of an input's memory."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        other = (BUFFER.data if data else BUFFER.detach()).add_(x)
+        return view(other)
+
+    return fn
+
+
+BUFFER = torch.zeros(2, 3)
 CASES = {
+    "a detached input, written": (written_behind(lambda d: d), True),
+    "a view of it": (written_behind(lambda d: d.view(-1)), True),
+    "what is computed of it": (written_behind(lambda d: d * 2), False),
+    "an input's data, written": (written_behind(lambda d: d[0], data=True), True),
+    "a detached result, written": (
+        lambda x: both(torch.ones(2, 3), lambda y: y.detach().add_(x)), True
+    ),
     "a part of what was written since": (part_of_written, True),
     "a hook on a view of an input": (lambda x: hooked(x.view(-1)), True),
     "a hook on a view of a result": (lambda x: both(x * 2, lambda y: hooked(y[0])), True),

@@ -56,6 +56,14 @@ FOUND = {
     "a hook on a view of a result": program(
         "y = a0 * 2", "v = y.view(-1)", "v.register_hook(lambda g: g * 2)", returns="v, y"
     ),
+    "a hook on an input that is written": program(
+        "a0.register_hook(lambda g: g * 0.5)", "y = a0.mean()", "a0[0] = 0.5", returns="y",
+        inputs=(("computed", (3, 3)),)
+    ),
+    "what was added with gradients to a detached input": program(
+        "d = a1.detach().view(-1)", "d.add_(a0[0, 0])", returns="d",
+        inputs=(*MATRIX, ("buffer", (3, 3)))
+    ),
 }  # fmt: skip
 
 
