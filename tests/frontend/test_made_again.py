@@ -70,7 +70,8 @@ CASES = {
     "what is computed of it": (written_behind(lambda d: d * 2), False),
     "an input's data, written": (written_behind(lambda d: d[0], data=True), True),
     "a detached result, written": (
-        lambda x: both(torch.ones(2, 3), lambda y: y.detach().add_(x)), True
+        lambda x: both(torch.ones(2, 3), lambda y: y.detach().add_(x)),
+        True,
     ),
     "a part of what was written since": (part_of_written, True),
     "a hook on a view of an input": (lambda x: hooked(x.view(-1)), True),

@@ -167,6 +167,19 @@ def _longer(program: Training, pick: random.Random, kind: tuple[str, ...]) -> Tr
     return replace(program, lines=(*program.lines, line), names=names, result=result)
 
 
+def _can_have_hook(program: Training) -> bool:
+    """Return False where eager's process may die of the hook in the last line (torch 2.13).
+
+    So it does of one on a view that was made under ``no_grad`` and says that it requires gradients.
+    """
+    if not any("torch.no_grad" in line for line in program.lines):
+        return True
+    before = replace(program, lines=program.lines[:-1])
+    name = program.lines[-1].partition(".")[0]
+    tensor: Tensor = before.function()(*tensors(program))[program.names.index(name)]
+    return tensor._base is None
+
+
 def _learns(tensor: Tensor) -> bool:
     """Return True if a leaf gets a gradient of a tensor that has a history.
 
@@ -194,6 +207,8 @@ def _returning(program: Training, pick: random.Random) -> Training:
 
 def _is_accepted(program: Training) -> bool:
     try:
+        if ".register_hook" in program.lines[-1]:
+            assert _can_have_hook(program)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = program.function()(*tensors(program))
