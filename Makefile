@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # The newest torch that is tested, and its Triton, in an environment of their own; and the oldest.
+HOURS ?= 8
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.installed
 OLDEST := .venv-oldest
@@ -45,7 +46,7 @@ help:
 	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
 	@echo "make test-oldest        make test with the oldest torch and Triton, in .venv-oldest"
-	@echo "make fuzz      2,000 random programs against eager and fp64; failures in build/fuzz"
+	@echo "make fuzz      a night of random programs against eager (HOURS=8); failures and corpus in build/fuzz"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    rewrite the sources as ruff formats them"
@@ -98,7 +99,7 @@ test-oldest: $(OLDEST_STAMP)
 	$(PYTEST_OLDEST)
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --hours $(HOURS) --jobs 2 --resume
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import programs
-from tests.fuzz.__main__ import hunt
+from tests.fuzz.parts import FAILED, PARTS
 from tests.fuzz.programs import Input, Program, as_file, draw, failure, shrunk
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +77,9 @@ def test_a_failure_shrinks_to_the_lines_it_needs() -> None:
 
 
 def test_a_failure_is_written_as_a_file_that_runs(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("tests.fuzz.__main__.failure", wrong_sum)
-    found = hunt(range(40), tmp_path, quiet=True)
-    assert found
-    assert sorted(tmp_path.iterdir()) == sorted(found)
-    compile(found[0].read_text(), str(found[0]), "exec")
-    runpy.run_path(str(found[0]), run_name="__main__")  # the comparison finds nothing wrong
+    monkeypatch.setattr("tests.fuzz.parts.failure", wrong_sum)
+    verdicts = [PARTS["programs"].run(seed) for seed in range(40)]
+    found = next(verdict for verdict in verdicts if verdict.kind == FAILED)
+    path = tmp_path / "found.py"
+    path.write_text(found.source)
+    runpy.run_path(str(path), run_name="__main__")  # the comparison finds nothing wrong
