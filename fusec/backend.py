@@ -29,11 +29,13 @@ from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
 from fusec.frontend.only_eager import only_for_eager, only_for_python
+from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.results import detach_again
 from fusec.frontend.weights import mark_weights
 from fusec.options import Options
 from fusec.partition import Joint
 from fusec.passes.stage import fold
+from fusec.reference import REFERENCE, Reference, draws_random_numbers_in
 from fusec.runtime import artifacts, cuda_graphs
 from fusec.runtime.convention import outside_autocast
 from fusec.runtime.fake import with_memory_only
@@ -130,13 +132,17 @@ def compile_with(
     """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     gm = fold(DYNAMO, gm, context)
     options = context.options
+    names = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
+    beside = partial(_reference, context, names)
     call = run_autograd(
         gm,
         list(example_inputs),
         fw_compiler=partial(_compile_forward, compile_one),
         bw_compiler=partial(compile_one, name="backward"),
-        inference_compiler=partial(_compile_inference, compile_one, context, example_inputs),
-        partition_fn=partial(_partition, context),
+        inference_compiler=partial(
+            _compile_inference, compile_one, context, beside, example_inputs
+        ),
+        partition_fn=partial(_partition, context, beside),
         decompositions=decompositions(
             eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
         ),
@@ -184,26 +190,57 @@ def _compile_forward(
 def _compile_inference(
     compile_one: Callable[..., Any],
     context: Context,
+    beside: Callable[..., Reference | None],
     given: Sequence[Any],
     gm: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Any:
     detach_again(gm)
     mark_weights(gm, given)
-    return compile_one(fold(INFERENCE, gm, context), inputs, name="inference")
+    reference = beside(gm, None)
+    rewritten = fold(INFERENCE, gm, context)
+    rewritten.meta[REFERENCE] = reference or beside(rewritten, None, drawn=True)
+    return compile_one(rewritten, inputs, name="inference")
 
 
 def _partition(
     context: Context,
+    beside: Callable[..., Reference | None],
     joint: fx.GraphModule,
     inputs: Any,
     *,
     num_fwd_outputs: int,
     **settings: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    rewritten = Joint(fold(JOINT, joint, context), inputs, num_fwd_outputs, settings)
-    parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), rewritten, context)
+    reference = beside(joint, num_fwd_outputs)
+    rewritten = fold(JOINT, joint, context)
+    reference = reference or beside(rewritten, num_fwd_outputs, drawn=True)
+    whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
+    parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), whole, context)
+    for part in parts:
+        part.meta[REFERENCE] = reference
     return parts
+
+
+def _reference(
+    context: Context,
+    names: Sequence[str],
+    gm: fx.GraphModule,
+    outputs: int | None,
+    *,
+    drawn: bool = False,
+) -> Reference | None:
+    """Return what a graph is compared with under ``verify``; None where it draws eager's numbers.
+
+    Args:
+        names: what the program calls the inputs of Dynamo's graph.
+        drawn: its draws are fusec's own.
+    """
+    options = context.options
+    drawn = drawn or options.fallback_random or not draws_random_numbers_in(gm)
+    if not (options.verify and drawn):
+        return None
+    return Reference(gm, outputs, input_names(gm, names), strict=options.strict)
 
 
 def context_of(inputs: Sequence[Any], options: Options) -> Context:
@@ -235,6 +272,9 @@ def compile_one_graph(
     if recipe is not None:
         recipe = recipe.read_by(trace.wrapper)
         call = Frozen(call, recipe.compute, recipe.positions, recipe.keep)
+    reference = graph.meta.pop(REFERENCE, None)
+    if reference is not None:
+        call = reference.around(call, graph, name)
     if name == "backward":
         call = outside_autocast(call)
     return with_memory_only(call, run_eagerly(graph))

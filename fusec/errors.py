@@ -8,6 +8,7 @@ Eight families, told apart by who can do something about them:
     BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
     InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
     WrongKernel                      fusec: a kernel's results are off, found by the option verify
+    WrongGraph                       fusec: a graph's results are off though its kernels are not
     ContractBroken                   the caller: a model compiles to other than `fusec.expect` asks
     KernelFault                      fusec: a candidate of a race crashed or hung, and is dropped
 
@@ -289,6 +290,31 @@ class WrongKernel(FusecError):
             f"kernel {kernel} of graph {graph!r} is off in {value} ({op}): {seen}{lines}\n"
             "This is a defect of fusec; please report it with the kernel, which "
             'options={"dump_dir": "DIR"} writes.'
+        )
+
+
+class WrongGraph(FusecError):
+    """A graph computes something else than eager, by none of its kernels (``fusec/reference.py``).
+
+    Args:
+        graph: "forward", "backward" or "inference".
+        value: what is off: a result, an input that is written, a gradient.
+        op: the ATen operation that makes it.
+        seen: the errors and where they are largest, or strides.
+        source: the user's lines that made the value.
+    """
+
+    def __init__(self, graph: str, value: str, op: str, seen: str, source: Sequence[str]) -> None:
+        super().__init__(graph, value, op, seen, tuple(source))
+
+    def __str__(self) -> str:
+        graph, value, op, seen, source = self.args
+        lines = "".join(f"\n  {line}" for line in source)
+        return (
+            f"graph {graph!r} is off in {value} ({op}): {seen}{lines}\n"
+            "Each of its kernels agrees with eager, so that a rewrite of the graph, or its cut in "
+            "forward and backward, is at fault. `fusec bisect --wrong SCRIPT` finds the least "
+            "program that shows it; please report that."
         )
 
 

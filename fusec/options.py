@@ -159,7 +159,7 @@ class Options:
     )
     verify: bool = _option(
         False,
-        "check the IR after each pass, and each kernel beside eager when it runs",
+        "check the IR after each pass; when it runs, each kernel and whole graphs beside eager",
         changes_code=True,
     )
     dump_dir: str | None = _option(None, "write every stage of every compile under this directory")

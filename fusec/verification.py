@@ -68,15 +68,23 @@ class Tally:
     """What was compared of one graph.
 
     Attributes:
+        whole: its results, not its kernels'.
         kernels: those of which something agreed.
-        off: (kernel, value) -> how often it was.
+        off: (kernel, value) -> how often it was; (graph, result) of a whole one.
     """
 
     graph: str
+    whole: bool = False
     agreed: int = 0
     left_out: int = 0
     kernels: set[str] = field(default_factory=set)
     off: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @staticmethod
+    def begin(graph: str, *, whole: bool = False) -> Tally:
+        """Return a graph's tally, which the end of the process tells."""
+        _tallies.append(Tally(graph, whole))
+        return _tallies[-1]
 
 
 _tallies: list[Tally] = []
@@ -84,17 +92,32 @@ _tallies: list[Tally] = []
 
 
 def summary(tallies: Iterable[Tally]) -> list[str]:
-    """Return what was verified, as lines: what agreed, and each kernel that was off."""
+    """Return what was verified, as lines: what agreed, and what was off."""
     rows = list(tallies)
-    agreed, out = sum(t.agreed for t in rows), sum(t.left_out for t in rows)
-    kernels = sum(len(t.kernels) for t in rows)
-    off = [(t.graph, *place, count) for t in rows for place, count in t.off.items()]
+    kernels = [row for row in rows if not row.whole]
+    graphs = [row for row in rows if row.whole]
+    lines = []
+    if kernels:
+        count = sum(len(row.kernels) for row in kernels)
+        lines.append(_agreed(kernels, f"results of {count} kernels agree with eager"))
+    if any(row.agreed or row.left_out for row in graphs):
+        lines.append(_agreed(graphs, "results and gradients of whole graphs, strides included, do"))
+    for row in rows:
+        for (place, value), count in row.off.items():
+            of = "" if row.whole else f"kernel {place} of "
+            lines.append(f"{of}graph {row.graph!r} was off in {value}: {count} of its calls")
+    return lines
+
+
+def _agreed(rows: Sequence[Tally], what: str) -> str:
+    agreed, out = sum(row.agreed for row in rows), sum(row.left_out for row in rows)
     left = f", {out} left out (logging of fusec.verify says why)" if out else ""
-    lines = [f"{agreed} results of {kernels} kernels agree with eager{left}"] if rows else []
-    return lines + [
-        f"kernel {kernel} of graph {graph!r} was off in {value}: {count} of its calls"
-        for graph, kernel, value, count in off
-    ]
+    return f"{agreed} {what}{left}"
+
+
+def kernels_are_off() -> bool:
+    """Return True if a kernel of this process was off: what is wrong elsewhere follows from it."""
+    return any(row.off for row in _tallies if not row.whole)
 
 
 @atexit.register
@@ -124,8 +147,7 @@ class Verification:
             if node.target is not _COPY
             for n in written_arguments(node)
         }
-        self.tally = Tally(name)
-        _tallies.append(self.tally)
+        self.tally = Tally.begin(name)
         self.local = threading.local()
 
     def around(self, call: BoxedCall) -> BoxedCall:
@@ -135,7 +157,7 @@ class Verification:
             placeholders = [n for n in self.nodes.values() if n.op == "placeholder"]
             # A copy of what the graph writes: what is compared reads the value before.
             inputs = {
-                node.name: _copy(arg) if node in self.written else arg
+                node.name: copy_of(arg) if node in self.written else arg
                 for node, arg in zip(placeholders, args, strict=True)
             }
             self.local.run = _Run(inputs)
@@ -160,7 +182,7 @@ class Verification:
                 for value, tensor in zip(held, tensors, strict=True):
                     self._compare(run, kernel, value, tensor)
         # After the comparison, so that what one kernel stores is not compared with itself.
-        run.stored.update((v, _copy(t)) for v, t in zip(held, tensors, strict=True))
+        run.stored.update((v, copy_of(t)) for v, t in zip(held, tensors, strict=True))
 
     def _compare(self, run: _Run, kernel: str, held: Held, tensor: torch.Tensor) -> None:
         exact = functools.partial(self._expected, run, held, exact=True)
@@ -178,7 +200,7 @@ class Verification:
             return
         self.tally.off[kernel, held[0]] += 1
         if self.tally.off[kernel, held[0]] == 1:
-            said = f"{problem.partition(': ')[2]}{_place(tensor, eager, exact)}"
+            said = f"{problem.partition(': ')[2]}{place_of(tensor, eager, exact)}"
             self._tell(kernel, held, said, run)
 
     def _tell(self, kernel: str, held: Held, what: str, run: _Run) -> None:
@@ -272,7 +294,7 @@ def _identity(node: fx.Node) -> Held:
     return node.name, None
 
 
-def _copy(value: Any) -> Any:
+def copy_of(value: Any) -> Any:
     """Return a copy of a tensor with its strides; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -293,7 +315,7 @@ def _widened(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _FLOATS else dtype
 
 
-def _place(tensor: torch.Tensor, eager: torch.Tensor, exact: Callable[[], torch.Tensor]) -> str:
+def place_of(tensor: torch.Tensor, eager: torch.Tensor, exact: Callable[[], torch.Tensor]) -> str:
     """Return where two tensors are the furthest apart, and the numbers there."""
     if tensor.shape != eager.shape or not tensor.numel():
         return ""

@@ -137,7 +137,7 @@ def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(
 def test_the_place_that_is_named_is_not_one_where_both_are_nan_or_infinite():
     eager = torch.tensor([torch.nan, torch.inf, torch.nan, 1.0])
     found = torch.tensor([torch.nan, torch.inf, 3.0, 2.0])
-    said = verification._place(found, eager, found.double)
+    said = verification.place_of(found, eager, found.double)
     assert said == "; at (2,): 3, eager nan, fp64 3"
 
 

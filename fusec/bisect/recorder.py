@@ -34,6 +34,7 @@ from fusec.compiler import RECENT, run_eagerly
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
 from fusec.frontend.only_eager import only_for_eager
 from fusec.options import Options
+from fusec.reference import REFERENCE
 from fusec.runtime.agreement import disagreement
 from fusec.runtime.clock import Clock, clock_running
 from fusec.summary import graph_id
@@ -246,6 +247,7 @@ class Recorder:
         dynamo: Begun,
         values: Mapping[str, torch.Tensor],
     ) -> Callable[..., Any]:
+        gm.meta.pop(REFERENCE, None)  # a graph is a question of its own, when its kernels agree
         graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
         self.tell(graph)
         try:
