@@ -2,9 +2,10 @@
 
 Where a result is a view of an input or of another result, AOTAutograd takes that tensor and replays
 the views. What the program did to gradients on the way is lost: a hook that it has put on a view,
-a view that it has made under ``no_grad``, which leads back to nothing, and what it has added with
-gradients to a detached tensor. Graphs of Dynamo are looked through for such results before; they
-run as they are.
+a view that it has made under ``no_grad``, which leads back to nothing, what it has added with
+gradients to a detached tensor, and which of several inputs in one memory it is a view of, where
+that memory is written. Graphs of Dynamo are looked through for such results before; they run as
+they are.
 
 Dynamo itself puts a hook on an input when the graph has run: on the gradient of what the graph has
 made of it. Where that is another, only the frame itself, run by Python, has eager's.
@@ -16,13 +17,13 @@ the history that they have in the program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusec.frontend.overlap import called_name, memory_of, tensor_of
+from fusec.frontend.overlap import called_name, memory_of, tensor_of, written_by
 from fusec.torch_interior import hooked_inputs
 
 _DETACHES = frozenset({"detach", "_get_data_attr"})
@@ -31,13 +32,27 @@ _DETACHES = frozenset({"detach", "_get_data_attr"})
 
 def loses_gradients(gm: fx.GraphModule) -> bool:
     """Return True if a result's gradient would be another than in eager."""
-    inputs = set(map(memory_of, _tensors(gm.graph.find_nodes(op="placeholder"))))
+    given = list(map(memory_of, _tensors(gm.graph.find_nodes(op="placeholder"))))
     results = _tensors(gm.graph.output_node().all_input_nodes)
-    counts = Counter(map(memory_of, results))
-    shared = {one for one, count in counts.items() if one in inputs or count > 1}
-    if any(map(_leads_nowhere, results)):
+    returned = Counter(map(memory_of, results))
+    shared = {one for one, count in returned.items() if one in given or count > 1}
+    if any(map(_leads_nowhere, results)) or _writes_views_of_one(gm, given, returned):
         return True
     return bool(shared) and any(memory_of(t) in shared for t in _changed_histories(gm))
+
+
+def _writes_views_of_one(
+    gm: fx.GraphModule, given: Sequence[int], returned: Mapping[int, int]
+) -> bool:
+    """Return True where inputs share memory that is written, and that a result is a view of.
+
+    AOTAutograd makes such inputs anew of their common base, and such results of the wrong one.
+    """
+    twice = {one for one, count in Counter(given).items() if count > 1 and one in returned}
+    if not twice:
+        return False
+    written = (node for each in gm.graph.nodes for node in written_by(each))
+    return any(memory_of(t) in twice for t in _tensors(written))
 
 
 def hooks_what_it_writes() -> bool:

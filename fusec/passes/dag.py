@@ -47,6 +47,27 @@ def find_uses(graph: Graph) -> Uses:
     return Uses(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
 
 
+class Overwrites:
+    """Where calls write to memory that lines before them read: no read may be moved beyond.
+
+    Worked example: of ``m = 2 * a; copy_(a, b); y = sin(m)`` ``m`` has to be stored, for ``y``
+    would read ``a`` behind its change.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.places: dict[Buffer, list[int]] = {}
+        for position, line in enumerate(lines):
+            for buffer in dict.fromkeys((*line.reads, *line.writes)) if line.impure else ():
+                self.places.setdefault(buffer, []).append(position)
+
+    def between(self, sources: Iterable[Buffer], first: int, last: int) -> bool:
+        """Return True if a source may change after line ``first`` and before line ``last``."""
+        places = self.places
+        return bool(places) and any(
+            first < place < last for buffer in sources for place in places.get(buffer, ())
+        )
+
+
 def dependencies(steps: Sequence[Line | Step]) -> Dag:
     """Return the DAG of lines or steps that are in an order of execution, by position.
 

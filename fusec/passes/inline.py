@@ -21,7 +21,7 @@ from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.streamed import streamed
 from fusec.passes.cost import count, numel
-from fusec.passes.dag import find_uses
+from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.simplify import simplifier
 
 CHEAP = 6
@@ -51,6 +51,7 @@ class _Inliner:
     def __init__(self, graph: Graph, few_rows: int) -> None:
         self.graph, self.few_rows = graph, few_rows
         self.uses = find_uses(graph)
+        self.overwrites = Overwrites(graph.nodes)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[Load]]] = {}
@@ -89,6 +90,9 @@ class _Inliner:
         if len(nodes) > MAX_NODES or any(isinstance(n, Reduce) for n in nodes):
             return False
         sources = [n for n in nodes if isinstance(n, Load)]
+        place = self.uses.producer[line.buffer]
+        if self.overwrites.between((n.buffer for n in sources), place, readers[-1]):
+            return False
         points = product(a.extent for a in line.axes).hint()
         cost = _cost_of_a_point(nodes, max(points, 1))
         if not any(n.axes for n in sources):

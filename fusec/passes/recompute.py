@@ -21,7 +21,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import product
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.cost import numel
-from fusec.passes.dag import find_uses
+from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.schedule.contraction import MAX_LANES
 from fusec.passes.simplify import simplifier
 
@@ -32,11 +32,17 @@ WIDE = 3
 def recompute_wide(graph: Graph) -> Graph:
     """Return the graph with wide products, and what follows from them, in their readers."""
     uses = find_uses(graph)
+    overwrites = Overwrites(graph.nodes)
     wide: dict[Buffer, Def] = {}
 
     def take(node: Def) -> tuple[Def, ...]:
         line = _substituted(node, wide)
-        alone = node.buffer not in uses.live_out and node.buffer in uses.readers
+        readers = uses.readers.get(node.buffer, ())
+        alone = (
+            node.buffer not in uses.live_out
+            and bool(readers)
+            and not overwrites.between(line.reads, uses.producer[node.buffer], readers[-1])
+        )
         if alone and (is_wide_product(node) or _follows(node, line, wide)):
             wide[node.buffer] = line
             return ()

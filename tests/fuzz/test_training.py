@@ -64,6 +64,14 @@ FOUND = {
         "d = a1.detach().view(-1)", "d.add_(a0[0, 0])", returns="d",
         inputs=(*MATRIX, ("buffer", (3, 3)))
     ),
+    "a view of one of two inputs in memory that is written": program(
+        "with torch.no_grad():\n    a1[0].mul_(0.5)", "v = a0.t()", returns="v, [v, v]",
+        inputs=(("computed", (1, 4)), ("view", (1, 4)))
+    ),
+    "one of two inputs, detached, in memory that is written": program(
+        "v = a1.detach()", "with torch.no_grad():\n    a0.mul_(0.5)", returns="v, v",
+        inputs=(("computed", (1, 4)), ("view", (3, 3)))
+    ),
 }  # fmt: skip
 
 

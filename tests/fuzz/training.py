@@ -12,6 +12,7 @@ takes that apart only where it fails.
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -167,6 +168,17 @@ def _longer(program: Training, pick: random.Random, kind: tuple[str, ...]) -> Tr
     return replace(program, lines=(*program.lines, line), names=names, result=result)
 
 
+def _says_what_it_means(program: Training) -> bool:
+    """Return False where the last line writes memory that it reads elsewhere, in eager's order."""
+    *before, line = program.lines
+    apart = re.sub(r"(copy_|add_|lerp_)\((\w+)(\.detach\(\))?", r"\1(\2.detach().clone()", line)
+    if apart == line:
+        return True
+    other = replace(program, lines=(*before, apart))
+    made, wanted = (p.function()(*tensors(p)) for p in (program, other))
+    return all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
 def _can_have_hook(program: Training) -> bool:
     """Return False where eager's process may die of the hook in the last line (torch 2.13).
 
@@ -209,6 +221,8 @@ def _is_accepted(program: Training) -> bool:
     try:
         if ".register_hook" in program.lines[-1]:
             assert _can_have_hook(program)
+        if program.lines[-1].startswith("with torch.no_grad"):
+            assert _says_what_it_means(program)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = program.function()(*tensors(program))
@@ -314,11 +328,13 @@ def failures(programs: Sequence[Training]) -> Iterator[tuple[Training, list[str]
 def is_as_torch(program: Training, found: Sequence[str]) -> bool:
     """Return True where AOTAutograd raises or copies where eager does not, and all else is right.
 
-    Its backward raises where the program has written an input that the gradient needs, or has put
-    a hook on one that gets none. And it hides that the parts of a ``split`` of an input are views:
-    where that input is written, they lie elsewhere.
+    Its backward raises where the program has written an input that the gradient needs, or has put a
+    hook on one that gets none. Of what eager says that it requires gradients, and that has none to
+    give (a view made under ``no_grad``), it may say that it requires none. And it hides that the
+    parts of a ``split`` of an input are views: where that input is written, they lie elsewhere.
     """
-    words = (": memory is", ": offset is", " after writes is", "the backward raises:")
+    words = (": memory is", ": offset is", " after writes is", "the backward raises:",
+             ": requires_grad is")  # fmt: skip
     return all(any(word in line for word in words) for line in found) and (
         found == wrong(program, "aot_eager")
     )

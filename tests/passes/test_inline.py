@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 from fusec.ir.dtype import F32, I64
@@ -15,6 +16,7 @@ from fusec.passes.inline import inline
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, below, buffer, f32, graph, load, position, total
 from tests.passes.pipelines import BOUNDED, check_same, names, numbers, random_graphs
+from tests.support import compile_with
 
 CHEAP, DEAR = "neg", "exp"
 
@@ -171,3 +173,36 @@ def test_the_few_rows_of_a_product_are_stored_for_all_its_columns(
     body = Op("mul", (load(a.buffer, i, k), load(w, j, k)))
     product = graph((x, w), (a, Def(y, (i, j), total(SUM, k, body))), y)
     assert names(inline(product, most)) == left
+
+
+REARRANGED = {
+    "flip": lambda y: y.flip(0),
+    "roll": lambda y: y.roll(1, 0),
+    "cat": lambda y: torch.cat([y, y]),
+    "pad": lambda y: torch.nn.functional.pad(y, (1, 1)),
+    "stack": lambda y: torch.stack([y, y]),
+    "repeat": lambda y: y.repeat(2, 1),
+    "product": lambda y: y @ y.t(),
+    "row of a product": lambda y: (y[:, :, None] * y[:, None, :]).sum(1),
+    "sum": lambda y: y.flip(1).sum(0),
+}
+
+
+@pytest.mark.parametrize("write", ("add_", "zero_", "part"))
+@pytest.mark.parametrize("name", REARRANGED)
+def test_no_read_is_moved_behind_a_write(name: str, write: str) -> None:
+    def fn(x):
+        y = REARRANGED[name](x * 2)
+        match write:
+            case "add_":
+                x.add_(y.sum())
+            case "zero_":
+                x.zero_()
+            case _:
+                x[0].mul_(3)
+        return y
+
+    torch._dynamo.reset()  # one code for all cases: Dynamo gives up at its limit of compiles
+    given, other = (torch.from_numpy(numbers(4, 6, seed=1)) for _ in range(2))
+    torch.testing.assert_close(compile_with(fn)(given), fn(other))
+    torch.testing.assert_close(given, other)
