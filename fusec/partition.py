@@ -43,6 +43,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fusec.frontend.equal_calls import share_equal_calls
 from fusec.frontend.fallbacks import draws_random_numbers, talks_to_ranks
 from fusec.frontend.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
+from fusec.frontend.origin import name_by_forward
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.frontend.snapshots import drop_snapshots, take_snapshots
 from fusec.frontend.softmax_gradients import SCORES_BYTES
@@ -116,6 +117,7 @@ def partition(
     """
     joint, num_fwd_outputs = joined.module, joined.outputs
     extra: list[fx.Node] = []
+    name_by_forward(set(joint.graph.nodes) - _tangent_users(joint.graph))
     if chunk_bytes and (found := find_expansions(joint.graph, chunk_bytes)):
         large, size = _large(found), sum(map(_size, found))
         early = hoist_gradients(joint.graph, large, size)

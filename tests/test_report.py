@@ -398,3 +398,15 @@ def test_attention_on_a_gpu_is_not_called_by_its_name_on_cpus() -> None:
     (extern,) = explained.graphs[0].externs
     assert extern.op == "_scaled_dot_product_attention.default"
     assert "for_cpu" not in str(explained)
+
+
+def test_a_forward_computes_no_operation_of_a_backward() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.layer_norm(x.sin(), (64,)).relu()
+        return nn.functional.layer_norm(y + x, (64,)).softmax(1)
+
+    forward, backward = observe(rows, [torch.randn(8, 64)], train=True)
+    called = [str(node.meta.get("original_aten")) for node in forward.graph.graph.nodes]
+    assert not [name for name in called if "backward" in name]
+    called = [str(node.meta.get("original_aten")) for node in backward.graph.graph.nodes]
+    assert "aten.native_layer_norm_backward.default" in called

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,9 @@ _NAMES = re.compile(r"\['?([^'\]]+)'?\]|([^.\[\]]+)")
 _LIBRARY = re.compile(r"[/\\]torch[/\\]")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _LINE_LIMIT = 80
+_BACKWARD = re.compile(r"_backward(_data)?$")
+_FORWARD = {"threshold": "relu"}
+"""What an operation is called of which the gradient's name says something else."""
 _TAKEN_APART = {torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addmv}
 
 
@@ -58,6 +61,22 @@ def called(node: Any) -> Any:
     whole = node.meta.get("original_aten")
     apart = isinstance(whole, OpOverload) and whole.overloadpacket not in _TAKEN_APART
     return whole if apart else node.target
+
+
+def name_by_forward(nodes: Iterable[Any]) -> None:
+    """Let the forward's operations be those that compute what a backward asks of its inputs alone.
+
+    A gradient's formula begins with values that no gradient is in, such as the normalised row of a
+    layer norm; the forward computes and saves them, and ``layer_norm_backward`` is none of its own.
+    """
+    for node in nodes:
+        whole = node.meta.get("original_aten")
+        if not isinstance(whole, OpOverload) or not _BACKWARD.search(whole.overloadpacket.__name__):
+            continue
+        name = _BACKWARD.sub("", whole.overloadpacket.__name__)
+        forward = getattr(torch.ops.aten, _FORWARD.get(name, name), None)
+        if forward is not None:
+            node.meta["original_aten"] = getattr(forward, forward.overloads()[0])
 
 
 def module_path(node: Any) -> str:
