@@ -235,18 +235,84 @@ def _apart(value: Any) -> Any:
 
 
 def graph_cost(graph: fx.GraphModule) -> EagerCost:
-    """Return what an ATen graph costs eager execution, which runs it node by node."""
-    return EagerCost(
-        tuple(
-            EagerCall(
-                op_name(node.target),
-                traffic,
-                module_path(node),
-                next(iter(origin_of(node).source), ""),
-            )
-            for node, traffic in node_costs(graph)
-        )
-    )
+    """Return what the program whose ATen graph this is costs eager execution.
+
+    The nodes that one of its operations was taken apart into are one call, which reads what they
+    read from outside and writes what others read of them. In a backward, what no gradient is in is
+    computed again there: eager has it from the forward.
+    """
+    computing = [node for node, _ in node_costs(graph)]
+    if any(map(_is_tangent, graph.graph.nodes)):
+        gradients = _readers(filter(_is_tangent, graph.graph.nodes))
+        computing = [node for node in computing if node in gradients]
+    wholes = _wholes(graph)
+    members: dict[fx.Node, set[fx.Node]] = {}
+    for node, whole in wholes.items():
+        members.setdefault(whole, set()).add(node)
+    calls = {wholes[node]: node for node in reversed(computing)}  # the first of each that computes
+    return EagerCost(tuple(_whole_call(calls[w], members[w]) for w in members if w in calls))
+
+
+def _wholes(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """Return the first node of the program's operation that each node is a part of.
+
+    Autograd numbers operations; without it, those of one line have one number, and where the same
+    nodes follow once more, they are of the operation's next call.
+    """
+    alike: dict[object, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            alone = str(node.meta.get("original_aten")) in ("None", str(node.target))
+            alike.setdefault(node if alone else _whole_of(node), []).append(node)
+    steps = ((some, _period(some)) for some in alike.values())
+    return {node: some[k - k % step] for some, step in steps for k, node in enumerate(some)}
+
+
+def _whole_of(node: fx.Node) -> tuple[object, ...]:
+    """Return the program's operation of a node, by name: a copied graph has copies of them."""
+    meta = node.meta
+    whole, number = str(meta.get("original_aten")), meta.get("seq_nr")
+    return whole, number, meta.get("stack_trace"), module_path(node)
+
+
+def _period(nodes: Sequence[fx.Node]) -> int:
+    """Return after how many nodes the same ones begin again: all of them, if they never do."""
+    targets = [str(node.target) for node in nodes]
+    steps = (n for n in range(2, len(targets)) if len(targets) % n == 0)
+    return next((n for n in steps if targets == targets[:n] * (len(targets) // n)), len(targets))
+
+
+def _whole_call(first: fx.Node, members: set[fx.Node]) -> EagerCall:
+    """Return the call of eager's that some nodes were made of; ``first`` of them computes."""
+    whole = first.meta.get("original_aten") if len(members) > 1 else None
+    read = {source for node in members for source in node.all_input_nodes} - members
+    written = {node for node in members if any(user not in members for user in node.users)}
+    moved = sum(_bytes_of(node) for node in read | written)
+    if whole is None:
+        args, kwargs = fx.map_arg((first.args, first.kwargs), lambda n: n.meta.get("val"))
+        moved = _traffic(first.target, args, kwargs, first.meta.get("val"))
+    line = next(iter(origin_of(first).source), "")
+    return EagerCall(op_name(whole or first.target), moved, module_path(first), line)
+
+
+def _bytes_of(node: fx.Node) -> int:
+    return sum(map(tensor_bytes, _tensors(node.meta.get("val"))))
+
+
+def _readers(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return nodes and all that are computed from them."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.users
+    return found
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import fx
 
+from fusec.compiler import LISTENERS
 from fusec.errors import ModelError
-from fusec.report.eager import count_eager, tensor_bytes
+from fusec.report.eager import EagerCost, count_eager, graph_cost, tensor_bytes
 from fusec.report.observe import new_fake_mode
 
 x = torch.empty(8, 16)
@@ -53,3 +57,68 @@ def test_products_of_several_types_are_the_model_s_own_error() -> None:
 def test_an_expanded_axis_counts_once_unless_it_is_empty() -> None:
     assert tensor_bytes(torch.empty(1, 16).expand(8, 16)) == 64
     assert tensor_bytes(torch.empty(1, 16).expand(0, 16)) == 0
+
+
+def images(x: torch.Tensor) -> torch.Tensor:
+    norm = F.group_norm(F.conv2d(x, torch.ones(4, 4, 3, 3)), 2, torch.ones(4), torch.zeros(4))
+    return F.silu(norm)
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    y = F.gelu(F.linear(x, torch.ones(16, 16), torch.ones(16)))
+    return F.layer_norm(F.layer_norm(y, (16,)), (16,)).softmax(1)
+
+
+def loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = F.layer_norm(x, (16,))
+    return x.exp().relu()
+
+
+def loss(x: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, torch.zeros(8, dtype=torch.int64)) + F.smooth_l1_loss(
+        x, torch.ones(8, 16)
+    )
+
+
+def costs_seen_by_the_compiler(
+    run: Callable[..., Any], given: torch.Tensor, train: bool
+) -> list[EagerCost]:
+    """Return the cost of eager, as the graphs say that the compiler gets."""
+    found: list[EagerCost] = []
+
+    def listen(graph: fx.GraphModule, *_: Any) -> None:
+        found.append(graph_cost(graph))
+
+    torch._dynamo.reset()
+    LISTENERS.append(listen)
+    try:
+        with torch.set_grad_enabled(train), warnings.catch_warnings():
+            made = torch.compile(run, backend="fusec")(given)
+            if train:
+                made.sum().backward()
+    finally:
+        LISTENERS.remove(listen)
+    return found
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("run", [images, rows, loop, loss])
+def test_what_was_taken_apart_is_counted_as_the_program_calls_it(
+    run: Callable[..., Any], train: bool
+) -> None:
+    given = torch.randn((2, 4, 8, 8) if run is images else (8, 16), requires_grad=train)
+    seen = costs_seen_by_the_compiler(run, given, train)
+    mode = new_fake_mode()
+    with mode, torch.set_grad_enabled(train):
+        fake = mode.from_tensor(given.detach()).requires_grad_(train)
+        graph = fx.symbolic_trace(run)
+        forward, backward = count_eager(graph, [fake])
+    fills = ("ones", "zeros", "full")
+    expected = [
+        [c for c in cost.calls if c.op.split(".")[0] not in fills] for cost in (forward, backward)
+    ]
+    for one, calls in zip(seen, expected, strict=False):
+        own = [c.op.split(".")[0] for c in one.calls if c.op.split(".")[0] not in fills]
+        assert sorted(own) == sorted(c.op.split(".")[0] for c in calls)
+    assert len(seen) == 1 + train

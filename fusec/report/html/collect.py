@@ -28,9 +28,6 @@ from fusec.report.stages import Staged, take_through
 from fusec.summary import graph_id
 from fusec.trace import Trace
 
-ATEN = "ATen"
-"""What boxes of a graph's own operations are called: eager's were taken apart before it ran."""
-
 
 @dataclass(slots=True)
 class Collected:
@@ -54,9 +51,7 @@ class Collected:
 
         targets = ", ".join(dict.fromkeys(one.target.name for one in staged))
         judged = judge_code(staged, lambda _: None)
-        return document_of(
-            seen.what, targets, staged, seen, judged=judged, measured=measured, eager=ATEN
-        )
+        return document_of(seen.what, targets, staged, seen, judged=judged, measured=measured)
 
 
 @contextmanager

@@ -184,7 +184,6 @@ class Document:
         phases: of compiles -> their seconds.
         advice: what to do, costliest first.
         seconds, run_seconds: of the program, where one ran, and of them in graphs.
-        eager: what the launches beside fusec's are called.
     """
 
     title: str
@@ -199,7 +198,6 @@ class Document:
     seconds: float = 0.0
     run_seconds: float = 0.0
     peak_bytes: int = 0
-    eager: str = "eager"
 
     @property
     def spent_us(self) -> float:
@@ -225,14 +223,12 @@ def document_of(
     *,
     judged: Judged | None = None,
     measured: Measured = lambda staged, step: None,
-    eager: str = "eager",
 ) -> Document:
     """Return all that a report shows of some graphs.
 
     Args:
         judged: their machine code.
         measured: their launches' times.
-        eager: what the launches beside fusec's are called.
     """
     texts = _Texts()
     layers = Layers.of(*(module_kinds(one.observed.graph) for one in staged))
@@ -256,7 +252,6 @@ def document_of(
         seen.seconds if seen.graphs else 0.0,
         seen.run_seconds,
         seen.peak_bytes if seen.graphs else 0,
-        eager,
     )
 
 
