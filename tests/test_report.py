@@ -410,3 +410,15 @@ def test_a_forward_computes_no_operation_of_a_backward() -> None:
     assert not [name for name in called if "backward" in name]
     called = [str(node.meta.get("original_aten")) for node in backward.graph.graph.nodes]
     assert "aten.native_layer_norm_backward.default" in called
+
+
+@pytest.mark.parametrize("race", ["library", "fused"])
+@pytest.mark.parametrize("train", [False, True])
+def test_no_name_in_a_report_for_a_gpu_is_that_of_a_cpu(race: str, train: bool) -> None:
+    query, mask = torch.randn(1, 2, 16, 32), torch.zeros(16, 16)
+
+    def attention(q: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, q, q, mask).sin()
+
+    explained = fusec.explain(attention, query, train=train, target="sm_90", race=race)
+    assert "for_cpu" not in str(explained) + explained.to_json()

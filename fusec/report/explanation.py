@@ -194,7 +194,7 @@ def report_graph(staged: Staged) -> GraphReport:
     modules = modules_of(schedule, graph)
     kernels = tuple(
         replace(
-            _report_kernel(launch, modules[launch.name], staged.observed.names),
+            _report_kernel(launch, modules[launch.name], staged),
             function=_function(staged.compiled, launch.name),
         )
         for launch in all_launches(schedule)
@@ -220,8 +220,7 @@ def report_graph(staged: Staged) -> GraphReport:
         eager.launches,
         launches + sum(loop.launches for loop in loops),
         tuple(
-            replace(d, a=on_target(staged.target, d.a), b=on_target(staged.target, d.b))
-            for d in _standing(staged.compiled.decisions, schedule)
+            _decision_on(staged.target, d) for d in _standing(staged.compiled.decisions, schedule)
         ),
         loops,
         sum(buffer_bytes(c.buffer) for c in schedule.constants),
@@ -244,6 +243,14 @@ def on_target(target: Target, name: str) -> str:
 
 _TRACED = "_flash_attention_for_cpu"
 """What attention is called where tensors are on CPUs."""
+
+
+def _decision_on(target: Target, made: Decision) -> Decision:
+    """Return a decision that names nothing by the device on which the graph was traced."""
+    a, b, reason, against = (
+        on_target(target, name) for name in (made.a, made.b, made.reason, made.against)
+    )
+    return replace(made, a=a, b=b, reason=reason, against=against)
 
 
 def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
@@ -299,10 +306,10 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(launch: Kernel | Bundle, module: str, names: Mapping[str, str]) -> KernelReport:
+def _report_kernel(launch: Kernel | Bundle, module: str, staged: Staged) -> KernelReport:
     written = dict.fromkeys(buffer.name for buffer in launch.writes)
-    source = _in_order(launch.origin.source)
-    outputs = tuple(names.get(name, name) for name in written)
+    source, names = _in_order(launch.origin.source), staged.observed.names
+    outputs = tuple(on_target(staged.target, names.get(name, name)) for name in written)
     return KernelReport(
         launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
     )

@@ -330,6 +330,7 @@ class _Drawer:
     def tensor(self, buffer: Buffer) -> Tensor:
         """Return a buffer by the program's own name, where that has one for it."""
         name = self.staged.observed.names.get(buffer.name, buffer.name)
+        name = on_target(self.staged.target, name)
         return Tensor(name, text.print_type(buffer), buffer_bytes(buffer))
 
     def timing(self, step: DrawnStep, checked: CheckedKernel | None, modelled_us: float) -> Timing:
