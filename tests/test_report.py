@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from dataclasses import replace
 
@@ -311,7 +312,7 @@ def test_kernels_and_merges_of_alike_layers_are_one_line_with_their_number() -> 
     text = str(explained)
     assert "12 times in h.*.0..h.*.1: gelu\n" in text
     assert "axes unify, 12 times\n" in text
-    assert "more, which --json lists" not in text
+    assert "    and 42 more, which --json lists\n" in text
     assert len(text.splitlines()) < 50
 
 
@@ -422,3 +423,13 @@ def test_no_name_in_a_report_for_a_gpu_is_that_of_a_cpu(race: str, train: bool) 
 
     explained = fusec.explain(attention, query, train=train, target="sm_90", race=race)
     assert "for_cpu" not in str(explained) + explained.to_json()
+
+
+def test_what_explain_prints_of_a_step_is_short() -> None:
+    width = 32
+    layer = nn.TransformerEncoderLayer(width, 2, 64, 0.1, "gelu", batch_first=True)
+    model = nn.Sequential(nn.Linear(8, width), *(copy.deepcopy(layer) for _ in range(3)))
+    explained = fusec.explain(model, torch.randn(2, 16, 8), train=True)
+    assert len(str(explained).splitlines()) < 130
+    kernels = [kernel for graph in explained.graphs for kernel in graph.kernels]
+    assert len(kernels) > 12  # enough to be long

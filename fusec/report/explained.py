@@ -33,7 +33,13 @@ from fusec.report.terminal import (
 )
 
 SHOWN = 12
-"""Merges of each kind, and modules, in the printed form; the JSON form has all."""
+"""Modules in the printed form; the JSON form has all."""
+_DECISIONS = 5
+"""Merges of each kind, and ways to run something, in the printed form."""
+_LINES = 3
+"""Lines of the user's of one kernel."""
+_MERGED = 48
+"""Characters of what parts of a kernel are called together."""
 _MANY = 16
 """Launches from which a table by module is of use."""
 _VALUES = "asks for the value of a tensor, which has none here; --run runs the model"
@@ -179,7 +185,9 @@ def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
             lines += wrapped(str(kernel.expected), " " * 10, " " * 12)
         if kernel.function:
             lines += wrapped(kernel.function, " " * 10, " " * 12)
-        lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source]
+        lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source[:_LINES]]
+        if (more := len(kernel.source) - _LINES) > 0:
+            lines.append(f"{'':10}and {more} more line{'s' * (more > 1)}")
     return lines
 
 
@@ -206,7 +214,9 @@ def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
 def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
     """Return merges, the dearest first; those of alike layers are one, with their number."""
     groups = _alike(decisions)
-    rows = [(d.a, "with", d.b, _price(d.saved_us), _said(d, *more)) for d, *more in groups[:SHOWN]]
+    rows = [
+        (d.a, "with", d.b, _price(d.saved_us), _said(d, *more)) for d, *more in groups[:_DECISIONS]
+    ]
     return _with_rest(fitted_table(rows, (3,), names=(0, 2), indent=4) if rows else [], groups)
 
 
@@ -214,8 +224,12 @@ def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
     """Return each reason, and below it the merges that it keeps apart."""
     groups = _alike(decisions)
     pairs: dict[str, list[str]] = {}
-    for d, *more in groups[:SHOWN]:
-        said = [f"{d.a} with {d.b}", _price(d.saved_us), f"{len(more) + 1} times" if more else ""]
+    for d, *more in groups[:_DECISIONS]:
+        said = [
+            f"{shorten(d.a, _MERGED)} with {shorten(d.b, _MERGED)}",
+            _price(d.saved_us),
+            f"{len(more) + 1} times" if more else "",
+        ]
         pairs.setdefault(d.reason, []).append(", ".join(filter(None, said)))
     lines: list[str] = []
     for reason, kept in pairs.items():
@@ -226,10 +240,13 @@ def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
 def _way_lines(ways: Sequence[Decision]) -> list[str]:
     """Return what runs where, what it could run in, and what that choice gains."""
     groups, rows = _alike(ways), []
-    for way, *more in groups[:SHOWN]:
+    for way, *more in groups[:_DECISIONS]:
         chosen, other = (way.b, way.against) if way.taken else (way.against, way.b)
         gain = way.saved_us if way.taken or way.saved_us is None else 0.0 - way.saved_us
-        rows.append((way.a, "in", chosen, "not", other, _price(gain), _said(way, *more)))
+        judge, _, times = way.reason.partition(": ")
+        judge = judge if " us" in times else way.reason  # the times' difference stands before it
+        said = f"{judge}, {len(more) + 1} times" if more else judge
+        rows.append((way.a, "in", chosen, "not", other, _price(gain), said))
     return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
 
 
@@ -245,7 +262,7 @@ def _said(decision: Decision, *more: Decision) -> str:
 
 
 def _with_rest(lines: list[str], groups: Sequence[Sequence[Decision]]) -> list[str]:
-    if rest := sum(map(len, groups[SHOWN:])):
+    if rest := sum(map(len, groups[_DECISIONS:])):
         lines.append(f"    and {rest} more, which --json lists")
     return lines
 
