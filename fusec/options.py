@@ -127,6 +127,11 @@ class Options:
     fusion: bool = _option(
         True, "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
     )
+    channels_last: bool = _option(
+        True,
+        "images flow channels-last through convolutions that gain by it (CPU); off: as they come",
+        changes_code=True,
+    )
     merge_limit: int = _option(
         1 << 30,
         "take so many merges of fusion in a graph and no more, to find the one that is wrong",

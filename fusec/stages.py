@@ -248,7 +248,9 @@ _FORMATS = _on_fx(
     "memory_formats",
     "images flow channels-last through convolutions that gain by it (CPU)",
     _formats,
-    only=lambda context: context.target.formats and not context.options.native,
+    only=lambda context: (
+        context.options.channels_last and context.target.formats and not context.options.native
+    ),
     needs=("single_places",),
 )
 _DRAWS = _on_fx(

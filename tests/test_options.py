@@ -212,7 +212,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
     }
     assert changing == {
         *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fallback_random", "fusion"),
-        *("memory_budget", "merge_limit", "native"),
+        *("channels_last", "memory_budget", "merge_limit", "native"),
         *("precision", "race", "race_budget_s", "roles", "target", "verify"),
     }
 
