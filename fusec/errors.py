@@ -35,6 +35,8 @@ from typing import ClassVar
 BUILD_OUTPUT_LINES = 20
 """How much of a failed compiler's output a message shows; the whole text is `BuildError.output`."""
 
+LOUD = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+"""Loggers of torch that print the tracebacks of errors which somebody handles, and says."""
 _LIBRARIES = re.compile(r"[/\\](torch|importlib)[/\\]|[/\\]contextlib\.py$|^<")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 

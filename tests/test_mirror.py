@@ -35,6 +35,7 @@ ELSEWHERE = {
     "bisect/finding": "bisect/test_bisect",
     "bisect/hunt": "bisect/test_bisect",
     "bisect/meaning": "test_planted",
+    "bisect/paces": "bisect/test_bisect",
     "bisect/questions": "bisect/test_bisect",
     "bisect/recorder": "bisect/test_bisect",
     "bisect/smaller": "bisect/test_excerpt",

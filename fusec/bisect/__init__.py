@@ -4,5 +4,6 @@ A process of its own runs the user's program and watches what is compiled (``rec
 finds is an ``Excerpt``, some lines of plain torch (``excerpt``), printed as a file that shows the
 fault by itself (``source``). Files are run in processes that may die (``trial``), as long as they
 show the same fault they become smaller (``smaller``, ``shrink``), and the last one is asked which
-options, which merge and which stage make the difference (``questions``). ``hunt`` is the whole.
+options, which merge and which stage make the difference (``questions``); what is slow, the program
+itself (``paces``). ``hunt`` is the whole.
 """

@@ -38,6 +38,7 @@ class Finding:
         helps: options under which it is gone.
         source: the file's text.
         unshown: no file shows the fault by itself.
+        library: what is called in the place of an eager kernel that is slower than eager's, or "".
         values: the tensors that the file reads, which stand beside it; most draw their own.
     """
 
@@ -53,6 +54,7 @@ class Finding:
     source: str = ""
     unshown: bool = False
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    library: str = ""
 
     @classmethod
     def of(cls, kind: str, culprit: Culprit) -> Finding:
@@ -65,6 +67,7 @@ class Finding:
             culprit.op,
             culprit.line,
             culprit.said,
+            library=culprit.library,
         )
 
     @property
@@ -78,6 +81,7 @@ class Finding:
         parts = [
             f"fusec {__version__} (torch {torch.__version__}, {_device()}) {_VERB[self.kind]}",
             *([f"at {self.op}"] if self.op else []),
+            *([f"in {self.library}"] if self.library else []),
             *([f"in stage {self.stage!r}"] if self.stage else []),
             *([f"with the merge of {self.merge}"] if self.merge else []),
         ]
@@ -94,7 +98,8 @@ class Finding:
     def __str__(self) -> str:
         rows = {
             "graph": self.graph,
-            "kernel": self.kernel,
+            "eager kernel" if self.library else "kernel": self.kernel,
+            "library": self.library,
             "stage": self.stage,
             "merge": self.merge,
             "operation": self.op,
@@ -105,6 +110,13 @@ class Finding:
         width = max(map(len, rows))
         table = [f"  {name:<{width}}  {_indented(t, width)}" for name, t in rows.items() if t]
         return "\n".join([f"fusec {_VERB[self.kind]}", *table])
+
+
+def duration(us: float) -> str:
+    """Return microseconds as a person says them: "66.2 ms"."""
+    units = {"us": 1.0, "ms": 1e3}
+    found = (f"{us / size:.3g} {name}" for name, size in units.items() if us / size < 999.5)
+    return next(found, f"{us / 1e6:.3g} s")
 
 
 def _first_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import time
@@ -14,7 +15,8 @@ import torch
 
 from fusec.bisect import questions
 from fusec.bisect.excerpt import Excerpt, TensorType
-from fusec.bisect.finding import Finding
+from fusec.bisect.finding import Finding, duration
+from fusec.bisect.paces import Paces
 from fusec.bisect.recorder import (
     Begun,
     Called,
@@ -41,11 +43,16 @@ _LESS = "Give it less to do (fewer steps), or more time: --timeout SECONDS."
 _TRIALS = 300
 _SUSPECTS = 3
 """Kernels, and graphs, that are timed again by themselves."""
+_SUSPECT_SHARE = 0.25
+"""The share of what a graph loses from which on one of its kernels is a suspect."""
 _SLOWER_BY = 1.1
 """From which share of eager's time on fusec counts as slower."""
 _SAMPLE_US = 2000.0
 _ENDED = "exit 0"
 """How a process ends that calls ``os._exit`` when all is done."""
+
+_ASKED = {True: ("fusion", "race"), False: ("channels_last", "autotune", "fusion")}
+"""Options that may help, of a kernel and of a graph."""
 
 Runner = Callable[[Any], Any]
 """Runs the user's program, given the backend that takes fusec's place."""
@@ -79,9 +86,10 @@ class Hunt:
         """
         events, death = observe(program, self.kind, self.apart, self.timeout)
         culprit = self._culprit(events, death)
-        if culprit is None:
-            return None
-        return self._explain(culprit)
+        paces = Paces(self, program) if self.kind == SLOWER else None
+        if culprit is None and paces is not None and paces.is_slower():
+            culprit = _whole_program(events, paces)
+        return None if culprit is None else self._explain(culprit, paces)
 
     def attempt(self, text: str) -> Outcome:
         """Return what a file's text comes to."""
@@ -133,48 +141,76 @@ class Hunt:
         """Return the kernel that loses most to eager, by itself, or else the graph that does."""
         rows = [t for t in timings if t.fusec_us > _SLOWER_BY * t.eager_us and t.excerpts]
         rows.sort(key=lambda t: -t.lost_us)
-        kernels = [row for row in rows if row.kernel][:_SUSPECTS]
         graphs = [row for row in rows if not row.kernel][:_SUSPECTS]
+        least = _SUSPECT_SHARE * max((graph.lost_us for graph in graphs), default=0.0)
+        kernels = [row for row in rows if row.kernel and row.lost_us > least][:_SUSPECTS]
         for row in (*kernels, *graphs):
-            what = f"kernel {row.kernel}" if row.kernel else "the graph"
-            said = f"{what} takes {row.fusec_us:.1f} us, eager {row.eager_us:.1f} us"
+            what = f"{row.library or 'kernel'} {row.kernel}" if row.kernel else "the graph"
+            said = f"{what} takes {duration(row.fusec_us)}, eager {duration(row.eager_us)}"
             self.say(f"{said}: timing it by itself")
-            calls, lost = _calls(row), row.lost_us
-            fault = Fault(SLOWER, options=row.options, calls=calls, lost_us=lost)
+            calls, lost, ratio = _calls(row), row.lost_us, row.fusec_us / max(row.eager_us, 1e-3)
+            fault = Fault(SLOWER, options=row.options, calls=calls, lost_us=lost, ratio=ratio)
             outcome = Outcome(SLOWER)
+            culprit = Culprit(
+                row.graph,
+                outcome,
+                row.excerpts,
+                row.options,
+                row.kernel,
+                said=said,
+                calls=calls,
+                lost_us=lost,
+                ratio=ratio,
+                library=row.library,
+            )
             for excerpt in row.excerpts:
-                if self.attempt(as_file(excerpt, fault)).shows(outcome):
-                    return Culprit(
-                        row.graph,
-                        outcome,
-                        (excerpt,),
-                        row.options,
-                        row.kernel,
-                        said=said,
-                        calls=calls,
-                        lost_us=lost,
-                    )
+                text = as_file(excerpt, fault)  # twice: what disturbs one run disturbs no other
+                if all(self.attempt(text).shows(outcome) for _ in range(2)):
+                    return culprit
+            if row.library and graphs and lost > graphs[0].lost_us / 2:
+                # By itself another library may be called: the graph shows it.
+                return replace(culprit, excerpts=graphs[0].excerpts)
         return None
 
     # -- from a culprit to a finding ---------------------------------------------------------------
 
-    def _explain(self, culprit: Culprit) -> Finding:
+    def _explain(self, culprit: Culprit, paces: Paces | None) -> Finding:
         where = f" (stage {culprit.stage!r})" if culprit.stage else ""
         what = f"kernel {culprit.kernel} of " if culprit.kernel else ""
         self.say(f"{what}graph {culprit.graph!r}{where}: {culprit.said}")
-        options, calls, lost = culprit.options, culprit.calls, culprit.lost_us
-        fault = Fault(self.kind, Finding.of(self.kind, culprit).title, options, calls, lost)
-        found = self._shown(replace(culprit, values={}), fault)
+        known = Finding.of(self.kind, culprit)
+        times = culprit.calls, culprit.lost_us, culprit.ratio
+        fault = Fault(self.kind, known.title, culprit.options, *times)
+        if paces is not None:
+            known = self._helped(known, culprit, paces)
+        found = self._shown(replace(culprit, values={}), fault, known)
         if found is not None or not culprit.values:
-            return found or replace(Finding.of(self.kind, culprit), unshown=True)
+            return found or replace(known, unshown=True)
         self.say("random inputs do not show it: trying the program's own")
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "repro.py"
             torch.save(dict(culprit.values), file.with_suffix(".pt"))
-            found = replace(self, file=str(file))._shown(culprit, replace(fault, saved=True))
-        return found or replace(Finding.of(self.kind, culprit), unshown=True)
+            found = replace(self, file=str(file))._shown(culprit, replace(fault, saved=True), known)
+        return found or replace(known, unshown=True)
 
-    def _shown(self, culprit: Culprit, fault: Fault) -> Finding | None:
+    def _helped(self, known: Finding, culprit: Culprit, paces: Paces) -> Finding:
+        """Return a finding with the options under which the program is faster, and their stage."""
+        excerpt = next(iter(culprit.asked or culprit.excerpts), None)
+        if excerpt is None:
+            return known
+        wanted = ("race", "autotune") if culprit.library else _ASKED[bool(culprit.kernel)]
+        options = questions.candidates(excerpt, culprit.options)
+        asked = [(name, options[name]) for name in wanted if name in options]
+        found = (f"{n}={v!r}" for n, v in asked if paces.helps({n: v}, culprit.lost_us))
+        helps = tuple(itertools.islice(found, 1))  # each is a run of the program
+        known = replace(known, helps=helps, stage=questions.stage_of_options(helps))
+        if not culprit.excerpts:
+            return known
+        ours, theirs = paces.both()
+        said = f"a step of the program takes {duration(ours)}, {duration(theirs)} eagerly"
+        return replace(known, said=f"{known.said}; {said}")
+
+    def _shown(self, culprit: Culprit, fault: Fault, known: Finding) -> Finding | None:
         """Return the finding with the least file that shows it; None if none does."""
         values = culprit.values
         for excerpt in culprit.excerpts:
@@ -186,7 +222,8 @@ class Hunt:
             return None
         small = self._shrunk(excerpt, fault, culprit.outcome, values)
         self.say("asking which options, which merge and which stage make the difference")
-        found = questions.answer(self, Finding.of(self.kind, culprit), small, fault)
+        helps = known.helps if self.kind == SLOWER else None
+        found = questions.answer(self, known, small, fault, helps)
         read = {one.name: values[one.name] for one in small.inputs if one.name in values}
         return replace(found, values=read)
 
@@ -197,8 +234,10 @@ class Hunt:
         wanted: Outcome,
         values: Mapping[str, torch.Tensor],
     ) -> Excerpt:
-        end = time.monotonic() + self.seconds
+        half = self.kind == SLOWER  # whose program runs several times, too
+        end = time.monotonic() + self.seconds / (1 + half)
         tried: dict[str, bool] = {}
+        told = [2 * len(excerpt.lines)]
 
         def fails(candidate: Excerpt) -> bool:
             if time.monotonic() > end or (fault.saved and not _is_of(candidate, values)):
@@ -209,10 +248,23 @@ class Hunt:
             return tried[text]
 
         def smaller(found: Excerpt) -> Iterable[Excerpt]:
-            self.say(f"shown by a program of {_counted(found)}")
+            if len(found.lines) <= told[0] / 2:  # a few lines of these say enough
+                told[0] = len(found.lines)
+                self.say(f"shown by a program of {_counted(found)}")
             return simpler(found) if time.monotonic() < end else ()
 
         return shrink(excerpt, smaller, fails, _TRIALS)
+
+
+def _whole_program(events: list[Event], paces: Paces) -> Culprit:
+    """Return a culprit for a program that is slower though none of its graphs is by itself."""
+    ours, theirs = paces.both()
+    graphs = tuple(e.excerpt for e in events if isinstance(e, Begun) and e.name == "Dynamo")
+    said = f"a step takes {duration(ours)}, eagerly {duration(theirs)}"
+    asked = tuple(graph for graph in graphs if graph is not None)
+    return Culprit(
+        "the program", Outcome(SLOWER), (), said=said, lost_us=ours - theirs, asked=asked
+    )
 
 
 def _is_of(excerpt: Excerpt, values: Mapping[str, torch.Tensor]) -> bool:

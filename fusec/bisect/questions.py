@@ -46,10 +46,16 @@ Gone = Callable[[Mapping[str, Any]], bool]
 """Whether a fault is gone under some options."""
 
 
-def answer(hunt: Hunt, finding: Finding, excerpt: Excerpt, fault: Fault) -> Finding:
-    """Return a finding with what is known once all was asked of the least program."""
+def answer(
+    hunt: Hunt, finding: Finding, excerpt: Excerpt, fault: Fault, helps: tuple[str, ...] | None
+) -> Finding:
+    """Return a finding with what is known once all was asked of the least program.
+
+    Args:
+        helps: the options that help the user's program, where these were asked for there.
+    """
     gone = partial(_is_gone, hunt, excerpt, fault)
-    helps = helping(gone, excerpt, fault.options)
+    helps = helping(gone, excerpt, fault.options) if helps is None else helps
     limit = guilty_merge(gone) if "fusion=False" in helps else 0
     options = {**fault.options, "merge_limit": limit}
     merge = _asked(hunt, last_merge, excerpt, options) if limit else ""
@@ -72,15 +78,26 @@ def _is_gone(hunt: Hunt, excerpt: Excerpt, fault: Fault, more: Mapping[str, Any]
 
 def helping(gone: Gone, excerpt: Excerpt, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the options under which the fault is gone, as "fusion=False"."""
+    return tuple(f"{n}={v!r}" for n, v in candidates(excerpt, given).items() if gone({n: v}))
+
+
+def candidates(excerpt: Excerpt, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that may make a difference, those of the least reach first."""
     kinds = excerpt.types.values()
     on_gpu = any(isinstance(kind, TensorType) and kind.device != "cpu" for kind in kinds)
-    asked: dict[str, Any] = {"fusion": False, "race": "library", "autotune": False}
+    convolves = any("conv" in line.target for line in excerpt.lines)
+    asked: dict[str, Any] = {"channels_last": False} if convolves and not on_gpu else {}
+    asked |= {"race": "library", "autotune": False, "fusion": False}
     asked |= {"descriptors": "never", "roles": "never"} if on_gpu else {}
-    return tuple(
-        f"{name}={value!r}"
-        for name, value in asked.items()
-        if given.get(name) != value and gone({name: value})
-    )
+    return {name: value for name, value in asked.items() if given.get(name) != value}
+
+
+def stage_of_options(helps: tuple[str, ...]) -> str:
+    """Return the stage that an option leaves out under which a program is as fast as eager."""
+    return next((_STAGE[name] for name in helps if name in _STAGE), "")
+
+
+_STAGE = {"channels_last=False": "memory_formats"}
 
 
 # -- which merge -----------------------------------------------------------------------------------

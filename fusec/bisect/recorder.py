@@ -5,7 +5,8 @@ where the process was when it died. What is looked for ends the program at once,
 
     WRONG   each kernel beside eager (``verification``), each graph beside itself run eagerly
     CRASH   an exception of a compile or a launch; a signal is for the reader of the file to see
-    SLOWER  each graph beside eager, in turn, and the seconds that each of its kernels takes
+    SLOWER  each graph beside eager, in turn, and the seconds that each of its kernels takes; of
+            the whole program, optimizer and all, the time from one call of a graph to the next
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -25,10 +27,10 @@ from torch import fx
 
 from fusec.backend import compile_one_graph, compile_with, context_of
 from fusec.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
-from fusec.bisect.slices import kernel_slices, node_of, slice_of
+from fusec.bisect.slices import kernel_slices, library_slices, node_of, slice_of
 from fusec.bisect.source import CRASH, SLOWER, WRONG, functions
 from fusec.bisect.steps import copied
-from fusec.bisect.trial import Outcome, outcome_of
+from fusec.bisect.trial import Outcome, outcome_of, silent
 from fusec.blame import blame
 from fusec.compiler import RECENT, run_eagerly
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
@@ -47,6 +49,8 @@ from fusec.torch_interior import (
 from fusec.verification import Exact
 
 _ROUNDS = 15
+_WARMUP, _LEAST_GAPS = 2, 3
+"""Steps that do not count, and those that it takes to say how long one is."""
 _MOST_KERNELS = 24
 """Of a graph: those that take the most time are compared with eager."""
 
@@ -103,7 +107,9 @@ class Culprit:
     Attributes:
         outcome: what a file that shows the fault has to come to.
         excerpts: that may show it, the smallest first.
-        calls, lost_us: of a kernel or graph that is slower, as of ``Fault``.
+        calls, lost_us, ratio: of a kernel or graph that is slower, as of ``Fault``.
+        library: what is called in the place of an eager kernel.
+        asked: what the options that might help follow from, where that is no excerpt.
         values: the tensors that the graph was called with, by name, where they are few.
     """
 
@@ -119,11 +125,18 @@ class Culprit:
     calls: int = 1
     lost_us: float = 0.0
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    ratio: float = 1.0
+    library: str = ""
+    asked: tuple[Excerpt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of a call of a graph, or of a kernel ("" is the graph)."""
+    """Microseconds of a call of a graph, or of a kernel ("" is the graph).
+
+    Attributes:
+        library: what is called in an eager kernel's place: "mkldnn._linear_pointwise.default".
+    """
 
     graph: str
     kernel: str
@@ -131,11 +144,22 @@ class Timing:
     fusec_us: float
     excerpts: tuple[Excerpt, ...]
     options: Mapping[str, Any]
+    library: str = ""
 
     @property
     def lost_us(self) -> float:
         """How much longer than eager a call takes."""
         return self.fusec_us - self.eager_us
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Microseconds of a step of the program, the middle one of all: of what it does, optimizer too.
+
+    A step is what lies between two calls of the graph that is called most.
+    """
+
+    us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +169,7 @@ class Failed:
     said: str
 
 
-Event = Begun | Called | Ended | Culprit | Timing | Failed
+Event = Begun | Called | Ended | Culprit | Timing | Stepped | Failed
 
 
 def read_events(file: Path) -> list[Event]:
@@ -168,6 +192,18 @@ def _values_file(file: Path) -> Path:
     return file.with_suffix(".pt")
 
 
+def pace(run: Callable[[Any], Any], file: Path, more: Mapping[str, Any] | None) -> None:
+    """Run a program once more, silently, to see how long its steps and graphs take.
+
+    Args:
+        more: options beside the user's; None: nothing is compiled, graphs run eagerly.
+    """
+    recorder = Recorder(SLOWER, file, more=more)
+    with silent():
+        run(recorder.backend)
+    recorder.finish()
+
+
 def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
     """Run a program under the recorder; called in a process of its own.
 
@@ -186,8 +222,16 @@ def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
 class Recorder:
     """The backend, and the file of its events."""
 
-    def __init__(self, kind: str, file: Path, clock: Clock | None = None) -> None:
-        self._kind, self._file, self._clock = kind, file, clock
+    def __init__(
+        self,
+        kind: str,
+        file: Path,
+        clock: Clock | None = None,
+        more: Mapping[str, Any] | None = MappingProxyType({}),
+    ) -> None:
+        """Args: more: options beside the user's; None: graphs run eagerly."""
+        self._kind, self._file, self._clock, self._more = kind, file, clock, more
+        self._calls: dict[int, list[float]] = {}
         self._numbers = itertools.count()
         self._graphs: list[tuple[Begun, fx.GraphModule, bytes, str]] = []
 
@@ -207,7 +251,10 @@ class Recorder:
         """Compile a graph of Dynamo, as ``fusec.backend.fusec`` does."""
         if only_for_eager(gm) is not None:  # which runs as it is
             return gm.forward
-        given = dict(options or {}) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
+        if self._more is None:
+            return self._stepping(gm.forward, next(self._numbers))
+        options = {**(options or {}), **self._more}
+        given = dict(options) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
         chosen = replace(Options.from_compile(mode, options), **self._settings())
         dynamo = Begun(next(self._numbers), "Dynamo", _excerpt(gm, trains=_trains(gm)), given)
         eager, values = copied(gm), _values(gm, example_inputs)
@@ -228,7 +275,9 @@ class Recorder:
             self._failed(error, dynamo, None, values)
             raise
         self.tell(Ended(dynamo.number))
-        return self._timed(eager, compiled, dynamo) if self._kind == SLOWER else compiled
+        if self._kind != SLOWER:
+            return compiled
+        return self._stepping(self._timed(eager, compiled, dynamo), dynamo.number)
 
     def _settings(self) -> dict[str, Any]:
         """Return the options that differ from the user's."""
@@ -393,25 +442,41 @@ class Recorder:
 
         return run
 
+    def _stepping(self, call: Callable[..., Any], number: int) -> Callable[..., Any]:
+        """Return a graph's callable that notes when it is called."""
+        called = self._calls.setdefault(number, [])
+
+        def run(*args: Any) -> Any:
+            called.append(time.perf_counter())
+            return call(*args)
+
+        return run
+
     def _forget_times(self) -> None:
         spent = self._clock.spent.values() if self._clock is not None else ()
         for one in spent:
             one.calls, one.timed, one.seconds = 0, 0, 0.0
 
     def finish(self) -> None:
-        """Compare the kernels with eager that took the most time."""
+        """Tell of steps, and compare what took the most time in graphs with eager."""
+        times = max(self._calls.values(), key=len, default=[])
+        gaps = [after - before for before, after in itertools.pairwise(times)][_WARMUP:]
+        if len(gaps) >= _LEAST_GAPS:
+            self.tell(Stepped(statistics.median(gaps) * 1e6))
         if self._clock is None:
             return
         for graph, gm, manifest, name in self._graphs:
             totals = self._clock.totals(name)
-            spent = {kernel: s / calls for kernel, (calls, s) in totals.items()}
-            rows = sorted(kernel_slices(gm, manifest), key=lambda row: -spent.get(row[0], 0.0))
-            for kernel, excerpt in rows[:_MOST_KERNELS]:
+            spent = {launch: s / calls * 1e6 for launch, (calls, s) in totals.items()}
+            found = [(kernel, "", excerpt) for kernel, excerpt in kernel_slices(gm, manifest)]
+            found += library_slices(gm, manifest)
+            found.sort(key=lambda row: -spent.get(row[0], 0.0))
+            for launch, library, excerpt in found[:_MOST_KERNELS]:
                 made = functions(excerpt)
                 args = made["inputs"]()
                 theirs, _ = _in_turn([lambda m=made, a=args: m["f"](*a)] * 2)  # type: ignore[misc]
-                ours = spent.get(kernel, 0.0) * 1e6
-                row = (graph.name, kernel, theirs, ours, (excerpt,), graph.options)
+                ours = spent.get(launch, 0.0)
+                row = (graph.name, launch, theirs, ours, (excerpt,), graph.options, library)
                 self.tell(Timing(*row))
 
 

@@ -49,3 +49,23 @@ def kernel_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, Ex
                 yield row["name"], slice_of(gm, row["nodes"], stored)
             except NotPlain:
                 continue
+
+
+def library_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, str, Excerpt]]:
+    """Yield the node of each eager kernel of a graph, what is called in its place, and what it is.
+
+    Only those of one result are, as far as they can be said in plain torch; no convolutions: how
+    long these take follows from the format of images, which is a choice of the whole graph's.
+    """
+    summary = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
+    names = {node.name for node in gm.graph.nodes}
+    for row in summary["externs"]:
+        before = names - {row["node"]}
+        if "conv" in row["op"]:
+            continue
+        try:
+            found = slice_of(gm, [row["node"]], before)
+        except NotPlain:
+            continue
+        if found.results and row["node"] in names:
+            yield row["node"], row["op"], found

@@ -20,6 +20,8 @@ from fusec.bisect.smaller import dense
 
 WRONG, CRASH, SLOWER = "wrong", "crash", "slower"
 _TITLE_LINES = 3
+_LEAST_LOSS_US, _LEAST_RATIO = 200.0, 1.25
+"""What a smaller program has to lose at most to show a loss: more than a call of a graph costs."""
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
@@ -33,6 +35,7 @@ class Fault:
         options: of the compile.
         calls: of SLOWER, that are timed at once.
         lost_us: how much longer than eager each takes in the user's program.
+        ratio: of the time there to eager's.
         saved: its inputs are the user's, from a file of the same name that ends with .pt.
     """
 
@@ -41,6 +44,7 @@ class Fault:
     options: Mapping[str, Any] = field(default_factory=dict)
     calls: int = 1
     lost_us: float = 0.0
+    ratio: float = 1.0
     saved: bool = False
 
 
@@ -312,7 +316,8 @@ def _timing(excerpt: Excerpt, fault: Fault) -> list[str]:
         f"        times[name].append((time.perf_counter() - start) * {1e6 / fault.calls:g})",
         "theirs, ours = (statistics.median(spent[5:]) for spent in times.values())",
         'print(f"eager {theirs:.1f} us, fusec {ours:.1f} us")',
-        f"sys.exit(ours - theirs > {fault.lost_us / 2:.1f})  # half of what is lost in the program",
+        f"lost = ours > {min((1 + fault.ratio) / 2, _LEAST_RATIO):.3g} * theirs",
+        f"sys.exit(lost and ours - theirs > {min(fault.lost_us / 2, _LEAST_LOSS_US):.1f})",
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fusec.bisect.source import CRASH, SLOWER, WRONG
-from fusec.errors import FusecError, stage_of
+from fusec.errors import LOUD, FusecError, stage_of
 
 AGREES, INVALID, HANGS = "agrees", "invalid", "hangs"
 SECONDS = 60.0
@@ -118,6 +119,9 @@ class _Failed:
 def _child(answers: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     with contextlib.suppress(ImportError):  # whose lock between processes a signal would leave
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
+    if not os.environ.get("TORCH_LOGS"):
+        for name in LOUD:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         answer = work(*args)
     except FusecError as error:
@@ -150,7 +154,7 @@ def try_file(text: str, apart: Apart = run_apart, file: str = _FILE) -> Outcome:
 
 def run_here(text: str, file: str = _FILE) -> Outcome:
     """Return what running a file's text comes to, in this process."""
-    with _quiet():
+    with silent():
         try:
             exec(compile(text, _FILE, "exec"), {"__name__": "__main__", "__file__": file})
         except SystemExit as ended:
@@ -184,7 +188,7 @@ _OWN = os.sep + os.path.join("fusec", "")
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Let what is printed go nowhere: thousands of lines of tracebacks that nobody reads."""
     sys.stdout.flush()
     sys.stderr.flush()

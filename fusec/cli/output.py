@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fusec.errors import EnvironmentProblem, NotWritable
+from fusec.errors import LOUD, EnvironmentProblem, NotWritable
 
 _quiet = ContextVar("quiet", default=False)
 
@@ -106,7 +106,7 @@ def quiet_torch() -> Iterator[None]:
 
     An error of the model's is in Dynamo's log twice, 200 lines before fusec's own message.
     """
-    loggers = [] if os.environ.get("TORCH_LOGS") else list(map(logging.getLogger, _LOUD))
+    loggers = [] if os.environ.get("TORCH_LOGS") else list(map(logging.getLogger, LOUD))
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -115,9 +115,6 @@ def quiet_torch() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-_LOUD = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 def write_nowhere() -> None:

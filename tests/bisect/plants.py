@@ -18,10 +18,12 @@ import torch
 from torch import fx
 
 from fusec import backend, compiler, stages
+from fusec.frontend.memory_formats import Gain
 from fusec.ir.expr import Expr, Op
 from fusec.ir.graph import Def, Graph, Line
 from fusec.ir.rewrite import rewrite
 from fusec.passes.stage import Stage
+from fusec.runtime import executable
 from tests.planted import adds_a_hundredth
 
 Launch = Callable[..., None]
@@ -81,6 +83,52 @@ def slow_kernel() -> None:
         return run
 
     _around_kernels(slow)
+
+
+def _wait() -> None:
+    end = time.perf_counter() + 2e-3
+    while time.perf_counter() < end:
+        pass
+
+
+def slow_library() -> None:
+    """Each product of the library's that fusec calls takes two milliseconds more."""
+    multiply = torch.mm
+
+    def slow(a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:
+        _wait()
+        return multiply(a, b, **more)
+
+    executable._PYTHON[torch.ops.aten.mm.default] = slow
+
+
+def slow_layout() -> None:
+    """Convolutions of channels-last images take two milliseconds more, and are said to gain."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def slow(images: torch.Tensor, *more: Any) -> torch.Tensor:
+        last = torch.channels_last
+        if images.is_contiguous(memory_format=last) and not images.is_contiguous():
+            _wait()
+        return torch.ops.aten._convolution.default(images, *more, False, False, False, False)
+
+    library.impl("convolution", slow, "CPU")
+    _KEPT.append(library)
+    _gaining()
+
+
+def _gaining() -> None:
+    """Let each convolution be said to gain a second by channels-last images."""
+
+    def judge(*_: Any, **__: Any) -> Callable[..., Gain]:
+        return lambda node: Gain(1e6, "as told")
+
+    compiler.format_judge = judge  # type: ignore[assignment]
+    backend.format_judge = judge  # type: ignore[attr-defined, assignment]
+
+
+_KEPT: list[Any] = []
+"""What has to live as long as the process."""
 
 
 def killing_kernel() -> None:

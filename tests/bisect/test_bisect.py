@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +21,10 @@ import torch
 from fusec import stages
 from fusec.bisect import questions
 from fusec.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType
+from fusec.bisect.finding import duration
 from fusec.bisect.hunt import Hunt, died, waiting
-from fusec.bisect.recorder import Begun, Called, Ended
+from fusec.bisect.paces import Paces
+from fusec.bisect.recorder import Begun, Called, Ended, Stepped, Timing, pace, read_events
 from fusec.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.cli import main, new_parser
@@ -323,6 +328,122 @@ def test_a_fault_of_the_program_s_own_values_has_them_beside_its_file(
     assert sorted(torch.load(file.with_suffix(".pt"))) == found["values"]
     assert python(tmp_path, plant, file.name).returncode == code
     assert python(tmp_path, "", file.name).returncode == 0
+
+
+IMAGES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.norm(self.a(x))))
+
+net = Net()
+model = torch.compile(net, backend="fusec")
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+for step in range(8):
+    model(torch.randn(2, 4, 16, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ROWS = """
+import torch
+from torch import nn
+
+layers = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh())
+model = torch.compile(layers, backend="fusec")
+with torch.no_grad():
+    for _ in range(8):
+        model(torch.randn(64, 64))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "script", "named"),
+    [
+        ("slow_layout", IMAGES, {"stage": "memory_formats", "gone with": "channels_last=False"}),
+        ("slow_library", ROWS, {"library": "mm.default", "operation": "mm"}),
+        ("slow_kernel", ROWS, {"kernel": "k1", "operation": "tanh"}),
+    ],
+)
+def test_what_makes_a_program_slower_is_named_on_a_page(
+    tmp_path: Path, plant: str, script: str, named: dict[str, str]
+) -> None:
+    (tmp_path / "slow.py").write_text(script)
+    done, _ = bisect(tmp_path, plant, "--slower", "slow.py")
+    assert done.returncode == 1, done.stderr
+    rows = dict(re.split(" {2,}", line.strip(), maxsplit=1) for line in _table(done.stdout))
+    assert {name: rows.get(name) for name in named} == named
+    assert "a step of the program takes" in rows["seen"]
+    lines = done.stdout.splitlines() + done.stderr.splitlines()
+    assert len(lines) < 40 and "Traceback" not in done.stderr
+    assert len((tmp_path / "fusec_repro.py").read_text().splitlines()) < 60
+
+
+def _table(printed: str) -> list[str]:
+    return printed.partition("\n\n")[0].splitlines()[1:]
+
+
+def test_what_helps_a_file_alone_is_not_said_to_help() -> None:
+    told: dict[str, list[Any]] = {
+        "{}": [Stepped(2000.0)],
+        "None": [Stepped(1000.0)],
+        repr({"race": "library"}): [Stepped(2500.0)],
+        repr({"fusion": False}): [Stepped(1600.0)],
+        repr({"channels_last": False}): [Stepped(1010.0)],
+    }
+
+    def apart(work: Any, program: Any, file: Path, more: Any, seconds: float) -> None:
+        with file.open("wb") as stream:
+            for event in told[repr(more)]:
+                pickle.dump(event, stream)
+
+    paces = Paces(Hunt(SLOWER, print, apart), step)
+    assert paces.is_slower() and paces.both() == (2000.0, 1000.0)
+    helps = {name: paces.helps({name: value}, 5.0) for name, value in
+             {"race": "library", "fusion": False, "channels_last": False}.items()}  # fmt: skip
+    assert helps == {"race": False, "fusion": False, "channels_last": True}
+
+
+def test_a_program_of_few_steps_is_known_by_its_graphs() -> None:
+    graph = Timing("Dynamo", "", 100.0, 300.0, (), {})
+
+    def apart(work: Any, program: Any, file: Path, more: Any, seconds: float) -> None:
+        fast = replace(graph, fusec_us=120.0)
+        with file.open("wb") as stream:
+            pickle.dump(fast if more else graph, stream)
+
+    paces = Paces(Hunt(SLOWER, print, apart), step)
+    assert paces.both() == (300.0, 100.0) and paces.helps({"fusion": False}, 0.0)
+
+
+def test_steps_are_timed_optimizer_and_all(tmp_path: Path) -> None:
+    def run(backend: Any) -> None:
+        compiled = torch.compile(lambda x: torch.tanh(x) * 2, backend=backend)
+        for _ in range(8):
+            compiled(torch.ones(4))
+            time.sleep(0.02)
+
+    for more in ({}, {"fusion": False}, None):
+        file = tmp_path / f"{more}"
+        file.touch()
+        torch.compiler.reset()
+        pace(run, file, more)
+        (stepped,) = [event for event in read_events(file) if isinstance(event, Stepped)]
+        assert stepped.us > 20_000
+
+
+@pytest.mark.parametrize(
+    ("us", "said"), [(4.2, "4.2 us"), (999.4, "999 us"), (66234.7, "66.2 ms"), (2.5e6, "2.5 s")]
+)
+def test_times_are_said_as_people_do(us: float, said: str) -> None:
+    assert duration(us) == said
 
 
 @pytest.mark.slow
