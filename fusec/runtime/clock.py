@@ -7,7 +7,7 @@ return at once, it is a pair of events for each of the first ones, and the other
 mean. Such a pair holds the time of the host, too, where the device waits for it.
 
 Python collects garbage where an object is made, so in the midst of any launch. What that takes is
-no launch's: it has a name of its own, ``COLLECTION``.
+no launch's: it has a name of its own, ``COLLECTION``. What a compile collects is part of its time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+
+from fusec.torch_interior import compile_id
 
 _TIMED_CALLS = 200
 """On a GPU: calls of one kernel that have events."""
@@ -82,9 +84,9 @@ class Clock:
         self._before = time.perf_counter(), 0, self._totals()
 
     def at_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        """Time a collection of garbage, as one of ``gc.callbacks``."""
+        """Time a collection of garbage, as one of ``gc.callbacks``; a compile's are its own."""
         if phase == "start":
-            self._collecting = time.perf_counter()
+            self._collecting = 0.0 if compile_id() else time.perf_counter()
         elif self._collecting:
             self.collected.seconds += time.perf_counter() - self._collecting
             self.collected.calls += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from fusec.runtime.clock import COLLECTION, Clock, clock_running, current_clock
 
@@ -97,3 +98,20 @@ def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
     assert clock.lap().spent[COLLECTION][0] >= 1
     assert clock.collected.seconds >= 0.05
     assert not [one for one in gc.callbacks if getattr(one, "__self__", None) is clock]
+
+
+def test_a_collection_of_garbage_in_a_compile_is_part_of_the_compile() -> None:
+    def collecting(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        gc.collect()
+        return gm.forward
+
+    torch._dynamo.reset()
+    gc.disable()
+    try:
+        with clock_running() as clock:
+            torch.compile(lambda x: x + 1, backend=collecting)(torch.ones(2))
+            assert clock.collected.calls == 0
+            gc.collect()
+            assert clock.collected.calls == 1
+    finally:
+        gc.enable()
