@@ -29,11 +29,11 @@ from fusec.backend import compile_one_graph, compile_with, context_of
 from fusec.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
 from fusec.bisect.slices import kernel_slices, library_slices, node_of, slice_of
 from fusec.bisect.source import CRASH, SLOWER, WRONG, functions
-from fusec.bisect.steps import copied
 from fusec.bisect.trial import Outcome, outcome_of, silent
 from fusec.blame import blame
 from fusec.compiler import RECENT, run_eagerly
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
+from fusec.frontend.dynamo_graph import copied
 from fusec.frontend.only_eager import only_for_eager
 from fusec.options import Options
 from fusec.reference import REFERENCE

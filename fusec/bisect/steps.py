@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusec.backend import compile_with
+from fusec.frontend.dynamo_graph import copied
 from fusec.partition import Joint
 from fusec.passes.stage import Stage
 from fusec.pipeline import compile_to_source
@@ -75,15 +76,6 @@ class Recorder:
                 Step(stage.name, name, before, made, text, self.captured, self.inputs)
             )
         return made
-
-
-def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of an FX graph, over the same modules and tensors."""
-    new = fx.Graph()
-    new.output(new.graph_copy(gm.graph, {}))
-    made = fx.GraphModule(gm, new)
-    made.meta = dict(gm.meta)
-    return made
 
 
 def record_steps(

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if report is not None:
         environment()  # what is missing is said before the script runs
     with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
-        ran = run_script(path, own, every=arguments.all)
+        ran = run_script(path, own, every=arguments.all, backend=watched.beside.backend)
     if ran.taken:
         progress(f"{ran.taken} x torch.compile without backend='fusec': compiled by fusec here")
     seen = watched.seen

@@ -35,3 +35,12 @@ def plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
 def _transforms(node: fx.Node) -> bool:
     module = getattr(node.target, "__module__", None) or ""
     return module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd"))
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of an FX graph, over the same modules and tensors."""
+    new = fx.Graph()
+    new.output(new.graph_copy(gm.graph, {}))
+    made = fx.GraphModule(gm, new)
+    made.meta = dict(gm.meta)
+    return made

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from fusec.report.terminal import format_seconds
+
 if TYPE_CHECKING:
     from fusec.report.seen import Seen, SeenGraph
 
 _SLOW_SHARE = 0.1
 """The share of a program's time in graphs from which an eager kernel is worth a line of advice."""
+_LOST_SHARE = 0.02
+"""The share of a program's time from which what a graph loses to eager is worth a line."""
 _LAUNCH_SECONDS = 1e-5
 """What a launch may take, its host's part included."""
 _MANY_CALLS = 100
@@ -78,7 +82,7 @@ class Advice:
 
 def advice_on(seen: Seen) -> list[Advice]:
     """Return what costs time, the dearest first."""
-    parts = (_fallbacks, _breaks, _recompiles, _collections, _externs, _launch_bound)
+    parts = (_fallbacks, _breaks, _recompiles, _collections, _externs, _losing, _launch_bound)
     found = [one for part in parts for one in part(seen)]
     return sorted(found, key=lambda one: (-one.share, -one.seconds))
 
@@ -155,6 +159,27 @@ def _externs(seen: Seen) -> Iterator[Advice]:
             where = f"{launch.name}{f' of {launch.module}' if launch.module else ''}"
             share = launch.seconds / _running(seen)
             yield Advice(where, f"an eager kernel: {launch.reason}", remedy, share)
+
+
+def _losing(seen: Seen) -> Iterator[Advice]:
+    graphs = {graph.summary.compile: graph for graph in reversed(seen.graphs)}  # the forward's
+    for one in seen.compared:
+        graph = graphs.get(one.compile)
+        if graph is not None and one.loses:
+            lost_us, what = one.fusec_us - one.eager_us, f"graph {graph.summary.id}"
+            ours, theirs = format_seconds(one.fusec_us / 1e6), format_seconds(one.eager_us / 1e6)
+            said = f"{what} takes {ours} a call, eagerly {theirs}"
+            share = graph.calls * lost_us / 1e6 / _running(seen)
+            if share > _LOST_SHARE:
+                yield Advice(_place(graph), said, _leave_eager(graph), share)
+
+
+def _leave_eager(graph: SeenGraph) -> str:
+    function = graph.place.function or "its function"
+    return (
+        "leave this one eager: call the model itself, without torch.compile, or put "
+        f"@torch.compiler.disable on {function}"
+    )
 
 
 def _launch_bound(seen: Seen) -> Iterator[Advice]:

@@ -4,7 +4,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "what", "seconds", "compile_seconds": {phase: seconds}, "peak_bytes",
      "advice": [text], "unmended": [text], "notes": [text],
-     "collections", "collection_seconds",
+     "collections", "collection_seconds", "compared": [{"compile", "fusec_us", "eager_us"}],
      "breaks": [{"place": {"path", "line", "function", "code"}, "reason", "skipped", "count",
                  "remedy": {"change", "setting", "meant"}}],
      "recompiles": [{"place", "reason", "remedy", "seconds", "count"}],
@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from fusec.report.advice import advice_on
+from fusec.report.beside import Compared
 from fusec.report.breaks import Break, Place, Recompile
 from fusec.report.layers import Layers
 from fusec.summary import GraphSummary
@@ -69,6 +70,7 @@ class Seen:
         compile_seconds: phase -> seconds: Dynamo, AOTAutograd and stages of fusec.
         peak_bytes: the most memory that the process, or on a GPU its tensors, took.
         unseen: what could not be followed, and why: the rest of a call on tensors without values.
+        compared: small graphs beside eager; nothing where nobody asked.
         collections, collection_seconds: of garbage, by Python: they are no launch's.
     """
 
@@ -83,6 +85,7 @@ class Seen:
     unseen: str = ""
     collections: int = 0
     collection_seconds: float = 0.0
+    compared: tuple[Compared, ...] = ()
 
     @property
     def layers(self) -> Layers:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from fusec.report.beside import Beside
 from fusec.report.breaks import (
     Break,
     Place,
@@ -102,6 +103,7 @@ class Watch:
     def __init__(self, what: str, listener: _Listener, clock: Clock) -> None:
         self._what, self._told, self.clock = what, listener.told, clock
         self._start, self._end = time.perf_counter(), 0.0
+        self.beside = Beside(clock)
 
     @property
     def seen(self) -> Seen:
@@ -114,7 +116,7 @@ class Watch:
         layers = Layers.of(*(graph.modules for graph in graphs))
         return Seen(
             self._what,
-            (self._end or time.perf_counter()) - self._start,
+            (self._end or time.perf_counter()) - self._start - self.beside.seconds,
             tuple(
                 SeenGraph(g, places.get(g.compile, nowhere), *totals[g.id].get("", (0, 0.0)))
                 for g in graphs
@@ -129,6 +131,7 @@ class Watch:
             self._told.unseen,
             self.clock.collected.calls,
             self.clock.collected.seconds,
+            tuple(self.beside.compared),
         )
 
     def _place(self, metrics: Mapping[str, Any]) -> Place:

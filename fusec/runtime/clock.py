@@ -23,6 +23,8 @@ import torch
 
 from fusec.torch_interior import compile_id
 
+_COSTED = 200
+"""Launches of nothing that say what it costs to time one."""
 _TIMED_CALLS = 200
 """On a GPU: calls of one kernel that have events."""
 
@@ -91,6 +93,28 @@ class Clock:
             self.collected.seconds += time.perf_counter() - self._collecting
             self.collected.calls += 1
             self.collected.timed += 1
+
+    @contextmanager
+    def apart(self) -> Iterator[Callable[[], int]]:
+        """Leave what a block spends out; yields what returns how much it has launched so far."""
+        before = {key: (s.calls, s.timed, s.seconds) for key, s in list(self.spent.items())}
+
+        def launched() -> int:
+            return sum(s.calls - before.get(k, (0,))[0] for k, s in self.spent.items())
+
+        try:
+            yield launched
+        finally:
+            for key, spent in self.spent.items():
+                spent.calls, spent.timed, spent.seconds = before.get(key, (0, 0, 0.0))
+
+    def cost_us(self) -> float:
+        """Return the microseconds that it costs to time a launch on a CPU."""
+        timed = _on_cpu(lambda: None, Spent(), Spent())
+        start = time.perf_counter()
+        for _ in range(_COSTED):
+            timed()
+        return (time.perf_counter() - start) / _COSTED * 1e6
 
     def of_graph(self, graph: str, device: torch.device) -> GraphClock:
         """Return what times one graph's launches."""
