@@ -336,6 +336,18 @@ def test_ways_to_run_are_no_merges_and_each_reason_stands_once() -> None:
     ]
 
 
+def test_a_way_that_was_timed_is_told_by_its_gain_and_by_what_outweighs_it() -> None:
+    (graph,) = fusec.explain(Layers(1), torch.randn(8, 64)).graphs
+    timed = Decision("mm", "gelu", False, "modelled: fused 9 us, apart 4 us", -5.0, "the library")
+    reason = "measured with 4 images: 3 us beside 2 us; conversions cost 7 us"
+    kept = Decision("convolution", "channels-last", False, reason, 1.0, "contiguous")
+    text = str(replace(graph, decisions=(timed, kept)))
+    first, second = " ".join(text.partition("ways to run")[2].split()).split(" convolution ")
+    assert first == "mm in the library not gelu +5 us modelled"
+    end = "-1 us measured with 4 images; conversions cost 7 us"
+    assert second == f"in contiguous not channels-last {end}"
+
+
 def test_kernels_of_one_layer_stand_as_they_are() -> None:
     text = str(fusec.explain(Layers(1), torch.randn(8, 64)))
     assert "times in" not in text

@@ -243,9 +243,10 @@ def _way_lines(ways: Sequence[Decision]) -> list[str]:
     for way, *more in groups[:_DECISIONS]:
         chosen, other = (way.b, way.against) if way.taken else (way.against, way.b)
         gain = way.saved_us if way.taken or way.saved_us is None else 0.0 - way.saved_us
-        judge, _, times = way.reason.partition(": ")
-        judge = judge if " us" in times else way.reason  # the times' difference stands before it
-        said = f"{judge}, {len(more) + 1} times" if more else judge
+        judged, *rest = way.reason.split("; ")
+        judge, _, times = judged.partition(": ")
+        told = judge if " us" in times else judged  # the times' difference stands before it
+        said = f"{'; '.join([told, *rest])}{f', {len(more) + 1} times' if more else ''}"
         rows.append((way.a, "in", chosen, "not", other, _price(gain), said))
     return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
 
