@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusec.torch_interior import compile_id
+from fusec.runtime.interior import is_compiling
 
 _COSTED = 200
 """Launches of nothing that say what it costs to time one."""
@@ -88,7 +88,7 @@ class Clock:
     def at_collection(self, phase: str, info: Mapping[str, int]) -> None:
         """Time a collection of garbage, as one of ``gc.callbacks``; a compile's are its own."""
         if phase == "start":
-            self._collecting = 0.0 if compile_id() else time.perf_counter()
+            self._collecting = 0.0 if is_compiling() else time.perf_counter()
         elif self._collecting:
             self.collected.seconds += time.perf_counter() - self._collecting
             self.collected.calls += 1

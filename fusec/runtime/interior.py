@@ -19,6 +19,7 @@ __all__ = [
     "current_device_getter",
     "empty_on_cpu",
     "is_autocasting",
+    "is_compiling",
     "is_profiling",
     "profiler_range",
     "reinterpret",
@@ -68,3 +69,9 @@ def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
     """
     found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", otherwise)
     return found
+
+
+def is_compiling() -> bool:
+    """Return True while Dynamo, or what it calls, compiles in this thread."""
+    guards = sys.modules.get("torch._guards")  # which nothing but a compile needs
+    return guards is not None and guards.CompileContext.current_compile_id() is not None
