@@ -106,6 +106,7 @@ __all__ = [
     "hooked_inputs",
     "interned",
     "is_distributed_data_parallel",
+    "is_guarded",
     "is_shipping",
     "is_weight",
     "keep_versions",
@@ -212,7 +213,8 @@ def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[
 
     counters["aot_autograd"]["total"] += 1
     try:
-        made = aot_module_simplified(gm, inputs, **{**how, "bw_compiler": compile_backward})
+        with _knowing_numbers():
+            made = aot_module_simplified(gm, inputs, **{**how, "bw_compiler": compile_backward})
     except TensorifyScalarRestartAnalysis:
         raise
     except Exception:
@@ -221,6 +223,40 @@ def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[
     counters["aot_autograd"]["ok"] += 1
     compiled: Callable[..., Any] = disable(made, reason="is a compiled graph")
     return compiled
+
+
+class _Numbers(type(FakeTensor.__dict__["item_memo"])):  # type: ignore[misc]
+    """What fake tensors hold, where that is known; a number that is guarded stays known.
+
+    Torch forgets what a trace knew as the next one begins, because symbols without a value must be
+    new in each. With them it forgets that Dynamo guards which number the ``i`` of ``x[1, i]`` is,
+    and AOTAutograd cannot trace an element at a place that it does not know.
+    """
+
+    def __get__(self, obj: Any, objtype: Any = None) -> Any:
+        known = None if obj is None else obj._item_memo
+        if isinstance(known, torch.SymInt) and known.node.maybe_as_int() is not None:
+            return known if obj._item_memo_vc == obj._version else None
+        return super().__get__(obj, objtype)
+
+
+@contextmanager
+def _knowing_numbers() -> Iterator[None]:
+    """Let AOTAutograd know, in this block, the numbers that Dynamo knows of inputs."""
+    usual, numbers = FakeTensor.__dict__["item_memo"], _Numbers()
+    numbers.__set_name__(FakeTensor, "item_memo")
+    FakeTensor.item_memo = numbers
+    try:
+        yield
+    finally:
+        FakeTensor.item_memo = usual
+
+
+def is_guarded() -> bool:
+    """Return True if the compile at hand rests on conditions on symbols: sizes, inputs' numbers."""
+    context = TracingContext.try_get()
+    symbols = getattr(context and context.fake_mode, "shape_env", None)
+    return bool(symbols is not None and symbols.guards)
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from fusec.torch_interior import (
     TracingContext,
     compile_phase,
     counters,
+    is_guarded,
 )
 from fusec.trace import Trace
 
@@ -163,7 +164,7 @@ class Start:
     def keep(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Store what was compiled; return what Dynamo calls, ``compiled`` where that does more."""
         context = TracingContext.try_get()
-        if context is None or context.fw_metadata is None:
+        if context is None or context.fw_metadata is None or is_guarded():
             return compiled
         self.said = partial(_convention, context.fw_metadata)
         if "inference" not in self.parts:

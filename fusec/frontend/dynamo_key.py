@@ -5,7 +5,8 @@ shapes and strides, who requires gradients, which share memory, and the settings
 decide how an operation is taken apart. Names of modules are, too: traces call launches by them.
 
 A graph that may depend on more has no key: `NoKey` says why. Operations of the user's own are
-Python that can change, most higher-order ones hold graphs that stay, symbolic sizes have guards.
+Python that can change, most higher-order ones hold graphs that stay, symbolic sizes have guards,
+as have numbers that inputs hold.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fusec.torch_interior import (
     has_modes,
     has_saved_tensor_hooks,
     is_distributed_data_parallel,
+    is_guarded,
     pytree,
 )
 
@@ -166,6 +168,8 @@ def _settings() -> Iterator[str]:
     """Yield the state of torch that decides what AOTAutograd makes of a graph."""
     if has_saved_tensor_hooks() or has_modes() or is_distributed_data_parallel():
         raise NoKey("hooks of saved tensors, modes, or DistributedDataParallel")
+    if is_guarded():
+        raise NoKey("conditions on sizes, or on numbers that inputs hold")
     devices = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     backends: Any = torch.backends  # its types know no parts of mkldnn

@@ -16,7 +16,7 @@ import logging
 import operator
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,20 +92,26 @@ def _train(gm: fx.GraphModule) -> None:
     """Run a graph and its gradients on tensors without memory."""
     given = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     mode = next(t for value in given for t in _tensors(value)).fake_mode
-    with mode, torch.enable_grad(), _without_guards(mode):
+    with mode, torch.enable_grad(), _unnoticed(mode):
         inputs = [_leaf(value) if isinstance(value, FakeTensor) else value for value in given]
         made = gm(*inputs)
         results = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(t) for t in results])
 
 
-def _without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
-    """Return a block in which what is asked of symbolic sizes adds no guards."""
-    return nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
+@contextmanager
+def _unnoticed(mode: FakeTensorMode) -> Iterator[None]:
+    """In this block, what is asked of symbols adds no guards, and no trace waits for new ones."""
+    if (symbols := mode.shape_env) is None:
+        yield
+        return
+    with symbols.suppress_guards(), symbols.ignore_fresh_unbacked_symbols():
+        yield
 
 
 def _leaf(value: FakeTensor) -> torch.Tensor:
     made = torch.empty_like(value, requires_grad=False)
+    made.item_memo = value.item_memo  # type: ignore[attr-defined]
     if value.requires_grad:
         made.requires_grad_()
         return made if value.is_leaf else made.clone()

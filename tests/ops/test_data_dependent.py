@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._higher_order_ops.while_loop import while_loop
 
 from bench.workload import backend_of
 from fusec.compiler import RECENT
 from tests import triton_backend  # noqa: F401  (registers its backends)
-from tests.support import TRAINED, assert_agree, since_2_13, values
+from tests.support import TRAINED, assert_agree, check, since_2_13, values
 
 
 def compiled(fn, backend="fusec", fullgraph=True, **settings):
@@ -343,3 +344,78 @@ def test_explain_names_what_depends_on_data(captured):
     reasons = {(extern.op, extern.reason) for extern in graph.externs}
     assert ("index.Tensor", "a result that depends on data") in reasons
     assert len(graph.kernels) >= 2
+
+
+def beside_a_mask(x, i):
+    y = x * 2
+    kept = y[y > 0]
+    y[1, i[0]] = 0
+    return y.sin(), kept.sum()
+
+
+def behind_a_masked_write(x, i):
+    y = x * 2
+    y[y > 0] = 1
+    y[1, i[0]] = 0
+    return y.sin()
+
+
+def written(x, i):
+    y = x * 2
+    y[i] = y[1, i] + 1
+    return y.sin(), y[:, i]
+
+
+def read_and_written(x, i):
+    y = x * 2
+    row = y[i] * y.argmax().item()
+    y[1] = row
+    return y.sin()
+
+
+def looped(x, n):
+    def step(i, y):
+        return i + 1, y.sin() * 1.1
+
+    start = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, y: i < n, step, (start, x * 2))[1].cos()
+
+
+HELD = {
+    "element": lambda x, i: (x * 2)[1, i].sin(),
+    "row": lambda x, i: (x * 2)[i].sin(),
+    "row of a stack": lambda x, i: torch.stack([x, x * 2, x + 1, x])[i].sin(),
+    "row of an input": lambda x, i: x[i],
+    "from": lambda x, i: (x * 2)[i:].sin(),
+    "to": lambda x, i: (x * 2)[:i].sin(),
+    "between": lambda x, i: (x * 2)[i - 1 : i].sin(),
+    "select": lambda x, i: (x * 2).select(0, i.item()).sin(),
+    "narrow": lambda x, i: (x * 2).narrow(0, i.item(), 1).sin(),
+    "narrow by a tensor": lambda x, i: (x * 2).narrow(0, i, 1).sin(),
+    "tensor_split": lambda x, i: torch.tensor_split(x.sin(), i.item()),
+    "arithmetic": lambda x, i: x.sin() * i.item() + i,
+    "a size": lambda x, i: torch.zeros(i.item()) + x.sum(),
+    "a loop": looped,
+    "a write": written,
+    "a write behind a read": read_and_written,
+    "a write beside a mask": lambda x, i: beside_a_mask(x, (i,)),
+    "a write behind a masked one": lambda x, i: behind_a_masked_write(x, (i,)),
+}
+"""What Dynamo traces because it knows the number that an input holds, under guards."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+def test_a_number_that_an_input_holds_is_known_in_each_trace(captured, name, train, dynamic):
+    numbers = tuple((values(4, 5, seed=n), torch.tensor(n)) for n in (3, 1))
+    check(HELD[name], values(4, 5), torch.tensor(2), train=train, dynamic=dynamic, more=numbers)
+
+
+@pytest.mark.parametrize("name", ("element", "a size", "a write"))
+def test_another_number_that_an_input_holds_is_no_start_from_the_cache(captured, name):
+    x = values(4, 5)
+    for number in (2, 3, 1):
+        call = compiled(HELD[name])
+        agree(HELD[name](x, torch.tensor(number)), call(x, torch.tensor(number)))
