@@ -94,6 +94,15 @@ def test_control_flow_matches_eager_with_symbolic_sizes(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reduced", (False, True), ids=("expanded", "dense"))
+def test_a_scan_takes_a_gradient_that_is_expanded(reduced):
+    def fn(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        last, each = scan(lambda c, row: (c * 0.9 + row, (c * 2).sin()), start, x)
+        return (each * each).sum() + last.sum() if reduced else each.sum() + last.sum()
+
+    check(fn, values(6, 5), values(5, seed=1), train=True)
+
+
 def test_an_associative_scan_is_ordinary_operations():
     check(cumulated, X)
     assert externs(cumulated, X) == []

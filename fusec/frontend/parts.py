@@ -52,14 +52,15 @@ def runs_again(gm: fx.GraphModule, attribute: str) -> bool:
 def traced_strides(part: fx.GraphModule) -> tuple[tuple[int, ...] | None, ...] | None:
     """Return the strides of a part's arguments, None for those that are no tensors.
 
-    None if some vary with symbolic sizes.
+    None if some vary with symbolic sizes, or expand a tensor (a gradient of a sum): what a loop
+    hands over is dense.
     """
     found: list[tuple[int, ...] | None] = []
     for node in part.graph.nodes:
         if node.op == "placeholder":
             value = node.meta.get("val")
             strides = value.stride() if isinstance(value, torch.Tensor) else None
-            if strides is not None and any(isinstance(s, torch.SymInt) for s in strides):
+            if strides is not None and not all(type(s) is int and s > 0 for s in strides):
                 return None
             found.append(strides)
     return tuple(found)
