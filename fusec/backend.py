@@ -24,7 +24,7 @@ from fusec.compiler import (
     run_eagerly,
     target_for,
 )
-from fusec.errors import FusecError
+from fusec.errors import FusecError, Unsupported
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
@@ -42,7 +42,9 @@ from fusec.runtime.fake import with_memory_only
 from fusec.runtime.frames import with_room
 from fusec.runtime.frozen import Frozen, refreeze
 from fusec.runtime.heap import settled_heap
+from fusec.splitting import Split
 from fusec.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
+from fusec.summary import announce
 from fusec.torch_interior import (
     SkipFrame,
     TorchDynamoException,
@@ -77,8 +79,8 @@ def fusec(
     Raises:
         UsageError: for an unknown mode or option; the message names the nearest one.
         SkipFrame: for a graph that only Python runs as eager does; Dynamo then runs its frame so.
-        Exception: under ``strict``, what AOTAutograd does not trace (writes to the overlapping
-            windows of an ``unfold``, say); else such a graph runs as it is, with one warning.
+        Exception: under ``strict``, what AOTAutograd raises for a graph that cannot be cut around
+            the operations that it does not trace; else that runs as it is, with one warning.
     """
     chosen = Options.from_compile(mode, options)
     name_in_model(gm)
@@ -90,9 +92,16 @@ def fusec(
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
     context = context_of(example_inputs, chosen)
+    split = splitting(partial(compile_one_graph, options=chosen), context)
     try:
         with settled_heap():
-            return with_room(start, gm, example_inputs, compile_one, context)
+            whole = partial(start, gm, example_inputs, compile_one, context)
+            call = with_room(split.compile, gm, example_inputs, whole)
+    except Unsupported as error:
+        if is_shipping():
+            raise
+        explain_fallback("a graph", error)
+        return gm.forward
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
@@ -100,6 +109,34 @@ def fusec(
             raise
         explain_fallback("a graph, forward and backward,", error)
         return gm.forward
+    tell_kept(split)
+    return call
+
+
+def splitting(compile_one: Callable[..., Any], context: Context) -> Split:
+    """Return what compiles a graph, cut around operations that AOTAutograd does not trace.
+
+    Args:
+        compile_one: what compiles a graph of AOTAutograd's; it gets (graph, inputs, name=...).
+    """
+
+    def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(part, given, compile_one, context)
+
+    def try_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(part, given, lambda graph, inputs, name: graph, context)
+
+    return Split(compile_part, try_part)
+
+
+def tell_kept(split: Split) -> None:
+    """Note the operations that run between compiled parts."""
+    for kept in split.kept:
+        reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
+        said = f"Unsupported: torch does not trace it: {reason}"
+        RECENT.append(Trace(f"of {kept.op}", problem=said))
+        logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)
+        announce(kept.part, RECENT[-1])
 
 
 def start(

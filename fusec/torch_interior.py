@@ -50,6 +50,7 @@ from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArti
 from torch.fx.experimental import _config as symbols_config
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import _get_qualified_name as qualified_name
+from torch.fx.passes.split_module import split_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
@@ -59,10 +60,14 @@ from torch.utils._sympy.singleton_int import SingletonInt
 gradient_function: Callable[[], Any] = torch._C._current_autograd_node
 """Return the gradient's function that runs in this thread, or None."""
 
+EXAMPLE = "example_value"
+"""What Dynamo calls what it traced of a node, among the node's ``meta``."""
+
 data_of: object = getattr(torch._C._autograd, "_get_data_attr", None)
 """What Dynamo's graphs call for ``x.data``."""
 
 __all__ = [
+    "EXAMPLE",
     "CacheArtifact",
     "CacheArtifactFactory",
     "CacheArtifactManager",
@@ -109,6 +114,7 @@ __all__ = [
     "is_guarded",
     "is_shipping",
     "is_weight",
+    "keep_dynamo_names",
     "keep_versions",
     "maybe_mark_dynamic",
     "min_cut_rematerialization_partition",
@@ -117,6 +123,7 @@ __all__ = [
     "replay_no_view_twice",
     "run_autograd",
     "sizes_of_any_value",
+    "split_module",
     "trace_artifact",
     "trace_log",
     "traces",
@@ -257,6 +264,16 @@ def is_guarded() -> bool:
     context = TracingContext.try_get()
     symbols = getattr(context and context.fake_mode, "shape_env", None)
     return bool(symbols is not None and symbols.guards)
+
+
+def keep_dynamo_names(gm: fx.GraphModule, part: fx.GraphModule) -> None:
+    """Let a part of a graph say what Dynamo says of the graph: of where its inputs come from."""
+    sources = {n.name: n._dynamo_source for n in gm.graph.nodes if hasattr(n, "_dynamo_source")}
+    part.meta.update(gm.meta)
+    if hasattr(gm, "_param_name_to_source"):
+        part._param_name_to_source = gm._param_name_to_source
+    for node in part.graph.find_nodes(op="placeholder"):
+        node._dynamo_source = sources.get(node.name)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from fusec.backend import compile_one_graph, compile_with, context_of
+from fusec.backend import compile_one_graph, context_of, splitting
 from fusec.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
 from fusec.bisect.slices import kernel_slices, library_slices, node_of, slice_of
 from fusec.bisect.source import CRASH, SLOWER, WRONG, functions
@@ -35,6 +35,7 @@ from fusec.compiler import RECENT, run_eagerly
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
 from fusec.frontend.dynamo_graph import copied
 from fusec.frontend.only_eager import only_for_eager
+from fusec.frontend.overlap import writes_to_shared_memory
 from fusec.options import Options
 from fusec.reference import REFERENCE
 from fusec.runtime.agreement import disagreement
@@ -249,7 +250,7 @@ class Recorder:
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compile a graph of Dynamo, as ``fusec.backend.fusec`` does."""
-        if only_for_eager(gm) is not None:  # which runs as it is
+        if only_for_eager(gm) or writes_to_shared_memory(gm):  # which run as they are
             return gm.forward
         if self._more is None:
             return self._stepping(gm.forward, next(self._numbers))
@@ -265,10 +266,9 @@ class Recorder:
         ) -> Callable[..., Any]:
             return self._compile(graph, inputs, name, chosen, dynamo, values)
 
+        context = context_of(example_inputs, chosen)
         try:
-            compiled = compile_with(
-                gm, example_inputs, compile_one, context_of(example_inputs, chosen)
-            )
+            compiled = splitting(compile_one, context).compile(gm, example_inputs)
         except (TorchDynamoException, Unsupported, EnvironmentProblem):
             raise  # a message to Dynamo
         except Exception as error:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from torch import fx
 
 from fusec.frontend.made_again import hooks_what_it_writes, loses_gradients
-from fusec.frontend.overlap import reaches_beyond_memory, writes_shared_memory
+from fusec.frontend.overlap import reaches_beyond_memory
 from fusec.frontend.saved_changes import changes_what_functions_save, changes_what_is_saved
 
 _REASONS = (
-    (writes_shared_memory, "it writes to memory that elements share"),
     (reaches_beyond_memory, "it has a window into memory that reaches beyond it"),
     (loses_gradients, "AOTAutograd loses what it does to gradients"),
     (changes_what_is_saved, "its backward raises, as it does in eager"),

@@ -29,19 +29,18 @@ _WINDOWS = {"as_strided", "as_strided_", "as_strided_copy"}
 _WRITE_NOTHING = {"detach_", "requires_grad_"}
 
 
-def writes_shared_memory(gm: fx.GraphModule) -> bool:
-    """Return True if a graph of Dynamo writes to a tensor of which elements share memory.
+def writes_to_shared_memory(gm: fx.GraphModule) -> list[fx.Node]:
+    """Return the calls of a graph of Dynamo that write to a tensor of which elements share memory.
 
     The tensor itself, or an input that it is a view of.
     """
     inputs = [tensor_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
     shared = {memory_of(t) for t in inputs if t is not None and _overlaps(t)}
-    for node in gm.graph.nodes:
-        for written in written_by(node):
-            tensor = tensor_of(written)
-            if tensor is not None and (_overlaps(tensor) or memory_of(tensor) in shared):
-                return True
-    return False
+
+    def is_shared(tensor: torch.Tensor | None) -> bool:
+        return tensor is not None and (_overlaps(tensor) or memory_of(tensor) in shared)
+
+    return [n for n in gm.graph.nodes if any(is_shared(tensor_of(w)) for w in written_by(n))]
 
 
 def written_by(node: fx.Node) -> list[Any]:

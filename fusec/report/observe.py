@@ -22,7 +22,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fusec.backend import compile_with
+from fusec.backend import splitting, tell_kept
 from fusec.codegen.targets import Target, find_target
 from fusec.compiler import explain_fallback, format_judge, run_eagerly
 from fusec.errors import (
@@ -125,8 +125,11 @@ class _Observer:
             self.keep_parts(label, graph, rewrites)
             return self.boxed(graph)
 
+        split = splitting(keep, replace(self.context, trace=rewrites))
         try:
-            return compile_with(gm, inputs, keep, replace(self.context, trace=rewrites))
+            call = split.compile(gm, inputs)
+            tell_kept(split)
+            return call
         except DynamicOutputShapeException as error:  # Dynamo would take the call apart, unsaid
             self.untraced.append(error)
             return gm.forward
