@@ -25,6 +25,7 @@ from fusec.compiler import (
     target_for,
 )
 from fusec.errors import FusecError, Unsupported
+from fusec.frontend import recompiles
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
@@ -86,6 +87,7 @@ def fusec(
     name_in_model(gm)
     if (reason := only_for_python(gm)) is not None:
         raise SkipFrame(reason)
+    recompiles.warn_of_recompiles(gm)
     if (reason := only_for_eager(gm)) is not None:
         logger.info("a graph runs as eager kernels: %s", reason)
         return gm.forward
@@ -320,6 +322,7 @@ def compile_one_graph(
 def reset() -> None:
     """Forget what this process has compiled and recorded; ``torch._dynamo.reset`` calls it."""
     RECENT.clear()
+    recompiles.forget()
     cuda_graphs.reset()
 
 

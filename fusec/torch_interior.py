@@ -92,6 +92,7 @@ __all__ = [
     "artifact_logger",
     "autograd_function_apply",
     "compile_id",
+    "compile_numbers",
     "compile_phase",
     "converting_fakes",
     "core_decompositions",
@@ -116,6 +117,7 @@ __all__ = [
     "is_weight",
     "keep_dynamo_names",
     "keep_versions",
+    "known_number",
     "maybe_mark_dynamic",
     "min_cut_rematerialization_partition",
     "pytree",
@@ -259,6 +261,12 @@ def _knowing_numbers() -> Iterator[None]:
         FakeTensor.item_memo = usual
 
 
+def known_number(tensor: object) -> int | None:
+    """Return the number that Dynamo has guarded a fake tensor to hold; None where it has not."""
+    known = tensor.item_memo if isinstance(tensor, FakeTensor) else None
+    return known.node.maybe_as_int() if isinstance(known, torch.SymInt) else None
+
+
 def is_guarded() -> bool:
     """Return True if the compile at hand rests on conditions on symbols: sizes, inputs' numbers."""
     context = TracingContext.try_get()
@@ -343,6 +351,12 @@ def compile_id() -> str:
     """Return Dynamo's number of the compile that runs, such as "0/1"; "" if none does."""
     found = CompileContext.current_compile_id()
     return "" if found is None else str(found)
+
+
+def compile_numbers() -> tuple[int, int]:
+    """Return Dynamo's number of the function that it compiles, and how often it has before."""
+    found = CompileContext.current_compile_id()
+    return (-1, 0) if found is None else (found.frame_id or 0, found.frame_compile_id or 0)
 
 
 def debug_directory() -> str | None:
