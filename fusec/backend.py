@@ -27,6 +27,7 @@ from fusec.compiler import (
 from fusec.errors import FusecError, Unsupported
 from fusec.frontend import recompiles
 from fusec.frontend.decompositions import decompositions
+from fusec.frontend.eager_strides import tracing_as_eager
 from fusec.frontend.freezing import RECIPE
 from fusec.frontend.modules import name_in_model
 from fusec.frontend.only_eager import only_for_eager, only_for_python
@@ -51,6 +52,7 @@ from fusec.torch_interior import (
     TorchDynamoException,
     TracingContext,
     compile_phase,
+    detect_fake_mode,
     is_shipping,
     replay_no_view_twice,
     run_autograd,
@@ -173,20 +175,21 @@ def compile_with(
     options = context.options
     names = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
     beside = partial(_reference, context, names)
-    call = run_autograd(
-        gm,
-        list(example_inputs),
-        fw_compiler=partial(_compile_forward, compile_one),
-        bw_compiler=partial(compile_one, name="backward"),
-        inference_compiler=partial(
-            _compile_inference, compile_one, context, beside, example_inputs
-        ),
-        partition_fn=partial(_partition, context, beside),
-        decompositions=decompositions(
-            eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
-        ),
-        keep_inference_input_mutations=True,
-    )
+    with tracing_as_eager(detect_fake_mode(example_inputs)):
+        call = run_autograd(
+            gm,
+            list(example_inputs),
+            fw_compiler=partial(_compile_forward, compile_one),
+            bw_compiler=partial(compile_one, name="backward"),
+            inference_compiler=partial(
+                _compile_inference, compile_one, context, beside, example_inputs
+            ),
+            partition_fn=partial(_partition, context, beside),
+            decompositions=decompositions(
+                eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
+            ),
+            keep_inference_input_mutations=True,
+        )
     tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None
     apart = () if metadata is None else views_without_gradient(metadata)

@@ -32,7 +32,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import CompileContext, TracingContext, tracing
+from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._logging import getArtifactLogger as artifact_logger
 from torch._logging import trace_structured
 from torch._logging.structured import INTERN_TABLE
@@ -99,6 +99,7 @@ __all__ = [
     "counters",
     "data_of",
     "debug_directory",
+    "detect_fake_mode",
     "disable_modes",
     "dynamo_config",
     "fake_mode",
@@ -124,6 +125,7 @@ __all__ = [
     "qualified_name",
     "replay_no_view_twice",
     "run_autograd",
+    "running_plainly",
     "sizes_of_any_value",
     "split_module",
     "trace_artifact",
@@ -282,6 +284,21 @@ def keep_dynamo_names(gm: fx.GraphModule, part: fx.GraphModule) -> None:
         part._param_name_to_source = gm._param_name_to_source
     for node in part.graph.find_nodes(op="placeholder"):
         node._dynamo_source = sources.get(node.name)
+
+
+@contextmanager
+def running_plainly() -> Iterator[None]:
+    """Let calls of real tensors in this block run as they do where nothing is traced."""
+    guards = (
+        torch._C._DisableTorchDispatch(),
+        torch._C._DisablePythonDispatcher(),
+        torch._C._DisableAutocast(),
+    )
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        del guards
 
 
 @contextmanager

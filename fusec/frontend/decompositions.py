@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from fusec.frontend.eager_strides import laid_out_as_eager
 from fusec.frontend.fallbacks import PADS
 from fusec.frontend.foreach import foreach_decompositions
 from fusec.frontend.refusals import keeping_refused, of_probabilities
@@ -191,4 +192,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
-    return {target: keeping_refused(target, rule) for target, rule in table.items()}
+    return {
+        target: laid_out_as_eager(target, keeping_refused(target, rule))
+        for target, rule in table.items()
+    }
