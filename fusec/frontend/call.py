@@ -10,7 +10,7 @@ pass keeps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -127,6 +127,13 @@ class Call:
         kind = kind or common_type(self.out.dtype)
         return self.define(lambda at: compute(*[read(a, at, kind) for a in args]))
 
+    def narrowed(self, *args: Scalar) -> list[Scalar]:
+        """Return operands as eager reads them: rounded to the result's type on CPUs.
+
+        Not factors and divisors, which it reads in f32; on GPUs it reads all of them so.
+        """
+        return narrowed(args, self.out.dtype) if self.is_cpu else list(args)
+
     def pointwise_exact(
         self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
     ) -> Value:
@@ -198,6 +205,29 @@ def _wrapped(value: int, kind: DType) -> int:
     bits = 8 * kind.itemsize
     low = 0 if kind.kind is Kind.UNSIGNED else -(1 << (bits - 1))
     return (value - low) % (1 << bits) + low
+
+
+def narrowed(args: Sequence[Scalar], dtype: DType) -> list[Scalar]:
+    """Return arguments as eager reads them on CPUs for an operation on 16-bit floats of ``dtype``.
+
+    A number, and a tensor without axes of another type, is rounded to ``dtype`` first.
+    """
+    if dtype not in ROUND:
+        return list(args)
+    return [_narrowed(arg, dtype) for arg in args]
+
+
+def _narrowed(arg: Scalar, dtype: DType) -> Scalar:
+    match arg:
+        case Value(shape=(), dtype=kind) if kind not in (dtype, BOOL):
+            rounded = op(ROUND[dtype], cast(arg.expr, F32))
+            return replace(arg, dtype=dtype, expr=cast(rounded, dtype), reshape_of=None)
+        case Number():
+            return Number(op(ROUND[dtype], cast(arg.expr, F32)))
+        case int() | float() if not isinstance(arg, bool):
+            return round_number(float(arg), dtype)
+        case _:
+            return arg
 
 
 def round_number(value: float, dtype: DType) -> float:

@@ -19,17 +19,16 @@ from fusec.frontend.call import (
     Indices,
     Scalar,
     common_type,
+    narrowed,
     number,
     read,
     read_exact,
-    round_number,
 )
 from fusec.frontend.promotion import result_type
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import BOOL, Kind, compute_type
 from fusec.ir.expr import Expr, cast, op
-from fusec.ir.scalar import ROUND
 
 aten = torch.ops.aten
 
@@ -40,9 +39,8 @@ def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
     On the CPU eager mode rounds a number beside a 16-bit tensor to its type; on a GPU it does not.
     """
     common = result_type(*args)
-    if call.is_cpu and common in ROUND:
-        args = tuple(round_number(a, common) if isinstance(a, float) else a for a in args)
-    return call.pointwise_exact(test, *args, kind=common_type(common))
+    read_as = narrowed(args, common) if call.is_cpu else args
+    return call.pointwise_exact(test, *read_as, kind=common_type(common))
 
 
 def compare_by(name: str, call: Call, x: Scalar, y: Scalar) -> Value:

@@ -44,6 +44,7 @@ _WHOLE = (
     *("roll", "isin", "take"),
     *("select_scatter", "index_add", "index_copy"),
     "embedding_dense_backward",
+    *("std", "std_mean"),
     *("gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "addcmul"),
 )
 """Kept whole, all recomputable for the partitioner but the first seven.

@@ -42,7 +42,7 @@ prims = torch.ops.prims
 
 def elementwise(compute: Callable[..., Expr], call: Call, *args: Scalar) -> Value:
     """Emit a function of the arguments' elements."""
-    return call.pointwise(compute, *args)
+    return call.pointwise(compute, *call.narrowed(*args))
 
 
 _FUNCTIONS = (
@@ -61,12 +61,12 @@ for _name in _FUNCTIONS:
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
 def add_tensors(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
-    return call.pointwise(lambda a, b, k: add(a, mul(b, k)), x, y, alpha)
+    return call.pointwise(lambda a, b, k: add(a, mul(b, k)), *call.narrowed(x, y, alpha))
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
 def subtract(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
-    return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), x, y, alpha)
+    return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), *call.narrowed(x, y, alpha))
 
 
 def is_one(x: Scalar) -> bool:
@@ -131,12 +131,14 @@ def floor_quotient(a: Expr, b: Expr) -> Expr:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(call: Call, x: Scalar, y: Scalar) -> Value:
-    return call.pointwise_exact(lambda a, b: op("remainder", a, divisor(call, b)), x, y)
+    operands = call.narrowed(x, y)
+    return call.pointwise_exact(lambda a, b: op("remainder", a, divisor(call, b)), *operands)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(call: Call, x: Scalar, y: Scalar) -> Value:
-    return call.pointwise_exact(lambda a, b: op("fmod", a, divisor(call, b)), x, y)
+    operands = call.narrowed(x, y)
+    return call.pointwise_exact(lambda a, b: op("fmod", a, divisor(call, b)), *operands)
 
 
 # -- powers ---------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
         raise Unsupported("an integer to the power of a tensor")
     if isinstance(x, int | float) and x == 2:
         return call.pointwise(lambda b: op("exp2", b), exponent)
-    return call.pointwise(lambda a, b: op("pow", a, b), x, exponent)
+    return call.pointwise(lambda a, b: op("pow", a, b), *call.narrowed(x, exponent))
 
 
 # -- other functions of two and more --------------------------------------------------------------

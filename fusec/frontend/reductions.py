@@ -22,7 +22,7 @@ from fusec.frontend.comparisons import truth
 from fusec.frontend.domain import Domain, Extreme, Region, reduction, region
 from fusec.frontend.registry import Rule, lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
-from fusec.ir.dtype import BOOL, I64, accumulate_type, compute_type
+from fusec.ir.dtype import BOOL, F64, I64, DType, accumulate_type, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.index import product
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
@@ -102,12 +102,13 @@ class Spread:
     divisor: Expr
 
     @classmethod
-    def of(cls, call: Call, x: Value, over: Region, correction: Scalar | None) -> Spread:
-        """Emit the mean; ``correction`` is 1 if None."""
+    def of(
+        cls, call: Call, x: Value, over: Region, correction: Scalar | None, kind: DType
+    ) -> Spread:
+        """Emit the mean as ``kind``; ``correction`` is 1 if None."""
         correction = 1 if correction is None else correction
         if not isinstance(correction, int | float):
             raise Unsupported("a symbolic correction")
-        kind = compute_type(call.out.dtype)
         center = call.scratch("mean", over.shape, kind, mean(over, lambda p: p.read(x, kind)))
         count = over.count(kind)
         if isinstance(count, Const):
@@ -124,6 +125,9 @@ class Spread:
 
     def variance(self, at: Indices) -> Expr:
         return div(self.squares(at), self.divisor)
+
+    def mean(self, at: Indices) -> Expr:
+        return self.center.at(at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ class ExactSpread:
         first = cast(x.at(tuple(ZERO if k in over.dims else i for k, i in enumerate(at))), kind)
         # Compared, for a compiler may round ``a * b - first`` only once, which is not 0.
         rest = select(equal(here, first), like(0.0, here), sub(here, first))
-        spread = Spread.of(call, Value(x.shape, kind, axes, rest), over, correction)
+        spread = Spread.of(call, Value(x.shape, kind, axes, rest), over, correction, kind)
         own = mean(over, lambda p: p.read(x, kind))
         return cls(own, lambda at: cast(x.at(over.first(at)), kind), spread)
 
@@ -167,9 +171,38 @@ class ExactSpread:
         return select(op("isinf", first), like(math.nan, first), rest)
 
 
+def spread_of(
+    call: Call, x: Value, over: Region, correction: Scalar | None
+) -> Spread | ExactSpread:
+    """Emit the mean of a variance that is 0 where all values are equal.
+
+    On CPUs it is one in f64, as eager's: no square overflows, and sums of up to 2^29 equal values
+    of f32 are exact.
+    """
+    if call.is_cpu and x.dtype is not F64:
+        return Spread.of(call, x, over, correction, F64)
+    return ExactSpread.of(call, x, over, correction)
+
+
 @reduces(aten.var.correction)
 def var(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
-    return call.define(ExactSpread.of(call, x, over, correction).variance)
+    return call.define(spread_of(call, x, over, correction).variance)
+
+
+@reduces(aten.std.correction)
+def std(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
+    """The root of a variance, which may itself be out of the result's range."""
+    spread = spread_of(call, x, over, correction)
+    return call.define(lambda at: op("sqrt", spread.variance(at)))
+
+
+@reduces(aten.std_mean.correction)
+def std_mean(
+    call: Call, x: Value, over: Region, *, correction: Scalar | None = None
+) -> tuple[Value, Value]:
+    spread = spread_of(call, x, over, correction)
+    deviation = call.define(lambda at: op("sqrt", spread.variance(at)), 0)
+    return deviation, call.define(spread.mean, 1)
 
 
 @reduces(aten.var_mean.correction)
@@ -177,9 +210,9 @@ def var_mean(
     call: Call, x: Value, over: Region, *, correction: Scalar | None = None
 ) -> tuple[Value, Value]:
     if correction == 0:  # as norms ask for it, whose slope is finite: it costs them 4 to 13 %
-        plain = Spread.of(call, x, over, correction)
+        plain = Spread.of(call, x, over, correction, compute_type(call.out.dtype))
         return call.define(plain.variance, 0), spread_mean(call, plain.center)
-    spread = ExactSpread.of(call, x, over, correction)
+    spread = spread_of(call, x, over, correction)
     return call.define(spread.variance, 0), call.define(spread.mean, 1)
 
 

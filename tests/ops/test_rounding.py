@@ -147,3 +147,37 @@ def outcome(fn: Callable[..., Any], *inputs: torch.Tensor, train: bool) -> tuple
     result = fn(*leaves)
     result.float().sum().backward()
     return (result.detach(), leaves[0].grad)
+
+
+BESIDE_A_NUMBER: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "add": lambda x, s: x + s, "radd": lambda x, s: s + x, "sub": lambda x, s: x - s,
+    "rsub": lambda x, s: s - x, "mul": lambda x, s: x * s, "div": lambda x, s: x / s,
+    "fmod": torch.fmod, "remainder": lambda x, s: x % s, "rremainder": lambda x, s: s % x,
+    "floor_divide": lambda x, s: x // s, "pow": lambda x, s: x.abs() ** s,
+    "rpow": lambda x, s: s**x, "lt": lambda x, s: x < s, "eq": lambda x, s: x == s,
+    "where": lambda x, s: torch.where(x > 0, x, s),
+    "alpha": lambda x, s: torch.add(x, x.flip(0), alpha=s) if isinstance(s, float) else x,
+    "leaky_relu": lambda x, s: F.leaky_relu(x, s) if isinstance(s, float) else x,
+    "hypot": lambda x, s: torch.hypot(x, torch.as_tensor(s)),
+    "maximum": lambda x, s: torch.maximum(x, torch.as_tensor(s)),
+    "in place": lambda x, s: x.clone().add_(s),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", [1.7, 257, torch.tensor(0.3), torch.tensor(257)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_number_beside_16_bits_is_rounded_where_eager_rounds_it(
+    dtype: torch.dtype, number: Any
+) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(1024) * 3).to(dtype)
+
+    def fn(x: torch.Tensor, s: Any) -> dict[str, torch.Tensor]:
+        return {name: function(x, s) for name, function in BESIDE_A_NUMBER.items()}
+
+    found, eager = compile_with(fn)(x, number), fn(x, number)
+    for name in BESIDE_A_NUMBER:
+        torch.testing.assert_close(
+            found[name], eager[name], rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: n + m
+        )
