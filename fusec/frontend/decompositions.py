@@ -96,6 +96,16 @@ def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -
     return slope / x.numel() if reduction == _MEAN else slope
 
 
+def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+    """Return a write of one value to some slices; PyTorch's refuses indices from the end."""
+    if x.ndim == 0:
+        return _index_fill(x.view(1), 0, index, value).view(())
+    if not isinstance(value, torch.Tensor):
+        value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
+    places = [None] * (dim % x.ndim) + [index]
+    return torch.ops.aten.index_put.default(x, places, value)
+
+
 def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> Callable[..., Any]:
     """Return PyTorch's rule for a softmax, with one for rows that are not known to have a value.
 
@@ -180,6 +190,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
     table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    for overload in ("int_Scalar", "int_Tensor"):
+        table[getattr(torch.ops.aten.index_fill, overload)] = _index_fill
     cross_entropy = torch.ops.aten.binary_cross_entropy.default
     table[cross_entropy] = of_probabilities(table[cross_entropy])
     for target, logarithm in _SOFTMAX.items():

@@ -293,6 +293,12 @@ def test_a_scatter_out_of_range_is_an_error_of_eager_s_class() -> None:
             assert isinstance(raised.value, IndexOutOfRange), f"{name} runs as an eager kernel"
 
 
+@pytest.mark.parametrize("name", sorted(FROM_THE_END))
+def test_a_negative_place_counts_from_the_end_where_it_does_in_eager(name: str) -> None:
+    x, i = torch.arange(10.0), torch.tensor([-1, 1, -10])
+    assert torch.equal(compile_with(SCATTERS[name])(x, i), SCATTERS[name](x, i))
+
+
 def test_no_padding_and_no_unused_part_of_an_index_counts_as_out_of_range() -> None:
     def fn(x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
         places = 40 - i  # out of range where a guarded load of i is 0
