@@ -24,7 +24,7 @@ from fusec.compiler import (
     run_eagerly,
     target_for,
 )
-from fusec.errors import FusecError, Unsupported
+from fusec.errors import FusecError, Unsupported, what_helps
 from fusec.frontend import recompiles
 from fusec.frontend.decompositions import decompositions
 from fusec.frontend.eager_strides import tracing_as_eager
@@ -137,6 +137,7 @@ def tell_kept(split: Split) -> None:
     """Note the operations that run between compiled parts."""
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
+        reason = ". ".join(filter(None, (reason.rstrip("."), what_helps(kept.error))))
         said = f"Unsupported: torch does not trace it: {reason}"
         RECENT.append(Trace(f"of {kept.op}", problem=said))
         logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)

@@ -327,8 +327,13 @@ def describe_failure(error: Exception) -> str:
     """
     if isinstance(error, EnvironmentProblem):
         return str(error)
-    advice = _ADVICE.get(type(error).__name__, _BISECT)
+    advice = what_helps(error) or _BISECT
     return f"{type(error).__name__}: {str(error).rstrip('.')}. {advice}"
+
+
+def what_helps(error: Exception) -> str:
+    """Return what a user can do about an operation that torch does not trace, or ""."""
+    return _ADVICE.get(type(error).__name__, "")
 
 
 _BISECT = (

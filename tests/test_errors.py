@@ -21,6 +21,7 @@ from fusec.errors import (
     StageError,
     Unsupported,
     UsageError,
+    WrongGraph,
     WrongKernel,
     describe_failure,
     nearest,
@@ -38,6 +39,7 @@ ONE_OF_EACH = [
     KernelFault("did not end in 20 s"),
     InternalError(object(), stage="lower"),
     WrongKernel("k0", "forward", "add", "add.Tensor", "max error 1", ("model.py:1 in forward",)),
+    WrongGraph("forward", "result 0", "add.Tensor", "strides [1], eager [2]", ("model.py:1 in f",)),
     ContractBroken("kernels: 2, expected 1"),
 ]
 
@@ -71,6 +73,7 @@ def test_exit_codes_tell_usage_environment_and_compile_errors_apart() -> None:
         "InvalidIR": 3,
         "InternalError": 3,
         "KernelFault": 3,
+        "WrongGraph": 3,
         "WrongKernel": 3,
         "ContractBroken": 1,
     }

@@ -29,6 +29,7 @@ OF_OTHERS = {
     "fusec/runtime/cache.py": "names of files",
     "fusec/runtime/processor.py": "/proc/cpuinfo",
     "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
+    "fusec/splitting.py": "the names of what Dynamo's graphs call",
     "fusec/runtime/triton_interior.py": "names of targets",
 }
 """Text that fusec did not print."""

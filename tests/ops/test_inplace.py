@@ -6,6 +6,8 @@ inputs, so that these tests only have to mutate.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -338,18 +340,16 @@ def test_mutation_takes_dynamic_shapes(n):
     check(mutate, values(n, 5), values(n, 5, seed=1), dynamic=True)
 
 
-def test_a_graph_that_cannot_be_made_functional_runs_as_it_is():
+def test_a_write_that_cannot_be_made_functional_runs_as_it_is(caplog):
     def windows(x):
         y = x.unfold(0, 2, 1)  # elements lie in two windows
         y[::2] += 3
         return y * 2
 
-    torch._dynamo.reset()
     a, b = values(5, 4), values(5, 4)
-    with pytest.warns(UserWarning, match="runs as eager kernels.*internal overlap"):
+    torch._dynamo.reset()
+    with caplog.at_level("INFO", "fusec.compile"):
         found = torch.compile(windows, backend="fusec")(a)
     assert torch.equal(found, windows(b))
     assert torch.equal(a, b)
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="internal overlap"):
-        compile_with(windows)(values(5, 4))
+    assert re.search("iadd runs as PyTorch runs it.*internal overlap", caplog.text)
