@@ -167,9 +167,10 @@ def test_other_devices_calls_are_not_tried():
 def test_a_call_that_eager_refuses_keeps_its_traced_strides():
     """Zeros have no Cholesky factor."""
     x = torch.empty(3, 3, 2).permute(2, 0, 1)
-    zeros, spec = [eager_strides._Zeros.like(x)], pytree.tree_structure(((x,), {}))
-    assert eager_strides._try(aten.cholesky.default, zeros, spec) is None
-    assert len(traced(aten.cholesky.default, x)) == 3
+    factor, how = aten.linalg_cholesky_ex.default, {"check_errors": True}
+    leaves, spec = pytree.tree_flatten(((eager_strides._Zeros.like(x),), how))
+    assert eager_strides._try(factor, leaves, spec) is None
+    assert len(traced(lambda x: factor(x, **how)[0], x)) == 3
 
 
 def test_transforms_see_eager_strides():

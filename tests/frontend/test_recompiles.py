@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.support import values
 
@@ -34,7 +35,12 @@ def test_a_number_that_each_call_changes_is_said():
     def picks(x, i):
         return (x * 2)[1, i].sin()
 
-    (message,) = said(picks, [(values(4, 5), torch.tensor(i)) for i in range(4)])
+    counters.clear()
+    messages = said(picks, [(values(4, 5), torch.tensor(i)) for i in range(4)])
+    if counters["stats"]["unique_graphs"] == 1:  # from torch 2.15 on one graph takes any number
+        assert messages == []
+        return
+    (message,) = messages
     assert "(x * 2)[1, i].sin()" in message and "i.view(1)" in message
 
 
