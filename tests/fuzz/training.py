@@ -182,9 +182,10 @@ def _says_what_it_means(program: Training) -> bool:
 def _can_have_hook(program: Training) -> bool:
     """Return False where eager's process may die of the hook in the last line (torch 2.13).
 
-    So it does of one on a view that was made under ``no_grad`` and says that it requires gradients.
+    So it does of one on a view that was made under ``no_grad`` and says that it requires gradients,
+    and on one of what another view has written since.
     """
-    if not any("torch.no_grad" in line for line in program.lines):
+    if not any(re.search(r"no_grad|_\(|\] = ", line) for line in program.lines[:-1]):
         return True
     before = replace(program, lines=program.lines[:-1])
     name = program.lines[-1].partition(".")[0]
