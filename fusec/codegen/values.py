@@ -227,8 +227,8 @@ class Values:
                 assert isinstance(shown, Op)
                 guard = self._conjunction(scope, [*self._masks_of(node.axes)])
                 if guard is not None:
-                    inside, *bounds = checked_where(guard, shown).args
-                    shown = Op(node.name, (self._let(scope, inside, inside), *bounds))
+                    args = checked_where(guard, shown).args
+                    shown = Op(node.name, tuple(self._named(scope, arg) for arg in args))
                 self._let(scope, node, shown)
             case _:
                 self._let(scope, node, shown)
@@ -302,6 +302,10 @@ class Values:
         if known is None:
             raise InternalError(f"{node} has no name yet", stage="codegen.lower")
         return known
+
+    def _named(self, scope: Scope, node: Expr) -> Var | Const:
+        """Return a name of an operation on named values, or what has one."""
+        return node if isinstance(node, Var | Const) else self._once(scope, node)
 
     def _once(self, scope: Scope, node: Expr) -> Var | Const:
         """Name an operation on named values, unless a name of it is in sight of ``scope``.

@@ -313,6 +313,30 @@ def test_no_padding_and_no_unused_part_of_an_index_counts_as_out_of_range() -> N
     check(fn, torch.arange(3 * 37.0).reshape(3, 37), i)
 
 
+SYMBOLIC: dict[str, Binary] = {
+    "positions": lambda x, i: torch.arange(x.shape[0])[i] * 2,
+    "cross_entropy": lambda x, i: F.cross_entropy(x[:, : i.shape[0]], i),
+    "nll_loss": lambda x, i: F.nll_loss(x.tanh(), i, reduction="none"),
+    "take": lambda x, i: (x + 1).take(i).sum(0),
+    "scatter": lambda x, i: x.scatter(1, i[:, None], 1.0).sum(0),
+    "embedding": lambda x, i: F.embedding(i, x).exp(),
+    "roll": lambda x, i: x.flip(0)[i] + x[i],
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_an_extent_that_is_a_symbol_bounds_an_index_in_ragged_lanes(name: str) -> None:
+    torch.compiler.reset()
+    compiled = compile_with(SYMBOLIC[name], dynamic=True)
+    for length in (37, 8, 21):
+        x, i = torch.arange(length * 40.0).reshape(length, 40).cos(), torch.arange(length)
+        torch.testing.assert_close(compiled(x, i), SYMBOLIC[name](x, i))
+        i[3] = 40 * 40
+        for fn in (SYMBOLIC[name], compiled):
+            with pytest.raises((IndexError, RuntimeError)):
+                fn(x, i)
+
+
 def test_a_place_known_to_be_in_range_is_not_checked() -> None:
     [kernel] = fusec.kernels(lambda x: x.index_fill(0, torch.arange(8, 16), 1.0), torch.ones(64))
     assert "within" not in kernel.source
