@@ -211,8 +211,14 @@ def _learns(tensor: Tensor) -> bool:
 
 
 def _returning(program: Training, pick: random.Random) -> Training:
-    """Return the program with random results in a random structure: one twice now and then."""
-    names, form = program.names, pick.choice(RESULTS)
+    """Return the program with random results in a random structure: one twice now and then.
+
+    A view that was made under ``no_grad`` is none of them where eager says of it, as of its base,
+    that it requires gradients: none gets there.
+    """
+    made = zip(program.names, program.function()(*tensors(program)), strict=True)
+    names = [n for n, t in made if not (t.requires_grad and t.is_leaf and t._is_view())]
+    form = pick.choice(RESULTS)
     weights = [1 + 2 * k for k in range(len(names))]
     chosen = pick.choices(names, weights, k=form.count("{}"))
     return replace(program, result=form.format(*chosen))
