@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import increment_version
 
 from fusec.frontend.overlap import memory_of, written_by
 from fusec.torch_interior import FakeTensor, FakeTensorMode, autograd_function_apply
@@ -88,13 +89,27 @@ def _writes_beside(gm: fx.GraphModule) -> bool:
     return learns and bool(written) and (shared or listed)
 
 
+class _Counting(fx.Interpreter):
+    """Run a graph, and count the writes to tensors in a list, as eager's kernels do.
+
+    Those for tensors without memory do not (``torch._foreach_mul_``, torch 2.13).
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        for target in written_by(n):
+            if isinstance(target, list | tuple):
+                increment_version(tuple(self.map_nodes_to_values(target, n)))
+        return made
+
+
 def _train(gm: fx.GraphModule) -> None:
     """Run a graph and its gradients on tensors without memory."""
     given = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     mode = next(t for value in given for t in _tensors(value)).fake_mode
     with mode, torch.enable_grad(), _unnoticed(mode):
         inputs = [_leaf(value) if isinstance(value, FakeTensor) else value for value in given]
-        made = gm(*inputs)
+        made = _Counting(gm).run(*inputs)
         results = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(t) for t in results])
 
