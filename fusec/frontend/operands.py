@@ -103,7 +103,8 @@ class Operands:
         value = self.env[arg]
         match value:
             case Value():
-                return self.window(arg)
+                view = self.window(arg)
+                return view if self._may_be_read_there(view, arg, user) else self.copy(arg)
             case Index():
                 return value.const if value.is_constant else SizeValue(value)
             case tuple():
@@ -120,6 +121,18 @@ class Operands:
                 raise Unsupported("a value that is neither tensor nor size")
             case _:
                 return value  # type: ignore[no-any-return]
+
+    def _may_be_read_there(self, view: View, arg: fx.Node, user: fx.Node) -> bool:
+        """Return False if ``user`` returns a view of a copy that has no memory yet.
+
+        ``x * 1`` is read where ``x`` lies by what computes of it. A view of it must not be one of
+        ``x``, which may be written, or be a result beside it.
+        """
+        traced, made = arg.meta["val"], user.meta.get("val")
+        if not isinstance(made, torch.Tensor) or not share_memory(made, traced):
+            return True
+        owner = self.owners.get(view.buffer)
+        return owner is None or share_memory(owner, traced)
 
     def _node_item(self, arg: fx.Node, position: int) -> Argument:
         item = self.env[arg][position]

@@ -12,6 +12,7 @@ from fusec.frontend.views import groups, reshape_indices
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, Size, index
 from tests.frontend.tracing import body, check
+from tests.support import compile_with
 
 B, T, C = (index(Size(name, hint)) for name, hint in (("B", 4), ("T", 8), ("C", 6)))
 
@@ -131,3 +132,30 @@ def test_reshapes_do_not_pile_up() -> None:
     graph = check(lambda x: x.view(-1, 8).view(x.shape) + 1, x, dynamic=True)
     (line,) = [n for n in graph.nodes if isinstance(n, Def)]
     assert "//" not in repr(line.expr)
+
+
+REINTERPRETED = {
+    "int32": lambda y: y.view(torch.int32),
+    "float16": lambda y: y.view(torch.float16),
+    "complex": lambda y: torch.view_as_real(torch.view_as_complex(y)),
+}
+
+
+@pytest.mark.parametrize("view", REINTERPRETED)
+@pytest.mark.parametrize("same", (lambda x: x * 1, lambda x: x / 1, lambda x: x.flip(0).flip(0)))
+def test_a_view_of_a_copy_that_has_no_memory_is_none_of_what_it_copies(same, view) -> None:
+    def written(x: torch.Tensor) -> torch.Tensor:
+        y = REINTERPRETED[view](same(x))
+        x.add_(1)
+        return y
+
+    def beside(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x + 1
+        return h, REINTERPRETED[view](same(h))
+
+    torch.compiler.reset()
+    x = torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(compile_with(written)(x.clone()), written(x.clone()))
+    h, y = compile_with(beside)(x)
+    h.zero_()
+    assert torch.equal(y, beside(x)[1])
