@@ -114,6 +114,11 @@ def _lie_together(a: fx.Node, b: fx.Node) -> bool:
     return share_memory(first, other)
 
 
+def _read_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if one memory has the same numbers for both: no bit says conjugate or negative."""
+    return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
+
+
 class _Memory:
     """Where tensors lie that a graph returns: in their makers' memory, apart from all others."""
 
@@ -130,7 +135,7 @@ class _Memory:
     def _view(self, node: fx.Node) -> View:
         maker, traced = self.lineages[node].maker, node.meta["val"]
         made = maker.meta["val"]
-        if self.shared[maker] == 1 or maker.op != "call_function" or made.dtype is not traced.dtype:
+        if self.shared[maker] == 1 or maker.op != "call_function" or not _read_alike(made, traced):
             return self._apart(node)
         if maker not in self.homes:  # not each by itself: lowering may know no memory that has both
             self.homes[maker] = self._apart(maker)

@@ -117,3 +117,25 @@ def test_a_frozen_constant_that_is_returned_is_the_caller_s_own() -> None:
                 torch.testing.assert_close(one, other)
             assert made[0].data_ptr() == made[1].data_ptr()
             made[0].zero_()
+
+
+def test_a_conjugate_beside_what_it_conjugates_stays_one() -> None:
+    """The gradient of ``eig`` saves the conjugate of a result: bits of a view, no memory."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, vectors = torch.linalg.eig(x)
+        return values, vectors.abs()
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.fft.fft(x)
+        return y, y.conj(), y.t().conj(), y.conj().imag
+
+    x = torch.arange(25.0).reshape(5, 5).sin().requires_grad_()
+    for one in (fn, both):
+        torch.compiler.reset()
+        made, wanted = compile_with(one)(x), one(x)
+        torch.testing.assert_close(made, wanted)
+        assert [t.is_conj() for t in made] == [t.is_conj() for t in wanted]
+        found, expected = (torch.autograd.grad(sum(t.abs().sum() for t in r), x)
+                           for r in (made, wanted))  # fmt: skip
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
