@@ -115,7 +115,7 @@ def _lie_together(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _read_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if one memory has the same numbers for both: no bit says conjugate or negative."""
+    """Return True if one memory has the same numbers for both: of a conjugate it has not."""
     return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
 
 
