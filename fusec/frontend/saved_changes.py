@@ -99,7 +99,8 @@ class _Counting(fx.Interpreter):
         made = super().run_node(n)
         for target in written_by(n):
             if isinstance(target, list | tuple):
-                increment_version(tuple(self.map_nodes_to_values(target, n)))
+                tensors: Any = self.map_nodes_to_values(target, n)
+                increment_version(tuple(tensors))
         return made
 
 
