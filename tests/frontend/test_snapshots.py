@@ -29,7 +29,7 @@ from tests.support import BACKEND
 N = 4
 REFUSED = "modified by an inplace operation"
 NOT_TRACED = "A view was created in no_grad mode"
-"""What AOTAutograd says of a few writes; fusec runs them as eager does, around its graphs."""
+"""What AOTAutograd says of a few writes whose gradients eager refuses, too."""
 
 
 def cut_alone(gm: Any, inputs: Any) -> Any:
@@ -217,9 +217,7 @@ def assert_agree(kind: str, order: str, read: str, write: str, compiled: Any) ->
     try:
         got = run(kind, plain, compiled)
     except (RuntimeError, BackendCompilerFailed) as error:
-        if NOT_TRACED in str(error):
-            return False
-        assert REFUSED in str(error)
+        assert REFUSED in str(error) or NOT_TRACED in str(error)
         if write not in UNSEEN:
             with pytest.raises(RuntimeError, match=REFUSED):
                 run(kind, plain)
