@@ -320,7 +320,12 @@ PARTITION = Stage(
 CAPTURE = Stage(
     "capture",
     "one small function an ATen operation; what has none becomes an `Extern`",
-    lambda gm, context: capture_with_values(gm, context.trace.name, alone=context.options.native),
+    lambda gm, context: capture_with_values(
+        gm,
+        context.trace.name,
+        alone=context.options.native,
+        is_cpu=context.target.device == "cpu",
+    ),
     "FX graph",
     "Graph",
     needs=("partition",),

@@ -102,23 +102,24 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
 
 
 def capture_with_values(
-    gm: fx.GraphModule, name: str, *, alone: bool = False
+    gm: fx.GraphModule, name: str, *, alone: bool = False, is_cpu: bool = True
 ) -> tuple[Graph, Held]:
     """Return what ``capture`` does, and whose values its buffers hold.
 
     Args:
         alone: no library may be called.
+        is_cpu: the code is for a CPU.
     """
-    walk = _Capture(gm, alone)
+    walk = _Capture(gm, Lines(alone=alone, is_cpu=is_cpu))
     return walk.run(name), walk.held
 
 
 class _Capture:
     """The state of one walk: what each FX node has become."""
 
-    def __init__(self, gm: fx.GraphModule, alone: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, lines: Lines) -> None:
         self.gm = gm
-        self.lines = Lines(alone=alone)
+        self.lines = lines
         self.env: dict[fx.Node, Any] = {}
         self.types: dict[fx.Node, tuple[TensorType, ...]] = {}
         self.inputs: list[Buffer | Size | InputObject | None] = []
