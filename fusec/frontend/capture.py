@@ -304,8 +304,8 @@ class _Capture:
                 kinds.extend(self._types_of(source))
         if any(k.dtype.is_opaque or not k.is_strided for k in kinds):
             return "a type that only eager kernels compute with"
-        if may_refuse(node.target, node.args, node.kwargs):
-            return "a number that eager may refuse"
+        if refused := may_refuse(node.target, node.args, node.kwargs):
+            return refused
         if node.target in LIFTS and len(kinds) == len(results):
             return None  # a copy of numbers is on no device
         if node.all_input_nodes and any(k.device != self.device for k in kinds):

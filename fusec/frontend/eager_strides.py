@@ -82,7 +82,7 @@ def tracing_as_eager(mode: FakeTensorMode | None) -> Iterator[None]:
 
 def laid_out_as_eager(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of a decomposition whose results have the strides of the whole operation."""
-    if not _may_be_tried(target):
+    if not may_be_tried(target):
         return rule
 
     @functools.wraps(rule)
@@ -118,7 +118,7 @@ def _corrected(
     relaid: Callable[[FakeTensor, Order], torch.Tensor],
 ) -> Any:
     """Return a call's results, those in eager's order that have another one."""
-    if made is NotImplemented or not _may_be_tried(func):
+    if made is NotImplemented or not may_be_tried(func):
         return made
     leaves, spec = pytree.tree_flatten((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -147,7 +147,8 @@ def _corrected(
 
 
 @functools.cache
-def _may_be_tried(func: Any) -> bool:
+def may_be_tried(func: Any) -> bool:
+    """Return True for an operation that computes its results and does nothing else."""
     return (
         isinstance(func, OpOverload)
         and func.namespace == "aten"
@@ -266,6 +267,14 @@ def _eager_orders(
         if orders is not None:
             return orders
     return _tried(func, whole, spec) if elements <= MANY else None
+
+
+def computes_zeros(func: OpOverload, values: list[Any], spec: Any) -> bool:
+    """Return False if eager fails for tensors of zeros, or of ones; True where nobody has tried."""
+    given = [value for value in values if isinstance(value, torch.Tensor)]
+    if not all(map(_is_plain, given)) or (elements := sum(map(_count, given))) > MANY:
+        return True
+    return _eager_orders(func, values, spec, elements) is not None
 
 
 def _with_fewer_elements(leaves: list[Any]) -> list[Any] | None:

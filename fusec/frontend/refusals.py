@@ -1,10 +1,14 @@
-"""What eager refuses of an operation's numbers, so that a compiled call refuses it, too.
+"""What eager refuses of an operation's numbers and types, so that a compiled call refuses it, too.
 
 Eager converts a number among the arguments (the bound of a clamp, what a fill writes, an alpha, a
 slope) to the tensor's type, and raises where that cannot hold it; some operations ask more of a
 number. Tracing does neither, and what takes an operation apart loses it. So an operation with such
 a number is neither taken apart nor lowered: it stays the eager kernel, whose error, or result, is
 eager's own. A number that is an operand (``x + 300``) wraps around and is none of these.
+
+Nor does tracing ask whether eager has a kernel for the types (there is no softmax of integers, and
+no ``&`` of floats). No table says so: a call is tried once, with two zeros an axis. On
+devices other than the CPU it is not: a kernel that fails there takes the context with it.
 
 Worked example: ``x.clamp(max=3.5e38)`` of an f32 tensor is one ``Extern``, which raises
 ``RuntimeError: value cannot be converted to type float without overflow``.
@@ -20,10 +24,11 @@ from typing import Any
 import torch
 
 from fusec.frontend.call import Call
+from fusec.frontend.eager_strides import computes_zeros, may_be_tried
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.expr import op
-from fusec.torch_interior import OpOverload
+from fusec.torch_interior import OpOverload, pytree, running_plainly
 
 aten = torch.ops.aten
 
@@ -75,20 +80,20 @@ _ASKS: dict[Any, Callable[..., bool]] = {
 """What else operations ask of their arguments, where their parts do not."""
 
 
-def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if eager may raise because of a number that an operation is called with."""
+def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Return what an operation is called with that eager may refuse, or None."""
     asks = _ASKS.get(target)
     if asks is not None and not asks(*args, **kwargs):
-        return True
+        return "a number that eager may refuse"
     if not isinstance(target, OpOverload):
-        return False
+        return None
     for position, name in converted(target):
         value: Any = args[position] if position < len(args) else kwargs.get(name)
         if type(value) in (int, float):
             dtype = _converted_to(value, args, kwargs)
             if not holds(dtype, value):
-                return True
-    return False
+                return "a number that eager may refuse"
+    return None if _has_kernel(target, args, kwargs) else "a type that eager has no kernel for"
 
 
 @functools.cache
@@ -99,14 +104,9 @@ def converted(target: OpOverload) -> tuple[tuple[int, str], ...]:
                  if kind in ("number", "Optional[number]") and name not in _OPERANDS)  # fmt: skip
 
 
-def has_numbers(target: Any) -> bool:
-    """Return True for an operation that may refuse a number."""
-    return target in _ASKS or (isinstance(target, OpOverload) and bool(converted(target)))
-
-
 def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule that takes an operation apart, but not with a number that eager may refuse."""
-    if not has_numbers(target):
+    """Return a rule that takes an operation apart, but not with what eager may refuse."""
+    if target not in _ASKS and not isinstance(target, OpOverload):
         return rule
 
     @functools.wraps(rule)
@@ -114,6 +114,67 @@ def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]
         return NotImplemented if may_refuse(target, args, kwargs) else rule(*args, **kwargs)
 
     return keep
+
+
+MANY = 1 << 16
+"""A call with larger numbers, which may be extents of what it makes, is not tried."""
+_COMMON = (torch.float32, torch.float64)
+_SYMBOLS = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: True}
+_kernels: dict[Any, bool] = {}
+
+
+def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return False if eager's kernel for CPUs says that it is not made for such types."""
+    key = target, *map(_kind, args), *map(_kind, kwargs.values())
+    try:
+        found = _kernels.get(key)
+    except TypeError:  # an argument that is no key
+        return True
+    if found is None:
+        found = _kernels[key] = not may_be_tried(target) or _computes(target, args, kwargs)
+    return found
+
+
+def _kind(arg: Any) -> Any:
+    """Return what a call is known by: types of tensors and symbols, and other arguments."""
+    if isinstance(arg, torch.fx.Node):
+        arg = arg.meta.get("val")
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.device.type
+    if isinstance(arg, list | tuple):
+        return tuple(map(_kind, arg))
+    return type(arg) if type(arg) in _SYMBOLS else (type(arg), arg)
+
+
+def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return False if eager fails for tensors of zeros: two an axis, or as many as they have."""
+    leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
+    values = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in leaves]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if any(x.layout is not torch.strided or x.device.type != "cpu" for x in tensors):
+        return True
+    if not tensors or any(isinstance(n, int) and abs(n) > MANY for n in values):
+        return True
+    error = _error_of(target, values, spec)
+    if error is None or isinstance(error, NotImplementedError):
+        return error is None
+    return all(x.dtype in _COMMON for x in tensors) or computes_zeros(target, values, spec)
+
+
+def _error_of(target: OpOverload, values: Sequence[Any], spec: Any) -> Exception | None:
+    """Return what a call of tensors of two zeros an axis raises."""
+    with running_plainly():
+        made = [
+            torch.zeros((2,) * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor)
+            else _SYMBOLS.get(type(value), value)
+            for value in values
+        ]  # fmt: skip
+        args, kwargs = pytree.tree_unflatten(made, spec)
+        try:
+            target(*args, **kwargs)
+        except Exception as error:
+            return error
+    return None
 
 
 def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
