@@ -41,7 +41,7 @@ help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
 	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
-	@echo "make test-all  all tests"
+	@echo "make test-all  all tests; with TORCH_TESTS=PATH, PyTorch's folder test, its own"
 	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
 	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
@@ -87,7 +87,7 @@ emulate: $(STAMP)
 	done
 
 test-all: $(STAMP)
-	$(PYTEST) --slow
+	$(PYTEST) --slow $(if $(TORCH_TESTS),--torch-tests $(TORCH_TESTS))
 
 test-newest: $(NEWEST_STAMP)
 	$(PYTEST_NEWEST)

@@ -25,6 +25,7 @@ from fusec.torch_interior import trace_log
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden/*.txt")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--torch-tests", metavar="PATH", help="run PyTorch's own, of its folder test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
