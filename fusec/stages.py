@@ -321,10 +321,7 @@ CAPTURE = Stage(
     "capture",
     "one small function an ATen operation; what has none becomes an `Extern`",
     lambda gm, context: capture_with_values(
-        gm,
-        context.trace.name,
-        alone=context.options.native,
-        is_cpu=context.target.device == "cpu",
+        gm, context.trace.name, alone=context.options.native, device=context.target.device
     ),
     "FX graph",
     "Graph",

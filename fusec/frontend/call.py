@@ -38,14 +38,14 @@ class Lines:
 
     Attributes:
         alone: no library may be called.
-        is_cpu: the code is for a CPU.
+        device: the type of device that the code is for.
     """
 
     sizes: Sizes = field(default_factory=Sizes)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
     alone: bool = False
-    is_cpu: bool = True
+    device: str = "cpu"
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:
         """Return a new buffer under a name made safe and unique."""
@@ -82,7 +82,7 @@ class Call:
     @property
     def is_cpu(self) -> bool:
         """True where a CPU computes: not for a GPU's code that is made of tensors on a CPU."""
-        return self.lines.is_cpu and self.out.device.type == "cpu"
+        return self.lines.device == self.out.device.type == "cpu"
 
     def define(self, body: Body, result: int = 0) -> Value:
         """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type.

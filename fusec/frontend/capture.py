@@ -102,15 +102,15 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
 
 
 def capture_with_values(
-    gm: fx.GraphModule, name: str, *, alone: bool = False, is_cpu: bool = True
+    gm: fx.GraphModule, name: str, *, alone: bool = False, device: str = "cpu"
 ) -> tuple[Graph, Held]:
     """Return what ``capture`` does, and whose values its buffers hold.
 
     Args:
         alone: no library may be called.
-        is_cpu: the code is for a CPU.
+        device: the type of device that the code is for.
     """
-    walk = _Capture(gm, Lines(alone=alone, is_cpu=is_cpu))
+    walk = _Capture(gm, Lines(alone=alone, device=device))
     return walk.run(name), walk.held
 
 
