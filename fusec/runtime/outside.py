@@ -17,12 +17,12 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import fx
 
-from fusec.runtime.interior import OpOverload
+from fusec.runtime.interior import OpOverload, mutate_copies
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -172,6 +172,8 @@ def _callee(node: fx.Node) -> Any:
     dictionary of results becomes a list of its values, too.
     """
     target: Any = node.target
+    if str(target) == "auto_functionalized_v2" and _changes_arguments(node.args[0]):
+        return mutate_copies(node.args[0])
     others = [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, tuple | dict)]
     if isinstance(target, OpOverload) or not others:
         return target
@@ -182,6 +184,12 @@ def _callee(node: fx.Node) -> Any:
         return [result[k] for k in node.meta["val"]] if isinstance(result, dict) else result
 
     return call
+
+
+def _changes_arguments(called: Any) -> TypeGuard[OpOverload]:
+    """Return True for an operator that changes tensors, and is no ``out=`` form of another one."""
+    out = getattr(torch.Tag, "out", None)  # torch 2.11 has none
+    return isinstance(called, OpOverload) and out not in called.tags
 
 
 def _like(traced: Any, value: Any) -> Any:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import fx
+from torch._higher_order_ops import auto_functionalize
 
 from fusec.runtime.outside import NOTHING, describe, described, of_graph
+from tests.support import BACKEND
 
 aten = torch.ops.aten
 
@@ -80,3 +84,90 @@ BAD = [
 def test_anything_else_is_an_error(found: Any) -> None:
     with pytest.raises(ValueError):
         described(found)
+
+
+# -- operators that change their arguments ---------------------------------------------------------
+
+changes = torch.library.Library("changes", "FRAGMENT")
+changes.define("two(Tensor(a!) a, Tensor(b!) b, float s) -> Tensor")
+changes.define("each(Tensor(a!)[] xs, Tensor(b!)? last) -> ()")
+changes.define("halves(Tensor(a!) a) -> (Tensor, Tensor)")
+
+
+def two(a: torch.Tensor, b: torch.Tensor, s: float) -> torch.Tensor:
+    a.add_(s)
+    b.mul_(2)
+    return a.sum() + b.sum()
+
+
+def each(xs: list[torch.Tensor], last: torch.Tensor | None) -> None:
+    for k, x in enumerate(xs):
+        x.add_(k + 1)
+    if last is not None:
+        last.zero_()
+
+
+def halves(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    total = a.sum()
+    a.neg_()
+    return total, a * 1
+
+
+for name, rule in (("two", two), ("each", each), ("halves", halves)):
+    changes.impl(name, rule, "CompositeExplicitAutograd")
+torch.library.register_fake("changes::two", lambda a, b, s: a.new_empty(()), lib=changes)
+torch.library.register_fake(
+    "changes::halves", lambda a: (a.new_empty(()), torch.empty_like(a)), lib=changes
+)
+
+
+def of_views(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y, torch.ops.changes.two(y[1:3], y[:, 0], 3.0)
+
+
+def of_a_transpose(x: torch.Tensor) -> Any:
+    y = x.t() * 2
+    return y, torch.ops.changes.two(y, x, 1.5), x + 1
+
+
+def of_parts_of_an_input(x: torch.Tensor) -> Any:
+    return torch.ops.changes.two(x[::2], x.t()[1], 1.5), x + 1
+
+
+def of_lists(x: torch.Tensor) -> Any:
+    y = [x * 1, x + 1, x[1]]
+    torch.ops.changes.each(y, None)
+    z = x * 3
+    torch.ops.changes.each([z], z[0])
+    return y, z, x
+
+
+def with_results(x: torch.Tensor) -> Any:
+    return torch.ops.changes.halves(x[1:]), torch.ops.changes.halves(x.t()), x * 1
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("place", ("whole", "transposed", "part"))
+@pytest.mark.parametrize(
+    "call", (of_views, of_a_transpose, of_parts_of_an_input, of_lists, with_results)
+)
+def test_an_operator_changes_copies_of_its_arguments(
+    call: Callable[..., Any], place: str, dynamic: bool
+) -> None:
+    memory = torch.randn(10, 9)
+    inputs = []
+    for own in (memory, memory.clone(), memory.clone()):
+        x = {"whole": own, "transposed": own.t(), "part": own[2:6, 3:8]}[place]
+        inputs.append((own, x))
+    (eager, x), (changed, y), (_, first) = inputs
+    wanted = call(x)
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend=BACKEND, dynamic=dynamic)
+    compiled(first)
+    with patch.object(auto_functionalize, "_generate_new_op_kwargs_from_bases") as torch_s:
+        found = compiled(y)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(changed, eager)
+    assert BACKEND != "fusec" or not torch_s.called
