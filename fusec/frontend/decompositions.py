@@ -42,16 +42,16 @@ _ALSO = (
 
 _WHOLE = (
     *("roll", "isin", "take"),
-    *("select_scatter", "index_add", "index_copy"),
+    *("select_scatter", "index_add", "index_copy", "max_unpool2d", "max_unpool3d"),
     "embedding_dense_backward",
     *("std", "std_mean"),
     *("gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "addcmul"),
 )
-"""Kept whole, all recomputable for the partitioner but the first seven.
+"""Kept whole, all recomputable for the partitioner but the first nine.
 
 A roll's parts are a remainder and a gather; those of ``take`` ask for the value of an index without
 axes; an embedding's gradient is one eager kernel, its parts are a fill, a scatter and masks. Parts
-of ``index_add`` take negative indices, which it refuses.
+of ``index_add`` and ``max_unpool2d`` take negative indices, which these refuse.
 """
 
 

@@ -293,6 +293,17 @@ def test_a_scatter_out_of_range_is_an_error_of_eager_s_class() -> None:
             assert isinstance(raised.value, IndexOutOfRange), f"{name} runs as an eager kernel"
 
 
+@pytest.mark.parametrize("wrong", (-1, 16, 2**31 + 1))
+def test_an_unpooling_refuses_places_that_are_not_in_its_image(wrong: int) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return F.max_unpool2d(x, i, 2) + 1
+
+    x, i = torch.rand(1, 3, 2, 2), torch.arange(4).expand(1, 3, 4).reshape(1, 3, 2, 2).clone()
+    check(fn, x, i)
+    i[0, 1, 0, 1] = wrong
+    same_error(fn, x, i)
+
+
 @pytest.mark.parametrize("name", sorted(FROM_THE_END))
 def test_a_negative_place_counts_from_the_end_where_it_does_in_eager(name: str) -> None:
     x, i = torch.arange(10.0), torch.tensor([-1, 1, -10])
