@@ -207,6 +207,8 @@ def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
 
 def one_a_line(call: Call, x: Value, axis: int, updates: Updates, monoid: Monoid | None) -> Value:
     kind = compute_type(call.out.dtype)
+    if monoid is not None and kind is BOOL:
+        raise Unsupported("a scatter that adds truth values")
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
