@@ -413,6 +413,8 @@ def describe_arguments(convolution: fx.Node) -> str:
 
     def described(node: fx.Node) -> str:
         value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):  # a size: groups that the weight's shape gives
+            return str(hint_of(value))
         shape = [hint_of(n) for n in value.shape[1 if node in images else 0 :]]
         return f"{value.dtype}{shape}"
 

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from bench.workload import backend_of
 from tests import triton_backend  # noqa: F401  (registers its backends)
-from tests.support import assert_agree, values
+from tests.support import assert_agree, check, values
 
 BACKENDS = ("fusec", "triton_fused")
 
@@ -143,3 +143,10 @@ def test_an_integer_argument_may_be_of_either_sign(fn):
     call = compiled(fn, "fusec", dynamic=None)
     for n in (3, 4, -2, 0, 1, -4):
         agree(fn, call, values(5), n)
+
+
+def test_a_convolution_has_as_many_groups_as_a_weight_that_is_an_input() -> None:
+    def fn(x, w):
+        return F.conv2d(x, w, groups=w.shape[0]).sum()
+
+    check(fn, values(2, 3, 16, 20), values(3, 1, 5, 5), dynamic=True)
