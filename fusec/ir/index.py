@@ -172,9 +172,9 @@ class Index(Node):
                     case Size():
                         product *= atom.hint
                     case FloorDiv():
-                        product *= atom.dividend.hint() // max(atom.divisor.hint(), 1)
+                        product *= atom.dividend.hint() // (atom.divisor.hint() or 1)
                     case Mod():
-                        product *= atom.dividend.hint() % max(atom.divisor.hint(), 1)
+                        product *= atom.dividend.hint() % (atom.divisor.hint() or 1)
                     case _:
                         product = 0
             total += product

@@ -200,3 +200,12 @@ def test_created_tensors_follow_dynamic_shapes(n):
         )
 
     check(make, values(n, 4), dynamic=True)
+
+
+@pytest.mark.parametrize("step", (-1, -1.0, -3))
+def test_a_range_counts_down_by_a_step_that_is_a_symbol(step: float) -> None:
+    def fn(step):
+        return torch.arange(512, -512, step)
+
+    compiled = compile_with(fn, dynamic=True)
+    assert torch.equal(compiled(step), fn(step))
