@@ -30,6 +30,7 @@ from fusec.frontend.value import ZERO, Value
 from fusec.frontend.views import IntoSize
 from fusec.ir.dtype import compute_type
 from fusec.ir.index import Index
+from fusec.torch_interior import running_plainly
 
 aten = torch.ops.aten
 _ALIGNED = {"linear", "bilinear", "trilinear", "bicubic"}
@@ -125,9 +126,11 @@ def _factor(large: Index, small: Index, scale: float | None, center: float) -> i
     if scale is not None and scale != factor.const:
         raise Unsupported("an interpolation's gradient, of another scale than its sizes have")
     if factor.const & (factor.const - 1):  # powers of two are exact
-        places = torch.arange(large.const, dtype=torch.float32)
-        found = ((places + center) * (1.0 / factor.const)).to(torch.int64)
-        if not large.is_constant or not torch.equal(found, places.long() // factor.const):
+        with running_plainly():
+            places = torch.arange(large.const, dtype=torch.float32)
+            found = ((places + center) * (1.0 / factor.const)).to(torch.int64)
+            exact = torch.equal(found, places.long() // factor.const)
+        if not large.is_constant or not exact:
             raise Unsupported("an interpolation's gradient, whose places are rounded")
     return factor.const
 

@@ -72,3 +72,12 @@ def test_transforms_take_interpolation_as_torch_does() -> None:
 
     x = values(2, 1, 3, 4, 4)
     assert torch.equal(compile_with(fn)(x), fn(x))
+
+
+def test_a_gradient_called_by_name_enlarges_by_three_and_by_no_whole_number() -> None:
+    backward = torch.ops.aten.upsample_nearest2d_backward
+
+    def fn(g):
+        return [backward(g, [6, 12], [3, 3, *size]) for size in ((2, 4), (3, 6), (4, 5), (2, 8))]
+
+    check(fn, values(3, 3, 6, 12))
