@@ -7,13 +7,18 @@ to a log of JSON lines, a line as it begins and one as it ends, so that a crash 
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import importlib
 import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +30,8 @@ from fusec.backend import fusec
 LOG = "FUSEC_TORCH_SUITE_LOG"
 """The variable that says where the log is."""
 _INTERIOR = re.compile(
-    r"run_and_get|run_fw_bw_and_get|FileCheck|\bmetrics\.|torch\._inductor|inductor_config"
+    r"run_and_get|run_and_assert|prims\._low_memory|run_fw_bw_and_get|FileCheck|\bmetrics\."
+    r"|torch\._inductor|inductor_config"
     r"|(?<!dynamo_)(?<!dynamo\.)\bconfig\.patch|\baoti|\bAOTI|\bV\.|_inductor\.|get_kernel"
     r"|patch_inductor|assertGeneratedKernel|counters\[.inductor"
 )
@@ -37,12 +43,40 @@ def compile_fx(gm: Any, inputs: Sequence[Any], *_: Any, **__: Any) -> Callable[.
     return fusec(gm, inputs, options={"strict": True})
 
 
-def is_portable(function: Callable[..., Any]) -> bool:
-    """Return True for a test that any backend of ``torch.compile`` should pass."""
-    try:
-        return not _INTERIOR.search(inspect.getsource(inspect.unwrap(function)))
-    except (OSError, TypeError):
-        return True
+def is_portable(function: Callable[..., Any], module: ModuleType | None = None) -> bool:
+    """Return True for a test that any backend of ``torch.compile`` should pass.
+
+    Args:
+        module: where it may be written: Inductor's tests are copied from a template under longer
+            names, ``test_sum_cpu``, and decorated.
+    """
+    written = [] if module is None else _written(module, function.__name__)
+    with contextlib.suppress(OSError, TypeError):
+        written.append(inspect.getsource(inspect.unwrap(function)))
+    return not any(map(_INTERIOR.search, written))
+
+
+def _written(module: ModuleType, name: str) -> list[str]:
+    """Return the text of the function with the longest name that ``name`` begins with."""
+    known = _functions(module)
+    names = [n for n in known if name == n or name.startswith(f"{n}_")]
+    return [known[max(names, key=len)]] if names else []
+
+
+@functools.cache
+def _functions(module: ModuleType) -> dict[str, str]:
+    """Return the text of each function of a module, and of the tests that it imports."""
+    found: dict[str, str] = {}
+    for value in vars(module).values():
+        if inspect.isclass(value) and value.__name__.endswith("Template"):
+            theirs = sys.modules[value.__module__]
+            found |= _functions(theirs) if theirs is not module else {}
+    text = inspect.getsource(module)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+            found[node.name] = "\n".join(lines)
+    return found
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             module.compile_fx = compile_fx
         if _name(item.nodeid) in known:
             continue
-        if not is_portable(getattr(item, "function", _is_no_function)):
+        if not is_portable(getattr(item, "function", _is_no_function), module):
             item.add_marker(pytest.mark.skip(reason="asks for Inductor's own code"))
         left.append(item)
     config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
