@@ -34,6 +34,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from fusec.errors import Unsupported
 from fusec.frontend.fx_nodes import hint_of
 from fusec.torch_interior import FakeTensor, FakeTensorMode, OpOverload, pytree, running_plainly
 
@@ -128,8 +129,8 @@ def _corrected(
         return made
     if all(map(_is_row_major, given)) and all(map(_is_row_major, tensors)):
         return made
-    orders = _eager_orders(func, leaves, spec, sum(map(_count, (*given, *tensors))))
-    if orders is None or len(orders) != len(tensors):
+    orders = _outcome(func, leaves, spec, sum(map(_count, (*given, *tensors))))
+    if isinstance(orders, Exception) or len(orders) != len(tensors):
         return made
     held = {leaf.untyped_storage()._cdata for leaf in given}
     changed = False
@@ -253,28 +254,29 @@ class _Zeros:
 
 
 Key: TypeAlias = tuple[Any, ...]
-_known: dict[Key, tuple[Order | None, ...] | None] = {}
+Outcome: TypeAlias = tuple[Order | None, ...] | Exception
+"""The order of each tensor that a call makes, or what it raises."""
+_known: dict[Key, Outcome] = {}
 
 
-def _eager_orders(
-    func: OpOverload, leaves: list[Any], spec: Any, elements: int
-) -> tuple[Order | None, ...] | None:
-    """Return the order of each tensor that a call makes, or None where it cannot be tried."""
+def _outcome(func: OpOverload, leaves: list[Any], spec: Any, elements: int) -> Outcome:
+    """Return what becomes of a call of zeros; an ``Unsupported`` where it cannot be tried."""
     whole = [_Zeros.like(x) if isinstance(x, torch.Tensor) else _plain_number(x) for x in leaves]
     if elements > FEW and all(n in range(-SMALL, SMALL + 1) for n in map(_as_integer, whole)):
         fewer = _with_fewer_elements(whole)
-        orders = None if fewer is None else _tried(func, fewer, spec)
-        if orders is not None:
-            return orders
-    return _tried(func, whole, spec) if elements <= MANY else None
+        found = _NOT_TRIED if fewer is None else _tried(func, fewer, spec)
+        if not isinstance(found, Exception):
+            return found
+    return _tried(func, whole, spec) if elements <= MANY else _NOT_TRIED
 
 
-def computes_zeros(func: OpOverload, values: list[Any], spec: Any) -> bool:
-    """Return False if eager fails for tensors of zeros, or of ones; True where nobody has tried."""
+def error_of_zeros(func: OpOverload, values: list[Any], spec: Any) -> Exception | None:
+    """Return what eager raises for tensors of zeros as these are; None also if it is not tried."""
     given = [value for value in values if isinstance(value, torch.Tensor)]
-    if not all(map(_is_plain, given)) or (elements := sum(map(_count, given))) > MANY:
-        return True
-    return _eager_orders(func, values, spec, elements) is not None
+    if not all(map(_is_plain, given)):
+        return None
+    found = _outcome(func, values, spec, sum(map(_count, given)))
+    return found if isinstance(found, Exception) and found is not _NOT_TRIED else None
 
 
 def _with_fewer_elements(leaves: list[Any]) -> list[Any] | None:
@@ -295,7 +297,10 @@ def _plain_number(leaf: Any) -> Any:
     return hint_of(leaf) if isinstance(leaf, torch.SymInt) else leaf
 
 
-def _tried(func: OpOverload, leaves: list[Any], spec: Any) -> tuple[Order | None, ...] | None:
+_NOT_TRIED = Unsupported("a call that is not tried")
+
+
+def _tried(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
     key = (func, spec, *((type(leaf), leaf) for leaf in leaves))
     try:
         return _known[key]
@@ -303,10 +308,10 @@ def _tried(func: OpOverload, leaves: list[Any], spec: Any) -> tuple[Order | None
         found = _known[key] = _try(func, leaves, spec)
         return found
     except TypeError:  # an argument that is no key
-        return None
+        return _NOT_TRIED
 
 
-def _try(func: OpOverload, leaves: list[Any], spec: Any) -> tuple[Order | None, ...] | None:
+def _try(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
     """Call an operation with tensors of zeros, or of ones where it refuses to divide by zeros."""
     with running_plainly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -316,8 +321,9 @@ def _try(func: OpOverload, leaves: list[Any], spec: Any) -> tuple[Order | None, 
                 args, kwargs = pytree.tree_unflatten(made, spec)
                 results = pytree.tree_leaves(func(*args, **kwargs))
             except Exception as error:  # whatever a kernel has against such arguments
+                raised = error.with_traceback(None)
                 if "ZeroDivisionError" not in str(error):
                     break
                 continue
             return tuple(_order_of(r) for r in results if isinstance(r, torch.Tensor))
-    return None
+    return raised

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fusec.frontend.call import Call
-from fusec.frontend.eager_strides import computes_zeros, may_be_tried
+from fusec.frontend.eager_strides import error_of_zeros, may_be_tried
 from fusec.frontend.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.expr import op
@@ -147,7 +147,11 @@ def _kind(arg: Any) -> Any:
 
 
 def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return False if eager fails for tensors of zeros: two an axis, or as many as they have."""
+    """Return False if eager has no kernel for a call: tried with two zeros an axis, or with all.
+
+    Where an argument is of floats, other errors are none of types: a trace may say that a mean is
+    of another type than eager's.
+    """
     leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
     values = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in leaves]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -158,7 +162,12 @@ def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     error = _error_of(target, values, spec)
     if error is None or isinstance(error, NotImplementedError):
         return error is None
-    return all(x.dtype in _COMMON for x in tensors) or computes_zeros(target, values, spec)
+    if all(x.dtype in _COMMON for x in tensors):
+        return True
+    error = error_of_zeros(target, values, spec)
+    if any(x.dtype.is_floating_point or x.dtype.is_complex for x in tensors):
+        return not isinstance(error, NotImplementedError)
+    return error is None
 
 
 def _error_of(target: OpOverload, values: Sequence[Any], spec: Any) -> Exception | None:

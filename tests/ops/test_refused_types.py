@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils import _pytree as pytree
 
 from tests.ops.operations_page import recorded_rows
-from tests.support import BACKEND
+from tests.support import BACKEND, check, externs, values
 
 TYPES = (torch.bool, torch.int8, torch.int64, torch.bfloat16, torch.float32)
 
@@ -99,6 +99,17 @@ def test_the_calls_have_both_outcomes() -> None:
     every = [outcome(c, torch.ones(6, 6).to(t)) for c in CALLS.values() for t in TYPES]
     refused = sum(isinstance(found, Exception) for found in every)
     assert refused > 40 and len(every) - refused > 60
+
+
+def test_types_that_only_the_trace_mixes_are_no_refusal() -> None:
+    """The trace says bf16 of a norm's mean; eager's kernel, given weights of f32, wants f32."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.layer_norm(x, (128,), w, b))
+
+    inputs = [values(4, 128).bfloat16(), values(128), values(128)]
+    check(fn, *inputs, train=True)
+    assert BACKEND != "fusec" or externs(fn, *inputs, train=True) == []
 
 
 @pytest.mark.slow
