@@ -208,8 +208,8 @@ def _divide_by_constant(a: Expr, b: Const, node: Expr) -> Expr:
 def _select(node: Select) -> Expr:
     if isinstance(node.condition, Const):
         return node.then if node.condition.value else node.other
-    if node.then is node.other:
-        return node.then
+    if node.then is node.other and not any(map(is_checked, postorder((node.condition,)))):
+        return node.then  # a check may end the call, whatever is chosen
     then, other, condition = node.then, node.other, node.condition
     known = _where_true(condition, then)
     if known is not then:

@@ -293,6 +293,20 @@ def test_a_scatter_out_of_range_is_an_error_of_eager_s_class() -> None:
             assert isinstance(raised.value, IndexOutOfRange), f"{name} runs as an eager kernel"
 
 
+@pytest.mark.parametrize("wrong", (9, -1, -5))
+def test_a_scatter_of_what_changes_nothing_refuses_places_out_of_range(wrong: int) -> None:
+    def fn(x: torch.Tensor, n: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = x.index_reduce(0, i, torch.ones_like(x[:3]), "prod")
+        return product, n.index_add(0, i, torch.zeros(3, 6, dtype=torch.int64))
+
+    x, n, i = torch.rand(4, 6), torch.arange(24).view(4, 6), torch.tensor([0, 2, 1])
+    check(fn, x, n, i)
+    i[1] = wrong
+    same_error(fn, x, n, i)
+    same_error(lambda x, i: fn(x, n, i)[0], x, i)
+    same_error(lambda n, i: fn(x, n, i)[1], n, i)
+
+
 @pytest.mark.parametrize("wrong", (-1, 16, 2**31 + 1))
 def test_an_unpooling_refuses_places_that_are_not_in_its_image(wrong: int) -> None:
     def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
