@@ -312,7 +312,7 @@ def _tried(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
 
 
 def _try(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
-    """Call an operation with tensors of zeros, or of ones where it refuses to divide by zeros."""
+    """Call an operation with tensors of zeros, or of ones where it refuses zeros."""
     with running_plainly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for value in (0, 1):
@@ -322,8 +322,6 @@ def _try(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
                 results = pytree.tree_leaves(func(*args, **kwargs))
             except Exception as error:  # whatever a kernel has against such arguments
                 raised = error.with_traceback(None)
-                if "ZeroDivisionError" not in str(error):
-                    break
                 continue
             return tuple(_order_of(r) for r in results if isinstance(r, torch.Tensor))
     return raised

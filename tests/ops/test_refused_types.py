@@ -84,7 +84,7 @@ def check_refusal(call: Callable[..., Any], *inputs: torch.Tensor) -> None:
         assert not isinstance(found, Exception), repr(found)
         return
     assert isinstance(found, Exception), f"{found} where eager raises {eager!r}"
-    assert isinstance(found, RuntimeError | ValueError | TypeError)
+    assert isinstance(found, RuntimeError | ValueError | TypeError | IndexError)
     assert not isinstance(found, BackendCompilerFailed), repr(found)
 
 
@@ -99,6 +99,44 @@ def test_the_calls_have_both_outcomes() -> None:
     every = [outcome(c, torch.ones(6, 6).to(t)) for c in CALLS.values() for t in TYPES]
     refused = sum(isinstance(found, Exception) for found in every)
     assert refused > 40 and len(every) - refused > 60
+
+
+X, W, ROWS = torch.ones(4, 6), torch.ones(2, 6), torch.ones(3, 6)
+PLACES = torch.tensor([0, 2, 1])
+MIXED: dict[str, tuple[Callable[..., Any], Any]] = {
+    "linear of bf16 and f32": (lambda x, w: F.linear(x.bfloat16(), w), (X, W)),
+    "bias of bf16": (lambda x, w, b: F.linear(x, w, b), (X, W, W[:, 0].bfloat16())),
+    "addmm of f64": (lambda b, x, w: torch.addmm(b.double(), x, w.t()), (X[0, :2], X, W)),
+    "classes of i32": (lambda x, y: F.cross_entropy(x, y), (ROWS, PLACES.int())),
+    "classes of i64": (lambda x, y: F.cross_entropy(x, y), (ROWS, PLACES)),
+    "norm by bf16": (lambda x, w: F.layer_norm(x, (6,), w, w), (X, W[0].bfloat16())),
+    "norm by f64": (lambda x, w: F.layer_norm(x, (6,), w, None), (X, W[0].double())),
+    "norm of bf16 by f64": (lambda x, w: F.layer_norm(x, (6,), w), (X.bfloat16(), W[0].double())),
+    "norm of bf16 by f32": (lambda x, w: F.layer_norm(x, (6,), w), (X.bfloat16(), W[0])),
+    "index_put of f64": (lambda x, i, s: x.index_put((i,), s), (X, PLACES, ROWS.double())),
+    "index_add of f64": (lambda x, i, s: x.index_add(0, i, s), (X, PLACES, ROWS.double())),
+    "index_copy of i32": (lambda x, i, s: x.index_copy(0, i, s), (X, PLACES, ROWS.int())),
+    "put of f64": (lambda x, i, s: x.put(i, s), (X, PLACES, ROWS[:, 0].double())),
+}
+"""Calls of several types, and their inputs."""
+MIXED |= {
+    f"{name} at places of {kind}": (call, (X, PLACES.to(kind), ROWS))
+    for kind in (torch.uint8, torch.int16, torch.int32, torch.float32)
+    for name, call in {
+        "index_add": lambda x, i, s: x.index_add(0, i, s),
+        "index_copy": lambda x, i, s: x.index_copy(0, i, s),
+        "index_fill": lambda x, i, s: x.index_fill(0, i, 2.0),
+        "index_select": lambda x, i, s: x.index_select(0, i) * 2,
+        "index_reduce": lambda x, i, s: x.index_reduce(0, i, s, "prod"),
+    }.items()
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", MIXED)
+def test_a_mixture_of_types_is_refused_as_eager_refuses_it(name: str) -> None:
+    call, inputs = MIXED[name]
+    check_refusal(call, *inputs)
 
 
 def test_types_that_only_the_trace_mixes_are_no_refusal() -> None:
