@@ -124,7 +124,7 @@ _kernels: dict[Any, bool] = {}
 
 def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return False if eager's kernel for CPUs says that it is not made for such types."""
-    key = target, *map(_kind, args), *map(_kind, kwargs.values())
+    key = target, *map(_kind, args), *kwargs, *map(_kind, kwargs.values())
     try:
         found = _kernels.get(key)
     except TypeError:  # an argument that is no key
@@ -154,9 +154,11 @@ def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
     values = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in leaves]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if any(x.layout is not torch.strided or x.device.type != "cpu" for x in tensors):
+    devices = {x.device.type for x in tensors}
+    devices |= {value.type for value in values if isinstance(value, torch.device)}
+    if devices != {"cpu"} or any(x.layout is not torch.strided for x in tensors):
         return True
-    if not tensors or any(isinstance(n, int) and abs(n) > MANY for n in values):
+    if any(isinstance(n, int) and abs(n) > MANY for n in values):
         return True
     error = _error_of(target, values, spec)
     if error is not None and not isinstance(error, NotImplementedError):
