@@ -6,9 +6,10 @@ number. Tracing does neither, and what takes an operation apart loses it. So an 
 a number is neither taken apart nor lowered: it stays the eager kernel, whose error, or result, is
 eager's own. A number that is an operand (``x + 300``) wraps around and is none of these.
 
-Nor does tracing ask whether eager has a kernel for the types (there is no softmax of integers, and
-no ``&`` of floats). No table says so: a call is tried once, with two zeros an axis. On
-devices other than the CPU it is not: a kernel that fails there takes the context with it.
+Nor does tracing ask whether eager has a kernel for the types (there is no softmax of integers, no
+``&`` of floats, no product of bf16 and f32). No table says so: a call is tried once, with two zeros
+an axis, and where these do not fit each other with tensors of zeros as large as its own. On devices
+other than the CPU it is not: a kernel that fails there takes the context with it.
 
 Worked example: ``x.clamp(max=3.5e38)`` of an f32 tensor is one ``Extern``, which raises
 ``RuntimeError: value cannot be converted to type float without overflow``.
@@ -93,7 +94,7 @@ def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
             dtype = _converted_to(value, args, kwargs)
             if not holds(dtype, value):
                 return "a number that eager may refuse"
-    return None if _has_kernel(target, args, kwargs) else "a type that eager has no kernel for"
+    return None if _has_kernel(target, args, kwargs) else "types that eager may refuse"
 
 
 @functools.cache
@@ -123,7 +124,7 @@ _kernels: dict[Any, bool] = {}
 
 
 def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return False if eager's kernel for CPUs says that it is not made for such types."""
+    """Return False if eager's kernel for CPUs refuses a call's types."""
     key = target, *map(_kind, args), *kwargs, *map(_kind, kwargs.values())
     try:
         found = _kernels.get(key)
