@@ -130,7 +130,9 @@ def run(table: dict[str, Function], n: int, *inputs: torch.Tensor) -> dict[str, 
     return {name: torch.cat([part[name] for part in found])[:count] for name in table}
 
 
-def wrong(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def wrong(
+    found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, absolute: float
+) -> torch.Tensor:
     """Return where a result is not as eager's, or farther from the exact one than allowed."""
     if not found.dtype.is_floating_point:
         return found != eager
@@ -139,13 +141,19 @@ def wrong(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> torc
     kind = (a.isnan() != b.isnan()) | (a.isinf() != b.isinf()) | (a.isinf() & b.isinf() & (a != b))
     finite = a.isfinite() & b.isfinite()
     sign = finite & (a == 0) & (b == 0) & (a.signbit() != b.signbit())
-    floor = 8 * info.eps * torch.maximum(exact.abs(), a.abs()) + 4 * info.tiny * info.eps
+    floor = 8 * info.eps * torch.maximum(exact.abs(), a.abs()) + 4 * info.tiny * info.eps + absolute
     near = (b - exact).abs() <= torch.maximum(4 * (a - exact).abs(), floor)
     return kind | sign | (finite & exact.isfinite() & ~near)
 
 
-def assert_as_eager(table: dict[str, Function], lengths: list[int], *inputs: torch.Tensor) -> None:
-    """Assert that functions are as eager's at all lengths, and their bits equal in all of them."""
+def assert_as_eager(
+    table: dict[str, Function], lengths: list[int], *inputs: torch.Tensor, absolute: float = 0.0
+) -> None:
+    """Assert that functions are as eager's at all lengths, and their bits equal in all of them.
+
+    Args:
+        absolute: how far a result may be from the exact one beside what is a part of it.
+    """
     by_length = {n: run(table, n, *inputs) for n in lengths}
     count = len(inputs[0])
     for name, function in table.items():
@@ -154,7 +162,7 @@ def assert_as_eager(table: dict[str, Function], lengths: list[int], *inputs: tor
         alone = torch.cat([function(*[x[k : k + 1] for x in inputs]) for k in range(count)])
         first = by_length[lengths[0]][name]
         assert first.dtype is lanes.dtype, name
-        bad = wrong(first, lanes, exact) & wrong(first, alone, exact)
+        bad = wrong(first, lanes, exact, absolute) & wrong(first, alone, exact, absolute)
         at = [float(x[bad][0]) for x in inputs] if bad.any() else []
         assert not bad.any(), f"{name} at {at}: {first[bad][0]}, eager {lanes[bad][0]}"
         for n, found in by_length.items():
@@ -191,7 +199,10 @@ def test_functions_of_one_are_as_eager_s_for_scalars_and_lanes(dtype: torch.dtyp
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_no_pair_of_functions_becomes_another_function(dtype: torch.dtype) -> None:
-    assert_as_eager(without(COMPOSED, dtype), LENGTHS, special(dtype))
+    # The exact result of float64 is eager's own. What a function of it has rounded otherwise near 1
+    # (the square root of MKL on AMD's processors, a cosine), the next one may make a digit of 0.
+    absolute = 2 * torch.finfo(dtype).eps if dtype is torch.float64 else 0.0
+    assert_as_eager(without(COMPOSED, dtype), LENGTHS, special(dtype), absolute=absolute)
 
 
 @pytest.mark.sampled(4)

@@ -60,7 +60,9 @@ def run_file(folder: Path, file: str, chosen: str, seconds: float = float("inf")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.torch_suite.plugin", "-p",
                    "no:cacheprovider", "-p", "no:xdist", "--noconftest", "-c", os.devnull,
                    "--rootdir", str(folder), "-k", chosen, str(folder / file)]  # fmt: skip
-        paths = os.pathsep.join([str(ROOT), str(folder), *sys.path])
+        # Not sys.path: what ran before may have put a folder there that hides a module of Python's.
+        given = os.environ.get("PYTHONPATH")
+        paths = os.pathsep.join([str(ROOT), str(folder), *([given] if given else [])])
         environment = {**os.environ, LOG: str(log), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         seen = -1
         while seen < len(read_log(log)):

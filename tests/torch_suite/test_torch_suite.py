@@ -41,7 +41,12 @@ class ToyTests(TestCase):
 """
 
 
-def test_a_suite_is_run_by_fusec_over_crashes_without_what_asks_for_code(tmp_path: Path) -> None:
+def test_a_suite_is_run_by_fusec_over_crashes_without_what_asks_for_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hidden" / "html").mkdir(parents=True)
+    (tmp_path / "hidden" / "html" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "hidden")  # a test before may leave a folder there
     (tmp_path / "test_toy.py").write_text(TOY)
     result = run_file(tmp_path, "test_toy.py", "ToyTests")
     assert result.whole
