@@ -25,9 +25,9 @@ PYTEST_NEWEST = $(ONE_THREAD) $(NEWEST)/bin/python $(RUN_TESTS)
 PYTEST_OLDEST = $(ONE_THREAD) $(OLDEST)/bin/python $(RUN_TESTS)
 
 # What stands on the interiors of torch and Triton, and a smoke test of the rest.
-INTERIORS := tests/runtime/test_triton_kernel.py tests/runtime/test_triton_interior.py \
-  tests/runtime/test_static_checks.py tests/runtime/test_fake.py tests/runtime/test_cuda_graphs.py \
-  tests/runtime/driver tests/codegen/test_triton_static.py tests/test_cli_check.py tests/frontend \
+INTERIORS := tests/runtime/kernels/test_triton_kernel.py tests/runtime/kernels/test_triton_interior.py \
+  tests/tools/test_static_checks.py tests/runtime/calls/test_fake.py tests/runtime/calls/test_cuda_graphs.py \
+  tests/runtime/kernels/driver tests/codegen/test_triton_static.py tests/tools/test_cli_check.py tests/frontend \
   tests/ops/test_metadata.py tests/ops/test_data_dependent.py tests/ops/test_errors.py \
   tests/models/test_gpt2_block.py
 
@@ -84,10 +84,10 @@ test: $(STAMP)
 	$(PYTEST)
 
 emulate: $(STAMP)
-	$(PYTEST) --slow tests/emulator
+	$(PYTEST) --slow tests/tools/emulator
 	for block in $(EMULATED); do \
-	  $(EMULATE) tests/emulator/blocks.py:$$block || exit 1; \
-	  $(EMULATE) --race fused tests/emulator/blocks.py:$$block || exit 1; \
+	  $(EMULATE) tests/tools/emulator/blocks.py:$$block || exit 1; \
+	  $(EMULATE) --race fused tests/tools/emulator/blocks.py:$$block || exit 1; \
 	done
 
 test-all: $(STAMP)

@@ -152,7 +152,7 @@ def own_seconds() -> float | None:
     if tell is not None:
         return round(float(tell()), 4)
     try:
-        from fusec.compiler import RECENT
+        from fusec.driver.compiler import RECENT
     except ImportError:
         return None
     return round(sum(trace.total_seconds for trace in RECENT), 4)

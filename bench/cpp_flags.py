@@ -36,7 +36,7 @@ from bench import workloads
 from bench.timing import quiet
 from bench.workload import Workload, compiled, cotangents_of, step_of
 from fusec.options import Options
-from fusec.runtime import cpp_kernel
+from fusec.runtime.kernels import cpp_kernel
 
 WORKING = ("-O1", "-finline-small-functions", "-fschedule-insns2", "-fgcse", "-ftree-pre",
            "-fexpensive-optimizations", "-fstrict-aliasing", "-fcaller-saves")  # fmt: skip

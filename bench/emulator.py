@@ -1,7 +1,8 @@
 """How fast GPU kernels are emulated: `python -m bench.emulator [--quick]`.
 
-A training step of blocks of `tests/emulator/blocks.py`, compiled before: warp instructions in the
-emulator, its seconds, and their rate, with all checks on. `--quick` leaves GPT-2's own width out.
+A training step of blocks of `tests/tools/emulator/blocks.py`, compiled before: warp instructions in
+the emulator, its seconds, and their rate, with all checks on. `--quick` leaves GPT-2's own width
+out.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from unittest import mock
 
 import torch
 
-from fusec.emulator import launch
-from fusec.report.emulation import Emulator
-from tests.emulator import blocks
+from fusec.tools.emulator import launch
+from fusec.tools.report.emulation import Emulator
+from tests.tools.emulator import blocks
 
 CASES = (
     ("GPT-2 block, 64 wide", blocks.gpt2, (2, 24, 64), "library"),

@@ -114,7 +114,7 @@ def step(*, compiled: bool, quick: bool) -> Callable[[], None]:
 
 def choices() -> str:
     """Return a digest of what this process has compiled."""
-    from fusec.compiler import RECENT  # local: the process of the table compiles nothing
+    from fusec.driver.compiler import RECENT  # local: the process of the table compiles nothing
 
     text = "".join(f"{trace.wrapper}{trace.manifest}" for trace in RECENT)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

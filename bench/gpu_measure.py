@@ -20,10 +20,10 @@ from bench.accuracy import relative_error, within_rule
 from bench.cpu import exact, first_call
 from bench.timing import summary
 from bench.workload import Case, Workload, bytes_floor, compiled, cotangents_of, step_of
+from fusec.driver.race import WIDE_S
 from fusec.options import Options
-from fusec.race import WIDE_S
-from fusec.runtime.cache import open_cache
-from fusec.runtime.verdicts import Verdict, all_verdicts
+from fusec.runtime.cache.store import open_cache
+from fusec.runtime.race.verdicts import Verdict, all_verdicts
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
 SHRINK = 64  # of a rehearsal's sizes

@@ -12,10 +12,10 @@ from typing import Any
 from bench.workload import Workload
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.report.lint_report import judge
-from fusec.report.observe import new_fake_mode, observe
-from fusec.report.stages import take_through
-from fusec.report.static_rules import CheckedKernel
+from fusec.tools.report.lint_report import judge
+from fusec.tools.report.observe import new_fake_mode, observe
+from fusec.tools.report.stages import take_through
+from fusec.tools.report.static_rules import CheckedKernel
 
 TARGET = "sm_90"
 _STATIC = ("registers", "blocks", "spill_bytes", "wide_share", "barriers")

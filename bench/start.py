@@ -85,8 +85,8 @@ def build(path: Path, *, quick: bool) -> Any:
     from safetensors.torch import save_file
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from fusec.building import Call, weights_of
-    from fusec.building import build as build_archive
+    from fusec.export import Call, weights_of
+    from fusec.export import build as build_archive
     from fusec.options import Options
 
     size = {"n_layer": 2, "n_embd": 64, "n_head": 2} if quick else {}

@@ -17,33 +17,33 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
-    from fusec.backend import refreeze
-    from fusec.report import explain, kernels
-    from fusec.report.expect import expect
-    from fusec.report.watching import watch
-    from fusec.runtime.model import load
+    from fusec.driver.backend import refreeze
+    from fusec.runtime.archive.model import load
+    from fusec.tools.report import explain, kernels
+    from fusec.tools.report.expect import expect
+    from fusec.tools.report.watching import watch
 else:
 
     def __getattr__(name: str) -> Any:
         if name in ("explain", "kernels"):
             # Local: `import fusec` must not import torch, Dynamo and the compiler's stages.
-            from fusec import report
+            from fusec.tools import report
 
             return getattr(report, name)
         if name == "expect":
-            from fusec.report import expect  # local, as above
+            from fusec.tools.report import expect  # local, as above
 
             return expect.expect
         if name == "watch":
-            from fusec.report import watching  # local, as above
+            from fusec.tools.report import watching  # local, as above
 
             return watching.watch
         if name == "load":
-            from fusec.runtime import model  # local, as above
+            from fusec.runtime.archive import model  # local, as above
 
             return model.load
         if name == "refreeze":
-            from fusec import backend  # local, as above
+            from fusec.driver import backend  # local, as above
 
             return backend.refreeze
         raise AttributeError(f"module 'fusec' has no attribute {name!r}")

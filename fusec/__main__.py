@@ -2,6 +2,6 @@
 
 import sys
 
-from fusec.cli import main
+from fusec.tools.cli import main
 
 sys.exit(main())

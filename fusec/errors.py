@@ -264,7 +264,7 @@ def stage_of(error: BaseException) -> str:
 
 
 class WrongKernel(FusecError):
-    """A kernel computes something else than eager; ``fusec/verification.py`` finds it.
+    """A kernel computes something else than eager; ``fusec/driver/verification.py`` finds it.
 
     Args:
         kernel, graph: by name.
@@ -296,7 +296,8 @@ class WrongKernel(FusecError):
 
 
 class WrongGraph(FusecError):
-    """A graph computes something else than eager, by none of its kernels (``fusec/reference.py``).
+    """A graph computes something else than eager, by none of its kernels
+    (``fusec/driver/reference.py``).
 
     Args:
         graph: "forward", "backward" or "inference".

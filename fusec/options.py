@@ -34,8 +34,8 @@ MODES: Mapping[str, Mapping[str, bool | float]] = {
 
 
 _RACE_SECONDS = {"cuda": 20.0, "cpu": 10.0}
-"""On a CPU what is raced is counted (``fusec/race.py``), and takes a second or two: time ends
-races on busy machines alone."""
+"""On a CPU what is raced is counted (``fusec/driver/race.py``), and takes a second or two: time
+ends races on busy machines alone."""
 
 
 @dataclass(frozen=True, slots=True)

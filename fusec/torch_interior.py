@@ -1,7 +1,8 @@
 """Torch's interior: the only module that takes names which torch does not promise to keep.
 
 Known are torch 2.11, 2.13 and 2.15, which are tested; all three have these names. CUDA graph trees
-alone are taken elsewhere, by ``runtime/cuda_graphs.py``, which asks for each part and does without.
+alone are taken elsewhere, by ``runtime/calls/cuda_graphs.py``, which asks for each part and does
+without.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import torch
 
-from fusec import verification
+from fusec.driver import verification
 from fusec.torch_interior import trace_log
 
 
@@ -145,7 +145,9 @@ def _kernels_are_built_for_their_values(
 
     With --slow, kernels are built as users build them.
     """
-    from fusec.runtime import cpp_kernel  # local: the options are read after `pytest_configure`
+    from fusec.runtime.kernels import (
+        cpp_kernel,  # local: the options are read after `pytest_configure`
+    )
 
     if request.config.getoption("--slow"):
         yield
@@ -176,8 +178,8 @@ def _precompiled(folder: Path) -> tuple[str, Path]:
 
     A compiler that does not know such files reads the header.
     """
-    from fusec.codegen.cpp import prelude
-    from fusec.runtime import cpp_kernel
+    from fusec.codegen.cpp.printer import prelude
+    from fusec.runtime.kernels import cpp_kernel
 
     width = cpp_kernel.vector_width()
     text, header = prelude(width, products=False), folder / "prelude.h"

@@ -1,12 +1,12 @@
-"""What a structure of any stage computes: ``fusec/bisect/meaning.py``, as an assertion."""
+"""What a structure of any stage computes: ``fusec/tools/bisect/meaning.py``, as an assertion."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fusec.bisect.meaning import differs
-from fusec.bisect.steps import Step
-from fusec.structures import verify
+from fusec.driver.structures import verify
+from fusec.tools.bisect.meaning import differs
+from fusec.tools.bisect.steps import Step
 
 
 def check(step: Step, made: Any) -> None:

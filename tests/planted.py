@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusec import compiler
+from fusec.driver import compiler
 
 
 def adds_a_hundredth(launch: Callable[..., None]) -> Callable[..., None]:

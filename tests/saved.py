@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode
 
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.report.observe import new_fake_mode, observe
+from fusec.tools.report.observe import new_fake_mode, observe
 
 PRODUCTS = ("aten.mm.default", "aten.bmm.default")
 

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from fusec.bisect.steps import Step, record_steps
 from fusec.codegen.targets import find_target
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
 from fusec.options import Options
-from fusec.passes.libraries import Answer
-from fusec.stages import Context
-from fusec.trace import Trace
+from fusec.passes.fusion.libraries import Answer
+from fusec.tools.bisect.steps import Step, record_steps
 
 BF16 = torch.bfloat16
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusec.building import Call, build, weights_of
+from fusec.export import Call, build, weights_of
 from fusec.native import flags
 from fusec.options import Options
 

@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.two_tensor import TwoTensor
 
 import fusec
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from tests.support import check, compile_with, externs, values
 
 Function: TypeAlias = Callable[..., Any]

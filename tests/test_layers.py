@@ -21,92 +21,110 @@ ROOT = Path(__file__).parents[1]
 FILE_CEILING = 600
 FUNCTION_CEILING = 60
 
-LOW = {"errors", "options", "processors"}
-COMPILER = LOW | {"trace", "ir", "passes", "codegen"}
-WHOLE = COMPILER | {"frontend", "runtime", "stages", "structures", "pipeline"}
-WHOLE |= {"torch_interior", "summary"}
+FOUNDATION = {"errors", "options", "processors"}
+COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
+WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
+WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.summary"}
+CACHED = {"driver.archive", "driver.compiler", "driver.size_formulas"}
 
 LAYERS: dict[str, set[str]] = {
+    # What every layer stands on.
     "errors": set(),
     "options": {"errors"},
     "processors": set(),
-    "trace": {"errors"},
-    "ir": {"errors"},
-    "frontend": LOW | {"trace", "ir", "torch_interior"},
-    "passes": LOW | {"trace", "ir"},
-    "codegen": LOW | {"trace", "ir", "passes"},
     "torch_interior": set(),
-    "runtime": LOW | {"torch_interior", ""},
-    "emulator": LOW | {"runtime"},
-    "structures": COMPILER | {"partition"},
-    "stages": COMPILER | {"frontend", "partition", "structures"},
-    "summary": LOW | {"trace", "ir", "frontend", "torch_interior"},
-    "pipeline": COMPILER | {"frontend", "size_formulas", "stages", "structures", "summary"},
-    "race": WHOLE,
-    "verification": LOW | {"frontend", "runtime", "torch_interior"},
-    "reference": LOW | {"frontend", "runtime", "torch_interior", "verification"},
-    "dumps": WHOLE,
-    "blame": LOW | {"ir", "frontend"},
-    "compiler": WHOLE | {"blame", "dumps", "race", "size_formulas", "verification"},
-    "partition": LOW | {"trace", "ir", "frontend", "passes", "torch_interior"},
-    "calling": LOW | {"runtime", "torch_interior"},
-    "archive": WHOLE | {"compiler", ""},
-    "size_formulas": LOW | {"frontend", "ir", "runtime", "torch_interior"},
-    "warm": WHOLE | {"archive", "calling", "compiler", "size_formulas"},
-    "splitting": LOW | {"frontend", "torch_interior"},
-    "backend": WHOLE | {"compiler", "partition", "reference", "splitting", "warm"},
-    "native_names": {"errors", "runtime"},
+    # The compiler.
+    "ir": {"errors"},
+    "frontend": FOUNDATION | {"ir", "torch_interior"},
+    "passes": FOUNDATION | {"ir"},
+    "codegen": FOUNDATION | {"ir", "passes"},
+    "runtime": FOUNDATION | {"torch_interior", ""},
+    # Its driver, module by module.
+    "driver": set(),
+    "driver.trace": {"errors"},
+    "driver.partition": FOUNDATION | {"ir", "frontend", "passes", "torch_interior"},
+    "driver.structures": COMPILER | {"driver.partition"},
+    "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
+    "driver.summary": FOUNDATION | {"driver.trace", "ir", "frontend", "torch_interior"},
+    "driver.size_formulas": FOUNDATION | {"frontend", "ir", "runtime", "torch_interior"},
+    "driver.pipeline": WHOLE | {"driver.size_formulas"},
+    "driver.race": WHOLE,
+    "driver.verification": FOUNDATION | {"frontend", "runtime", "torch_interior"},
+    "driver.reference": FOUNDATION
+    | {"frontend", "runtime", "torch_interior", "driver.verification"},
+    "driver.splitting": FOUNDATION | {"frontend", "torch_interior"},
+    "driver.dumps": WHOLE,
+    "driver.blame": FOUNDATION | {"ir", "frontend"},
+    "driver.build": WHOLE,
+    "driver.compiler": WHOLE
+    | {"driver.blame", "driver.build", "driver.dumps", "driver.race", "driver.size_formulas"}
+    | {"driver.verification"},
+    "driver.calling": FOUNDATION | {"runtime", "torch_interior"},
+    "driver.archive": WHOLE | {"driver.compiler", ""},
+    "driver.warm": WHOLE | CACHED | {"driver.calling"},
+    "driver.backend": WHOLE
+    | {
+        "driver.compiler",
+        "driver.partition",
+        "driver.reference",
+        "driver.splitting",
+        "driver.warm",
+    },
+    # Around it: nothing above imports what follows.
     "native": set(),
-    "report": WHOLE | {"compiler", "dumps", "backend", "emulator", "verification"},
-    "bisect": WHOLE
-    | {"blame", "compiler", "backend", "partition", "reference", "verification", ""},
-    "building": WHOLE
-    | {"archive", "backend", "compiler", "native_names", "report", "size_formulas", "warm"},
-    "cli": WHOLE | {"building", "compiler", "dumps", "report", "bisect", "emulator", ""},
-    "": {"backend", "report", "runtime"},
-    "__main__": {"cli"},
+    "export": WHOLE | CACHED | {"driver.backend", "driver.warm", "tools.report"},
+    "tools": set(),
+    "tools.static_checks": FOUNDATION | {"runtime"},
+    "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
+    "tools.report": WHOLE
+    | {"driver.build", "driver.compiler", "driver.dumps", "driver.backend", "driver.verification"}
+    | {"tools.emulator", "tools.static_checks"},
+    "tools.bisect": WHOLE
+    | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
+    | {"driver.reference", "driver.verification", ""},
+    "tools.cli": WHOLE
+    | {"driver.build", "driver.compiler", "driver.dumps", "export", "tools.report", "tools.bisect"}
+    | {"tools.emulator", ""},
+    "": {"driver.backend", "tools.report", "runtime"},
+    "__main__": {"tools.cli"},
 }
-"""Which layers a layer may import besides itself; "" is `fusec/__init__.py`."""
+"""Which layers a layer may import besides itself; "" is `fusec/__init__.py`.
+
+A layer is a folder of `fusec`, or a module or folder of `driver` and of `tools`.
+"""
+
+CORE = {"ir", "frontend", "passes", "codegen", "runtime", "driver"}
+AROUND = {"export", "native", "tools"}
+LOOSE = {"__init__", "__main__", "errors", "options", "processors", "torch_interior"}
+LOOSE = {f"fusec/{name}.py" for name in LOOSE}
+"""The compiler, what stands around it, and the modules that may stand at the root."""
 
 LIBRARIES: dict[str, set[str]] = {
     "frontend": {"torch", "sympy"},
     "passes": {"networkx"},
     "torch_interior": {"torch"},
     "runtime": {"torch", "triton", "platformdirs", "safetensors"},
-    "emulator": {"torch"},
-    "structures": {"torch"},
-    "stages": {"torch"},
-    "pipeline": {"torch"},
-    "summary": {"torch"},
-    "race": {"torch"},
-    "verification": {"torch"},
-    "reference": {"torch"},
-    "compiler": {"torch"},
-    "partition": {"torch"},
-    "calling": {"torch"},
-    "size_formulas": {"torch"},
-    "archive": {"torch"},
-    "warm": {"torch"},
-    "splitting": {"torch"},
-    "backend": {"torch"},
-    "building": {"torch"},
-    "report": {"torch", "jinja2"},
-    "blame": {"torch"},
-    "bisect": {"torch"},
-    "cli": {"torch", "rich", "safetensors"},
+    "driver": {"torch"},
+    "export": {"torch"},
+    "tools": {"torch"},
+    "tools.report": {"torch", "jinja2"},
+    "tools.cli": {"torch", "rich", "safetensors"},
 }
-"""Which layers may import what from outside the standard library; the others, nothing."""
+"""Which layers may import what from outside the standard library; the others, nothing.
+
+A part of `driver` or `tools` that has no row of its own has its folder's.
+"""
 
 PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
-    "numpy": re.compile(r"fusec/(ir/interp\w*|bisect/meaning)\.py"),
-    "networkx": re.compile(r"fusec/(passes/(dag|fuse)|report/html/layout)\.py"),
-    "triton": re.compile(r"fusec/runtime/triton_interior\.py"),
+    "numpy": re.compile(r"fusec/(ir/interp/\w+|tools/bisect/meaning)\.py"),
+    "networkx": re.compile(r"fusec/(passes/(dag|fusion/fuse)|tools/report/html/layout)\.py"),
+    "triton": re.compile(r"fusec/runtime/kernels/triton_interior\.py"),
 }
 """Libraries with one home. It may be part of a layer that may not import the library as a whole."""
 
 INTERIOR = re.compile(r"fusec/(torch_interior|runtime/interior)\.py")
-TREES = re.compile(r"fusec/runtime/cuda_graphs\.py")
+TREES = re.compile(r"fusec/runtime/calls/cuda_graphs\.py")
 """What takes torch's private names, and what takes those of its CUDA graph trees."""
 
 WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "platformdirs", "rich", "transformers"}
@@ -128,8 +146,9 @@ class Module:
 
 
 def layer_of(name: str) -> str:
-    """Return "ir" for "fusec.ir.expr", "" for "fusec"."""
-    return f"{name}.".split(".")[1]
+    """Return "ir" for "fusec.ir.expr", "driver.race" for "fusec.driver.race", "" for "fusec"."""
+    parts = [*name.split("."), "", ""][1:3]
+    return ".".join(filter(None, parts)) if parts[0] in ("driver", "tools") else parts[0]
 
 
 @cache
@@ -188,7 +207,9 @@ def layer_violations(root: Path) -> list[str]:
                 continue
             imported = layer_of(name)
             # `from fusec import __version__` takes a name, not a layer.
-            imported = imported if imported in layers | set(LAYERS) else ""
+            folder = imported.split(".")[0]
+            known = [layer for layer in (imported, folder) if layer in layers | set(LAYERS)]
+            imported = known[0] if known else ""
             if imported not in allowed:
                 found.append(f"{module.path}:{line}: {module.layer} imports {name}")
     return found
@@ -204,10 +225,27 @@ def library_violations(root: Path) -> list[str]:
             if home is not None:
                 allowed = bool(home.fullmatch(module.path))
             else:
-                allowed = library not in WATCHED or library in LIBRARIES.get(module.layer, ())
+                allowed = library not in WATCHED or library in libraries_of(module.layer)
             if not allowed:
                 found.append(f"{module.path}:{line}: {module.layer} imports {name}")
     return found
+
+
+def libraries_of(layer: str) -> set[str]:
+    return LIBRARIES.get(layer, LIBRARIES.get(layer.split(".")[0], set()))
+
+
+def tool_violations(root: Path) -> list[str]:
+    """Imports by the compiler of what stands around it, and modules loose at the root."""
+    found = [
+        f"{module.path}:{line}: the compiler imports {name}"
+        for module in modules_of(root)
+        if module.layer.split(".")[0] in CORE
+        for name, line in imports_of(module)
+        if any(starts_with(name, f"fusec.{folder}") for folder in AROUND)
+    ]
+    loose = {m.path for m in modules_of(root) if m.path.count("/") == 1} - LOOSE
+    return found + [f"{path}: loose at the root" for path in sorted(loose)]
 
 
 def interior_violations(root: Path) -> list[str]:
@@ -360,6 +398,7 @@ def docstrings(tree: ast.AST) -> list[ast.expr]:
 
 CHECKS = (
     layer_violations,
+    tool_violations,
     library_violations,
     interior_violations,
     circle_violations,
@@ -392,9 +431,14 @@ LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
         ),
         (layer_violations, {"runtime/cache.py": "from fusec import ir", "ir/expr.py": ""}),
         (layer_violations, {"runtime/cache.py": "def f():\n    from fusec.ir import expr"}),
-        (layer_violations, {"codegen/a.py": "from fusec.pipeline import compile_graph"}),
+        (layer_violations, {"codegen/a.py": "from fusec.driver.pipeline import compile_graph"}),
         (layer_violations, {"errors.py": "from fusec import __version__"}),
         (layer_violations, {"utils.py": ""}),
+        (layer_violations, {"driver/race.py": "from fusec.driver import backend"}),
+        (layer_violations, {"tools/report/a.py": "import fusec.tools.cli.run"}),
+        (tool_violations, {"driver/a.py": "from fusec.tools.report import explain"}),
+        (tool_violations, {"runtime/a.py": "def f():\n    from fusec import export"}),
+        (tool_violations, {"backend.py": ""}),
         (library_violations, {"ir/expr.py": "import torch"}),
         (library_violations, {"ir/graph.py": "import networkx as nx"}),
         (library_violations, {"ir/graph.py": "from numpy.typing import NDArray"}),
@@ -404,12 +448,12 @@ LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
         (library_violations, {"frontend/views.py": "import sympy"}),
         (library_violations, {"options.py": "import torch"}),
         (library_violations, {"runtime/triton_kernel.py": "from triton.runtime import jit"}),
-        (interior_violations, {"backend.py": "import torch._inductor.config"}),
+        (interior_violations, {"driver/backend.py": "import torch._inductor.config"}),
         (interior_violations, {"runtime/x.py": "from torch import _inductor"}),
-        (interior_violations, {"backend.py": "import torch\ntorch._inductor.config.x = 1"}),
-        (interior_violations, {"backend.py": "from torch._dynamo.backends import common"}),
+        (interior_violations, {"driver/backend.py": "import torch\ntorch._inductor.config.x = 1"}),
+        (interior_violations, {"driver/backend.py": "from torch._dynamo.backends import common"}),
         (interior_violations, {"frontend/a.py": "from torch.utils import _pytree"}),
-        (interior_violations, {"runtime/cuda_graphs.py": "import torch._guards"}),
+        (interior_violations, {"runtime/calls/cuda_graphs.py": "import torch._guards"}),
         (circle_violations, {"ir/a.py": "import fusec.ir.b", "ir/b.py": "from fusec.ir import a"}),
         (circle_violations, {"ir/__init__.py": "import fusec.ir.a", "ir/a.py": "import fusec.ir"}),
         (circle_violations, {"a.py": "if 1:\n  import fusec.b", "b.py": "import fusec.a"}),
@@ -436,26 +480,26 @@ def test_a_planted_violation_is_found(
 
 def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
     files = {
-        "__init__.py": "def __getattr__(name):\n    from fusec import report\n",
+        "__init__.py": "def __getattr__(name):\n    from fusec.tools import report\n",
         "errors.py": "import difflib",
-        "ir/interp.py": "import numpy as np\nfrom fusec.errors import InvalidIR",
+        "ir/interp/graph.py": "import numpy as np\nfrom fusec.errors import InvalidIR",
         "ir/expr.py": "def f():\n    from fusec.ir import text",
         "ir/text.py": "import fusec.ir.expr",
         "ir/index.py": "import fusec.ir.atoms",
         "ir/atoms.py": "if TYPE_CHECKING:\n    from fusec.ir.index import Index",
-        "passes/dag.py": "import networkx\nfrom fusec.ir import interp",
+        "passes/dag.py": "import networkx\nfrom fusec.ir.interp import graph",
         "passes/a.py": "'Of aten.mm.'\n" + "isinstance(x, Kernel)\n" * STEP_QUESTIONS,
         "passes/b.py": "isinstance(x, Size)",
         "ir/verify.py": "isinstance(x, Def)",
         "frontend/shapes.py": "import sympy, torch",
         "frontend/call.py": "def f(node): return node.target == 'output'",
-        "runtime/cuda_graphs.py": "import torch._inductor.cudagraph_trees",
-        "runtime/triton_interior.py": "import triton.backends",
+        "runtime/calls/cuda_graphs.py": "import torch._inductor.cudagraph_trees",
+        "runtime/kernels/triton_interior.py": "import triton.backends",
         "torch_interior.py": "from torch._ops import OpOverload",
         "frontend/names.py": "import torch\ntorch.ops.aten._to_copy, torch.__version__",
         "codegen/targets.py": "def f(target): return target == 'cpu'",
-        "report.py": "import torch",
-        "cli.py": "from fusec import __version__",
+        "tools/report/__init__.py": "import torch, fusec.driver.compiler",
+        "tools/cli/__init__.py": "from fusec import __version__",
     }
     for name, text in files.items():
         file = tmp_path / "fusec" / name

@@ -100,7 +100,7 @@ def test_the_source_distribution_is_the_repository(unpacked: Path, files: set[st
 
 @pytest.mark.slow
 def test_tests_run_where_the_source_distribution_is_unpacked(unpacked: Path) -> None:
-    tests = ["tests/ir/test_expr.py", "tests/test_backend.py", "tests/test_layers.py"]
+    tests = ["tests/ir/test_expr.py", "tests/driver/test_backend.py", "tests/test_layers.py"]
     where = f"import fusec; assert fusec.__file__.startswith({str(unpacked)!r})"
     run(sys.executable, "-c", where, directory=unpacked)
     printed = run(sys.executable, "-m", "pytest", "-q", "-x", *tests, directory=unpacked)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from torch import fx
 
-from fusec.bisect.steps import copied
 from fusec.codegen.generalise import Functions
-from fusec.codegen.triton_form import Form
+from fusec.codegen.triton.form import Form
+from fusec.driver.structures import Placed, Planned
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
@@ -29,7 +29,7 @@ from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Update
 from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import LoopKind
-from fusec.structures import Placed, Planned
+from fusec.tools.bisect.steps import copied
 from tests.meaning import check
 from tests.stages import step_of
 

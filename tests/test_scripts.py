@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusec.cli import main
+from fusec.tools.cli import main
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fusec.stages import all_stages
-from fusec.structures import printed
+from fusec.driver.stages import all_stages
+from fusec.driver.structures import printed
 from tests.stages import step_of
 from tests.support import TORCH
 

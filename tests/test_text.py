@@ -14,30 +14,30 @@ READERS = {"re", "ast", "tokenize", "parse", "shlex", "html"}
 """Modules of the standard library that take text apart."""
 
 OF_OTHERS = {
-    "fusec/cli/__init__.py": "quotes what the user typed",
-    "fusec/cli/inputs.py": "what the user typed",
-    "fusec/cli/line.py": "what the user typed",
-    "fusec/dumps.py": "names of files and folders",
-    "fusec/cli/lock.py": "quotes what the user typed",
+    "fusec/tools/cli/__init__.py": "quotes what the user typed",
+    "fusec/tools/cli/inputs.py": "what the user typed",
+    "fusec/tools/cli/line.py": "what the user typed",
+    "fusec/driver/dumps.py": "names of files and folders",
+    "fusec/tools/cli/lock.py": "quotes what the user typed",
     "fusec/errors.py": "file names in a traceback",
-    "fusec/emulator/parse.py": "the PTX that Triton prints",
+    "fusec/tools/emulator/parse.py": "the PTX that Triton prints",
     "fusec/frontend/origin.py": "the stack traces of FX nodes",
     "fusec/ir/names.py": "which characters of a wanted name an identifier has",
-    "fusec/report/breaks.py": "what Dynamo says of graph breaks and guards",
-    "fusec/report/explained.py": "the names of FX nodes",
-    "fusec/report/lock_text.py": "a file that people review, merge and edit",
-    "fusec/runtime/cache.py": "names of files",
-    "fusec/runtime/processor.py": "/proc/cpuinfo",
-    "fusec/runtime/static_checks.py": "what Triton, ptxas and the disassembler print",
-    "fusec/splitting.py": "the names of what Dynamo's graphs call",
-    "fusec/runtime/triton_interior.py": "names of targets",
+    "fusec/tools/report/breaks.py": "what Dynamo says of graph breaks and guards",
+    "fusec/tools/report/explained.py": "the names of FX nodes",
+    "fusec/tools/report/lock_text.py": "a file that people review, merge and edit",
+    "fusec/runtime/cache/store.py": "names of files",
+    "fusec/runtime/kernels/processor.py": "/proc/cpuinfo",
+    "fusec/tools/static_checks.py": "what Triton, ptxas and the disassembler print",
+    "fusec/driver/splitting.py": "the names of what Dynamo's graphs call",
+    "fusec/runtime/kernels/triton_interior.py": "names of targets",
 }
 """Text that fusec did not print."""
 
 LEFT = {
-    "fusec/cli/output.py": "which lines of a report are the user's code, to be dim",
-    "fusec/report/explanation.py": "a kernel's source lines, which programs hold as text",
-    "fusec/report/widths.py": "which line of a printed kernel is which access",
+    "fusec/tools/cli/output.py": "which lines of a report are the user's code, to be dim",
+    "fusec/tools/report/explanation.py": "a kernel's source lines, which programs hold as text",
+    "fusec/tools/report/widths.py": "which line of a printed kernel is which access",
 }
 """Text that fusec did: to be mended."""
 

@@ -20,18 +20,19 @@ import torch
 from torch import fx
 from torch._dynamo import register_backend
 
-from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
+from fusec.driver.backend import compile_with
+from fusec.driver.pipeline import Compiled, compile_to_source
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
+from fusec.driver.verification import Verification
 from fusec.errors import Unsupported
 from fusec.ir.program import Program
 from fusec.options import Options
-from fusec.pipeline import Compiled, compile_to_source
-from fusec.runtime import executable, table
-from fusec.runtime.outside import of_graph
-from fusec.runtime.triton_kernel import describe
-from fusec.stages import Context
-from fusec.trace import Trace
-from fusec.verification import Verification
+from fusec.runtime.calls import executable
+from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.kernels import table
+from fusec.runtime.kernels.triton_kernel import describe
 from tests.codegen.kernels import triton_source
 from tests.triton_interpreter import interpret
 

@@ -26,7 +26,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 from triton.runtime.jit import JITFunction
 
-from fusec.runtime.triton_interior import load_function
+from fusec.runtime.kernels.triton_interior import load_function
 
 LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "acos": torch.acos,

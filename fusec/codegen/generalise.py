@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from fusec.codegen import cpp
-from fusec.codegen.transposed import transposed_block
-from fusec.codegen.unrolling import is_unrolled
+from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.cpp.transposed import transposed_block
+from fusec.codegen.cpp.unrolling import is_unrolled
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.canonical import canonical
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, substitute

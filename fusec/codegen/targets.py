@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen import gluon
-from fusec.codegen.cpp_form import CPP_FORM
+from fusec.codegen.cpp.form import CPP_FORM
 from fusec.codegen.generalise import Functions, print_entries
-from fusec.codegen.triton_form import FORM, Form
+from fusec.codegen.triton import gluon
+from fusec.codegen.triton.form import FORM, Form
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
+from fusec.passes.fusion.split_loop import split_loop
 from fusec.passes.machine import Machine, Rates, Resources, Tuning
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.split_loop import split_loop
 from fusec.passes.stage import Stage
 from fusec.processors import PROCESSORS, target_called
 

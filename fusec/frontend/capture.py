@@ -25,21 +25,21 @@ import torch
 from torch import fx
 
 from fusec.errors import InvalidIR, Unsupported
+from fusec.frontend.aliasing.results import results_of
+from fusec.frontend.aliasing.written_parts import parts_of_inputs
+from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import Call, Lines
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
-from fusec.frontend.literals import LIFTS, literal, numbers_of
-from fusec.frontend.memory_formats import DECISION
+from fusec.frontend.fx_passes.memory_formats import DECISION
+from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
+from fusec.frontend.ops.literals import LIFTS, literal, numbers_of
+from fusec.frontend.ops.products import by_panels
+from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
-from fusec.frontend.packing import PACKED, PANELS
-from fusec.frontend.products import by_panels
-from fusec.frontend.refusals import may_refuse
-from fusec.frontend.registry import Lowering, find_lowering
-from fusec.frontend.results import results_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
-from fusec.frontend.written_parts import parts_of_inputs
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
@@ -62,20 +62,11 @@ from fusec.torch_interior import pytree
 aten = torch.ops.aten
 
 _RULES = (
-    *("activations", "attention", "comparisons", "convolutions", "creation", "indexing"),
-    *(
-        "interpolation",
-        "pointwise",
-        "pooling",
-        "random",
-        "reductions",
-        "scans",
-        "scatters",
-        "views",
-    ),
-)
+    "activations", "attention", "comparisons", "convolutions", "creation", "indexing",
+    "interpolation", "pointwise", "pooling", "random", "reductions", "scans", "scatters", "views",
+)  # fmt: skip
 for _module in _RULES:  # which fills the table of lowerings
-    importlib.import_module(f"fusec.frontend.{_module}")
+    importlib.import_module(f"fusec.frontend.ops.{_module}")
 
 # Their results keep their argument's place in memory. Where AOTAutograd cannot replay a view (its
 # sizes are symbolic), it finds an output that is a part of an input by that place.

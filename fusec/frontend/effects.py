@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.fx_passes.packing import PACKED_MKL, PACKED_ONEDNN, PANELS, has_onednn
 from fusec.frontend.origin import extern_name
-from fusec.frontend.packing import PACKED_MKL, PACKED_ONEDNN, PANELS, has_onednn
 from fusec.ir.argument import Argument, SizeValue, View
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (

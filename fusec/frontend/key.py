@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.literals import numbers_of
+from fusec.frontend.ops.literals import numbers_of
 from fusec.frontend.size_facts import facts_of
 from fusec.torch_interior import pytree
 

@@ -1,7 +1,7 @@
 """Sizes as trees of texts and numbers: the one form in which what is written down has them.
 
-``2*B + 1`` is ``("+", ("*", 2, "B"), 1)``. ``runtime/sizes.py`` owns the grammar, for it reads such
-trees without the IR; the functions for C print them (``codegen/native_sizes.py``).
+``2*B + 1`` is ``("+", ("*", 2, "B"), 1)``. ``runtime/archive/sizes.py`` owns the grammar, for it
+reads such trees without the IR; the functions for C print them (``codegen/host/native_sizes.py``).
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Return the expressions with positive factors outside maxima, and outside masks by -inf.
 
     Values are the same to the last bit. A row then has one multiplication, where each score had
-    one, and the scores' own can be one with that by the logarithm's base (``codegen/base_two.py``).
+    one, and the scores' own can be one with that by the logarithm's base
+    (``codegen/triton/base_two.py``).
     """
 
     def rule(node: Expr) -> Expr:

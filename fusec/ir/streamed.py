@@ -5,7 +5,7 @@ What it takes is told from its sum here; the frontend's spelling, the rows' plac
 and the type of the operands do not matter.
 
 Weights lie along the sum, or in *panels*: so many neighbours are the columns of one term, and the
-terms of these columns follow each other (``frontend/packing.py``).
+terms of these columns follow each other (``frontend/fx_passes/packing.py``).
 
 Worked example: ``sum(k: x[m, k] * w[n, k])`` with m of 4 streams w along k. Its rows are ``(m,)``
 and its column is n; with m of extent 1, which no expression has as an axis, it has no rows. With

@@ -2,9 +2,10 @@
 
 * A name is defined once, before its use and in an enclosing scope; names in scope read differently.
 * A ``Let`` or ``Update`` is one node over variables and constants; dtypes as in ``verify.py``.
-* A variable has every lane that its value has; in a form for a printer (``codegen/orient.py``), a
-  copy of a tile may have twins of its lanes: rows for columns. Indices vary along the grid, open
-  loops and lanes; where a loop starts and stops does not vary along lanes.
+* A variable has every lane that its value has; in a form for a printer
+  (``codegen/lowering/orient.py``), a copy of a tile may have twins of its lanes: rows for columns.
+  Indices vary along the grid, open loops and lanes; where a loop starts and stops does not vary
+  along lanes.
 * An access has one index, into a buffer of the program or an array in scope. It is guarded by a
   bool or provably in range, where a loop's axis is less than any one of its stops.
 * ``Update`` changes a carry in scope. Sizes in indices are among the program's.
@@ -36,7 +37,7 @@ from fusec.ir.expr import (
     substitute,
 )
 from fusec.ir.index import Axis, Index, Size, index, is_in_range
-from fusec.ir.interp_expr import is_in_range_everywhere
+from fusec.ir.interp.expression import is_in_range_everywhere
 from fusec.ir.program import (
     Carry,
     For,

@@ -1,4 +1,4 @@
-/* The file of `fusec build` (fusec/runtime/entry.py): named blobs behind a table of digests.
+/* The file of `fusec build` (fusec/runtime/cache/entry.py): named blobs behind a table of digests.
 
      header    magic (8 bytes), version (u32), length of the manifest (u32), its SHA-256
      manifest  {"key": "...", "blobs": [{"name": "...", "length": 1, "sha256": "..."}, ...]}

@@ -5,7 +5,7 @@
 
 #include "model.h"
 
-/* What the function returns, by codegen/cpp.py. */
+/* What the function returns, by codegen/cpp/printer.py. */
 enum { OUT_OF_RANGE = 1, DIVISION_BY_ZERO = 2 };
 
 enum { MOST_THREADS = 1024 };

@@ -1,7 +1,7 @@
 """``Stage``: one rewrite of one structure, as data; ``fold`` runs a list of them.
 
-The lists stand in ``fusec/stages.py``. What all of them share is done once, between two stages: the
-structure's verifier runs, and its text is kept for ``fusec dump``.
+The lists stand in ``fusec/driver/stages.py``. What all of them share is done once, between two
+stages: the structure's verifier runs, and its text is kept for ``fusec dump``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fusec.ir.expr import Buffer, Reduce
 from fusec.ir.extern import Write
 from fusec.ir.graph import Bundle, Extern, Kernel, View, kernel_nodes
 from fusec.ir.index import index
-from fusec.passes.cost import count, kernel_traffic, numel, price, price_call
+from fusec.passes.fusion.cost import count, kernel_traffic, numel, price, price_call
 from fusec.passes.machine import Machine
 
 ZERO = index(0)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fusec.codegen import cpp
+from fusec.codegen.cpp import printer as cpp
 from fusec.ir.program import Program
-from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE
+from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 MISSING = [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusec.codegen.gluon import print_kernel
-from fusec.codegen.table import print_blocks
-from fusec.codegen.triton import (
-    divisible_by_16,
-    print_descriptors,
-    print_grid,
-    signature,
-)
-from fusec.codegen.triton_form import form_of
+from fusec.codegen.host.table import print_blocks
+from fusec.codegen.triton.form import form_of
+from fusec.codegen.triton.gluon import print_kernel
+from fusec.codegen.triton.printer import divisible_by_16, print_descriptors, print_grid, signature
 from fusec.ir.expr import Var
 from fusec.ir.program import Let, Program
-from fusec.runtime.triton_kernel import TileDescriptor, TritonSource
+from fusec.runtime.kernels.triton_kernel import TileDescriptor, TritonSource
 
 
 def triton_source(

@@ -126,7 +126,7 @@ EXPORT iota(i64 *y, i64 n, m_bool *first) { st_i64(y, v_iota() + n), st_bool(fir
 
 def prelude(width: int) -> str:
     """Return the text in front of kernels at one width."""
-    text = resources.files("fusec.codegen").joinpath("prelude.h").read_text(encoding="utf-8")
+    text = resources.files("fusec.codegen.cpp").joinpath("prelude.h").read_text(encoding="utf-8")
     return f"#define FUSEC_W {width}\n{text}\n"
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusec.ir.interp_program import run_program
-from fusec.report.observe import observe
+from fusec.ir.interp.program import run_program
+from fusec.tools.report.observe import observe
 from tests.support import check
 from tests.triton_backend import gpu_pipeline
 

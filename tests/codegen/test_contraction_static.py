@@ -13,18 +13,18 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from fusec.codegen.lower import lower
+from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import find_target
 from fusec.ir.graph import FlatKernel
 from fusec.options import Options
-from fusec.passes.coalesce import coalesce
-from fusec.passes.online_softmax import online_softmax
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.schedule.plan import Plan, print_plan
-from fusec.report.lint_report import judge
-from fusec.report.observe import observe
-from fusec.report.stages import Staged, take_through
-from fusec.runtime.static_checks import StaticReport, inspect_kernel
-from fusec.runtime.triton_kernel import compile_kernel
+from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.report.lint_report import judge
+from fusec.tools.report.observe import observe
+from fusec.tools.report.stages import Staged, take_through
+from fusec.tools.static_checks import StaticReport, inspect_kernel
 from tests.codegen.kernels import triton_source
 from tests.support import TRITON
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.codegen import cpp
+from fusec.codegen.cpp import printer as cpp
 from fusec.errors import InvalidIR
-from fusec.ir.interp import run_graph, run_schedule
+from fusec.ir.interp.graph import run_graph, run_schedule
+from tests.codegen.cpp.test_vector_tiles import alibi, causal, compiled, heads, tensor
 from tests.codegen.cross import MISSING, Elsewhere
-from tests.codegen.test_vector_tiles import alibi, causal, compiled, heads, tensor
 from tests.fuzz.graphs import copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
 from tests.fuzz.pipeline import small_target

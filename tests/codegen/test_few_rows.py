@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusec.codegen.targets import TARGETS, find_target
 from fusec.ir.graph import Kernel
-from fusec.passes.split_loop import Split, split_loop
+from fusec.passes.fusion.split_loop import Split, split_loop
 from tests import triton_backend
 from tests.support import check
 

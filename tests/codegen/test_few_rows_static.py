@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.report.lint_report import judge
-from fusec.report.observe import observe
-from fusec.report.stages import Staged, assemble, take_through
-from fusec.runtime.static_checks import inspect_kernel
+from fusec.tools.report.lint_report import judge
+from fusec.tools.report.observe import observe
+from fusec.tools.report.stages import Staged, assemble, take_through
+from fusec.tools.static_checks import inspect_kernel
 
 UNITS = 132
 """Multiprocessors of an H200."""

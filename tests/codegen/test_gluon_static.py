@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.compiler import triton_source
-from fusec.report.lint_report import judge
-from fusec.runtime.static_checks import inspect_kernel
-from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
+from fusec.driver.build import triton_source
+from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.report.lint_report import judge
+from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import causal, gelu_of_linear, staged, tensors
 from tests.support import TRITON
 

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from fusec.bisect.meaning import fill
-from fusec.codegen import cpp, triton, wrapper
-from fusec.codegen.triton_form import form_of
-from fusec.ir.interp_expr import Env
-from fusec.ir.interp_program import run_program
+from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.host import wrapper
+from fusec.codegen.triton import printer as triton
+from fusec.codegen.triton.form import form_of
+from fusec.ir.interp.expression import Env
+from fusec.ir.interp.program import run_program
 from fusec.ir.program import Program
 from fusec.options import Options
-from fusec.runtime import cpp_kernel
+from fusec.runtime.kernels import cpp_kernel
+from fusec.tools.bisect.meaning import fill
 from tests.fuzz.kernels import launch_on
 from tests.stages import step_of
 from tests.support import compile_with
@@ -145,7 +147,7 @@ def test_a_fault_of_the_wrapper_is_found(fault: str, monkeypatch: pytest.MonkeyP
         return text.replace(right, wrong)
 
     monkeypatch.setattr(wrapper, "print_wrapper", spoilt)
-    monkeypatch.setattr("fusec.compiler.fingerprint", lambda: fault)  # entries of their own
+    monkeypatch.setattr("fusec.driver.compiler.fingerprint", lambda: fault)  # entries of their own
     torch._dynamo.reset()
     x = torch.arange(160000.0).view(40000, 4).sin()
     found, expected = compile_with(chain)(x.clone()), chain(x)

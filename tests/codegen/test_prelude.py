@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
+from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, prelude, source
 from tests.philox import random_bits
 

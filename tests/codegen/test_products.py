@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fusec.codegen import cpp
-from fusec.runtime.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
+from fusec.codegen.cpp import printer as cpp
+from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 
 EXPORTS = """
 extern "C" long long tiles_in_use() {

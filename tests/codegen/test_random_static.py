@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from fusec.ir.dtype import F32, I64
 from fusec.ir.index import Axis, IntoIndex, index
 from fusec.ir.program import Program
-from fusec.report.lint_report import judge
-from fusec.runtime.triton_kernel import compile_kernel
+from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.report.lint_report import judge
 from tests.codegen.kernels import triton_source
 from tests.codegen.programs import Builder, buffer
 from tests.codegen.test_contraction_static import staged, tensors

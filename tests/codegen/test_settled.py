@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
-from fusec.codegen.band import loop_bounds, mask_free_part
+from fusec.codegen.lowering.band import loop_bounds, mask_free_part
 from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, index

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.runtime.table import find_places
+from fusec.runtime.kernels.table import find_places
 
 pytest.importorskip("triton")
 

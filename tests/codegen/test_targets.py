@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fusec.codegen.targets import GPUS, TARGETS, find_target, target_of_device
-from fusec.compiler import salt_of, target_for
+from fusec.driver.compiler import salt_of, target_for
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.options import Options
-from fusec.passes.cost import price
+from fusec.passes.fusion.cost import price
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.processors import PROCESSORS
-from fusec.runtime import cpp_kernel, processor
+from fusec.runtime.kernels import cpp_kernel, processor
 from tests.passes.schedule.flat import attention, products
 
 

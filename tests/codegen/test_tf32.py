@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fusec.codegen.targets import find_target
-from fusec.compiler import allows_tf32
+from fusec.driver.compiler import allows_tf32
 from fusec.options import Options
-from fusec.report.lint_report import judge
-from fusec.report.observe import observe
-from fusec.report.stages import Staged, take_through
-from fusec.runtime.static_checks import inspect_kernel
-from fusec.runtime.triton_kernel import compile_kernel
+from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.report.lint_report import judge
+from fusec.tools.report.observe import observe
+from fusec.tools.report.stages import Staged, take_through
+from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.kernels import triton_source
 from tests.codegen.test_contraction_static import gelu_of_linear, tensors
 

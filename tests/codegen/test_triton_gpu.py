@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.codegen.precision import rounded_to_16_bits
+from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.ir.dtype import F32, F64, I32, I64, DType
 from fusec.ir.index import Size
 from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.runtime.triton_kernel import TritonKernel, device_target, pack, unpack
+from fusec.runtime.kernels.triton_kernel import TritonKernel, device_target, pack, unpack
 from tests.codegen import programs
 from tests.codegen.kernels import named_values, triton_source
-from tests.codegen.test_triton import TORCH_OPS, has, operands, pointwise
+from tests.codegen.triton.test_printer import TORCH_OPS, has, operands, pointwise
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fusec.report import kernels
-from fusec.report.stages import assemble
-from fusec.runtime.static_checks import inspect_kernel
+from fusec.tools.report import kernels
+from fusec.tools.report.stages import assemble
+from fusec.tools.static_checks import inspect_kernel
 from tests.support import check, values
 from tests.triton_backend import triton_interpreter
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton_ops import template
+from fusec.codegen.triton.operations import template
 from fusec.errors import InternalError, UsageError
 from fusec.ir import program as promised
 from fusec.ir.dtype import BF16, BOOL, DTYPES, F32, F64, I32, I64, U8, DType
@@ -16,12 +16,12 @@ from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.options import Options
-from fusec.report.lint_report import judge
-from fusec.report.observe import observe
-from fusec.report.stages import take_through
-from fusec.runtime import triton_kernel
-from fusec.runtime.static_checks import StaticReport, inspect_kernel
-from fusec.runtime.triton_kernel import CompiledAsm, compile_kernel
+from fusec.runtime.kernels import triton_kernel
+from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.report.lint_report import judge
+from fusec.tools.report.observe import observe
+from fusec.tools.report.stages import take_through
+from fusec.tools.static_checks import StaticReport, inspect_kernel
 from tests.codegen import programs
 from tests.codegen.kernels import named_values, triton_source
 from tests.codegen.programs import Builder, buffer

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec import compiler, pipeline
+from fusec.driver import compiler, pipeline
+from fusec.driver.trace import Trace
 from fusec.errors import BuildError, IndexOutOfRange
 from fusec.options import Options
-from fusec.runtime import cpp_kernel
-from fusec.trace import Trace
+from fusec.runtime.kernels import cpp_kernel
 from tests.support import BACKEND
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about the C++ compiler")

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from fusec.compiler import RECENT
-from fusec.trace import Trace
+from fusec.driver.compiler import RECENT
+from fusec.driver.trace import Trace
 
 LIMIT_S = 240.0
 """When ranks are ended, in seconds. They need about 20 on two idle cores; a rank that waits for one

@@ -13,12 +13,12 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from fusec.codegen.targets import find_target
+from fusec.driver.pipeline import compile_to_source
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options
-from fusec.pipeline import compile_to_source
-from fusec.report.observe import observe
-from fusec.stages import Context
-from fusec.trace import Trace
+from fusec.tools.report.observe import observe
 from tests.distributed.ranks import run_ranks
 from tests.support import check, compile_with, since_2_13, values
 

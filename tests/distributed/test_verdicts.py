@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fusec.race import LIBRARY, DeviceJudge
-from fusec.report.observe import Observed
-from fusec.runtime.cache import Cache
-from fusec.runtime.ranks import Ranks, find_ranks
-from fusec.runtime.verdicts import Lap, Verdict, all_verdicts
+from fusec.driver.race import LIBRARY, DeviceJudge
+from fusec.runtime.cache.store import Cache
+from fusec.runtime.race.ranks import Ranks, find_ranks
+from fusec.runtime.race.verdicts import Lap, Verdict, all_verdicts
+from fusec.tools.report.observe import Observed
 from tests.distributed.ranks import run_ranks
-from tests.test_race import Ruled, compiled, kinds, make_judge, observed
+from tests.driver.test_race import Ruled, compiled, kinds, make_judge, observed
 
 __all__ = ["observed"]  # a fixture
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusec.cli import main
+from fusec.tools.cli import main
 from tests.docs.pages import ROOT, Command
 
 

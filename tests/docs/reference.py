@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fusec
-from fusec import backend, errors
-from fusec.report.explanation import Explanation
-from fusec.report.seen import Seen
-from fusec.report.watching import Watch
-from fusec.runtime.loading import BadArchive
-from fusec.runtime.model import Model
+from fusec import errors
+from fusec.driver import backend
+from fusec.runtime.archive.loading import BadArchive
+from fusec.runtime.archive.model import Model
+from fusec.tools.report.explanation import Explanation
+from fusec.tools.report.seen import Seen
+from fusec.tools.report.watching import Watch
 
 HEAD = """# Python interface
 
@@ -24,10 +25,10 @@ are private. The backend's options are on [a page of their own](options.md), the
 BACKEND = 'torch.compile(model, backend="fusec")'
 FUNCTIONS = ("expect", "explain", "kernels", "load", "refreeze", "watch")
 RETURNED = {
-    "fusec.report.Explanation": Explanation,
-    "fusec.report.watching.Watch": Watch,
-    "fusec.report.seen.Seen": Seen,
-    "fusec.runtime.model.Model": Model,
+    "fusec.tools.report.Explanation": Explanation,
+    "fusec.tools.report.watching.Watch": Watch,
+    "fusec.tools.report.seen.Seen": Seen,
+    "fusec.runtime.archive.model.Model": Model,
 }
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _PART = re.compile(r"^(Args|Attributes|Raises|Returns):$")

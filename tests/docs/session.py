@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fusec.cli import main
+from fusec.tools.cli import main
 from tests.docs.console import inside
 from tests.docs.pages import ROOT, Step, files, steps
 

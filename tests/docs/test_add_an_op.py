@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusec.frontend import pointwise
-from fusec.frontend.registry import LOWERINGS
+from fusec.frontend.ops import pointwise
+from fusec.frontend.ops.registry import LOWERINGS
 from tests.docs.console import run
 from tests.docs.pages import Command, commands, python
 from tests.support import check, check_captured, externs, values
@@ -26,7 +26,7 @@ def test_the_operation_of_the_page_is_lowered_by_its_one_function(
 ) -> None:
     x = torch.cat((values(5, 33), torch.tensor([[0.0, torch.inf, -torch.inf] * 11])))
     assert [op for op, _ in externs(model, x)] == ["special_spherical_bessel_j0.default"]
-    monkeypatch.setattr("fusec.compiler.fingerprint", lambda: PAGE)  # entries of their own
+    monkeypatch.setattr("fusec.driver.compiler.fingerprint", lambda: PAGE)  # entries of their own
     (text,) = python(PAGE)
     before = dict(LOWERINGS)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusec.cli import new_parser
+from fusec.tools.cli import new_parser
 from tests.docs.pages import ROOT
 
 FILES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))]

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.capture import capture
 from fusec.frontend.fallbacks import EagerCall
-from fusec.frontend.literals import LONGEST
+from fusec.frontend.ops.literals import LONGEST
 from fusec.frontend.origin import NO_TEXT, source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
 from fusec.ir.index import index

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from fusec.frontend.effects import effect_of
 from fusec.ir.dtype import F32, F64
 from fusec.ir.expr import Buffer

@@ -7,16 +7,16 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.codegen.targets import find_target
+from fusec.driver.pipeline import compile_to_source
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
 from fusec.frontend.capture import capture
 from fusec.frontend.key import graph_key
 from fusec.ir.graph import InputObject
 from fusec.ir.text import print_graph
 from fusec.options import Options
-from fusec.pipeline import compile_to_source
-from fusec.runtime import executable
-from fusec.runtime.outside import of_graph
-from fusec.stages import Context
-from fusec.trace import Trace
+from fusec.runtime.calls import executable
+from fusec.runtime.calls.outside import of_graph
 
 
 class Factor:

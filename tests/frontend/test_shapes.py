@@ -14,9 +14,9 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Modu
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fusec.errors import Unsupported
-from fusec.frontend.decompositions import decompositions
+from fusec.frontend.aot.decompositions import decompositions
+from fusec.frontend.ops.promotion import result_type
 from fusec.frontend.origin import printable, source_line
-from fusec.frontend.promotion import result_type
 from fusec.frontend.shapes import Sizes, from_torch_dtype, to_torch_dtype
 from fusec.frontend.size_facts import UNSEEN, facts_of
 from fusec.frontend.value import Value, make_axes

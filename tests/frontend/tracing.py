@@ -20,18 +20,18 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
+from fusec.driver.backend import compile_with
+from fusec.driver.stages import DYNAMO, Context
+from fusec.driver.trace import Trace
+from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.capture import capture
-from fusec.frontend.decompositions import decompositions
 from fusec.ir.graph import Call, Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
-from fusec.ir.interp import run_graph
+from fusec.ir.interp.graph import run_graph
 from fusec.ir.text import print_graph
 from fusec.options import Options
 from fusec.passes.stage import fold
-from fusec.stages import DYNAMO, Context
-from fusec.trace import Trace
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

@@ -38,11 +38,12 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
 from fusec.codegen.targets import find_target
-from fusec.emulator.faults import EmulationError
 from fusec.options import Options
-from fusec.report.emulation import Emulator
-from fusec.runtime import cpp_kernel, executable
-from fusec.runtime.outside import of_graph
+from fusec.runtime.calls import executable
+from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.kernels import cpp_kernel
+from fusec.tools.emulator.faults import EmulationError
+from fusec.tools.report.emulation import Emulator
 
 SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fsanitize-recover=all", "-g1")
 """What kernels are built with: a report is written, and the call goes on."""

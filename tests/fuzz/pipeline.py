@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from fusec.codegen.targets import Target, find_target
+from fusec.driver.pipeline import flat_kernels
+from fusec.driver.stages import FUSE, LOWER, Context
+from fusec.driver.trace import Trace
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
-from fusec.ir.interp import run_graph, run_schedule
-from fusec.ir.interp_expr import Env
-from fusec.ir.interp_program import run_program
+from fusec.ir.interp.expression import Env
+from fusec.ir.interp.graph import run_graph, run_schedule
+from fusec.ir.interp.program import run_program
 from fusec.ir.memory import Memory, verify_memory
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.machine import Tuning
-from fusec.passes.memory import plan_memory
+from fusec.passes.memory.buffers import plan_memory
 from fusec.passes.stage import Stage, fold, fold_each
-from fusec.pipeline import flat_kernels
-from fusec.stages import FUSE, LOWER, Context
-from fusec.trace import Trace
 
 SMALL = Tuning(
     split_elements=16,

@@ -1,6 +1,7 @@
 """Kernels of random graphs as Triton prints them, run by Triton's interpreter, to the last bit.
 
-The same for C++, whose kernels are built as one library, is in ``tests/codegen/test_cpp.py``.
+The same for C++, whose kernels are built as one library, is in
+``tests/codegen/cpp/test_printer.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fusec.errors import InvalidIR
-from fusec.ir.interp import run_graph
+from fusec.ir.interp.graph import run_graph
 from tests.fuzz.graphs import copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
 from tests.fuzz.pipeline import small_target

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fusec.codegen.cpp import Printer
-from fusec.codegen.values import Values
-from fusec.frontend import views
+from fusec.codegen.cpp.printer import Printer
+from fusec.codegen.lowering.values import Values
+from fusec.frontend.ops import views
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Expr, Op, Reduce
 from fusec.ir.index import Index, index
@@ -56,6 +56,8 @@ FAULTS: dict[str, tuple[int, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed, plant = FAULTS[fault]
     assert failure(draw(seed)) is None
-    monkeypatch.setattr("fusec.compiler.fingerprint", lambda: fault)  # kernels of other sources
+    monkeypatch.setattr(
+        "fusec.driver.compiler.fingerprint", lambda: fault
+    )  # kernels of other sources
     plant(monkeypatch)
     assert isinstance(failure(draw(seed)), AssertionError)

@@ -153,7 +153,7 @@ def test_a_graph_that_runs_as_eager_kernels_detaches_as_well(monkeypatch) -> Non
     def fails(*_: object) -> None:
         raise Unsupported("a test")
 
-    monkeypatch.setattr("fusec.compiler._compile", fails)
+    monkeypatch.setattr("fusec.driver.compiler._compile", fails)
     for name, one in FOUND.items():
         assert not wrong(one), name
 
@@ -179,7 +179,7 @@ def test_a_seed_is_one_program_and_seeds_reach_every_kind_of_line() -> None:
 
 
 def test_results_that_are_one_object_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusec.backend.detach_again", lambda gm: None)
-    monkeypatch.setattr("fusec.compiler.fingerprint", lambda: "no result is detached")
+    monkeypatch.setattr("fusec.driver.backend.detach_again", lambda gm: None)
+    monkeypatch.setattr("fusec.driver.compiler.fingerprint", lambda: "no result is detached")
     found = wrong(FOUND["a view, detached"])
     assert any("requires_grad" in line for line in found)

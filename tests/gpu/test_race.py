@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import fusec.race
+import fusec.driver.race
 from bench.workload import backend_of
-from fusec.runtime.autotune import Way, race
-from fusec.runtime.stopwatch import stopwatch
-from fusec.runtime.verdicts import Verdict
+from fusec.runtime.race.autotune import Way, race
+from fusec.runtime.race.stopwatch import stopwatch
+from fusec.runtime.race.verdicts import Verdict
 
 pytestmark = pytest.mark.gpu
 
@@ -101,7 +101,7 @@ def test_no_configuration_computes_anything_wrong(
         return verdicts[-1]
 
     torch._dynamo.reset()
-    monkeypatch.setattr(fusec.race, "race", watched)
+    monkeypatch.setattr(fusec.driver.race, "race", watched)
     inputs = [torch.randn(s, device="cuda").bfloat16().requires_grad_() for s in shapes]
     options = {"strict": True, "cache": False, "race_budget_s": budget}
     compiled = torch.compile(fn, backend=backend_of("fusec"), options=options)

@@ -13,8 +13,8 @@ from fusec.ir.combine import State, combine, folded, identities, rfactor
 from fusec.ir.dtype import BOOL, F32, I32
 from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select
 from fusec.ir.index import Axis, index
-from fusec.ir.interp import to_storage
-from fusec.ir.interp_expr import Env, eval_expr
+from fusec.ir.interp.expression import Env, eval_expr
+from fusec.ir.interp.graph import to_storage
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, MONOIDS, PROD, SUM, Monoid
 from fusec.ir.verify import verify_expr
 from tests.ir.graphs import axes, buffer, load

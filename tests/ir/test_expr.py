@@ -30,8 +30,8 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.index import Axis, Runtime, Size, index
-from fusec.ir.interp import to_storage
-from fusec.ir.interp_expr import Env, eval_expr
+from fusec.ir.interp.expression import Env, eval_expr
+from fusec.ir.interp.graph import to_storage
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import Rewriter, inline_loads, rewrite, with_guard
 from fusec.ir.text import print_expr, print_lines

@@ -11,8 +11,8 @@ from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BF16, BOOL, F32, I64, DType
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, Var
 from fusec.ir.index import Axis, Index, IntoIndex, Runtime, Size, index
-from fusec.ir.interp_program import run_program
-from fusec.ir.interp_scalar import round_bf16
+from fusec.ir.interp.program import run_program
+from fusec.ir.interp.scalar import round_bf16
 from fusec.ir.monoid import ARGMAX, MAX, SUM
 from fusec.ir.program import (
     Carry,

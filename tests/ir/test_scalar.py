@@ -10,9 +10,9 @@ import torch
 
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, compute_type
 from fusec.ir.expr import Expr, Op
-from fusec.ir.interp import to_storage
-from fusec.ir.interp_expr import Env, eval_expr
-from fusec.ir.interp_scalar import OPERATIONS, scalar_operation
+from fusec.ir.interp.expression import Env, eval_expr
+from fusec.ir.interp.graph import to_storage
+from fusec.ir.interp.scalar import OPERATIONS, scalar_operation
 from fusec.ir.monoid import MONOIDS
 from fusec.ir.scalar import SCALAR_OPS
 from tests.ir.graphs import axes, buffer, load

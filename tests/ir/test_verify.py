@@ -15,7 +15,7 @@ from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store, View
 from fusec.ir.index import Axis, Index, Runtime, Size, index, is_in_range
 from fusec.ir.monoid import ANY, MAX, SUM
 from fusec.ir.verify import verify_expr, verify_flat, verify_graph, verify_kernel, verify_schedule
-from fusec.passes.coalesce import flatten
+from fusec.passes.kernel.coalesce import flatten
 from tests.ir.graphs import (
     axes,
     below,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from tests.models.zoo import LANGUAGE_MODELS, VOCABULARY, transformers
 from tests.support import values
 

@@ -18,11 +18,11 @@ from torch import nn
 import fusec
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import Def, Extern, Kernel
-from fusec.passes.cost import price
 from fusec.passes.dag import find_uses
-from fusec.passes.fuse import DETOUR
-from fusec.passes.unify import Rejection, unify
-from fusec.report.stages import Staged
+from fusec.passes.fusion.cost import price
+from fusec.passes.fusion.fuse import DETOUR
+from fusec.passes.fusion.unify import Rejection, unify
+from fusec.tools.report.stages import Staged
 
 transformers = pytest.importorskip("transformers")
 WIDTH = 256
@@ -53,7 +53,7 @@ def staged(attention: str, target: str, *, fusion: bool = True) -> Staged:
     """Return the block's compile with its kernels as fusion leaves them: no loop is split after."""
     x = torch.empty(2, 64, WIDTH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fusec.stages.split_loops", lambda schedule, split: schedule)
+        patch.setattr("fusec.driver.stages.split_loops", lambda schedule, split: schedule)
         patch.setenv("FUSEC_FUSION", str(int(fusion)))
         return fusec.kernels(Block(attention).eval(), x, target=target)[0].staged
 

@@ -21,16 +21,17 @@ from torch import nn
 
 import fusec
 import fusec.native
-from fusec.building import Call, build, weights_of
-from fusec.cli import main
-from fusec.codegen.native_sizes import print_formula
+from fusec.codegen.host.native_sizes import print_formula
 from fusec.errors import UsageError
+from fusec.export import Call, build, weights_of
 from fusec.options import Options
 from fusec.processors import PROCESSORS
-from fusec.runtime import loading, processor, sizes
-from fusec.runtime.entry import decode, encode
-from fusec.runtime.model import KEY
-from fusec.runtime.processor import cpu_features
+from fusec.runtime.archive import loading, sizes
+from fusec.runtime.archive.model import KEY
+from fusec.runtime.cache.entry import decode, encode
+from fusec.runtime.kernels import processor
+from fusec.runtime.kernels.processor import cpu_features
+from fusec.tools.cli import main
 from tests.support import BACKEND, values
 
 save_file = pytest.importorskip("safetensors.torch").save_file

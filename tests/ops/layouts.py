@@ -22,13 +22,13 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
-from fusec.frontend.decompositions import decompositions
-from fusec.frontend.eager_strides import tracing_as_eager
+from fusec.driver.backend import compile_with
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
+from fusec.frontend.aot.decompositions import decompositions
+from fusec.frontend.aot.eager_strides import tracing_as_eager
 from fusec.options import Options
-from fusec.stages import Context
-from fusec.trace import Trace
 from tests.ops.op_db import LARGEST, Arguments, Sample, all_calls, copied, run_all, sorted_out
 
 LOOKED_AT = 60  # samples among which those of most axes are chosen

@@ -26,14 +26,14 @@ from torch._dynamo.utils import counters
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
-from fusec.backend import compile_with
 from fusec.codegen.targets import find_target
-from fusec.compiler import compile_graph, run_eagerly
+from fusec.driver.backend import compile_with
+from fusec.driver.compiler import compile_graph, run_eagerly
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options
-from fusec.runtime.fake import with_memory_only
-from fusec.stages import Context
-from fusec.trace import Trace
+from fusec.runtime.calls.fake import with_memory_only
 from tests.ops.operations_page import PAGE, page, row_of
 from tests.support import HALF, assert_agree
 

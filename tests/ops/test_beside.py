@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from tests.ops.operations_page import recorded_rows
 from tests.support import values
 

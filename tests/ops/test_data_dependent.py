@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch._higher_order_ops.while_loop import while_loop
 
 from bench.workload import backend_of
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from tests import triton_backend  # noqa: F401  (registers its backends)
 from tests.support import TRAINED, assert_agree, check, since_2_13, values
 

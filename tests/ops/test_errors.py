@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from fusec.errors import IndexOutOfRange
 from tests.support import INTS, before_2_15, check, compile_with
 

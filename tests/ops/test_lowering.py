@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
+from fusec.driver.stages import CAPTURE, Context
+from fusec.driver.trace import Trace
 from fusec.options import Options
-from fusec.report.observe import observe
-from fusec.stages import CAPTURE, Context
-from fusec.trace import Trace
+from fusec.tools.report.observe import observe
 from tests.ops import test_indexing as indexing
 from tests.ops import test_pointwise as pointwise
 from tests.ops import test_reductions as reductions

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from tests.support import check, externs, values
 
 MASK = values(4, 9, dtype=torch.bool)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fusec import compiler
+from fusec.driver import compiler
 from fusec.errors import Unsupported
 from tests.support import compile_with, significant_strides, values
 

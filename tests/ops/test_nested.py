@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 from fusec.errors import UsageError
 from tests.support import assert_agree, compile_with, values
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
-from fusec.frontend import random_ops
+from fusec.frontend.ops import random_ops
 from tests.frontend.tracing import CapturedAhead
 from tests.philox import uniforms
 from tests.support import backend_of, compile_with, seeded

@@ -11,7 +11,7 @@ from fusec.ir.extern import Write
 from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store, View
 from fusec.ir.index import Size, index
 from fusec.passes.dag import dependencies
-from fusec.passes.unify import unify
+from fusec.passes.fusion.unify import unify
 from tests.frontend.tracing import graph_of
 from tests.ir.graphs import axes, buffer, load, mm, whole
 

@@ -9,14 +9,14 @@ import pytest
 from fusec.codegen.targets import find_target
 from fusec.ir.graph import Graph
 from fusec.ir.text import print_graph, print_schedule
-from fusec.passes.dead_code import dead_code
-from fusec.passes.fuse import fuse
-from fusec.passes.inline import inline
-from fusec.passes.simplify import simplify
-from fusec.passes.split_reduction import split_reduction
+from fusec.passes.fusion.fuse import fuse
+from fusec.passes.graph.dead_code import dead_code
+from fusec.passes.graph.inline import inline
+from fusec.passes.graph.simplify import simplify
+from fusec.passes.graph.split_reduction import split_reduction
 from tests.fuzz.pipeline import small_target
 from tests.ir.graphs import cat, layer_norm, softmax
-from tests.passes.test_fuse import row_and_column_sums
+from tests.passes.fusion.test_fuse import row_and_column_sums
 
 Check = Callable[[str, str], None]
 PASSES: dict[str, tuple[Callable[[Graph], Graph], Graph]] = {

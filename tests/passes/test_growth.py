@@ -25,12 +25,12 @@ from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
-from fusec.passes import fuse as fusion
 from fusec.passes.dag import Order
-from fusec.passes.fuse import TOO_LARGE, Judged, fuse
-from fusec.passes.inline import inline
+from fusec.passes.fusion import fuse as fusion
+from fusec.passes.fusion.fuse import TOO_LARGE, Judged, fuse
+from fusec.passes.graph.inline import inline
+from fusec.passes.graph.simplify import simplify
 from fusec.passes.machine import Tuning
-from fusec.passes.simplify import simplify
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import kernels
 

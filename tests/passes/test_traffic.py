@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 import fusec
 from fusec.codegen.targets import CPU_MACHINE
+from fusec.driver.summary import launched_externs
 from fusec.ir.graph import Extern, Kernel, all_launches
 from fusec.passes.traffic import Work, work_of
-from fusec.report import KernelText
-from fusec.summary import launched_externs
+from fusec.tools.report import KernelText
 
 
 def made(*inputs: torch.Tensor, race: str) -> KernelText:

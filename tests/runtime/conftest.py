@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusec.runtime import cache as cache_module
+from fusec.runtime.cache import store as cache_module
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ import torch
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.errors import EnvironmentProblem, NotWritable, describe_failure, warn_once
 from fusec.options import Options
-from fusec.runtime import cpp_kernel
+from fusec.runtime.kernels import cpp_kernel
 from tests.support import compile_with, since_2_13
 
 FORKED = """

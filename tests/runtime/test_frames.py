@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusec import backend
+from fusec.driver import backend
 from fusec.runtime.frames import SLOTS, with_room
 
 CALLS = 300

@@ -14,7 +14,7 @@ import os, signal
 import torch
 from torch._inductor.compile_fx import compile_fx
 from torch.testing._internal.common_utils import TestCase
-from fusec.compiler import RECENT
+from fusec.driver.compiler import RECENT
 
 class ToyTests(TestCase):
     def test_a_default(self):

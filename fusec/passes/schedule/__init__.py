@@ -13,7 +13,8 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.index import Axis
-from fusec.passes.coalesce import coalesce
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.stream_rows import computes_rows, streams_rows
 from fusec.passes.machine import Machine
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
@@ -21,7 +22,6 @@ from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.vector_loops import accepts_loops, loop_plans
-from fusec.passes.stream_rows import computes_rows, streams_rows
 
 
 @dataclass(frozen=True, slots=True)

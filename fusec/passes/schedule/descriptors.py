@@ -3,7 +3,7 @@
 A copy by tensor descriptor needs no registers for addresses and no instruction of most threads. It
 needs memory in which rows lie multiples of 16 bytes apart, and products that read shared memory:
 lanes that multiply f32 operands one by one would spill 20 KB of them (128x128, sm_90, 2026-11).
-What a program makes of such a plan, ``codegen/descriptors.py`` says, access by access.
+What a program makes of such a plan, ``codegen/triton/descriptors.py`` says, access by access.
 
 Nothing of this was measured on a device yet (2026-11), so the plan chosen by rule stays with
 pointers, and descriptors come second: a race tries them, however short it is.

@@ -44,7 +44,7 @@ class Binding:
         fold: rows of lanes that each iteration of a loop folds, before it combines them with what
             it carries: neighbours are in one row, so that one thread folds what it loads.
         transposed: memory is contiguous along this axis where lanes are not: blocks of a chunk by
-            the lanes go through a private array (``codegen/transposed.py``).
+            the lanes go through a private array (``codegen/cpp/transposed.py``).
     """
 
     axis: Axis

@@ -8,8 +8,8 @@ from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, IntoIndex, index
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.scalar import ROUND
-from fusec.passes.coalesce import coalesce
-from fusec.passes.online_softmax import online_softmax
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.schedule.plan import Plan, print_plan
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, unified

@@ -13,12 +13,12 @@ from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
-from fusec.passes.coalesce import coalesce
+from fusec.passes.fusion.unify import unify
+from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.machine import Machine
 from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.contraction import MAX_LANES, contractions
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.unify import unify
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, f32_of, products

@@ -1,0 +1,123 @@
+"""Which lane axis of a tile has the vectors: one order of all lane axes, the last is the column.
+
+In one order of all axes each tile has its rows and its columns, and any two tiles agree where they
+meet. The order is the one by which the fewest elements are copied: loads and stores want their
+neighbours in memory to be columns; a product's right operand wants the axis that is summed over as
+rows, and lies there or is copied to panels; random numbers of four neighbours are drawn at once.
+What stands in a loop counts as often as loops run, about.
+
+Worked example, an attention: keys, queries, then the head's dimension. So the scores have a vector
+of queries for each key; the queries are copied to panels once, keys and values are read where they
+lie, and the maximum and the sum of a row are those of lanes, without folding any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fusec.codegen.cpp.tile_uses import Place, Uses, placed
+from fusec.ir.expr import Dot, Expr, IndexValue, Load, Op, Reduce, Var
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.program import Let, Program, Put, Statement, Update
+
+COPIED, SCATTERED, DRAWN, FOLDED = 1.0, 4.0, 8.0, 0.02
+"""What an element costs: copied in blocks, loaded alone, drawn alone; one that lanes fold."""
+MOST_AXES = 6
+"""Lane axes of which each order is tried."""
+OFTEN = 8
+"""Iterations of a loop, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """An order of lane axes."""
+
+    axes: tuple[Axis, ...]
+
+    def sorted(self, lanes: Iterable[Axis]) -> tuple[Axis, ...]:
+        """Return the lanes of a tile: its row, if it has two, and its column."""
+        return tuple(sorted(lanes, key=self.axes.index))
+
+    def sides(self, dot: Dot) -> tuple[Expr, Expr]:
+        """Return the operands of a product, the one that owns its rows first."""
+        *_, column = self.sorted(dot.axes)
+        return (dot.left, dot.right) if column in dot.right.axes else (dot.right, dot.left)
+
+
+def lane_order(program: Program, uses: Uses) -> LaneOrder:
+    """Return the order by which a program of tiles copies least."""
+    if len(program.lanes) > MOST_AXES:
+        return LaneOrder(program.lanes)
+    body = list(placed(program.body))
+    orders = map(LaneOrder, itertools.permutations(program.lanes))
+    return min(orders, key=lambda order: sum(_costs(body, uses, order)))
+
+
+def _costs(body: list[tuple[Place, Statement]], uses: Uses, order: LaneOrder) -> Iterator[float]:
+    for place, statement in body:
+        match statement:
+            case Let(value=Dot() as dot) | Update(value=Dot() as dot):
+                yield _right(dot, uses, order)
+                yield _slot(dot, uses, order)
+            case _:
+                points = math.prod(lane.extent.const for lane in uses.domain(statement))
+                yield OFTEN ** len(place) * points * _cost(statement, uses, order)
+
+
+def _cost(statement: Statement, uses: Uses, order: LaneOrder) -> float:
+    match statement:
+        case Let(var=var, value=Load() as load) if len(var.axes) == 2 and uses.elementwise(var):
+            return _access(load.indices[0], order, uses)
+        case Let(value=Reduce() as node) if (
+            order.sorted(node.body.axes & uses.lanes)[-1] in node.over
+        ):
+            return FOLDED
+        case Let(var=var, value=Op(name="random", args=(_, at))) if len(var.axes) == 2:
+            position = uses.values.get(at) if isinstance(at, Var) else at
+            step = None
+            if isinstance(position, IndexValue):
+                step = position.index.coefficient(order.sorted(var.axes)[-1])
+            return 0.0 if step in (index(1), index(2), index(4)) else DRAWN
+        case Put(offset=offset) if len(offset.axes & uses.lanes) == 2:
+            return _access(offset, order, uses)
+    return 0.0
+
+
+def _access(offset: Index, order: LaneOrder, uses: Uses) -> float:
+    steps = [offset.coefficient(lane) for lane in order.sorted(offset.axes & uses.lanes)]
+    if steps[-1] is index(1):
+        return 0.0
+    return COPIED if steps[0] is index(1) else SCATTERED
+
+
+def _slot(dot: Dot, uses: Uses, order: LaneOrder) -> float:
+    """Return what it costs to add to a tile of a longer array: it is done where neighbours are
+    columns."""
+    load = uses.load(dot.into) if dot.into is not None else None
+    if load is None:
+        return 0.0
+    column = order.sorted(dot.axes)[-1]
+    return 0.0 if load.indices[0].steps_by_one(column) else math.inf
+
+
+def _right(dot: Dot, uses: Uses, order: LaneOrder) -> float:
+    """Return what it costs to have the right operand as rows of neighbours, by its elements.
+
+    A load is counted where it stands: what loops share is copied once.
+    """
+    _, right = order.sides(dot)
+    (terms,) = dot.over
+    *_, column = order.sorted(dot.axes)
+    load = uses.load(right)
+    if load is None:
+        good = order.axes.index(terms) < order.axes.index(column)
+    else:
+        good = uses.direct(right, terms, column, right=True) is not None
+    if good:
+        return 0.0
+    depth = len(uses.defined[right]) if isinstance(right, Var) else 1
+    elements = terms.extent.const * column.extent.const
+    return COPIED * elements * math.pow(OFTEN, depth)

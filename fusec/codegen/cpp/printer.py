@@ -1,0 +1,598 @@
+"""The C++ printer: one function a program, over the vocabulary of ``prelude.h``.
+
+A value with the program's lane axis is a vector of ``FUSEC_W`` lanes, any other a scalar. 16-bit
+floats live as f32 and small integers as i32 between memory and memory: a load widens, ``Put``
+rounds or wraps, and a value cast down and used again is rounded by its cast. Grid axes are OpenMP
+loops, run by torch's own threads; a kernel of little work stays on one.
+
+An index read from memory is checked: out of range it touches no memory and sets ``*status`` to 1,
+as one that a scatter compares does; a divisor of integers that is 0 sets it to 2. The caller turns
+them into eager's errors.
+
+Worked example::
+
+    extern "C" void k0(const m_f32 *x, m_f32 *y, int *status) {
+      #pragma omp parallel for schedule(static)
+      for (long long m = 0; m < 8; ++m) {
+        const float v_x = lds_f32(x + m);
+        sts_f32(y + m, v_x);
+      }
+    }
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from fusec.codegen.cpp.text import comment, literal
+from fusec.codegen.cpp.transposed import Block, transposed_block
+from fusec.codegen.cpp.unrolling import MOST_UNROLLED, has_many_gathers, is_unrolled
+from fusec.codegen.lowering.orient import has_dots
+from fusec.errors import InternalError
+from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+)
+from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
+from fusec.ir.names import Names
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Matrix,
+    Multiply,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+    statements,
+    stored_alone,
+)
+from fusec.ir.scalar import CHECKED
+
+PARALLEL_WORK = 1 << 15
+"""Points below which one thread is faster: waking OpenMP's threads takes some 5 us."""
+STACK_BYTES = 1 << 17
+"""Private arrays up to this size live on the stack of their thread."""
+
+_VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
+_SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
+_VECTOR = {F32: "vf32", F64: "vf64", I64: "vi64", I32: "vi32", BOOL: "vm"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_HORIZONTAL = {
+    "sum": "f_hsum",
+    "prod": "f_hprod",
+    "max": "f_hmax",
+    "min": "f_hmin",
+    "any": "f_hany",
+    "all": "f_hall",
+}
+
+
+def prelude(width: int, *, products: bool) -> str:
+    """Return the text in front of the kernels of one translation unit, for ``width`` lanes.
+
+    Args:
+        products: whether there are products of matrices among them.
+    """
+    names = ("prelude.h", "products.h") if products else ("prelude.h",)
+    texts = (
+        resources.files("fusec.codegen.cpp").joinpath(name).read_text("utf-8") for name in names
+    )
+    return "\n".join((f"#define FUSEC_W {width}", *texts, ""))
+
+
+def multiplies(program: Program) -> bool:
+    """Return True if a program multiplies matrices: with tiles, or as it is printed."""
+    return has_dots(program) or any(isinstance(s, Multiply) for s in statements(program.body))
+
+
+def print_kernel(program: Program) -> str:
+    """Return the C++ function of a program."""
+    return Printer(program).print()
+
+
+class Printer:
+    """Prints a program; ``kind`` says who may call the function."""
+
+    def __init__(self, program: Program, kind: str = 'extern "C" void') -> None:
+        self.kind = kind
+        self.program = program
+        self.lane = program.lanes[0] if program.lanes else None
+        self.lines: list[str] = []
+        self.depth = 0
+        self.names = Names(("status",))
+        self.frees: list[str] = []
+        self.loops: list[Axis] = []
+        self.of_sizes: dict[Atom, str] = {}
+        self.hoisted: list[str] = []
+        self.place = 0  # where `hoisted` goes: the line in front of all loops
+        self.unrounded = stored_alone(program.body)
+        self.positions: dict[Expr, Index] = {}
+        self.calls = has_many_gathers(program.body, self.lane)
+        arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
+        self.operands = {b for b in arrays if b.dtype is BF16 and multiplies(program)}
+
+    def name(self, item: Axis | Buffer | Size) -> str:
+        """Return the C++ name of an axis, buffer or size."""
+        if isinstance(item, Buffer):
+            return self.names(item.base, "p_")
+        return self.names(item, "i_" if isinstance(item, Axis) else "n_")
+
+    def emit(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    # -- structure ---------------------------------------------------------------------------------
+
+    def print(self) -> str:
+        program = self.program
+        for line in (*program.notation, *program.source):
+            self.emit(f"// {comment(line)}")
+        self.emit(f"{self.head()} {{")
+        self.depth += 1
+        if program.table:
+            self.open_places()
+        else:
+            self.open_grid()
+        self.block(program.body)
+        self.lines[self.place : self.place] = self.hoisted
+        self.depth -= 1
+        self.emit("}")
+        self.depth -= 1
+        self.emit("}")
+        return "\n".join(self.lines) + "\n"
+
+    def head(self) -> str:
+        """Return the declaration of the function."""
+        return f"{self.kind} {self.program.name}({', '.join(self.parameters())})"
+
+    def open_grid(self) -> None:
+        self.place = len(self.lines)
+        if self.program.grid:
+            self.emit(self.pragma())
+        for axis in self.program.grid:
+            i = self.name(axis)
+            self.emit(f"for (long long {i} = 0; {i} < {self.scalar_index(axis.extent)}; ++{i})")
+        self.emit("{")
+        self.depth += 1
+
+    def open_places(self) -> None:
+        """Open the loop over all blocks of all rows of a table (``codegen/host/table.py``)."""
+        program = self.program
+        self.emit(f"#pragma omp parallel for schedule(static) if (work >= {PARALLEL_WORK})")
+        self.emit("for (long long place = 0; place < count; ++place) {")
+        self.depth += 1
+        self.emit("const long long row = places[2 * place];")
+        for position, parameter in enumerate(self.pointers()):
+            address = f"addresses[row * {len(program.buffers)} + {position}]"
+            self.emit(f"{parameter} = ({parameter.partition('*')[0]}*){address};")
+        for position, size in enumerate(program.sizes):
+            value = f"sizes[row * {len(program.sizes)} + {position}]"
+            self.emit(f"const long long {self.name(size)} = {value};")
+        self.place = len(self.lines)
+        rest = "places[2 * place + 1]"
+        for axis in reversed(program.grid):
+            i, extent = self.name(axis), self.scalar_index(axis.extent)
+            part = rest if axis is program.grid[0] else f"{rest} % ({extent})"
+            self.emit(f"const long long {i} = {part};")
+            rest = f"{rest} / ({extent})"
+
+    def parameters(self) -> list[str]:
+        if self.program.table:
+            arrays = ["void *const *addresses", "const int *sizes", "const int *places"]
+            return [*arrays, "long long count", "long long work", "int *status"]
+        sizes = [f"const long long {self.name(s)}" for s in self.program.sizes]
+        return [*self.pointers(), *sizes, "int *status"]
+
+    def pointers(self) -> list[str]:
+        """Return the declarations of the program's buffers."""
+        written = set(self.program.writes)
+        found = []
+        for buffer in self.program.buffers:
+            qualifier = "" if buffer in written else "const "
+            alone = "" if buffer in self.program.overlaid else "__restrict "
+            found.append(f"{qualifier}m_{buffer.dtype} *{alone}{self.name(buffer)}")
+        return found
+
+    def pragma(self) -> str:
+        text = "#pragma omp parallel for"
+        if len(self.program.grid) > 1:
+            text += f" collapse({len(self.program.grid)})"
+        # Rows of a triangle take unequal times; tiles of a product are few and long.
+        text += f" schedule({'dynamic' if multiplies(self.program) else 'static'})"
+        work = self.program.work
+        if work is not None and not work.is_constant:
+            return f"{text} if ({self.scalar_index(work)} >= {PARALLEL_WORK})"
+        if work is not None and work.const < PARALLEL_WORK:
+            return f"{text} if (0)"
+        return text
+
+    def block(self, body: tuple[Statement, ...]) -> None:
+        """Print statements, and what frees the arrays that they allocate."""
+        around, self.frees = self.frees, []
+        for statement in body:
+            self.statement(statement)
+        for line in self.frees:
+            self.emit(line)
+        self.frees = around
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Let():
+                self.let(statement)
+            case Carry():
+                var = statement.var
+                start = self.operand(statement.initial, self.is_vector(var))
+                self.emit(f"{self.type_of(var)} {var.name} = {start};")
+            case Update():
+                var = statement.var
+                self.emit(f"{var.name} = {self.expression(statement.value, self.is_vector(var))};")
+            case Put():
+                self.put(statement)
+            case Scratch():
+                self.scratch(statement)
+            case For():
+                self.loop(statement)
+            case Multiply():
+                self.multiply(statement)
+            case _:
+                raise InternalError(statement, stage="codegen.cpp")
+
+    def multiply(self, product: Multiply) -> None:
+        into, left, right = product.into, product.left, product.right
+        counts = f"{self.least(product.rows)}, {product.columns}, {self.least(product.terms)}"
+        narrow = right.buffer.dtype is BF16
+        sides = (
+            self.matrix(into, into.row, into.panel),
+            self.matrix(left, left.row, left.column),
+            self.matrix(right, right.row, right.column if narrow else right.panel),
+        )
+        function = "f_multiply_bf16" if narrow else "f_multiply"
+        self.emit(f"{function}({', '.join(sides)}, {counts}, {str(product.adds).lower()});")
+
+    def matrix(self, matrix: Matrix, *steps: Index) -> str:
+        """Return where a matrix begins, and some of its steps."""
+        start = f"{self.name(matrix.buffer)} + {self.scalar_index(matrix.start)}"
+        return ", ".join((start, *map(self.scalar_index, steps)))
+
+    def loop(self, loop: For) -> None:
+        block = transposed_block(loop, self.lane)
+        if block is not None:
+            self.transposed(block)
+            return
+        i = self.name(loop.axis)
+        stop = self.least(loop.stops)
+        start = self.scalar_index(loop.start)
+        if is_unrolled(loop, self.lane):
+            self.emit(f"#pragma GCC unroll {MOST_UNROLLED}")
+        if len(loop.stops) > 1 or loop.start.axes:
+            self.emit(f"for (long long {i} = {start}, {i}_end = {stop}; {i} < {i}_end; ++{i}) {{")
+        else:
+            self.emit(f"for (long long {i} = {start}; {i} < {stop}; ++{i}) {{")
+        self.depth += 1
+        self.loops.append(loop.axis)
+        self.block(loop.body)
+        self.loops.pop()
+        self.depth -= 1
+        self.emit("}")
+
+    def least(self, stops: tuple[Index, ...]) -> str:
+        text = self.scalar_index(stops[0])
+        for other in stops[1:]:
+            text = f"fusec_least({text}, {self.scalar_index(other)})"
+        return text
+
+    def transposed(self, block: Block) -> None:
+        """Print a loop that copies a block into an array as one call."""
+        memory = self.name(block.memory)
+        at = f"{memory} + {self.scalar_index(block.start)}, {self.scalar_index(block.step)}"
+        m = "" if block.guard is None else "m"
+        mask = "" if block.guard is None else f", {block.guard.name}"
+        array = self.name(block.array)
+        dtype = block.array.dtype
+        self.emit(f"ldt{m}_{dtype}({array}, {at}, {self.least(block.counts)}{mask});")
+
+    def scratch(self, statement: Scratch) -> None:
+        buffer = statement.buffer
+        name = self.name(buffer)
+        length = most(statement.length)
+        kind = f"m_{buffer.dtype}"
+        if length is not None and length * buffer.dtype.itemsize <= STACK_BYTES:
+            self.emit(f"alignas(64) {kind} {name}[{length}];")
+            return
+        size = f"sizeof({kind}) * ({self.scalar_index(statement.length)})"
+        self.emit(f"{kind} *{name} = ({kind} *)__builtin_malloc({size});")
+        self.frees.append(f"__builtin_free({name});")
+
+    def prefetch(self, load: Load) -> None:
+        """Print that what some later iteration loads is wanted, if other grid points do not."""
+        (offset,) = load.indices
+        own = any(axis in offset.axes for axis in self.program.grid)
+        if not self.loops or not own or self.along_lane(offset)[1] is not index(1):
+            return
+        step = offset.coefficient(self.loops[-1])
+        if step is not None and step is not index(0):
+            base = self.along_lane(offset)[0] + step * self.program.stages
+            self.emit(f"__builtin_prefetch({self.name(load.buffer)} + {self.scalar_index(base)});")
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def is_vector(self, node: Expr) -> bool:
+        return self.lane is not None and self.lane in node.axes
+
+    def type_of(self, node: Expr) -> str:
+        table = _VECTOR if self.is_vector(node) else _SCALAR
+        return table[compute_type(node.dtype)]
+
+    def let(self, let: Let) -> None:
+        match let.value:
+            case IndexValue(index=position):
+                self.positions[let.var] = position
+            case Load() if self.program.stages > 1:
+                self.prefetch(let.value)
+        value = self.expression(let.value, self.is_vector(let.var), let.var)
+        self.emit(f"const {self.type_of(let.var)} {let.var.name} = {value};")
+
+    def operand(self, node: Expr, vector: bool) -> str:
+        """Return an argument, broadcast if the result has lanes and it has none."""
+        match node:
+            case Const():
+                text = literal(node)
+            case Var():
+                text = node.name
+            case _:
+                raise InternalError(node, stage="codegen.cpp")
+        if vector and not self.is_vector(node):
+            return f"v_{_VALUE[compute_type(node.dtype)]}({text})"
+        return text
+
+    def expression(self, node: Expr, vector: bool, var: Var | None = None) -> str:
+        match node:
+            case Load():
+                return self.load(node, vector)
+            case Op(name="exp") if var in self.program.rounded:
+                return f"f_exp_rounded({self.operand(node.args[0], vector)})"
+            case Op():
+                return self.operation(node, vector)
+            case Cast():
+                return self.cast(node, vector, var)
+            case Select():
+                if not self.is_vector(node.condition):
+                    condition = self.operand(node.condition, False)
+                else:
+                    condition = self.operand(node.condition, vector)
+                then, other = self.operand(node.then, vector), self.operand(node.other, vector)
+                return f"f_select({condition}, {then}, {other})"
+            case IndexValue():
+                if not vector:
+                    text = self.scalar_index(node.index)
+                    return text if node.dtype is I64 else f"(int)({text})"
+                return self.vector_index(node.index, node.dtype)
+            case Reduce():
+                return f"{_HORIZONTAL[node.monoid.name]}({self.operand(node.body, True)})"
+            case Const() | Var():
+                return self.operand(node, vector)
+            case _:
+                raise InternalError(node, stage="codegen.cpp")
+
+    def operation(self, node: Op, vector: bool) -> str:
+        args = [self.operand(a, vector) for a in node.args]
+        symbol = _INFIX.get(node.name)
+        if symbol is not None:
+            return f"{args[0]} {symbol} {args[1]}"
+        if node.name == "neg":
+            return f"-{args[0]}"
+        if node.name in CHECKED:
+            return f"fusec_{node.name}({', '.join(args)}, status)"
+        if node.name == "random" and vector:
+            return self.random(node)
+        if node.name.startswith("round_"):
+            return f"{node.name}({args[0]})"
+        return f"f_{node.name}({', '.join(args)})"
+
+    def random(self, node: Op) -> str:
+        """Return random bits of the lanes; where these are neighbours, four from a counter."""
+        seed, position = node.args
+        base, by = self.along_lane(self.positions.get(position, index(0)))
+        step = by.const if by is not None and by.is_constant else 0
+        which = base % max(step, 1)
+        if step in (1, 2, 4) and which.is_constant and not self.is_vector(seed):
+            kind = f"run{step}<{which.const}>" if step > 1 else "run"
+            first = self.scalar_index(base - which)
+            return f"f_random_{kind}({self.operand(seed, False)}, {first})"
+        return f"f_random({self.operand(seed, True)}, {self.operand(position, True)})"
+
+    def cast(self, node: Cast, vector: bool, var: Var | None) -> str:
+        arg = self.operand(node.arg, vector)
+        source, target = compute_type(node.arg.dtype), compute_type(node.dtype)
+        text = arg if source is target else f"to_{_VALUE[target]}({arg})"
+        if node.dtype in (F16, BF16):
+            if var is not None and var in self.unrounded:
+                return text  # the store rounds
+            return f"round_{node.dtype}({text})"
+        if node.dtype.itemsize < 4 and node.dtype.kind in (Kind.SIGNED, Kind.UNSIGNED):
+            return f"to_{node.dtype}({text})"
+        return text
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def load(self, node: Load, vector: bool) -> str:
+        buffer, offset = node.buffer, node.indices[0]
+        guard = self.guarded(node.guard, offset)
+        kind = compute_type(buffer.dtype)
+        zero = literal(Const(0, kind))
+        masked = guard is not None and guard[1]
+        if not vector or (self.along_lane(offset)[1] is index(0) and not masked):
+            text = f"lds_{buffer.dtype}({self.name(buffer)} + {self.scalar_index(offset)})"
+            text = text if guard is None else f"({guard[0]} ? {text} : {zero})"
+            return f"v_{_VALUE[kind]}({text})" if vector else text
+        if guard is not None and not masked:
+            loaded = self.lanes("ld", buffer, offset)
+            return f"({guard[0]} ? {loaded} : v_{_VALUE[kind]}({zero}))"
+        return self.lanes("ld", buffer, offset, mask=None if guard is None else guard[0])
+
+    def put(self, statement: Put) -> None:
+        buffer, offset, guard = statement.buffer, statement.offset, statement.guard
+        if self.lane is None or self.lane not in offset.axes:
+            line = f"sts_{buffer.dtype}({self.name(buffer)} + {self.scalar_index(offset)}, "
+            line += f"{self.operand(statement.value, False)});"
+            self.emit(line if guard is None else f"if ({guard.name}) {line}")
+            return
+        mask = None if guard is None else self.operand(guard, True)
+        value = self.operand(statement.value, True)
+        self.emit(f"{self.lanes('st', buffer, offset, value, mask=mask)};")
+
+    def lanes(
+        self, verb: str, buffer: Buffer, offset: Index, *value: str, mask: str | None = None
+    ) -> str:
+        """Return the access of a vector's lanes: neighbours, a step apart, or anywhere."""
+        pointer, (base, by) = self.name(buffer), self.along_lane(offset)
+        tail = "".join(f", {text}" for text in (*value, mask) if text is not None)
+        kind = f"{'' if mask is None else 'm'}_{buffer.dtype}"
+        if by is index(1):
+            if (verb, mask) == ("st", None) and buffer.base in self.operands:
+                verb = "st_operand"
+            return f"{verb}{kind}({pointer} + {self.scalar_index(base)}{tail})"
+        if by is not None:
+            at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
+            return f"{verb}g{kind}({at}{tail})"
+        called = "called_" if self.calls and (verb, mask is None) == ("ld", False) else ""
+        return f"{called}{verb}i{kind}({pointer}, {self.vector_index(offset, I64)}{tail})"
+
+    def guarded(self, guard: Expr | None, offset: Index) -> tuple[str, bool] | None:
+        """Return a load's guard and whether it has lanes, gathers checked for their range."""
+        text = None if guard is None else self.operand(guard, False)
+        vector = guard is not None and self.is_vector(guard)
+        for gather in (atom for atom in offset.atoms() if isinstance(atom, Runtime)):
+            expr = gather.expr
+            wide = self.is_vector(expr)
+            place = self.operand(expr, False)
+            name = place if expr.dtype is I64 else f"to_i64({place})"
+            extent = self.scalar_index(gather.extent)
+            ok = f"fusec_in_range({name}, {extent})"
+            if text is not None and vector != wide:
+                text = text if vector else f"v_bool({text})"
+                ok = ok if wide else f"v_bool({ok})"
+            vector = vector or wide
+            checked = f"ok_{len(self.lines)}"
+            kind = "vm" if vector else "bool"
+            wanted = text if text is not None else ("v_bool(true)" if vector else "true")
+            self.emit(f"const {kind} {checked} = fusec_checked({ok}, {wanted}, status);")
+            text = checked
+        return None if text is None else (text, vector)
+
+    # -- indices -----------------------------------------------------------------------------------
+
+    def along_lane(self, offset: Index) -> tuple[Index, Index | None]:
+        """Split an offset into its part without the lane axis and its step along it."""
+        if self.lane is None or self.lane not in offset.axes:
+            return offset, index(0)
+        by = offset.coefficient(self.lane)
+        if by is None or by.axes:
+            return offset, None
+        return offset - by * index(self.lane), by
+
+    def scalar_index(self, value: Index) -> str:
+        """Return an index without lanes as C++."""
+        parts: list[str] = []
+        for monomial, coefficient in value.terms:
+            factors = [self.scalar_atom(atom) for atom in monomial]
+            if coefficient != 1:
+                factors.append(f"{coefficient}LL")
+            parts.append(" * ".join(factors))
+        if value.const or not parts:
+            parts.append(
+                f"{value.const}LL" if parts or abs(value.const) >= 2**31 else str(value.const)
+            )
+        return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
+
+    def scalar_atom(self, atom: object) -> str:
+        match atom:
+            case Axis() | Size():
+                return self.name(atom)
+            case FloorDiv() | Mod():
+                known = self.of_sizes.get(atom)
+                if known is not None:
+                    return known
+                function = "floordiv" if isinstance(atom, FloorDiv) else "mod"
+                a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
+                text = f"fusec_{function}({a}, {b})"
+                if not _is_of_sizes(atom):
+                    return text
+                return self.hoist(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
+            case Runtime():
+                return f"(long long){self.operand(atom.expr, False)}"
+            case _:
+                raise InternalError(atom, stage="codegen.cpp")
+
+    def hoist(self, atom: FloorDiv | Mod, text: str) -> str:
+        """Name a quotient of sizes, computed once in front of all loops; return the name.
+
+        Sums of products of such quotients would double in length with each division around them.
+        Where a divisor is 0, the quotient belongs to what is never reached.
+        """
+        name = f"q_{len(self.of_sizes)}"
+        self.of_sizes[atom] = name
+        indent = "  " * (2 if self.program.table else 1)
+        self.hoisted.append(f"{indent}const long long {name} = {text};")
+        return name
+
+    def vector_index(self, value: Index, dtype: DType) -> str:
+        """Return an index with lanes as a vector of i64 or i32."""
+        kind = _VALUE[dtype]
+        cast = "" if dtype is I64 else "(int)"
+        base, by = self.along_lane(value)
+        if by is index(0):
+            return f"v_{kind}({cast}({self.scalar_index(value)}))"
+        if by is not None:
+            iota = "v_iota()" if dtype is I64 else "to_i32(v_iota())"
+            lanes = (
+                iota if by is index(1) else f"{iota} * v_{kind}({cast}({self.scalar_index(by)}))"
+            )
+            rest = f"v_{kind}({cast}({self.scalar_index(base)}))"
+            return lanes if base is index(0) else f"({rest} + {lanes})"
+        parts: list[str] = []
+        plain = index(value.const)
+        for monomial, coefficient in value.terms:
+            if self.lane is None or not any(self.lane in atom.axes for atom in monomial):
+                plain = plain + coefficient * product(index(a) for a in monomial)
+                continue
+            factors = [self.vector_atom(atom, dtype) for atom in monomial]
+            if coefficient != 1:
+                factors.append(f"v_{kind}({coefficient})")
+            parts.append(" * ".join(factors))
+        if plain is not index(0):
+            parts.append(f"v_{kind}({cast}({self.scalar_index(plain)}))")
+        return "(" + " + ".join(parts) + ")"
+
+    def vector_atom(self, atom: object, dtype: DType) -> str:
+        kind = _VALUE[dtype]
+        match atom:
+            case Axis() if atom is self.lane:
+                return "v_iota()" if dtype is I64 else "to_i32(v_iota())"
+            case FloorDiv() | Mod() if self.lane in atom.axes:
+                a = self.vector_index(atom.dividend, dtype)
+                b = self.vector_index(atom.divisor, dtype)
+                name = "floordiv" if isinstance(atom, FloorDiv) else "remainder"
+                called = self.calls and dtype is I64
+                return f"{'called' if called else 'f'}_{name}({a}, {b})"
+            case Runtime() if self.is_vector(atom.expr):
+                text = self.operand(atom.expr, True)
+                return text if atom.expr.dtype is dtype else f"to_{kind}({text})"
+            case _:
+                return f"v_{kind}({self.scalar_atom(atom)})"
+
+
+def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
+    """Return True if nothing but symbolic sizes is in a quotient or a remainder."""
+    return not any(isinstance(a, Axis | Runtime) for a in index(atom).atoms())

@@ -1,0 +1,156 @@
+"""Which values of a program of tiles lie in memory: the rest is computed where it is used.
+
+In an array are what products make and what loops carry; a product's computed operand; a reduction;
+what is dear (``DEAR`` operations) and used twice, or further inside; and what has to be read in its
+place, because a carry or a buffer changes after it. A load that vectors or a product cannot read
+where it lies is copied to panels.
+
+Worked example: of ``t = s * 0.125; u = t - m; e = exp(u)``, where a sum and a product read e, only
+e is in an array; the sum's loop computes t and u on its way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.codegen.cpp.lane_order import LaneOrder
+from fusec.codegen.cpp.tile_uses import Uses
+from fusec.ir.dtype import BF16
+from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children, reach
+from fusec.ir.index import Axis
+from fusec.ir.scalar import SCALAR_OPS
+
+DEAR = 5
+"""Operations from which a value that is used twice is kept in an array: it is stored and loaded."""
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """What lies in memory.
+
+    Attributes:
+        stored: values in arrays, row after row; reductions included.
+        panels: copies in panels: value -> pairs of a row and a column.
+    """
+
+    uses: Uses
+    order: LaneOrder
+    stored: set[Var] = field(default_factory=set)
+    panels: dict[Var, list[tuple[Axis, Axis]]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(uses: Uses, order: LaneOrder) -> Storage:
+        """Return what of a program's values lies in memory."""
+        storage = Storage(uses, order)
+        for var, value in uses.values.items():
+            if uses.lanes & (var.axes | value.axes) or isinstance(value, Reduce):
+                storage._decide(var, value)
+        return storage
+
+    def leaves(self, names: tuple[Expr, ...]) -> set[Var]:
+        """Return the values in memory, and those without lanes, that some values are made of."""
+        made = self._made_of(names)
+        return {node for node in made if isinstance(node, Var) and not self.is_inline(node)}
+
+    def _made_of(self, names: Iterable[Expr]) -> list[Expr]:
+        """Return some values, and what those of them that are computed in place are made of."""
+
+        def inside(node: Expr) -> tuple[Expr, ...]:
+            if isinstance(node, Var) and self.is_inline(node):
+                return below(self.uses.values[node])
+            return ()
+
+        return reach(names, inside)
+
+    def is_inline(self, var: Var) -> bool:
+        """Return True for a value that is computed where it is used."""
+        known = var in self.uses.values and var.axes & self.uses.lanes
+        return bool(known) and var not in self.stored and not self.is_turned(var)
+
+    def is_turned(self, var: Var) -> bool:
+        """Return True for a load of which vectors read a copy."""
+        return len(var.axes) == 2 and self.order.sorted(var.axes) in self.panels.get(var, ())
+
+    def _decide(self, var: Var, value: Expr) -> None:
+        self._copy_operand(var)
+        load = self.uses.load(var)
+        if isinstance(value, Dot | Reduce):
+            self.stored.add(var)
+        elif self._reads_turned(var, load):
+            self._copy(var, self.order.sorted(var.axes))
+        if var in self.stored or not var.axes & self.uses.lanes:
+            return
+        if (
+            (isinstance(value, Load) and load is None)
+            or self._changes_later(var)
+            or (self._cost(var) >= DEAR and self._is_shared(var))
+        ):
+            self.stored.add(var)
+
+    def _reads_turned(self, var: Var, load: Load | None) -> bool:
+        """Return True if vectors read a load whose neighbours in memory are those of its rows."""
+        if load is None or len(var.axes) != 2 or not self.uses.elementwise(var):
+            return False
+        return self.uses.is_turned(load, *self.order.sorted(var.axes))
+
+    def _copy(self, var: Var, axes: tuple[Axis, ...]) -> None:
+        row, column = axes
+        held = self.panels.setdefault(var, [])
+        if (row, column) not in held:
+            held.append((row, column))
+
+    def _copy_operand(self, var: Var) -> None:
+        """Decide what is copied of an operand of products."""
+        for _, dot in self.uses.dots(var):
+            left, right = self.order.sides(dot)
+            (terms,) = dot.over
+            row, column = self.order.sorted(dot.axes)
+            if var is right and self.uses.direct(var, terms, column, right=True) is None:
+                if right.dtype is BF16:
+                    self.stored.add(var)
+                elif self.uses.load(var) is not None:
+                    self._copy(var, (terms, column))
+                else:
+                    self.stored.add(var)
+                    if self.order.sorted((terms, column)) != (terms, column):
+                        self._copy(var, (terms, column))
+            if var is left and self.uses.direct(var, row, terms, right=False) is None:
+                self.stored.add(var)
+
+    def _changes_later(self, var: Var) -> bool:
+        """Return True if a carry that a value is made of is updated after it."""
+        place = self.uses.defined[var]
+        carries = self.leaves(below(self.uses.values[var])) & self.uses.updates.keys()
+        return any(
+            after > place and after[: len(place) - 1] == place[:-1]
+            for carry in carries
+            for after in self.uses.updates[carry]
+        )
+
+    def _is_shared(self, var: Var) -> bool:
+        """Return True if a value is read twice, or in a loop, or along more lanes than it has."""
+        readers = self.uses.readers.get(var, [])
+        depth = len(self.uses.defined[var])
+        return len(readers) > 1 or any(
+            len(place) > depth or self.uses.domain(statement) - var.axes
+            for statement, place in readers
+        )
+
+    def _cost(self, var: Var) -> int:
+        """Return the operations of a value from what lies in memory."""
+        own = self.uses.values[var]
+        inside = [n for n in self._made_of(below(own)) if isinstance(n, Var) and self.is_inline(n)]
+        total = 0
+        for value in (own, *(self.uses.values[node] for node in inside)):
+            match value:
+                case Op():
+                    total += SCALAR_OPS[value.name].cost
+                case Load() | Cast() | Select():
+                    total += 1
+        return total
+
+
+def below(value: Expr) -> tuple[Expr, ...]:
+    """Return the values that a statement's right-hand side names."""
+    return (value,) if isinstance(value, Var) else children(value)

@@ -1,0 +1,397 @@
+"""Nests of loops over the lanes of tiles: statements that share an axis run in one loop over it.
+
+The outer loop is over elements or over vectors of an axis that all statements of the nest have and
+that none reduces; loops inside run over the other axis of their tiles. A value is named in the
+outermost loop in which its lanes are bound. What is reduced along the inner axis is added up in a
+value of the outer loop, and ends the inner loop where it is read: a softmax has one outer loop and
+two or three inside. If the outer loop is the one over vectors, an inner reduction would wait for
+the last one's result in each iteration: so several iterations run side by side (``JAM``).
+
+Worked example, vectors along m: ``t<m> = max(n: s); u<m> = t * 2; e<m, n> = exp(s - u)``::
+
+    for mv in 0 .. 2:
+      carry t<l> = -inf
+      for nr in 0 .. 32:
+        t := maximum(t, s[32*nr + 16*mv + l])
+      u<l> = t * 2
+      for nr in 0 .. 32:
+        e[32*nr + 16*mv + l] = exp(s[32*nr + 16*mv + l] - u)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from fusec.codegen.cpp.tile_storage import Storage, below
+from fusec.errors import InternalError
+from fusec.ir.combine import combine, folded, identities
+from fusec.ir.dtype import F16, F32, DType
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Reduce,
+    Var,
+    index_exprs,
+    rebuild,
+    substitute,
+)
+from fusec.ir.index import Axis, Index, floordiv, index, mod
+from fusec.ir.names import Names
+from fusec.ir.program import Carry, For, Let, Matrix, Put, Statement, Update, reads
+
+JAM = 4
+"""Iterations of an inner loop that run side by side: an addition waits 4 cycles for the last one,
+and a maximum that minds NaN 8."""
+
+_BEGINNING = index(0)
+
+Item: TypeAlias = Let | Update | Put | Carry
+"""What runs along lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A tile in memory, row after row, or in panels of W columns, each row after row.
+
+    Attributes:
+        row: None of a tile with one lane axis.
+        start: where it begins in a longer array, row after row.
+    """
+
+    buffer: Buffer
+    row: Axis | None
+    column: Axis
+    panels: bool = False
+    start: Index = _BEGINNING
+
+    def offset(self, at: Mapping[Axis, Index], width: int) -> Index:
+        """Return where the element at some coordinates lies."""
+        column = at[self.column]
+        if self.row is None:
+            return column
+        row = at[self.row]
+        if not self.panels:
+            return self.start + row * self.column.extent + column
+        panel = floordiv(column, index(width)) * self.row.extent
+        return (panel + row) * width + mod(column, index(width))
+
+    def matrix(self, rows: Axis, width: int) -> Matrix:
+        """Return the array as a matrix whose rows run along an axis."""
+        assert self.row is not None
+        if self.panels:
+            return Matrix(self.buffer, index(0), index(width), index(1), self.row.extent * width)
+        row, column = self.column.extent, index(1)
+        if rows is not self.row:
+            row, column = column, row
+        return Matrix(self.buffer, self.start, row, column, column * width)
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """Statements at some coordinates of lane axes, and the names that values have there."""
+
+    at: dict[Axis, Index]
+    body: list[Statement] = field(default_factory=list)
+    memo: dict[Expr, Var | Const] = field(default_factory=dict)
+
+
+class Writer:
+    """Names values in open scopes, over vectors of one lane axis.
+
+    Attributes:
+        arrays: value -> where it lies as vectors read it.
+        rounded: values that only ever reach memory rounded to 16 bits.
+        exponentials: names of those among them.
+    """
+
+    def __init__(
+        self, storage: Storage, names: Names, width: int, rounded: frozenset[Var] = frozenset()
+    ) -> None:
+        self.storage, self.names, self.width = storage, names, width
+        self.rounded, self.exponentials = rounded, list[Var]()
+        self.lane = Axis("l", index(width))
+        self.arrays: dict[Var, Array] = {}
+        self.scopes: list[Scope] = []
+        self.serial = max((v.serial for v in storage.uses.defined), default=0)
+
+    def at(self) -> dict[Axis, Index]:
+        """Return the coordinates of all open scopes."""
+        return {lane: where for scope in self.scopes for lane, where in scope.at.items()}
+
+    def home(self, axes: Iterable[Axis]) -> Scope:
+        """Return the outermost scope in which lanes are bound."""
+        needed = set(axes) & self.storage.uses.lanes
+        for scope in self.scopes:
+            needed -= scope.at.keys()
+            if not needed:
+                return scope
+        raise InternalError(f"lanes {needed} are not bound", stage="codegen.vector_nest")
+
+    def known(self, node: Expr) -> Var | Const | None:
+        if isinstance(node, Const):
+            return node
+        for scope in reversed(self.scopes):
+            if (name := scope.memo.get(node)) is not None:
+                return name
+        if isinstance(node, Var) and not node.axes & self.storage.uses.lanes:
+            return node
+        return None
+
+    def value(self, root: Expr) -> Var | Const:
+        """Return the name of a value at the open scopes' coordinates, naming what it needs."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if self.known(node) is not None:
+                stack.pop()
+                continue
+            assert isinstance(node, Var)
+            missing = [] if node in self.arrays else self.unknown(self.storage.uses.values[node])
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if node in self.arrays:
+                array = self.arrays[node]
+                where = array.offset(self.at(), self.width)
+                shown: Expr = Load(array.buffer.flat(), (where,))
+                if shown.dtype is not node.dtype:
+                    shown = Cast(self.let(self.home(node.axes), node.name, shown), node.dtype)
+                self.name(node, shown)
+            else:
+                self.name(node, self.shown(self.storage.uses.values[node]))
+        found = self.known(root)
+        assert found is not None
+        return found
+
+    def unknown(self, value: Expr) -> list[Expr]:
+        return [child for child in below(value) if self.known(child) is None]
+
+    def shown(self, value: Expr) -> Expr:
+        """Return a right-hand side over names, at the open scopes' coordinates."""
+        new = {child: self.value(child) for child in below(value)}
+        return new[value] if isinstance(value, Var) else rebuild(value, new, self.at())
+
+    def name(self, key: Var, shown: Expr) -> Var | Const:
+        scope = self.home(key.axes)
+        if not isinstance(shown, Var | Const):
+            value, shown = shown, self.let(scope, key.name, shown)
+            if key in self.rounded and isinstance(value, Op) and value.name == "exp":
+                self.exponentials.append(shown)
+        scope.memo[key] = shown
+        return shown
+
+    def let(self, scope: Scope, hint: str, value: Expr) -> Var:
+        var = self.var(hint, value.dtype, value.axes & {self.lane})
+        scope.body.append(Let(var, value))
+        return var
+
+    def var(self, hint: str, dtype: DType, axes: frozenset[Axis]) -> Var:
+        self.serial += 1
+        return Var(self.names.new(hint), dtype, axes, self.serial)
+
+    def offset(self, value: Index) -> Index:
+        """Return an offset at the open scopes' coordinates, its gathers by name."""
+        return substitute(value, self.at(), self.value if list(index_exprs(value)) else None)
+
+    def store(self, array: Array, value: Var | Const) -> None:
+        """Append a store of a value to its place in an array, in the innermost scope."""
+        kind = array.buffer.dtype
+        if value.dtype is not kind:
+            value = self.let(self.scopes[-1], "held", Cast(value, kind))
+        where = array.offset(self.at(), self.width)
+        self.scopes[-1].body.append(Put(array.buffer.flat(), where, value, None))
+
+
+def held_type(dtype: DType) -> DType:
+    """Return the type of an array's elements: f16 is f32 in it, for no CPU multiplies it."""
+    return F32 if dtype is F16 else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A reduction of the open inner loop, and what each of its copies adds up in."""
+
+    var: Var
+    node: Reduce
+    parts: list[Var]
+
+
+@dataclass(slots=True, eq=False)
+class _Inner:
+    """An open loop inside a nest.
+
+    Attributes:
+        copies: of its iteration, which run side by side.
+    """
+
+    lanes: tuple[Axis, ...]
+    axes: list[Axis]
+    copies: list[list[Scope]]
+    sums: list[_Sum] = field(default_factory=list)
+
+
+class Nest:
+    """Statements that share their outer loop.
+
+    Attributes:
+        outer: the axes that this could be over, and whether by vectors; None for no loop at all.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer, self.uses = writer, writer.storage.uses
+        self.items: list[Item] = []
+        self.outer: set[tuple[Axis | None, bool]] = set()
+        self.inner: _Inner | None = None
+
+    def takes(self, item: Item) -> bool:
+        """Return True if a statement can run in the nest's loop."""
+        return not self.items or bool(self.outer & self._outer(item) - {(None, False)})
+
+    def add(self, item: Item) -> None:
+        """Append a statement."""
+        found = self._outer(item)
+        self.outer = self.outer & found if self.items else found
+        self.items.append(item)
+
+    def _outer(self, item: Item) -> set[tuple[Axis | None, bool]]:
+        domain, free = self.uses.domain(item), self.uses.domain(item)
+        if isinstance(item, Let) and isinstance(item.value, Reduce):
+            free = domain - frozenset(item.value.over)
+        if not free:
+            return {(None, False)}
+        lanes = self.writer.storage.order.sorted(domain)
+        if len(lanes) == 1:
+            return {(lanes[0], True), (lanes[0], False)}
+        return {(lane, lane is lanes[-1]) for lane in free}
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Append the nest to the innermost scope."""
+        if not self.items:
+            return
+        flat = all(len(self.uses.domain(item)) == 1 for item in self.items)
+        lane, vectors = min(
+            self.outer, key=lambda o: (o[1] is not flat, o[0].serial if o[0] else 0)
+        )
+        writer = self.writer
+        if lane is not None:
+            axis, scope = self._loop(lane, vectors)
+            writer.scopes.append(scope)
+        for item in self.items:
+            self._item(item, lane, vectors)
+        self._close()
+        if lane is not None:
+            writer.scopes.pop()
+            writer.scopes[-1].body.append(For(axis, index(0), (axis.extent,), tuple(scope.body)))
+
+    def _loop(self, lane: Axis, vectors: bool) -> tuple[Axis, Scope]:
+        """Return a loop's axis, and the scope inside."""
+        if not vectors:
+            axis = Axis(f"{lane.name}r", lane.extent)
+            return axis, Scope({lane: index(axis)})
+        axis = Axis(f"{lane.name}v", index(lane.extent.const // self.writer.width))
+        where = index(axis) * self.writer.width + index(self.writer.lane)
+        return axis, Scope({lane: where})
+
+    def _item(self, item: Item, outer: Axis | None, vectors: bool) -> None:
+        lanes = self.writer.storage.order.sorted(self.uses.domain(item) - {outer})
+        if self.inner is not None:
+            others = bool(lanes) and self.inner.lanes != lanes
+            if others or (not lanes and isinstance(item, Update)) or self._waits(item):
+                self._close()
+        if not lanes:
+            self._emit(item)
+            return
+        if self.inner is None:
+            self.inner = self._open(lanes, jammed=vectors)
+        inner = self.inner
+        if isinstance(item, Let) and isinstance(item.value, Reduce):
+            inner.sums.append(self._start(item.var, item.value, len(inner.copies)))
+        for number, scopes in enumerate(inner.copies):
+            self.writer.scopes.extend(scopes)
+            if isinstance(item, Let) and isinstance(item.value, Reduce):
+                self._reduce(item.value, inner.sums[-1].parts[number])
+            else:
+                self._emit(item)
+            del self.writer.scopes[-len(scopes) :]
+
+    def _waits(self, item: Item) -> bool:
+        """Return True if a statement reads a reduction of the open inner loop."""
+        assert self.inner is not None
+        read = self.writer.storage.leaves(reads(item))
+        return not read.isdisjoint(s.var for s in self.inner.sums)
+
+    def _open(self, lanes: tuple[Axis, ...], *, jammed: bool) -> _Inner:
+        if jammed:
+            (lane,) = lanes
+            axis = Axis(f"{lane.name}j", index(lane.extent.const // JAM))
+            body: list[Statement] = []
+            copies = [[Scope({lane: index(axis) * JAM + copy}, body)] for copy in range(JAM)]
+            return _Inner(lanes, [axis], copies)
+        loops = [self._loop(lane, lane is lanes[-1]) for lane in lanes]
+        return _Inner(lanes, [axis for axis, _ in loops], [[scope for _, scope in loops]])
+
+    def _start(self, var: Var, node: Reduce, copies: int) -> _Sum:
+        writer, (neutral,) = self.writer, identities(node)
+        parts = []
+        for _ in range(copies):
+            parts.append(writer.var(f"{var.name}_acc", neutral.dtype, frozenset({writer.lane})))
+            writer.scopes[-1].body.append(Carry(parts[-1], neutral))
+        return _Sum(var, node, parts)
+
+    def _reduce(self, node: Reduce, part: Var) -> None:
+        value = self.writer.value(node.body)
+        (total,) = combine(node.monoid, (part,), (value,))
+        self.writer.scopes[-1].body.append(Update(part, total))
+
+    def _close(self) -> None:
+        """End the open inner loop, and name what it reduced."""
+        if self.inner is None:
+            return
+        inner, self.inner = self.inner, None
+        body: tuple[Statement, ...] = ()
+        for axis, scope in reversed(list(zip(inner.axes, inner.copies[0], strict=True))):
+            body = (For(axis, index(0), (axis.extent,), (*scope.body, *body)),)
+        self.writer.scopes[-1].body.extend(body)
+        for found in inner.sums:
+            self._finish(found, folds=len(inner.copies) == 1)
+
+    def _finish(self, found: _Sum, *, folds: bool) -> None:
+        writer, var = self.writer, found.var
+        here = writer.scopes[-1]
+        first, *others = found.parts
+        for other in others:
+            (total,) = combine(found.node.monoid, (first,), (other,))
+            first = writer.let(here, var.name, total)
+        if folds:
+            total = folded(found.node.monoid, (writer.lane,), (first,))
+            if not var.axes & self.uses.lanes:
+                here.body.append(Let(var, total))
+                return
+            first = writer.let(here, var.name, total)
+        here.memo[var] = first
+        writer.store(writer.arrays[var], first)
+
+    def _emit(self, item: Item) -> None:
+        writer = self.writer
+        match item:
+            case Carry(var=var):
+                writer.store(writer.arrays[var], item.initial)
+            case Let(var=var):
+                writer.store(writer.arrays[var], writer.name(var, writer.shown(item.value)))
+            case Update(var=var):
+                writer.store(writer.arrays[var], writer.name(var, writer.shown(item.value)))
+            case Put():
+                value = writer.value(item.value)
+                guard = None if item.guard is None else writer.value(item.guard)
+                assert guard is None or isinstance(guard, Var)
+                offset = writer.offset(item.offset)
+                writer.scopes[-1].body.append(Put(item.buffer, offset, value, guard))

@@ -1,0 +1,352 @@
+"""Tiles as arrays and vectors: the form in which a CPU runs a program with products of matrices.
+
+A program with ``Dot``s works on tiles, values with an element for each point of one or two lane
+axes. A GPU holds them in registers; a CPU's core holds them in arrays in its cache, and works on
+one vector of W elements after another. So every lane axis becomes a loop, over its elements or over
+vectors of them, and one lane axis is left, of W lanes:
+
+* some values are ``Scratch`` arrays (``tile_storage.py``), others are computed where they are used;
+* neighbouring statements that share a lane axis run in one loop over it (``vector_nest.py``);
+* a ``Dot`` becomes a ``Multiply`` of matrices in memory. An operand that is loaded for it alone is
+  read where it lies, if its columns are neighbours there; else it is copied to panels first. What
+  is added to a tile of an array that outlives the loop is added there.
+
+Which axis of a tile has the vectors, ``lane_order.py`` says.
+
+Worked example, with lanes m and n of 32 and W = 16::
+
+    s<m, n> = dot(k: a, b)          s[32*i + j] = a[...] @ b[...] for 32 x 32 x 64
+    e<m, n> = exp(s)                for m in 0 .. 32:
+    t<m> = sum(n: e)                  carry t<l> = 0.0
+    y[m] = t                          for no in 0 .. 2:
+                                        s<l> = s[32*m + 16*no + l];  e<l> = exp(s);  t := t + e
+                                      y[m] = sum(l: t)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from fusec.codegen.cpp.lane_order import lane_order
+from fusec.codegen.cpp.tile_storage import Storage
+from fusec.codegen.cpp.tile_uses import Uses
+from fusec.codegen.cpp.vector_nest import Array, Item, Nest, Scope, Writer, held_type
+from fusec.codegen.lowering.orient import has_dots
+from fusec.codegen.lowering.precision import rounded_to_16_bits
+from fusec.ir.dtype import BOOL, I64, DType
+from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
+from fusec.ir.index import Axis, Index, index, is_nonnegative
+from fusec.ir.names import Names
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Matrix,
+    Multiply,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+    statements,
+)
+
+
+def vector_tiles(program: Program, width: int) -> Program:
+    """Return a program of tiles over vectors of ``width`` lanes; others as they are.
+
+    Tiles of a product without terms have no ``Dot``.
+    """
+    if len(program.lanes) < 2 and not has_dots(program):
+        return program
+    rewrite = _Rewrite(program, width)
+    body = _without_unread(rewrite.block(program.body))
+    rounded = tuple(rewrite.writer.exponentials)
+    return replace(program, lanes=(rewrite.writer.lane,), body=body, rounded=rounded)
+
+
+class _Rewrite:
+    """One program's rewriting.
+
+    Attributes:
+        panels: operand of a product and the axis of its rows -> a copy in panels.
+        slots: sums of products that are added where they lie -> a tile of a longer array.
+    """
+
+    def __init__(self, program: Program, width: int) -> None:
+        uses = Uses.of(program)
+        self.uses, self.order, self.width = uses, lane_order(program, uses), width
+        self.storage = Storage.of(uses, self.order)
+        named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
+        self.names = Names(named)
+        self.writer = Writer(self.storage, self.names, width, rounded_to_16_bits(program))
+        self.nest = Nest(self.writer)
+        self.panels: dict[tuple[Var, Axis], Array] = {}
+        self.slots: dict[Var, Array] = {}
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def block(self, body: Iterable[Statement]) -> tuple[Statement, ...]:
+        """Return what a block of statements becomes."""
+        self.writer.scopes.append(Scope({}))
+        for statement in body:
+            self.statement(statement)
+        self.flush()
+        return tuple(self.writer.scopes.pop().body)
+
+    @property
+    def out(self) -> list[Statement]:
+        return self.writer.scopes[-1].body
+
+    def flush(self) -> None:
+        """End the open nest."""
+        nest, self.nest = self.nest, Nest(self.writer)
+        nest.write()
+
+    def add(self, item: Item) -> None:
+        if not self.nest.takes(item):
+            self.flush()
+        self.nest.add(item)
+
+    def statement(self, statement: Statement) -> None:
+        match statement:
+            case Let(var=var, value=Dot(into=Var() as slot) as dot):
+                self.flush()
+                self.writer.arrays[var] = self.slots[var] = self.slot(slot)
+                self.multiply(dot, self.slots[var], adds=True)
+            case Put(value=Var() as var) if var in self.slots:
+                pass  # the product has been added there
+            case Let(var=var, value=Dot() as dot):
+                self.flush()
+                self.multiply(dot, self.array(var), adds=False)
+                self.pack(var)
+            case Update(var=var, value=Dot() as dot):
+                self.flush()
+                self.multiply(dot, self.writer.arrays[var], adds=True)
+            case Carry(var=var) if self.uses.domain(statement):
+                self.array(var)
+                self.add(statement)
+            case Let(var=var) if self.uses.domain(statement):
+                if var in self.storage.stored:
+                    if var.axes & self.uses.lanes:
+                        self.array(var)
+                    self.add(statement)
+                self.pack(var)
+            case Update() | Put() if self.uses.domain(statement):
+                self.add(statement)
+            case For():
+                self.flush()
+                self.out.append(replace(statement, body=self.block(statement.body)))
+            case _:
+                self.flush()
+                self.out.append(statement)
+
+    def array(self, var: Var) -> Array:
+        """Declare the array of a tile."""
+        *rows, column = self.order.sorted(var.axes & self.uses.lanes)
+        made = self.scratch(var.name, (*rows, column), held_type(var.dtype))
+        self.writer.arrays[var] = Array(made, rows[0] if rows else None, column)
+        return self.writer.arrays[var]
+
+    def slot(self, var: Var) -> Array:
+        """Return the tile of a longer array that a value was loaded from."""
+        if var in self.slots:
+            return self.slots[var]
+        load = self.uses.load(var)
+        assert load is not None
+        row, column = self.order.sorted(var.axes & self.uses.lanes)
+        (offset,) = load.indices
+        assert offset.coefficient(column) is index(1)
+        assert offset.coefficient(row) is column.extent
+        start = substitute(offset, dict.fromkeys((row, column), index(0)))
+        return Array(load.buffer.base, row, column, start=start)
+
+    def scratch(self, hint: str, lanes: Iterable[Axis], dtype: DType) -> Buffer:
+        length = index(1)
+        for lane in lanes:
+            length = length * lane.extent
+        name = self.names.new(f"a_{hint.removeprefix('v_')}")
+        buffer = Buffer(name, (length,), (index(1),), dtype)
+        self.out.append(Scratch(buffer, length))
+        return buffer
+
+    # -- products ----------------------------------------------------------------------------------
+
+    def multiply(self, dot: Dot, into: Array, *, adds: bool) -> None:
+        """Append the product that a ``Dot`` of tiles is."""
+        left, right = self.order.sides(dot)
+        (terms,), rows, columns = dot.over, into.row, into.column
+        assert rows is not None
+        counts: dict[Axis, list[Index]] = {rows: [rows.extent], terms: [terms.extent]}
+        first = self.operand(left, rows, terms, counts, right=False)
+        second = self.operand(right, terms, columns, counts, right=True)
+        if len(counts[rows]) > 1 and not adds:
+            self.fill(into, counts[rows][1:])
+        self.out.append(
+            Multiply(
+                into.matrix(rows, self.width),
+                first,
+                second,
+                tuple(counts[rows]),
+                columns.extent.const,
+                tuple(counts[terms]),
+                self.width,
+                adds,
+            )
+        )
+
+    def operand(
+        self, var: Expr, rows: Axis, columns: Axis, counts: dict[Axis, list[Index]], *, right: bool
+    ) -> Matrix:
+        """Return an operand as a matrix, and note where its rows and terms end."""
+        assert isinstance(var, Var)
+        load = self.uses.direct(var, rows, columns, right=right)
+        if load is None:
+            array = self.panels.get((var, rows)) if right else None
+            return (array or self.writer.arrays[var]).matrix(rows, self.width)
+        (offset,) = load.indices
+        for axis, count in (self.uses.counts(load.guard) or {}).items():
+            if count not in counts[axis]:
+                counts[axis].append(count)
+        row, column = (offset.coefficient(axis) for axis in (rows, columns))
+        assert row is not None and column is not None
+        start = substitute(offset, dict.fromkeys((rows, columns), index(0)))
+        return Matrix(load.buffer.base, start, row, column, column * self.width)
+
+    def fill(self, array: Array, counts: Sequence[Index] = ()) -> None:
+        """Let a tile be 0, but for its first rows, which will be written.
+
+        Args:
+            counts: what the number of these rows is less than, or equal to.
+        """
+        row, column = array.row, array.column
+        assert row is not None
+        each, panel, where = self.loops(row, column)
+        zero = Const(0, array.buffer.dtype)
+        put = Put(array.buffer.flat(), array.offset(where, self.width), zero, None)
+        known = len(counts) == 1 and is_nonnegative(counts[0])
+        first = counts[0] if known else index(0)
+        self.out.append(For(each, first, (each.extent,), (_loop(panel, put),)))
+
+    def loops(self, row: Axis, column: Axis) -> tuple[Axis, Axis, dict[Axis, Index]]:
+        """Return loops over rows and over vectors of columns, and where their points are."""
+        each = Axis(f"{row.name}r", row.extent)
+        panel = Axis(f"{column.name}v", index(column.extent.const // self.width))
+        lanes = index(panel) * self.width + index(self.writer.lane)
+        return each, panel, {row: index(each), column: lanes}
+
+    # -- copies in panels --------------------------------------------------------------------------
+
+    def pack(self, var: Var) -> None:
+        """Copy a tile to panels, for each pair of a row and a column that wants one."""
+        for row, column in self.storage.panels.get(var, ()):
+            self.flush()
+            buffer = self.scratch(var.name, (row, column), held_type(var.dtype))
+            array = Array(buffer, row, column, panels=True)
+            load = self.uses.load(var)
+            if load is None:
+                source = self.writer.arrays[var]
+                where = {lane: index(lane) for lane in (row, column)}
+                load = Load(source.buffer.flat(), (source.offset(where, self.width),))
+            if self.uses.is_turned(load, row, column):
+                self.turn(load, array)
+            else:
+                each, panel, at = self.loops(row, column)
+                self.writer.scopes.append(Scope(at))
+                self.writer.store(array, self.writer.value(var))
+                inner = self.writer.scopes.pop().body
+                self.out.append(_loop(panel, _loop(each, *inner)))
+            self.panels[var, row] = array
+            if self.storage.is_turned(var) and var not in self.storage.stored:
+                self.writer.arrays[var] = array
+
+    def turn(self, load: Load, array: Array) -> None:
+        """Copy a tile whose neighbours in memory lie along its rows, in blocks of W x W."""
+        row, column, width, lane = array.row, array.column, self.width, self.writer.lane
+        assert row is not None
+        counts = self.uses.counts(load.guard) or {}
+        if row in counts:
+            self.fill(array)
+        block = Axis(f"{row.name}b", index(row.extent.const // width))
+        panel = Axis(f"{column.name}v", index(column.extent.const // width))
+        each = Axis(f"{row.name}r", index(width))
+        at = {
+            row: index(block) * width + index(each),
+            column: index(panel) * width + index(lane),
+        }
+        stops = [each.extent]
+        if row in counts:
+            stops.append(counts[row] - index(block) * width)
+        guard: list[Statement] = []
+        mask = None
+        if column in counts:
+            mask = self.mask(at[column], counts[column], guard)
+        offset = substitute(load.indices[0], at)
+        read = self.writer.var("v_block", load.dtype, frozenset({lane}))
+        turned = self.names.new("a_block")
+        temporary = Buffer(turned, (index(width * width),), (index(1),), load.dtype)
+        slot = index(each) * width + index(lane)
+        copy = For(
+            each,
+            index(0),
+            tuple(stops),
+            (
+                Let(read, Load(load.buffer, (offset,), mask)),
+                Put(temporary.flat(), slot, read, None),
+            ),
+        )
+        again = self.writer.var("v_block", load.dtype, frozenset({lane}))
+        scope = Scope({row: at[row], column: at[column]})
+        scope.body.append(Let(again, Load(temporary.flat(), (slot,))))
+        self.writer.scopes.append(scope)
+        self.writer.store(array, again)
+        self.writer.scopes.pop()
+        store = For(each, index(0), tuple(stops), tuple(scope.body))
+        declared = Scratch(temporary, index(width * width))
+        self.out.append(_loop(panel, *guard, _loop(block, declared, copy, store)))
+
+    def mask(self, position: Index, count: Index, out: list[Statement]) -> Var:
+        """Return the name of ``position < count``, in a vector."""
+        lanes = frozenset({self.writer.lane})
+        here = self.writer.var("v_i", I64, lanes)
+        end = self.writer.var("v_i", I64, frozenset())
+        below = self.writer.var("v_t", BOOL, lanes)
+        out.append(Let(here, IndexValue(position, I64)))
+        out.append(Let(end, IndexValue(count, I64)))
+        out.append(Let(below, Op("lt", (here, end))))
+        return below
+
+
+def _loop(axis: Axis, *body: Statement) -> For:
+    return For(axis, index(0), (axis.extent,), body)
+
+
+def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Return statements without the arrays that nothing reads, and stores to them."""
+    read: set[Buffer] = set()
+    made: set[Buffer] = set()
+    for statement in statements(body):
+        match statement:
+            case Let(value=Load() as load):
+                read.add(load.buffer.base)
+            case Multiply():
+                read |= {m.buffer.base for m in (statement.left, statement.right)}
+            case Scratch():
+                made.add(statement.buffer)
+    return _without(body, frozenset(made - read))
+
+
+def _without(body: tuple[Statement, ...], unread: frozenset[Buffer]) -> tuple[Statement, ...]:
+    kept: list[Statement] = []
+    for statement in body:
+        match statement:
+            case Put() | Scratch() if statement.buffer.base in unread:
+                continue
+            case For():
+                inner = _without(statement.body, unread)
+                if inner:
+                    kept.append(replace(statement, body=inner))
+            case _:
+                kept.append(statement)
+    return tuple(kept)

@@ -1,0 +1,327 @@
+"""The second wrapper: a graph's call as one C++ function, for programs without Python.
+
+It stands behind the kernels, in the same translation unit and so in the same library, and does what
+the Python wrapper does: call kernels in order. Memory is the caller's: arguments, results, and a
+workspace in which each buffer has an offset (``ir/arena.py``). ``fusec/native/fusec.h`` is how a
+program loads and calls it; it asks ``fusec_signature``, a text, what the function takes.
+
+Worked example::
+
+    extern "C" int fusec_run(void *const *arguments, void *const *results, char *workspace,
+                             const long long *sizes, int threads) {
+      const fusec_team team(threads);
+      int status = 0;
+      m_f32 *const x = (m_f32 *)arguments[0];
+      m_f32 *const h = (m_f32 *)(workspace + 0);
+      gelu_k0(x, h, &status);
+      if (status) return status;
+      m_f32 *const y = (m_f32 *)results[0];
+      add_k1(h, y, &status);
+      return status;
+    }
+
+and its signature::
+
+    fusec native 2
+    argument f32 8 128
+    result f32 8 128
+
+Sizes that a call chooses have a line each, in the order in which the function takes them, and so
+has what is asked of them. ``y = x[1:]`` of a table of 64 rows::
+
+    fusec native 2
+    size s0
+    check >= s0 2
+    check <= s0 64
+    argument f32 s0 128
+    result f32 + s0 -1 128
+
+The bytes of the workspace are another function's to say: ``fusec_bytes`` (``native_sizes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fusec.codegen.host.native_sizes import (
+    print_extent,
+    print_fixed_places,
+    print_formula,
+    print_places,
+    print_size,
+)
+from fusec.codegen.host.native_writes import Write, dense, print_write, write_of
+from fusec.errors import InternalError, UsageError
+from fusec.ir.arena import Arena, verify_arena
+from fusec.ir.argument import View, argument_views
+from fusec.ir.expr import Buffer
+from fusec.ir.extern import Extern
+from fusec.ir.formula import Formula
+from fusec.ir.graph import Kernel, Schedule, SizeMinimum, Step
+from fusec.ir.index import Index, Size, index
+from fusec.ir.memory import Memory
+from fusec.ir.names import Names
+from fusec.ir.program import Program
+from fusec.ir.strides import contiguous_strides
+from fusec.passes.memory.arena import plan_arena
+
+FORMAT = "fusec native 2"
+"""The first line of a signature: what a program that loads it has to know."""
+SIGNATURE = "native.txt"
+"""The blob that has the signature, to be compared with the library's."""
+SHOWN = 12
+"""Lines of a refusal."""
+
+_TEAM = """
+extern "C" int omp_get_max_threads(void);
+extern "C" void omp_set_num_threads(int);
+
+// So many threads run the kernels of one call: a setting of the thread that calls, put back.
+struct fusec_team {
+  const int before;
+  explicit fusec_team(int threads) : before(omp_get_max_threads()) { omp_set_num_threads(threads); }
+  ~fusec_team() { omp_set_num_threads(before); }
+};
+"""
+_HEAD = """\
+extern "C" int fusec_run(void *const *arguments, void *const *results, char *workspace,
+                         const long long *{sizes}, int threads) {{
+  const fusec_team team(threads);
+  int status = 0;
+"""
+_RESERVED = (
+    "arguments", "results", "workspace", "sizes", "threads", "team", "status", "at", "places", "all"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a library has for programs without Python.
+
+    Attributes:
+        signature: what its function takes, as that says itself.
+        source: behind the kernels.
+    """
+
+    signature: str
+    source: str
+
+
+def print_native(
+    schedule: Schedule,
+    memory: Memory,
+    programs: Mapping[str, Program],
+    code: Mapping[str, str],
+    asked: Sequence[Formula] = (),
+) -> Native:
+    """Return the C++ function of a scheduled graph.
+
+    Args:
+        memory, programs, code: as of ``wrapper.print_wrapper``.
+        asked: conditions on sizes, as trees (``runtime/archive/sizes.py``).
+    Raises:
+        UsageError: listing the steps that need torch.
+    """
+    _refuse_others(schedule)
+    views = argument_views(schedule.graph.outputs)
+    direct = _direct(schedule, views)
+    arena = plan_arena(memory, direct)
+    verify_arena(memory, arena)
+    inputs = [
+        item if isinstance(item, Buffer) and item not in memory.unread else None
+        for item in schedule.graph.inputs
+        if not isinstance(item, Size)
+    ]
+    sizes = _sizes(schedule, asked)
+    signature = _signature(schedule, inputs, views, sizes, asked)
+    function = _Function(schedule, inputs, views, sizes, arena, programs, code)
+    return Native(signature, function.print(signature))
+
+
+def _sizes(schedule: Schedule, asked: Sequence[Formula]) -> tuple[str, ...]:
+    """Return the names of the sizes that a call chooses: the graph's, and others that are asked."""
+    given = [size.name for size in schedule.graph.given_sizes]
+    return tuple(dict.fromkeys((*given, *sorted(_names_in(asked)))))
+
+
+def _names_in(formulas: Sequence[Formula]) -> set[str]:
+    """Return the names in trees, behind the sign that each begins with."""
+    own = {part for part in formulas if isinstance(part, str)}
+    return own.union(*(_names_in(part[1:]) for part in formulas if isinstance(part, tuple)))
+
+
+def _refuse_others(schedule: Schedule) -> None:
+    """Raise UsageError where a step is no kernel, or an input no tensor that C can pass."""
+    problems = [_problem(step) for step in schedule.steps if _needs_torch(step)]
+    for item in schedule.graph.inputs:
+        if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
+            problems.append(f"{item.name}: its elements are not one after another in memory")
+        elif item is not None and not isinstance(item, Buffer | Size):
+            problems.append(f"{item.name}: an input that is no tensor")
+    if problems:
+        lines = [f"  {problem}" for problem in dict.fromkeys(problems)]
+        lines[SHOWN:] = [f"  and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)
+        raise UsageError(
+            "the model cannot run without Python. What needs torch:\n" + "\n".join(lines)
+        )
+
+
+def _needs_torch(step: Step) -> bool:
+    match step:
+        case Kernel() | SizeMinimum():
+            return False
+        case Extern():
+            return write_of(step) is None
+        case _:
+            return True
+
+
+def _problem(step: Step) -> str:
+    """Return why a step needs torch, and the user's line that it is from."""
+    what = getattr(step, "target", type(step).__name__)
+    reason = getattr(step, "reason", "")
+    source = getattr(step, "origin", None)
+    place = f", at {source.source[-1]}" if source is not None and source.source else ""
+    return f"{what}: {reason}{place}" if reason else f"{what}{place}"
+
+
+def _is_dense(shape: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
+    """Return True if elements lie one after another in the order of their indices."""
+    if any(extent.is_constant and extent.const == 0 for extent in shape):
+        return True
+    return all(
+        stride is wanted or (extent.is_constant and extent.const == 1)
+        for extent, stride, wanted in zip(shape, strides, contiguous_strides(shape), strict=True)
+    )
+
+
+def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
+    """Return the buffers that can lie where the caller wants a result, and which.
+
+    Any other result is copied: a part of something, an input, what is returned twice.
+    """
+    inputs = set(schedule.graph.inputs)
+    found: dict[Buffer, int] = {}
+    for number, view in enumerate(views):
+        whole = view.is_whole and _is_dense(view.shape, view.strides)
+        if whole and view.buffer not in inputs:
+            found.setdefault(view.buffer, number)
+    return found
+
+
+def _signature(
+    schedule: Schedule,
+    inputs: Sequence[Buffer | None],
+    views: Sequence[View],
+    sizes: Sequence[str],
+    asked: Sequence[Formula],
+) -> str:
+    written = {buffer for step in schedule.steps for buffer in step.writes}
+    written |= {call.written.buffer for call in schedule.externs if call.written is not None}
+    lines = [FORMAT, *(f"size {name}" for name in sizes)]
+    lines += [f"check {print_formula(condition)}" for condition in asked]
+    for buffer in inputs:
+        kind = "written" if buffer in written else "argument"
+        lines.append("unread" if buffer is None else f"{kind} {_type(buffer, buffer.shape)}")
+    lines += [f"result {_type(view.buffer, view.shape)}" for view in views]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _type(buffer: Buffer, shape: tuple[Index, ...]) -> str:
+    return " ".join((str(buffer.dtype), *map(print_extent, shape)))
+
+
+class _Function:
+    """Prints the function."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        inputs: Sequence[Buffer | None],
+        views: Sequence[View],
+        sizes: Sequence[str],
+        arena: Arena,
+        programs: Mapping[str, Program],
+        code: Mapping[str, str],
+    ) -> None:
+        self.schedule, self.inputs, self.views, self.arena = schedule, inputs, views, arena
+        self.programs, self.code, self.sizes = programs, code, sizes
+        self.names = Names((*_RESERVED, *(p.name for p in programs.values())))
+        known = {s.name: self.names(s) for s in schedule.graph.given_sizes}
+        self.named = {name: known.get(name) or self.names.new(name) for name in sizes}
+        self.size = partial(print_size, name=self.named.__getitem__)
+        self.lines: list[str] = []
+        self.launched = False
+
+    def print(self, signature: str) -> str:
+        functions, self.places = self._find_places()
+        for k, buffer in enumerate(self.inputs):
+            if buffer is not None:
+                self._declare(buffer, f"arguments[{k}]")
+        for step in self.schedule.steps:
+            match step:
+                case Kernel():
+                    self._launch(step)
+                case Extern():
+                    self._write(step)
+                case SizeMinimum():
+                    value = self.size(index(step.size))
+                    self.lines.append(f"const long long {self.names(step.size)} = {value};")
+                case _:
+                    raise InternalError(step, stage="codegen.native")
+        for k, view in enumerate(self.views):
+            if self.arena.results.get(view.buffer) != k:
+                result = f"((m_{view.buffer.dtype} *)results[{k}])"
+                made = Write(dense(view), view)
+                self.lines += print_write(made, result, self.names, self.size)
+        body = "".join(f"  {line}\n" for line in self.lines)
+        text = "".join(f'\n    "{line}\\n"' for line in signature.splitlines())
+        declared = 'extern "C" const char fusec_signature[];'
+        said = f"{declared}\nconst char fusec_signature[] ={text};\n"
+        head = _HEAD.format(sizes="sizes" if self.sizes else "")
+        return f"{_TEAM}\n{said}\n{functions}\n{head}{body}{_TAIL}"
+
+    def _find_places(self) -> tuple[str, Mapping[Buffer, str]]:
+        """Return the functions that say where buffers lie, and where; give sizes their names."""
+        if not self.sizes:
+            return print_fixed_places(self.arena)
+        functions, places = print_places(self.arena, self.sizes, self.named.__getitem__)
+        for k, name in enumerate(self.sizes):
+            self.lines.append(f"const long long {self.named[name]} = sizes[{k}];")
+        count = len(set(places.values()))
+        if count:
+            self.lines += [f"long long places[{count}];", "fusec_places(sizes, places);"]
+        return functions, places
+
+    def _declare(self, buffer: Buffer, place: str) -> None:
+        kind = f"m_{buffer.dtype} *"
+        self.lines.append(f"{kind}const {self.names(buffer)} = ({kind}){place};")
+
+    def _launch(self, kernel: Kernel) -> None:
+        program = self.programs[kernel.name]
+        self.lines += ["if (status) return status;"] * self.launched
+        self.launched = True
+        for buffer in program.buffers:
+            if buffer.base not in self.names:
+                self._declare(buffer.base, self._place(buffer.base))
+        function = self.programs[self.code[kernel.name]].name
+        arguments = [self.names(buffer.base) for buffer in program.buffers]
+        arguments += [self.names(size) for size in program.sizes]
+        self.lines.append(f"{function}({', '.join(arguments)}, &status);")
+
+    def _place(self, buffer: Buffer) -> str:
+        number = self.arena.results.get(buffer)
+        if number is not None:
+            return f"results[{number}]"
+        return f"(workspace + {self.places[buffer]})"
+
+    def _write(self, call: Extern) -> None:
+        write = write_of(call)
+        assert write is not None
+        target = self.names(write.into.buffer)
+        self.lines += print_write(write, target, self.names, self.size)
+
+
+_TAIL = "  return status;\n}\n"

@@ -1,0 +1,479 @@
+"""The wrapper printer: the graph's ``call(args)`` as readable Python.
+
+The names it uses are few, and ``runtime.executable`` binds them: ``empty`` (shape, strides, dtype),
+``window`` (a strided view; ``strided`` where a call only reads it), ``restride`` (an eager kernel's
+result with the traced strides), ``constant`` (an argument that only the FX graph has), the kernels
+by name, and ``extern_<node>`` for eager kernels. When memory is allocated, written again and freed,
+a plan says (``passes/memory/buffers.py``).
+
+Worked example::
+
+    def call(args):
+        x, w, b = args
+        args.clear()
+        mm = restride(aten.mm.default(x, strided(w, (64, 64), (1, 64), 0)), (64, 1))
+        y = empty((8, 64), (64, 1), f32)
+        k0(mm, b, y)
+        return (y,)
+
+Where a program is verified (``fusec/driver/verification.py``), each launch is followed by a line
+that says which values it stored: ``watch("k0", (("add", None),), (y,))``. A second form of the text
+is for profilers (``runtime/calls/ranges.py``): its launches have names, ``named("k3", k0, mm, b,
+y)``. Neither has runs (``codegen/host/runs.py``), one call for several kernels.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from fusec.codegen.host.runs import RunCode, run_codes
+from fusec.errors import InternalError
+from fusec.ir.dtype import DTYPES
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import (
+    Argument,
+    Bundle,
+    Comparison,
+    Constant,
+    Extern,
+    Graph,
+    InputObject,
+    Junction,
+    Kernel,
+    NodeConstant,
+    OwnTensor,
+    RowLoop,
+    Schedule,
+    SizeMinimum,
+    SizeValue,
+    Step,
+    View,
+    argument_views,
+)
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
+from fusec.ir.memory import Allocation, Memory, Run, StepMemory
+from fusec.ir.names import Names
+from fusec.ir.program import Program
+
+Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
+_BOUND = {
+    "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
+    "mkldnn", "float", "watch", "named", "min", "_",
+}  # fmt: skip
+_RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
+_LOOP = {"start", "rows", "part", "range"}
+
+
+class _Wrapper:
+    def __init__(
+        self,
+        schedule: Schedule,
+        memory: Memory,
+        programs: dict[str, Program],
+        code: dict[str, str],
+        watched: Watched | None = None,
+        *,
+        named: bool = False,
+    ) -> None:
+        self.watched = watched
+        self.named = named
+        apart = named or watched is not None
+        self.runs = {} if apart else run_codes(memory, programs, code)
+        self.schedule = schedule
+        self.memory = memory
+        self.programs = programs
+        self.code = code
+        loops = {loop.name for loop in schedule.loops}
+        calls = {callee(s) for s in schedule.steps if isinstance(s, Extern)}
+        used = _RESERVED | set(programs) | loops | calls
+        used |= {run.name for run in self.runs.values()}
+        self.names = Names(used | _LOOP if loops else used)
+        self.lines: list[str] = []
+        self.last_write = self._last_writes()
+
+    def _last_writes(self) -> dict[Buffer, int]:
+        """Return the last step that writes an input: whole, or a part of it."""
+        last: dict[Buffer, int] = {}
+        for position, step in enumerate(self.schedule.steps):
+            match step:
+                case Kernel() | Bundle():
+                    last.update((buffer, position) for buffer in step.writes)
+                case Extern() if step.written is not None:
+                    last[step.written.buffer] = position
+        return last
+
+    # -- lines -------------------------------------------------------------------------------------
+
+    def print(self, name: str = "call") -> str:
+        graph = self.schedule.graph
+        self._inputs(graph)
+        steps = zip(self.schedule.steps, self.memory.steps, strict=True)
+        runs = {run.first: (run, code) for run, code in self.runs.items()}
+        launched = {k for run in self.runs for k in range(run.first, run.last + 1)}
+        for position, (step, memory) in enumerate(steps):
+            if position in runs:
+                self._run(*runs[position])
+            if position not in launched:
+                self._step(position, step, memory)
+        self._return(graph)
+        body = "\n".join(f"    {line}" for line in self.lines)
+        loops = zip(self.schedule.loops, self.memory.bodies, strict=True)
+        bodies = [
+            _Wrapper(loop.schedule, memory, self.programs, self.code, named=self.named).print(
+                loop.name
+            )
+            + "\n\n"
+            for loop, memory in loops
+        ]
+        title = "graph" if name == "call" else "a chunk of"
+        return f"{''.join(bodies)}# {title} {graph.name}\ndef {name}(args):\n{body}\n"
+
+    def _step(self, position: int, step: Step, memory: StepMemory) -> None:
+        match step:
+            case Kernel():
+                self._allocate(memory)
+                self._kernel(step)
+            case Bundle():
+                self._allocate(memory)
+                self._bundle(step)
+            case RowLoop():
+                self._row_loop(step)
+            case Extern():
+                self._extern(step, set(step.writes).intersection(memory.freed))
+            case Constant():
+                made = self.names(step.buffer)
+                self.lines.append(f"{made} = constant({step.node!r}, ())")
+            case SizeMinimum():
+                args = ", ".join(print_size(a, self.names) for a in step.size.args)
+                self.lines.append(f"{self.names(step.size)} = min({args})")
+        if self.watched is not None:
+            self._watch(position, step, self.watched)
+        self._free(memory.freed)
+
+    def _inputs(self, graph: Graph) -> None:
+        if graph.inputs:
+            names = ["_" if item is None else self.names(item) for item in graph.inputs]
+            comma = "," if len(names) == 1 else ""
+            self.lines.append(f"{', '.join(names)}{comma} = args")
+        self.lines.append("args.clear()")
+        self.lines += ["del _"] if None in graph.inputs else []
+        for size, buffer, axis in graph.measured:
+            self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
+        self._free(self.memory.unread)
+
+    def _kernel(self, kernel: Kernel) -> None:
+        program = self.programs[kernel.name]
+        args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
+        self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
+
+    def _run(self, run: Run, code: RunCode) -> None:
+        """Print the one call of a run, around it what its kernels allocate and free."""
+        memory = self.memory.of_run(run)
+        for allocation in memory.allocated:
+            self._lay(allocation)
+        args = [self.names(b) for b in code.buffers] + [self.names(s) for s in code.sizes]
+        self.lines.append(f"{code.name}({', '.join(args)})")
+        over = (a.over for a in memory.allocated if a.over is not None)
+        self._free(dict.fromkeys([*over, *memory.freed]))
+
+    def _launch(self, name: str, called: str) -> str:
+        """Return what stands before a launch's arguments."""
+        return f"named({name!r}, {called}, " if self.named else f"{called}("
+
+    def _bundle(self, bundle: Bundle) -> None:
+        """Print one launch for all rows: their tensors, then their sizes."""
+        program = self.programs[bundle.name]
+        buffers = [bundle.buffers.index(b) for b in program.buffers]
+        sizes = [bundle.extents.index(s) for s in program.sizes]
+        self.lines.append(f"{self._launch(bundle.name, self.code[bundle.name])}(")
+        for row, _ in bundle.rows:
+            self.lines.append(f"    ({', '.join(self.names(row[k]) for k in buffers)},),")
+        values = tuple(tuple(row[k] for k in sizes) for _, row in bundle.rows)
+        self.lines.append(f"), {values!r})")
+
+    def _allocate(self, memory: StepMemory) -> None:
+        """Print where the buffers lie that a launch makes."""
+        for allocation in memory.allocated:
+            self._lay(allocation)
+            over = allocation.over
+            if over is not None and over not in memory.freed:  # by the step itself, which reads it
+                self.lines.append(f"del {self.names(over)}")
+
+    def _lay(self, allocation: Allocation) -> None:
+        name, over = self.names(allocation.buffer), allocation.over
+        if over is None:
+            self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
+        else:
+            self.lines.append(f"{name} = {self._placed(allocation.buffer, over)}  # memory reused")
+
+    def _placed(self, buffer: Buffer, over: Buffer) -> str:
+        """Return the tensor that lies where another did, which may have had another shape."""
+        if (buffer.shape, buffer.strides) == (over.shape, over.strides):
+            return self.names(over)
+        shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
+        return f"strided({self.names(over)}, {shape}, {strides}, 0)"
+
+    def _layout(self, buffer: Buffer) -> str:
+        shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
+        return f"{shape}, {strides}, {buffer.dtype}"
+
+    def _free(self, buffers: Iterable[Buffer]) -> None:
+        """Print what lets go of buffers; those that have no name were never held."""
+        self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
+
+    def _extern(self, extern: Extern, dropped: set[Buffer]) -> None:
+        reader = "window" if extern.may_alias or extern.written is not None else "strided"
+        args = [self._argument(a, reader) for a in extern.args]
+        if extern.written is not None:
+            args[0] += ".data"  # a version counter of its own: AOTAutograd counts the write
+        args += [f"{k}={self._argument(v, reader)}" for k, v in extern.kwargs]
+        made = extern.outputs
+        launch = self._launch(extern.node, callee(extern)) if extern.is_launch else ""
+        call = f"{launch or f'{callee(extern)}('}{', '.join(args)})"
+        if extern.gives:
+            self._sized(extern, call)
+            return
+        used = [b for b in extern.writes if b not in dropped]
+        if not used:
+            self.lines.append(call)
+            return
+        if not extern.many and len(made) == 1:
+            assert made[0] is not None
+            value = call if extern.is_pending else self._restride(made[0], call)
+            self.lines.append(f"{self.names(made[0])} = {value}")
+            return
+        unused = len(used) < len(made)
+        targets = [self.names(b) if b is not None and b in used else "_" for b in made]
+        comma = "," if len(targets) == 1 else ""
+        self.lines.append(f"{', '.join(targets)}{comma} = {call}")
+        self.lines += ["del _"] if unused else []
+        for buffer in () if extern.is_pending else used:
+            name = self.names(buffer)
+            self.lines.append(f"{name} = {self._restride(buffer, name)}")
+
+    def _sized(self, extern: Extern, call: str) -> None:
+        """Print a call whose results have sizes that are known only now."""
+        results = [f"{self.names(b)}" if b is not None else "_" for b in extern.outputs] or ["_"]
+        for bound in extern.gives:
+            if bound.axis is None:
+                results[bound.result] = self.names(bound.size)
+        self.lines.append(f"{', '.join(results)}{',' if extern.many else ''} = {call}")
+        for bound in extern.gives:
+            if bound.axis is not None:
+                name = self.names(bound.size)
+                self.lines.append(f"{name} = {results[bound.result]}.shape[{bound.axis}]")
+        for buffer, name in zip(extern.outputs, results, strict=False):
+            if buffer is not None:
+                self.lines.append(f"{name} = {self._restride(buffer, name)}")
+
+    def _row_loop(self, loop: RowLoop) -> None:
+        """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
+        for buffer in loop.writes:
+            maker = "empty" if buffer in loop.results else "zeros"
+            self.lines.append(f"{self.names(buffer)} = {maker}({self._layout(buffer)})")
+        rows, ragged = print_size(loop.rows, self.names), not loop.count.is_constant
+        count = "rows" if ragged else str(loop.chunk)
+        self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
+        if ragged:
+            self.lines.append(f"    rows = min({loop.chunk}, {rows} - start)")
+        sizes = [i for i in loop.graph.inputs if isinstance(i, Size)]
+        args = ["rows" if index(s) is loop.count else self.names(s) for s in sizes]
+        args += [self._rows_of(view, count) for view in loop.sliced]
+        args += [self._view(view) for view in loop.whole] + [
+            f"{self.names(b)}.data" for b in loop.added
+        ]
+        self.lines.append(f"    part = {loop.name}([{', '.join(args)}])")
+        outputs = argument_views(loop.graph.outputs)
+        for position, (buffer, view) in enumerate(zip(loop.results, outputs, strict=False)):
+            width = view.shape[1]
+            row = View(buffer, (loop.rows, width), (width, index(1)), index(0))
+            place = self._rows_of(row, count)
+            self.lines.append(f"    {place}.data.copy_(part[{position}])")
+        for position, buffer in enumerate(loop.sums, len(loop.results)):
+            self.lines.append(f"    {self.names(buffer)}.data.add_(part[{position}])")
+        self.lines.append("    del part")
+
+    def _rows_of(self, view: View, count: str) -> str:
+        """Return the window of a chunk's rows: those from ``start`` on, ``count`` of them."""
+        sizes = [count, *(print_size(extent, self.names) for extent in view.shape[1:])]
+        step = view.strides[0]
+        first = (
+            f"start * {print_size(step, self.names)}"
+            if step.is_constant
+            else (f"start * ({print_size(step, self.names)})")
+        )
+        if view.offset is not index(0):
+            first = f"{print_size(view.offset, self.names)} + {first}"
+        strides = _tuple(view.strides, self.names)
+        return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
+
+    def _watch(self, position: int, step: Step, watched: Watched) -> None:
+        """Print which values a step has stored; an eager kernel's have no kernel's name, but those
+        of another library than eager's have its name.
+
+        An input that is written in several places holds its value after the last.
+        """
+        name: str | None = None
+        match step:
+            case Extern():
+                name, made = step.library, () if step.is_pending else step.writes
+            case Kernel() | Bundle() | RowLoop():
+                name, made = step.name, step.writes
+            case _:
+                return
+        known = [b for b in made if b in watched and b in self.names]
+        known = [b for b in known if self.last_write.get(b, position) == position]
+        if known:
+            values = ", ".join(repr(watched[b]) for b in known)
+            tensors = ", ".join(self.names(b) for b in known)
+            self.lines.append(f"watch({name!r}, ({values},), ({tensors},))")
+
+    def _restride(self, buffer: Buffer, value: str) -> str:
+        return f"restride({value}, {_tuple(buffer.strides, self.names)})"
+
+    def _return(self, graph: Graph) -> None:
+        """Print what is returned: equal results are one object, which then has a name."""
+        made = (o for o in graph.outputs if isinstance(o, OwnTensor) or _is_window(o))
+        twice = {o: self.names.new("result") for o, count in Counter(made).items() if count > 1}
+        self.lines += [f"{name} = {self._argument(o)}" for o, name in twice.items()]
+        outputs = ", ".join(twice[o] if o in twice else self._argument(o) for o in graph.outputs)
+        comma = "," if len(graph.outputs) == 1 else ""
+        self.lines.append(f"return ({outputs}{comma})")
+
+    # -- arguments ---------------------------------------------------------------------------------
+
+    def _argument(self, arg: Argument, window: str = "window") -> str:
+        match arg:
+            case View():
+                return self._view(arg, window)
+            case OwnTensor(detached=True):
+                return f"{self._view(arg.view)}.detach()"
+            case OwnTensor():
+                return self._window(arg.view, window)
+            case SizeValue():
+                return print_size(arg.index, self.names)
+            case Comparison():
+                sides = (print_size(side, self.names) for side in (arg.left, arg.right))
+                return f" {arg.sign} ".join(sides)
+            case Junction():
+                return f" {arg.sign} ".join(
+                    f"({self._argument(part, window)})" for part in arg.parts
+                )
+            case InputObject():
+                return self.names(arg)
+            case NodeConstant():
+                return f"constant({arg.node!r}, {arg.path!r})"
+            case tuple():
+                return f"[{', '.join(self._argument(a, window) for a in arg)}]"
+            case float():
+                return repr(arg) if arg == arg and abs(arg) != float("inf") else f"float('{arg}')"
+            case _:
+                return repr(arg)
+
+    def _view(self, view: View, window: str = "window") -> str:
+        return self.names(view.buffer) if view.is_buffer else self._window(view, window)
+
+    def _window(self, view: View, window: str) -> str:
+        name = self.names(view.buffer)
+        shape, strides = _tuple(view.shape, self.names), _tuple(view.strides, self.names)
+        return f"{window}({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
+
+
+def _is_window(argument: Argument) -> bool:
+    return isinstance(argument, View) and not argument.is_buffer
+
+
+def callee(extern: Extern) -> str:
+    """Return what an extern is called by: its name if a library has it, or a bound name."""
+    if extern.target.startswith(("aten.", "mkl.", "mkldnn.")):
+        return extern.target
+    return f"{_EXTERN}{extern.node}"
+
+
+def taken(schedule: Schedule) -> dict[str, list[Any]]:
+    """Return what a schedule's wrapper takes of the FX graph.
+
+    Returns:
+        "calls": nodes whose callables it calls; "constants": nodes, and paths among arguments.
+    """
+    calls: list[str] = []
+    constants: list[tuple[str, tuple[str | int, ...]]] = []
+    for step in schedule.steps:
+        match step:
+            case RowLoop():
+                inner = taken(step.schedule)
+                calls += inner["calls"]
+                constants += inner["constants"]
+            case Constant():
+                constants.append((step.node, ()))
+            case Extern():
+                calls += [step.node] * callee(step).startswith(_EXTERN)
+                constants += [(one.node, one.path) for one in _constants(step.arguments)]
+    return {"calls": list(dict.fromkeys(calls)), "constants": list(dict.fromkeys(constants))}
+
+
+def _constants(arguments: Iterable[Argument]) -> Iterator[NodeConstant]:
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _constants(argument)
+        elif isinstance(argument, NodeConstant):
+            yield argument
+
+
+_EXTERN = "extern_"
+
+
+def _tuple(values: tuple[Index, ...], names: Callable[[Size], str]) -> str:
+    parts = [print_size(v, names) for v in values]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def print_size(value: Index, names: Callable[[Size], str]) -> str:
+    """Return an index without axes as a Python expression."""
+    parts: list[str] = []
+    for monomial, coefficient in value.terms:
+        factors = [_print_atom(atom, names) for atom in monomial]
+        if coefficient != 1:
+            factors.insert(0, str(coefficient))
+        parts.append(" * ".join(factors))
+    if value.const or not parts:
+        parts.append(str(value.const))
+    return " + ".join(parts)
+
+
+def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
+    match atom:
+        case Size():
+            return names(atom)
+        case FloorDiv() | Mod():
+            sign = "//" if isinstance(atom, FloorDiv) else "%"
+            dividend, divisor = print_size(atom.dividend, names), print_size(atom.divisor, names)
+            return f"(({dividend}) {sign} ({divisor}))"
+        case Axis():
+            raise InternalError(f"axis {atom} in the size of a buffer", stage="codegen.wrapper")
+        case _:
+            raise InternalError(atom, stage="codegen.wrapper")
+
+
+def print_wrapper(
+    schedule: Schedule,
+    memory: Memory,
+    programs: dict[str, Program],
+    code: dict[str, str],
+    watched: Watched | None = None,
+    *,
+    named: bool = False,
+) -> str:
+    """Return the source of ``call(args)`` for a scheduled graph.
+
+    Args:
+        memory: where its buffers lie.
+        programs: by kernel name.
+        code: kernel name -> name of the kernel whose code it runs.
+        watched: which node's value a buffer holds; given, each step is followed by a ``watch``.
+        named: print the form for profilers.
+    """
+    return _Wrapper(schedule, memory, programs, code, watched, named=named).print()

@@ -1,0 +1,1 @@
+"""From a kernel and its plan to a program."""

@@ -1,0 +1,583 @@
+"""Lowering: (kernel, plan) -> program. One generic walk; the plan decides, this only carries out.
+
+Each axis becomes at most three: a grid or loop part and a lane part (``c = co*16 + ci``). What is
+left are regions: a list of tasks (stores, and updates of reductions) below some bound loops. A
+region
+
+1. collects the reductions that are at home in it: their free loops are bound, the reduced ones not;
+2. gives each task the first sweep it can run in: one more than the reductions it reads;
+3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
+
+A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows,
+dq in one whose loop over keys is around that over queries) accumulates in a private array. What is
+expensive and needed in two sweeps (``exp`` of a softmax)
+is kept in one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of
+full tiles, then one masked tile) or masked throughout; a reduction sees its identity there, a load
+touches no memory.
+
+Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c looped: sweep 0 is
+``for co: acc += x``, sweep 1 ``for co: y = x / s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fusec.codegen.lowering.band import loop_bounds, mask_free_part
+from fusec.codegen.lowering.layout import below
+from fusec.codegen.lowering.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
+from fusec.codegen.lowering.values import Scope, Values
+from fusec.errors import InternalError
+from fusec.ir.combine import State, combine, identities
+from fusec.ir.dtype import BOOL, I32, I64, DType
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    children,
+    postorder,
+    reach,
+    substitute,
+)
+from fusec.ir.graph import FlatKernel, Store
+from fusec.ir.index import (
+    Axis,
+    Index,
+    Runtime,
+    index,
+    is_nonnegative,
+    most,
+    product,
+)
+from fusec.ir.monoid import SUM
+from fusec.ir.online import Scale, dependents, find_row_maxima, scale_of, scaled
+from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.schedule.access import is_transposed
+from fusec.passes.schedule.plan import Plan
+
+_INT32_MAX = 2**31 - 1
+
+
+class _Lowering(Values):
+    def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
+        super().__init__(kernel, plan)
+        self.row_maxima = self._find_row_maxima() if plan.online else {}
+        self.growth: dict[tuple[Reduce, Scale], Var] = {}
+
+    def _find_row_maxima(self) -> dict[Reduce, Reduce]:
+        """Return the sums that may run beside their maximum: both in one and the same loop."""
+        row_maxima = find_row_maxima(s.expr for s in self.stores)
+        loops = self.layout.loops_of
+        return {
+            n: m for n, m in row_maxima.items() if len(loops(n.over)) == len(loops(m.over)) == 1
+        }
+
+    # -- regions -----------------------------------------------------------------------------------
+
+    def region(self, tasks: list[Task]) -> None:
+        """Emit some tasks in the current scope, sweep by sweep."""
+        homes = self._home_reductions(tasks)
+        depth = Depth(homes, self.row_maxima)
+        sweeps: dict[int, list[Task | Reduce]] = {}
+        for reduction in homes:
+            sweeps.setdefault(depth.below(reduction), []).append(reduction)
+        for task in tasks:
+            sweeps.setdefault(depth.of(roots(task)), []).append(task)
+        for level in sorted(sweeps):
+            later = [t for other in sorted(sweeps) if other > level for t in sweeps[other]]
+            self._sweep(sweeps[level], later)
+
+    def _home_reductions(self, tasks: list[Task]) -> list[Reduce]:
+        found: list[Reduce] = []
+        stop = self.here.bound
+        for node in postorder(root for t in tasks for root in roots(t)):
+            if not isinstance(node, Reduce) or not self.layout.loops_of(node.over):
+                continue
+            if self._known(node) is not None or node in self.arrays or node in self.running:
+                continue
+            free = self.layout.loops_of(node.axes) - stop
+            if not free or self.layout.first(self.layout.loops_of(node.over)) < self.layout.first(
+                free
+            ):
+                found.append(node)
+        return found
+
+    def _loops_left(self, task: Task | Reduce) -> set[Axis]:
+        match task:
+            case Reduce():
+                axes: frozenset[Axis] = frozenset(task.over) | task.axes
+            case Store():
+                axes = task.indices[0].axes | task.expr.axes
+            case Accumulate():
+                axes = frozenset(task.reduction.over) | task.reduction.axes
+            case Keep():
+                axes = task.value.axes
+        return self.layout.loops_of(axes) - self.here.bound
+
+    def _sweep(self, items: list[Task | Reduce], later: list[Task | Reduce]) -> None:
+        groups: dict[Axis | None, list[Task]] = {}
+        done: list[tuple[Reduce, Accumulate]] = []
+        cascade: list[tuple[Var, Var]] = []
+        kept: list[Keep] = []
+        self._start_running(items)
+        for item in items:
+            left = self._loops_left(item)
+            first = self.nest[self.layout.first(left)] if left else None
+            task: Task
+            if isinstance(item, Reduce):
+                task = self._start(item)
+                done.append((item, task))
+            elif isinstance(item, Accumulate) and item.carries and left and self._cascades(item):
+                partial = self._carries(item.reduction)
+                cascade += zip(item.carries, partial, strict=True)
+                task = Accumulate(item.reduction, partial)
+            else:
+                task = item
+            groups.setdefault(first, []).append(task)
+        if self.plan.kept_bytes:
+            for loop, group in groups.items():
+                if loop is not None:
+                    keeps = self._worth_keeping(loop, group, later)
+                    group.extend(keeps)
+                    kept.extend(keeps)
+        for task in groups.pop(None, []):
+            self._emit(task)
+        for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
+            if loop in self.layout.transposed:
+                self._turn(loop, groups[loop])
+            self._run(loop, groups[loop])
+        for outer, inner in cascade:
+            self.here.body.append(Update(outer, Op("add", (outer, inner))))
+        for reduction, finished in done:
+            self._finish(reduction, finished)
+        beside = [r for r, _ in done if self.row_maxima.get(r) in self.running]
+        for reduction, _ in done:
+            self.running.pop(reduction, None)
+        for reduction in beside:
+            self._finish_online(reduction, self.row_maxima[reduction])
+        for keep in kept:
+            self.arrays[keep.value] = (keep.array, keep.slot)
+
+    def _finish_online(self, reduction: Reduce, row_max: Reduce) -> None:
+        """Make a sum NaN where its maximum is infinite: its terms are ``exp(-inf - -inf)`` there.
+
+        The loop took them for 0. Terms below a selection may be 0 in truth, and stay so.
+        """
+        changing = dependents(reduction.bodies, row_max)
+        if any(isinstance(node, Select) for node in changing):
+            return
+        total, top = self._atom(reduction), self._atom(row_max)
+        zero: Expr = self._once(self.here, Op("sub", (top, top)))
+        if zero.dtype is not reduction.dtype:
+            zero = self._once(self.here, Cast(zero, reduction.dtype))
+        self._let(self.here, reduction, Op("add", (total, zero)))
+
+    def _start_running(self, items: list[Task | Reduce]) -> None:
+        """Note the maxima beside which sums of this sweep run: in its loop they are not final."""
+        inside = len(self.scopes)
+        for item in items:
+            row_max = self.row_maxima.get(item) if isinstance(item, Reduce) else None
+            if row_max is not None and row_max in items:
+                _, changing = self.running.setdefault(row_max, (inside, set()))
+                assert isinstance(item, Reduce)
+                changing |= dependents(item.bodies, row_max)
+
+    def _run(self, loop: Axis, tasks: list[Task]) -> None:
+        """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
+        info = self.layout.loops[loop]
+        ragged = info.full is not info.stops and info.full != info.stops
+        start, last, mask_free = index(0), None, None
+        if self.plan.dots and all(isinstance(t, Accumulate) for t in tasks):
+            reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
+            # Before a loop, what runs inside of it has no value: neither lanes nor other loops.
+            inside = self.layout.loops.keys() - self.here.bound - {loop}
+            start, last = loop_bounds(loop, reductions, frozenset((*self.lanes, *inside)))
+            start = self._not_below_zero(start)
+            if self.plan.mask_free:
+                mask_free = mask_free_part(loop, reductions, frozenset(self.lanes), inside)
+        variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
+        if ragged and not self.plan.peel:
+            variants = [(info.stops, True)]
+        for stops, masked in variants:
+            if len(stops) == 1 and (stops[0] - start).is_constant and (stops[0] - start).const <= 0:
+                continue
+            ends = stops if last is None else (*stops, last)
+            if mask_free is None or (masked and self.plan.peel):
+                self._loop(loop, start, ends, tasks, masked)
+            elif mask_free.stop is not None:
+                self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, mask_free.truth)
+                self._loop(loop, self._not_below_zero(mask_free.stop), ends, tasks, masked)
+            elif mask_free.first is not None:
+                self._loop(loop, start, (*ends, mask_free.first), tasks, masked)
+                first = self._not_below_zero(mask_free.first)
+                self._loop(loop, first, ends, tasks, masked, mask_free.truth)
+            start = self._later(start, stops[-1]) if not masked else start
+
+    def _loop(
+        self,
+        loop: Axis,
+        start: Index,
+        ends: tuple[Index, ...],
+        tasks: list[Task],
+        masked: bool,
+        truth: Mapping[Expr, bool] | None = None,
+    ) -> None:
+        """Emit some iterations of a loop.
+
+        Args:
+            truth: conditions that are known in all of them.
+        """
+        info, masks = self.layout.loops[loop], dict(self.here.masks)
+        if masked:
+            assert info.lane is not None and info.position is not None
+            masks[info.lane] = below(info.position, *info.ends)
+        self.scopes.append(Scope(loop, self.here.bound | {loop}, masks))
+        self.here.memo.update({c: Const(value, BOOL) for c, value in (truth or {}).items()})
+        outside = dict(self.arrays)
+        self.region(tasks)
+        self.arrays = outside  # those declared in the loop end with it
+        scope = self.scopes.pop()
+        if scope.body:
+            self.here.body.append(For(loop, start, ends, tuple(scope.body)))
+
+    def _later(self, start: Index, full: Index) -> Index:
+        """Return where the rest of a loop starts: behind its full tiles, or where a band does."""
+        if start is index(0):
+            return full
+        kind = I64
+        later = self.value(Op("maximum", (IndexValue(start, kind), IndexValue(full, kind))))
+        bounds = [most(start), most(full)]
+        high = max((b for b in bounds if b is not None), default=0)
+        extent = _INT32_MAX if None in bounds else max(high, 0) + 1
+        return index(Runtime(later, index(extent)))
+
+    def _not_below_zero(self, start: Index) -> Index:
+        """Return a loop's start, or 0 where that is negative: in a band's first rows."""
+        if is_nonnegative(start):
+            return start
+        high = most(start)
+        kind = I32 if high is not None and high < _INT32_MAX else I64
+        first = self.value(Op("maximum", (IndexValue(start, kind), Const(0, kind))))
+        return index(Runtime(first, index(_INT32_MAX if high is None else max(high, 0) + 1)))
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def _start(self, reduction: Reduce) -> Accumulate:
+        """Declare what a reduction accumulates in: carries, or private arrays with slots."""
+        free = self.layout.loops_of(reduction.axes) - self.here.bound
+        if not free:
+            return Accumulate(reduction, self._carries(reduction))
+        made = [
+            self._array(reduction, self._hint(reduction), neutral.dtype)
+            for neutral in identities(reduction)
+        ]
+        for (array, slot), neutral in zip(made, identities(reduction), strict=True):
+            self._fill(array, slot, neutral)
+        arrays, (slot, *_) = zip(*made, strict=True)
+        return Accumulate(reduction, (), arrays, slot)
+
+    def _carries(self, reduction: Reduce) -> tuple[Var, ...]:
+        """Declare carries that hold part of a reduction, in every lane its bodies have."""
+        lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
+        lanes -= frozenset(self._folds(reduction))
+        carries: list[Var] = []
+        for part, neutral in zip(reduction.monoid.parts, identities(reduction), strict=True):
+            hint = self._hint(reduction) if part is reduction.monoid else part.name
+            carries.append(self._var(f"{hint}_acc", neutral.dtype, lanes))
+            self.here.body.append(Carry(carries[-1], neutral))
+        return tuple(carries)
+
+    def _folds(self, reduction: Reduce) -> tuple[Axis, ...]:
+        """Return the lanes that each iteration folds: those that the carry does not have.
+
+        Beside products, all of a maximum's and of the sums that refer to it: these are multiplied
+        in each iteration, one value a row. Else those that the plan names: a thread folds what it
+        has loaded, and waits for no other one before the loop has ended.
+        """
+        lanes = tuple(a for a in reduction.over if a in self.lanes)
+        if reduction in self.dots:
+            return lanes
+        if self.dots and (reduction in self.running or reduction in self.row_maxima):
+            return lanes
+        single = len(reduction.bodies) == 1
+        return tuple(a for a in lanes if single and a in self.layout.folded)
+
+    def _fold(self, reduction: Reduce, body: Expr) -> Var:
+        """Name what one iteration folds of a reduction's body."""
+        lanes = self._folds(reduction)
+        total = Reduce(reduction.monoid, lanes, self._along_all(self.here, lanes, body))
+        return self._let(self.here, total, total)
+
+    def _cascades(self, task: Accumulate) -> bool:
+        """Return True if each loop of a reduction should have a partial sum of its own.
+
+        A sum of n floats one by one has an error of order n; of sums of sums, of the longest loop.
+        Tiles of products stay as they are: a second accumulator would not fit beside the first.
+        """
+        reduction = task.reduction
+        summed = reduction.monoid is SUM and reduction.dtype.is_float
+        return summed and reduction not in self.dots
+
+    def _array(self, node: Expr, hint: str, dtype: DType) -> tuple[Buffer, Index]:
+        """Declare a private array with a slot for each point of a node's free loops and lanes."""
+        axes = sorted(self.layout.loops_of(node.axes) - self.here.bound, key=self.nest.index)
+        axes += [a for a in self.lanes if a in node.axes]
+        slot = index(0)
+        for axis in axes:
+            slot = slot * axis.extent + index(axis)
+        length = product(a.extent for a in axes)
+        name = self.names.new(f"a_{hint}")
+        array = Buffer(name, (length,), (index(1),), dtype)
+        self.here.body.append(Scratch(array, length))
+        return array, slot
+
+    def _fill(self, array: Buffer, slot: Index, value: Const) -> None:
+        body: tuple[Statement, ...] = (Put(array.flat(), slot, value, None),)
+        for loop in reversed([a for a in self.nest if a in slot.axes]):
+            body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
+        self.here.body.extend(body)
+
+    def _finish(self, reduction: Reduce, task: Accumulate) -> None:
+        lanes = tuple(a for a in reduction.over if a in self.lanes)
+        if not task.carries:
+            if lanes and reduction not in self.dots:
+                raise InternalError("a private array over reduced lanes", stage="codegen.lower")
+            assert task.slot is not None
+            self.arrays[reduction] = (task.arrays[-1], task.slot)
+            return
+        state: State = task.carries
+        lanes = tuple(a for a in lanes if a not in self._folds(reduction))
+        if not lanes:
+            self.here.memo[reduction] = task.carries[-1]
+            return
+        row_max = self.row_maxima.get(reduction)
+        if row_max in self.running:  # each lane's sum refers to the lane's maximum
+            assert row_max is not None
+            scaled_sum = Op("mul", (*state, self.growth[row_max, scale_of(reduction, row_max)]))
+            state = (self._let(self.here, scaled_sum, scaled_sum),)
+        self._let_folded(self.here, reduction, lanes, state)
+        if reduction in self.running:
+            self._refer(reduction, task.carries[-1], self._atom(reduction))
+
+    def _emit(self, task: Task) -> None:
+        """Emit a task whose loops are all bound."""
+        match task:
+            case Store():
+                value = self.value(task.expr)
+                offset = self._offset(task.indices[0])
+                guards = self._masks_of(task.indices[0].axes)
+                self.here.body.append(Put(task.buffer, offset, value, self._guard(guards)))
+            case Keep():
+                value = self.value(task.value)
+                self.here.body.append(Put(task.array.flat(), task.slot, value, None))
+            case Accumulate():
+                self._accumulate(task)
+
+    def _guard(self, masks: list[Expr]) -> Var | None:
+        for mask in masks:
+            self.value(mask)
+        guard = self._conjunction(self.here, list(masks))
+        assert guard is None or isinstance(guard, Var)
+        return guard
+
+    def _offset(self, value: Index) -> Index:
+        """Return an offset whose gathers are named values."""
+        return substitute(value, {}, self.value)
+
+    def _accumulate(self, task: Accumulate) -> None:
+        reduction = task.reduction
+        if reduction in self.running:
+            self._advance(task)
+            return
+        row_max = self.row_maxima.get(reduction)
+        if row_max in self.running and task.carries:
+            assert row_max is not None
+            growth = self.growth[row_max, scale_of(reduction, row_max)]
+            (carry,) = task.carries
+            self.here.body.append(Update(carry, Op("mul", (carry, growth))))
+        if reduction in self.dots:
+            for operand in self._dot_operands(reduction):
+                self.value(operand)
+            if not task.carries:
+                self._multiply_slot(task)
+                return
+            (carry,) = task.carries
+            self.here.body += [Update(carry, dot) for dot in self._products(reduction, carry)]
+            return
+        for body in reduction.bodies:
+            self.value(body)
+        for mask in self._masks_of(reduction.over):
+            self.value(mask)
+        state = self._masked(self.here, reduction)
+        if not task.carries:
+            self._combine_slot(task, state)
+            return
+        if self._folds(reduction):
+            state = (self._fold(reduction, *state),)
+        new = combine(reduction.monoid, task.carries, state)
+        for carry, value in zip(task.carries, self._steps(self.here, new), strict=True):
+            self.here.body.append(Update(carry, value))
+
+    def _combine_slot(self, task: Accumulate, state: State) -> None:
+        """Combine a state with that in a slot of private arrays."""
+        assert task.slot is not None
+        lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
+        old = tuple(self._var("old", array.dtype, lanes) for array in task.arrays)
+        here = self.here.body
+        for var, array in zip(old, task.arrays, strict=True):
+            here.append(Let(var, Load(array.flat(), (task.slot,))))
+        new = self._steps(self.here, combine(task.reduction.monoid, old, state))
+        for array, value in zip(task.arrays, new, strict=True):
+            var = self._var("new", array.dtype, lanes | value.axes)
+            here += [Let(var, value), Put(array.flat(), task.slot, var, None)]
+
+    def _multiply_slot(self, task: Accumulate) -> None:
+        """Add products of tiles to a slot of a private array."""
+        (array,) = task.arrays
+        assert task.slot is not None
+        lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
+        total = self._var("old", array.dtype, lanes)
+        self.here.body.append(Let(total, Load(array.flat(), (task.slot,))))
+        for dot in self._products(task.reduction, None):
+            sum_ = Dot(dot.left, dot.right, dot.over, total, dot.tf32)
+            total = self._var("new", array.dtype, lanes)
+            self.here.body.append(Let(total, sum_))
+        self.here.body.append(Put(array.flat(), task.slot, total, None))
+
+    def _advance(self, task: Accumulate) -> None:
+        """Let a maximum grow by one tile, and name what sums so far are to be multiplied by."""
+        maximum, (carry,) = task.reduction, task.carries
+        self.value(maximum.body)
+        for mask in self._masks_of(maximum.over):
+            self.value(mask)
+        (body,) = self._masked(self.here, maximum)
+        if self._folds(maximum):
+            body = self._fold(maximum, body)
+        old = self._var("old", maximum.dtype, carry.axes)
+        self.here.body.append(Let(old, carry))
+        self.here.body.append(Update(carry, Op("maximum", (carry, body))))
+        self.here.memo[maximum] = self._refer(maximum, old, carry)
+
+    def _refer(self, maximum: Reduce, old: Expr, top: Expr) -> Var:
+        """Name what sums that refer to ``old`` are to be multiplied by, to refer to ``top``.
+
+        Returns what they refer to then: 0 while every score has been -inf, so that none is NaN.
+        """
+        here, kind = self.here, maximum.dtype
+        lowest = Op("eq", (top, Const(-math.inf, kind)))
+        unseen = self._let(here, lowest, lowest)
+        selected = Select(unseen, Const(0.0, kind), top)
+        chosen = self._let(here, selected, selected)
+        difference = Op("sub", (old, chosen))
+        exponent = self._let(here, difference, difference)
+        for scale in {scale_of(n, m): None for n, m in self.row_maxima.items() if m is maximum}:
+            product = scaled(exponent, scale)
+            power = product if product is exponent else self._let(here, product, product)
+            factor = Op("exp", (power,))
+            self.growth[maximum, scale] = self._let(here, factor, factor)
+        return chosen
+
+    def _turn(self, loop: Axis, tasks: list[Task]) -> None:
+        """Copy what is contiguous along a loop, and not along the lanes, into arrays before it."""
+        (lane,) = self.lanes
+        for node in self._computed(tasks):
+            if not isinstance(node, Load) or not is_transposed(node, loop, lane):
+                continue
+            if self.layout.loops_of(node.axes) - self.here.bound == {loop}:
+                array, slot = self._array(node, self._hint(node), node.dtype)
+                self._run(loop, [Keep(node, array, slot)])
+                self.arrays[node] = (array, slot)
+
+    def _computed(self, tasks: list[Task]) -> list[Expr]:
+        """Return what tasks compute themselves: what is in an array is read from there."""
+        return reach(
+            (root for task in tasks for root in roots(task)),
+            lambda node: () if isinstance(node, Reduce) or node in self.arrays else children(node),
+        )
+
+    # -- keeping values between sweeps ------------------------------------------------------------
+
+    def _worth_keeping(
+        self, loop: Axis, group: list[Task], later: list[Task | Reduce]
+    ) -> list[Keep]:
+        """Return what this sweep computes dearly and a later one over the same loop needs again."""
+        again = [
+            t
+            for t in later
+            if (left := self._loops_left(t)) and self.layout.first(left) == self.nest.index(loop)
+        ]
+        if not again:
+            return []
+        now = set(evaluated(group))
+        unbound = set(self.layout.loops) - self.here.bound
+        kept: list[Keep] = []
+        covered: set[Expr] = set()
+        parts = self.layout.whole_loop(loop)
+        length = most(product(a.extent for a in parts))
+        for node in reversed(evaluated(again)):
+            if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
+                continue
+            if isinstance(node, Reduce | IndexValue) or unbound & node.axes != parts:
+                continue
+            if self._varying_cost(node, loop) < self.plan.kept_cost or node in self.arrays:
+                continue
+            covered.update(postorder((node,)))
+            if length is None or length * 16 * node.dtype.itemsize > self.plan.kept_bytes:
+                continue
+            array, slot = self._array(node, self._hint(node), node.dtype)
+            kept.append(Keep(node, array, slot))
+        return kept
+
+    def _varying_cost(self, root: Expr, loop: Axis) -> int:
+        """Return the operations of a value that are computed again along a loop."""
+
+        def varies(node: Expr) -> bool:
+            return loop in node.axes and node not in self.arrays
+
+        nodes = reach((root,), lambda node: filter(varies, children(node)))
+        total = 0
+        for node in filter(varies, nodes):
+            if isinstance(node, Op):
+                total += SCALAR_OPS[node.name].cost
+            elif isinstance(node, Load | Cast):
+                total += 1
+        return total
+
+
+def lower(kernel: FlatKernel, plan: Plan) -> Program:
+    """Return the program of a kernel (see ``passes.coalesce``) under a plan.
+
+    Raises:
+        InternalError: if the plan binds the axes in a way the kernel cannot run.
+    """
+    lowering = _Lowering(kernel, plan)
+    lowering.region(list(lowering.stores))
+    return Program(
+        kernel.name,
+        kernel.reads,
+        kernel.writes,
+        kernel.sizes,
+        tuple(lowering.layout.grid),
+        tuple(lowering.lanes),
+        tuple(lowering.scopes[0].body),
+        (),
+        kernel.origin.source,
+        plan.warps,
+        plan.stages,
+        plan.group,
+        product(a.extent for a in kernel.axes),
+        plan.descriptors,
+        registers=plan.registers,
+        roles=plan.roles,
+        programs=plan.programs,
+    )

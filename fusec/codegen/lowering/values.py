@@ -1,0 +1,360 @@
+"""Naming values: one operation a statement, each in the outermost scope where it can stand.
+
+The half of lowering that knows nothing of tasks and sweeps (those are in ``lower.py``): expressions
+become ``Let``s over names, masked where lanes are ragged, and contractions of two tiles ``Dot``s.
+
+Worked example: in a loop over co, ``w[c] * s`` with s known outside is ``v = w[co*16 + ci]`` in the
+loop's scope, then ``t = v * s`` there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.codegen.lowering.layout import Layout, below
+from fusec.codegen.lowering.peephole import uniform_comparisons
+from fusec.errors import InternalError
+from fusec.ir.combine import State, folded, identities
+from fusec.ir.contraction import Factors, cut_factors
+from fusec.ir.dtype import DType
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    both,
+    children,
+    postorder,
+    rebuild,
+)
+from fusec.ir.graph import FlatKernel
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.monoid import SUM
+from fusec.ir.names import Names
+from fusec.ir.online import find_row_maxima, scale_after_maximum
+from fusec.ir.program import Let, Statement
+from fusec.ir.rewrite import checked_where, is_checked, rewrite
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.schedule.plan import Plan
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """One open loop (or the program's top level): its statements and the values named in it."""
+
+    loop: Axis | None
+    bound: frozenset[Axis]
+    masks: dict[Axis, Expr]
+    body: list[Statement] = field(default_factory=list)
+    memo: dict[Expr, Var | Const] = field(default_factory=dict)
+
+
+class Values:
+    """Names of values, each in the outermost scope in which its loops are bound.
+
+    Attributes:
+        running: maxima that a loop is computing -> position of the loop's scope, and the values
+            that change with them there.
+    """
+
+    def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.layout = Layout(plan)
+        self.nest, self.lanes = self.layout.nest, self.layout.lanes
+        self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
+        self.names = Names()
+        self.serial = 0
+        self.running: dict[Reduce, tuple[int, set[Expr]]] = {}
+        cut = self.layout.cut
+        cut_up = kernel.substitute(cut).map(
+            lambda exprs: uniform_comparisons(exprs, tuple(self.lanes))
+        )
+        cut_up = cut_up.map(scale_after_maximum) if plan.online else cut_up
+        self.dots: dict[Reduce, tuple[Factors, ...]] = {}
+        cut_up = cut_up.map(self._join_products) if plan.dots else cut_up
+        self.stores, self.labels = cut_up.stores, dict(cut_up.labels)
+        self.scopes = [Scope(None, frozenset(), self.layout.masks)]
+
+    def _join_products(self, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Return the expressions with one sum for products that one loop adds up; note them all.
+
+        ``sum(k: a*b) + sum(k: c*d)`` is ``sum(k: a*b + c*d)``. With an accumulator for each of
+        three, a 128x128 tile in 8 warps has 192 registers a thread for them alone; with one, 64.
+        """
+        self.dots.update(self._find_dots(exprs))
+        stored = exprs[: len(self.kernel.stores)]
+        nodes = postorder(stored)
+        uses = Counter((*stored, *(child for node in nodes for child in children(node))))
+        joined: dict[Expr, Expr] = {}
+        for node in nodes:
+            match node:
+                case Op(name="add", args=(Reduce() as a, Reduce() as b)) if (
+                    uses[a] == uses[b] == 1 and self._share_a_tile(a, b) and not joined
+                ):
+                    total = Reduce(SUM, a.over, Op("add", (a.body, b.body)))
+                    self.dots[total] = (*self.dots[b], *self.dots[a])
+                    joined[node] = total
+        if not joined:
+            return exprs
+        return self._join_products(rewrite(exprs, lambda node: joined.get(node, node)))
+
+    def _find_dots(self, exprs: tuple[Expr, ...]) -> dict[Reduce, tuple[Factors, ...]]:
+        """Return the contractions of two tiles: each factor owns one lane, and they share one."""
+        found: dict[Reduce, tuple[Factors, ...]] = {}
+        lanes = frozenset(self.lanes)
+        for node in postorder(exprs):
+            if not isinstance(node, Reduce) or (parts := cut_factors(node)) is None:
+                continue
+            owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
+            if all(len(axes & lanes) == 1 for axes in owned) and not parts.shared & lanes:
+                found[node] = (parts,)
+        return found
+
+    def _share_a_tile(self, a: Reduce, b: Reduce) -> bool:
+        """Return True for products that one loop adds up to tiles of one shape."""
+        if a not in self.dots or b not in self.dots or find_row_maxima((a, b)):
+            return False
+        looped = bool(self.layout.loops_of(a.over)) and set(a.over) == set(b.over)
+        return looped and (a.axes ^ b.axes).isdisjoint(self.lanes)
+
+    # -- values ------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> Scope:
+        return self.scopes[-1]
+
+    def _home(self, node: Expr) -> Scope:
+        """Return the outermost open scope in which all loops the node depends on are bound.
+
+        Where the plan says so, a tile's is the innermost one.
+        """
+        if self.plan.reloads and any(a in self.lanes for a in node.axes):
+            return self.here
+        needed = self.layout.loops_of(node.axes)
+        first = max((at for at, nodes in self.running.values() if node in nodes), default=0)
+        for scope in self.scopes[first:]:
+            if needed <= scope.bound:
+                return scope
+        raise InternalError(f"{node} is needed outside its loops", stage="codegen.lower")
+
+    def _known(self, node: Expr) -> Var | Const | None:
+        if isinstance(node, Const | Var):
+            return node
+        for scope in reversed(self.scopes):
+            found = scope.memo.get(node)
+            if found is not None:
+                return found
+        return None
+
+    def value(self, root: Expr) -> Var | Const:
+        """Return the name of a value, naming what it needs first, each in its home scope."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if self._known(node) is not None:
+                stack.pop()
+                continue
+            below = [c for c in self._operands(node) if self._known(c) is None]
+            if below:
+                stack.extend(below)
+                continue
+            stack.pop()
+            self._name(node)
+        known = self._known(root)
+        assert known is not None
+        return known
+
+    def _operands(self, node: Expr) -> tuple[Expr, ...]:
+        """Return what must be named before ``node``: its children, and the masks it runs under."""
+        if node in self.arrays:
+            return ()
+        if isinstance(node, Reduce) and self.layout.loops_of(node.over):
+            raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
+        if isinstance(node, Reduce) and node in self.dots:
+            return self._dot_operands(node)
+        if (taken := self._taken(node)) is not None:
+            return (taken,)
+        masks: tuple[Expr, ...] = ()
+        if isinstance(node, Load) or is_checked(node):
+            masks = tuple(self._masks_of(node.axes))
+        elif isinstance(node, Reduce):
+            masks = tuple(self._masks_of(node.over))
+        return (*children(node), *masks)
+
+    def _taken(self, node: Expr) -> Expr | None:
+        """Return the branch of a selection whose condition is known here."""
+        if isinstance(node, Select) and isinstance(known := self._known(node.condition), Const):
+            return node.then if known.value else node.other
+        return None
+
+    def _masks_of(self, axes: Iterable[Axis]) -> list[Expr]:
+        masks = self.here.masks
+        return [masks[a] for a in sorted(axes, key=lambda a: a.serial) if a in masks]
+
+    def _name(self, node: Expr) -> None:
+        scope = self._home(node)
+        if node in self.arrays:
+            array, slot = self.arrays[node]
+            self._let(scope, node, Load(array.flat(), (slot,)))
+            return
+        if isinstance(node, Reduce) and node in self.dots:
+            (product,) = self._products(node, None)
+            self._let(scope, node, product)
+            return
+        if (taken := self._taken(node)) is not None:
+            scope.memo[node] = self._atom(taken)
+            return
+        new = {child: self._atom(child) for child in children(node)}
+        shown = rebuild(node, new, None)
+        match node:
+            case Load():
+                guard = self._conjunction(scope, [node.guard, *self._masks_of(node.axes)])
+                assert isinstance(shown, Load)
+                self._let(scope, node, Load(shown.buffer, shown.indices, guard))
+            case Reduce():
+                self._let_folded(scope, node, node.over, self._masked(scope, node))
+            case Op() if is_checked(node):
+                assert isinstance(shown, Op)
+                guard = self._conjunction(scope, [*self._masks_of(node.axes)])
+                if guard is not None:
+                    args = checked_where(guard, shown).args
+                    shown = Op(node.name, tuple(self._named(scope, arg) for arg in args))
+                self._let(scope, node, shown)
+            case _:
+                self._let(scope, node, shown)
+
+    def _masked(self, scope: Scope, node: Reduce) -> State:
+        """Return what a reduction combines, with identities in ragged lanes."""
+        guard = self._conjunction(scope, [*self._masks_of(node.over)])
+        bodies = tuple(self._atom(body) for body in node.bodies)
+        if guard is None:
+            return bodies
+        pairs = zip(bodies, identities(node), strict=True)
+        return tuple(self._once(scope, Select(guard, *pair)) for pair in pairs)
+
+    def _dot_operands(self, node: Reduce) -> tuple[Expr, ...]:
+        """Return pairs of factors over the lanes that a contraction sums over, 0 in ragged ones."""
+        (lane,) = (a for a in node.over if a in self.lanes)
+        factors = [side for parts in self.dots[node] for side in (parts.left, parts.right)]
+        for mask in self._masks_of(node.over):
+            factors = [
+                f if _is_loaded(f) and lane in f.axes else Select(mask, f, Const(0, f.dtype))
+                for f in factors
+            ]
+        return tuple(_along(lane, factor) for factor in factors)
+
+    def _products(self, node: Reduce, into: Var | None) -> list[Dot]:
+        """Return the products that a contraction adds up, each added to ``into``."""
+        over = tuple(a for a in node.over if a in self.lanes)
+        operands = [self._atom(operand) for operand in self._dot_operands(node)]
+        pairs = zip(operands[::2], operands[1::2], strict=True)
+        return [Dot(left, right, over, into, self.plan.tf32) for left, right in pairs]
+
+    def _let_folded(self, scope: Scope, node: Reduce, over: tuple[Axis, ...], state: State) -> None:
+        """Name a reduction, the result of its state in each of some lanes."""
+        whole = tuple(self._along_all(scope, over, value) for value in state)
+        (shown,) = self._steps(scope, (folded(node.monoid, over, whole),))
+        self._let(scope, node, shown)
+
+    def _along_all(self, scope: Scope, over: tuple[Axis, ...], body: Expr) -> Expr:
+        """Return a value with all of some lanes: it is the same in each that it lacks."""
+        for lane in over:
+            if lane not in body.axes:
+                tile = Select(self.value(below(index(lane), lane.extent)), body, body)
+                body = self._let(scope, tile, tile)
+        return body
+
+    def _steps(self, scope: Scope, roots: State) -> State:
+        """Name what is below some values, of names, so that each is one node over names."""
+        new: dict[Expr, Expr] = {}
+        for node in postorder(roots):
+            shown = rebuild(node, new, None)
+            stays = isinstance(node, Const | Var) or node in roots
+            new[node] = shown if stays else self._let(scope, shown, shown)
+        return tuple(new[root] for root in roots)
+
+    def _conjunction(self, scope: Scope, guards: list[Expr | None]) -> Expr | None:
+        """Return one named guard for several, or None."""
+        total: Expr | None = None
+        for guard in guards:
+            if guard is None:
+                continue
+            atom = self._atom(guard)
+            if isinstance(atom, Const) and atom.value:
+                continue
+            total = both(total, atom)
+            if isinstance(total, Op):
+                total = self._once(scope, total)
+        return total
+
+    def _atom(self, node: Expr) -> Var | Const:
+        known = self._known(node)
+        if known is None:
+            raise InternalError(f"{node} has no name yet", stage="codegen.lower")
+        return known
+
+    def _named(self, scope: Scope, node: Expr) -> Var | Const:
+        """Return a name of an operation on named values, or what has one."""
+        return node if isinstance(node, Var | Const) else self._once(scope, node)
+
+    def _once(self, scope: Scope, node: Expr) -> Var | Const:
+        """Name an operation on named values, unless a name of it is in sight of ``scope``.
+
+        Names of values do not say which loops they depend on: the operation may have a name in a
+        loop inside ``scope``, where a load that varies along the loop has the same guard.
+        """
+        for outer in self.scopes:
+            if (known := outer.memo.get(node)) is not None:
+                return known
+            if outer is scope:
+                break
+        return self._let(scope, node, node)
+
+    def _let(self, scope: Scope, key: Expr, shown: Expr) -> Var:
+        lanes = frozenset(a for a in shown.axes if a in self.lanes)
+        var = self._var(self._hint(key), shown.dtype, lanes)
+        scope.body.append(Let(var, shown))
+        scope.memo[key] = var
+        return var
+
+    def _hint(self, node: Expr) -> str:
+        label = self.labels.get(node)
+        if label is not None:
+            return label
+        match node:
+            case Load():
+                return node.buffer.name
+            case Reduce():
+                return node.monoid.name
+            case Op():
+                return "t" if SCALAR_OPS[node.name].infix else node.name
+            case IndexValue():
+                return "i"
+            case _:
+                return "t"
+
+    def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
+        self.serial += 1
+        return Var(self.names.new(f"v_{hint}"), dtype, lanes, self.serial)
+
+
+def _is_loaded(factor: Expr) -> bool:
+    """Return True for what is 0 in masked lanes by itself: a load, in another type or not."""
+    return isinstance(factor.arg if isinstance(factor, Cast) else factor, Load)
+
+
+def _along(lane: Axis, factor: Expr) -> Expr:
+    """Return a factor with an element for each point of a lane, where it is the same in all."""
+    if lane in factor.axes:
+        return factor
+    return Select(below(index(lane), lane.extent), factor, factor)

@@ -1,0 +1,169 @@
+"""The interface of a printed Triton kernel: its parameters, their types, its launch grid.
+
+Parameters are a pointer for each of ``program.buffers``, an integer for each of ``program.sizes``,
+then a tensor descriptor for each box of a buffer that is copied by tiles (``descriptors.py``). A
+launch makes descriptors from addresses and sizes.
+
+Worked example: ``(x: *bf16, w: *bf16, y: *bf16, M: i32, x_tiles: tensordesc<bf16[128,64]>, ...)``.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from fusec.codegen.host.wrapper import print_size
+from fusec.codegen.triton.descriptors import Descriptor
+from fusec.codegen.triton.form import Form
+from fusec.codegen.triton.index import magnitude
+from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.names import Named, Names
+from fusec.ir.program import MULTIPLE, Program
+
+_POINTERS = {
+    "bool": "*i1",
+    "u8": "*u8",
+    "i8": "*i8",
+    "i16": "*i16",
+    "i32": "*i32",
+    "i64": "*i64",
+    "f16": "*fp16",
+    "bf16": "*bf16",
+    "f32": "*fp32",
+    "f64": "*fp64",
+}
+GLUON = (
+    *("gl", "gluon", "mbarrier", "tma", "load_tile", "store_tile"),
+    *("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
+)
+"""What a kernel of warps with roles imports (``gluon.py``)."""
+_RESERVED = {
+    "tl",
+    "triton",
+    "range",
+    "float",
+    "min",
+    "pid",
+    "slot",
+    "who",
+    "left",
+    *GLUON,
+    "first",
+    "size",
+    "addresses",
+    "sizes",
+    "places",
+    "place",
+    "row",
+    LIBDEVICE,
+    *FUNCTIONS,
+    *keyword.kwlist,
+}
+TABLE = {"addresses": "*i64", "sizes": "*i32", "places": "*i32"}
+"""The parameters of a program that runs for each row of a table (``codegen/host/table.py``)."""
+COUNT = "_count"
+"""What a launch calls the number of its places."""
+_GRID_YZ_LIMIT = 65535
+_PROGRAMS_LIMIT = 2**31 - 1
+DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]
+"""The parameter's name, that of its buffer, the tile, and shape and strides as printed sizes."""
+
+
+def argument_names(form: Form) -> tuple[str, ...]:
+    """Return the kernel's parameters: buffers, sizes, descriptors."""
+    return tuple(signature(form))
+
+
+def signature(form: Form) -> dict[str, str]:
+    """Return the Triton type of each parameter, in order: "*bf16", "i32", "tensordesc<...>"."""
+    program, boxes = form.program, form.descriptors
+    if program.table:
+        return dict(TABLE)
+    names = name_arguments(program, boxes)
+    return {
+        **{names(b): _POINTERS[b.dtype.name] for b in program.buffers},
+        **{names(s): "i32" for s in program.sizes},
+        **{names(box): _descriptor_type(box) for box in boxes},
+    }
+
+
+def _descriptor_type(box: Descriptor) -> str:
+    element = _POINTERS[box.buffer.dtype.name].removeprefix("*")
+    return f"tensordesc<{element}[{','.join(map(str, box.tile))}]>"
+
+
+def print_descriptors(form: Form) -> tuple[DescriptorFields, ...]:
+    """Return how a launch makes each descriptor of the kernel, in the order of its parameters."""
+    program, boxes = form.program, form.descriptors
+    names = name_arguments(program, boxes)
+    buffers = {b.base: names(b) for b in program.buffers}
+    return tuple(
+        (
+            names(box),
+            buffers[box.buffer],
+            box.tile,
+            tuple(print_size(extent, names) for extent in box.shape),
+            tuple(print_size(stride, names) for stride in box.strides),
+        )
+        for box in boxes
+    )
+
+
+def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None) -> tuple[int, ...]:
+    """Return the positions of arguments that a launch promises to be multiples of 16.
+
+    Args:
+        aligned: says of a buffer's name whether its address is one, in bytes; it is if not named.
+            Sizes are taken at their hint.
+    """
+    if program.table:
+        return tuple(range(len(TABLE)))
+    aligned = aligned or {}
+    facts = [aligned.get(b.name, True) for b in program.buffers]
+    facts += [s.hint % MULTIPLE == 0 for s in program.sizes]
+    return tuple(position for position, fact in enumerate(facts) if fact)
+
+
+def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
+    """Return the launch grid; the innermost grid axis is the first, which runs fastest.
+
+    Of ``Program.programs`` there are no more than that many, which walk over it.
+    """
+    extents = [axis.extent for axis in reversed(program.grid)]
+    if program.group or program.programs or not is_direct(program.grid):
+        extents = [product(extents)]
+    x, y, z, *_ = (*extents, index(1), index(1), index(1))
+    return x, y, z
+
+
+def print_grid(program: Program) -> tuple[str, str, str]:
+    """Return the launch grid as Python expressions over the names of the size arguments."""
+    if program.table:
+        return COUNT, "1", "1"
+    names = name_arguments(program)
+    x, y, z = (print_size(extent, names) for extent in grid_exprs(program))
+    return f"min({program.programs}, {x})" if program.programs else x, y, z
+
+
+def is_direct(grid: tuple[Axis, ...]) -> bool:
+    """Return True if each grid axis is a program id: at most 3, the outer ones known to be small.
+
+    Triton's launcher multiplies them in 32 bits, and launches nothing where that overflows. One
+    number that does not fit is an error there.
+    """
+    outer, programs = grid[:-1], product(a.extent for a in grid)
+    if len(grid) > 3 or (programs.is_constant and programs.const > _PROGRAMS_LIMIT):
+        return False
+    most = (magnitude(axis.extent) for axis in outer)
+    return all(bound is not None and bound <= _GRID_YZ_LIMIT for bound in most)
+
+
+def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:
+    """Return names of buffers, sizes and descriptors, given in that order."""
+    names = Names(_RESERVED)
+    things: tuple[Named, ...] = (*program.buffers, *program.sizes, *boxes)
+    for thing in things:
+        names(thing)
+    return names

@@ -1,0 +1,386 @@
+"""Which accesses of a program copy whole tiles by tensor descriptors, and what these describe.
+
+A descriptor is a box in a buffer: a shape, strides and the tile that one copy takes. The hardware
+computes addresses, reads 0 where the tile leaves the shape, and writes nothing there. So a copy
+stands for an access if
+
+1. it is an operand of a product for tensor cores, or a result in a buffer that the program does
+   not read;
+2. its tile has two lane axes, one of which walks memory by one element, and its offset is affine in
+   both: the columns and rows of the tile;
+3. its guard says that rows and columns end where the tensor does, and nothing else;
+4. addresses and all other strides are multiples of 16 bytes (a launch promises that of sizes).
+
+What has no lanes, such as a batch, becomes part of the position along an axis that has no end of
+its own, or an axis of the descriptor by itself, of which a tile takes one element.
+
+Worked example: ``x[b*M*K + (mo*128 + mi)*K + ko*64 + ki] if mo*128 + mi < M`` of bf16, K = 1024, is
+``load([b, mo*128, ko*64])`` of shape [B, M, 1024], strides [M*1024, 1024, 1], tile [1, 128, 64].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fusec.codegen.lowering.orient import ROWS
+from fusec.codegen.triton.index import fits_32_bits
+from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Var,
+    index_exprs,
+    reach,
+    substitute,
+)
+from fusec.ir.index import (
+    Axis,
+    Index,
+    Size,
+    floordiv,
+    index,
+    is_nonnegative,
+    mod,
+    most_atom,
+)
+from fusec.ir.program import (
+    MULTIPLE,
+    For,
+    Let,
+    Program,
+    Put,
+    Statement,
+    Update,
+    map_statements,
+    reads,
+    statements,
+)
+from fusec.passes.schedule.descriptors import is_multiple
+
+MAX_RANK = 5
+"""Axes of a descriptor, at most; and elements along each axis of its tile."""
+MAX_TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A box in a buffer, in elements and over sizes; the last stride is 1.
+
+    Attributes:
+        tile: what one copy takes: 1 along all axes but the last two.
+    """
+
+    buffer: Buffer
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    tile: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.buffer.name}_tiles"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """An access by descriptor: where its tile begins.
+
+    Attributes:
+        transposed: the program's tile has the descriptor's last axis in its rows.
+    """
+
+    descriptor: Descriptor
+    start: tuple[Index, ...]
+    transposed: bool
+
+
+Copies: TypeAlias = Mapping[Var | Put, Copy]
+"""By the value that a load names, or by the store."""
+
+
+def find_copies(program: Program, dimension: Mapping[Axis, int]) -> tuple[Program, Copies]:
+    """Return the program without the guards that copies make superfluous, and the copies.
+
+    Args:
+        program: over lanes that have a dimension each (see ``orient.py``).
+    """
+    finder = _Finder(program, dimension)
+    body = map_statements(program.body, finder.copied)
+    if not finder.copies:
+        return program, {}
+    return replace(program, body=_without_unused(body)), finder.copies
+
+
+class _Finder:
+    """One walk over a program."""
+
+    def __init__(self, program: Program, dimension: Mapping[Axis, int]) -> None:
+        body = tuple(statements(program.body))
+        self.values: dict[Expr, Expr] = {s.var: s.value for s in body if isinstance(s, Let)}
+        self.lanes = frozenset(program.lanes)
+        self.dimension = dimension
+        self.operands = self._operands(body)
+        self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
+        self.written = {s.buffer.base for s in body if isinstance(s, Put)}
+        self.copies: dict[Var | Put, Copy] = {}
+
+    def _operands(self, body: Iterable[Statement]) -> set[Expr]:
+        """Return the values that tensor cores multiply, as they are or but for type and order."""
+        values = (s.value for s in body if isinstance(s, Let | Update))
+        dots = [dot for dot in values if isinstance(dot, Dot)]
+        fast = [dot for dot in dots if dot.left.dtype.itemsize == 2 or dot.tf32]
+
+        def made_of(node: Expr) -> tuple[Expr, ...]:
+            match self.values.get(node):
+                case Cast(arg=other) | (Var() as other):
+                    return (other,)
+                case _:
+                    return ()
+
+        return set(reach((side for dot in fast for side in (dot.left, dot.right)), made_of))
+
+    def copied(self, statement: Statement) -> tuple[Statement]:
+        """Return a statement without the guard that a copy makes superfluous, or as it is."""
+        match statement:
+            case Let(var=var, value=Load() as load) if var in self.operands:
+                copy = self.copy(load.buffer, load.indices[0], load.guard)
+                if copy is not None and load.buffer.base not in self.written:
+                    self.copies[var] = copy
+                    return (Let(var, Load(load.buffer, load.indices)),)
+            case Put(value=Var() as value) if statement.buffer.base not in self.read:
+                copy = self.copy(statement.buffer, statement.offset, statement.guard)
+                if copy is not None and value.axes == statement.offset.axes & self.lanes:
+                    put = replace(statement, guard=None)
+                    self.copies[put] = copy
+                    return (put,)
+        return (statement,)
+
+    def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> Copy | None:
+        """Return the copy that stands for an access, or None."""
+        lanes = offset.axes & self.lanes
+        box = _Box.of(offset, lanes, MULTIPLE // buffer.dtype.itemsize)
+        bounds = self.bounds(guard, lanes)
+        if buffer.dtype not in (BF16, F16, F32) or box is None or bounds is None:
+            return None
+        axes = box.axes(bounds)
+        if axes is None or len(axes) > MAX_RANK or not all(map(_is_describable, axes)):
+            return None
+        descriptor = Descriptor(
+            buffer.base,
+            tuple(a.extent for a in axes),
+            tuple(a.stride for a in axes),
+            (*(1 for _ in axes[2:]), box.rows.extent.const, box.columns.extent.const),
+        )
+        transposed = self.dimension[box.columns] == ROWS
+        return Copy(descriptor, tuple(a.start for a in axes), transposed)
+
+    def bounds(self, guard: Expr | None, lanes: frozenset[Axis]) -> _Bounds | None:
+        """Return where a guard says that lane axes end; None if it says anything else."""
+        node = self.values.get(guard, guard) if isinstance(guard, Var) else guard
+        match node:
+            case None:
+                return {}
+            case Op(name="and", args=(a, b)):
+                left, right = self.bounds(a, lanes), self.bounds(b, lanes)
+                if left is None or right is None or left.keys() & right.keys():
+                    return None
+                return {**left, **right}
+            case Op(name="lt", args=(a, b)):
+                here, end = self.index(a), self.index(b)
+                if here is None or end is None:
+                    return None
+                moved = _varying(end)  # i < M - p*256, of part p, is p*256 + i < M
+                here, end = here - moved, end - moved
+                if len(here.axes & lanes) != 1:
+                    return None
+                (lane,) = here.axes & lanes
+                single = here.steps_by_one(lane) and is_nonnegative(here)
+                return {lane: (here, end)} if single else None
+            case Var() if isinstance(guard, Var):
+                return self.transposed(guard, node)
+            case _:
+                return None
+
+    def transposed(self, guard: Var, other: Var) -> _Bounds | None:
+        """Return the bounds of a guard that is another one with rows and columns exchanged."""
+        place = {self.dimension[axis]: axis for axis in guard.axes}
+        twins = {axis: place[1 - self.dimension[axis]] for axis in other.axes}
+        found = self.bounds(other, other.axes)
+        if found is None:
+            return None
+        new = {axis: index(twin) for axis, twin in twins.items()}
+        return {twins[axis]: (substitute(here, new), end) for axis, (here, end) in found.items()}
+
+    def index(self, value: Expr) -> Index | None:
+        """Return the index that a value holds, if it is one and free of gathers."""
+        node = self.values.get(value, value) if isinstance(value, Var) else value
+        match node:
+            case IndexValue(index=found) if not tuple(index_exprs(found)):
+                return found
+            case Const(value=int(number)):
+                return index(number)
+            case _:
+                return None
+
+
+# -- boxes -----------------------------------------------------------------------------------------
+
+_Bounds: TypeAlias = dict[Axis, tuple[Index, Index]]
+"""Lane axis -> a position along its dimension, and where the dimension ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    """One axis of a descriptor, and where a tile begins along it."""
+
+    start: Index
+    extent: Index
+    stride: Index
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """An offset taken apart: ``rows * stride + columns + rest``.
+
+    Attributes:
+        vector: elements in 16 bytes.
+    """
+
+    rows: Axis
+    columns: Axis
+    stride: Index
+    rest: Index
+    vector: int
+
+    @classmethod
+    def of(cls, offset: Index, lanes: frozenset[Axis], vector: int) -> _Box | None:
+        """Return the box of an offset with two lane axes in which it is affine."""
+        steps = {lane: offset.coefficient(lane) for lane in lanes}
+        columns = next((a for a in lanes if steps[a] is index(1)), None)
+        if len(lanes) != 2 or columns is None or tuple(index_exprs(offset)):
+            return None
+        (rows,) = lanes - {columns}
+        stride = steps[rows]
+        if stride is None or stride.axes or not _is_aligned(stride, vector):
+            return None
+        wide = all(a.extent.const <= MAX_TILE for a in lanes)
+        rest = offset - index(rows) * stride - index(columns)
+        return cls(rows, columns, stride, rest, vector) if wide else None
+
+    def axes(self, bounds: _Bounds) -> tuple[_Dimension, ...] | None:
+        """Return the axes of the descriptor, rows and columns last, or None if there is none."""
+        row, last_row = bounds.get(self.rows, (index(self.rows), None))
+        column, last_column = bounds.get(self.columns, (index(self.columns), None))
+        row, column = row - index(self.rows), column - index(self.columns)
+        leading: dict[Index, Index] = {}
+        shift = index(0)
+        for term in _terms(self.rest - row * self.stride - column):
+            stride, varying = _split(term)
+            if last_row is None and mod(term, self.stride) is index(0):
+                row = row + floordiv(term, self.stride)
+            elif term.is_constant or (last_column is None and self._holds(column + shift + term)):
+                shift = shift + term
+            elif varying.axes and _is_aligned(stride, self.vector):
+                leading[stride] = leading.get(stride, index(0)) + varying
+            else:
+                return None
+        column = column + shift
+        end = self.stride if last_column is None else last_column + shift
+        within = self._holds(column) if last_column is None else is_nonnegative(self.stride - end)
+        if not within or not is_multiple(column, self.vector):
+            return None
+        rows = _Dimension(
+            row, _end(row, self.rows.extent) if last_row is None else last_row, self.stride
+        )
+        outer = (_Dimension(a, _end(a, index(1)), stride) for stride, a in leading.items())
+        return (*outer, rows, _Dimension(column, end, index(1)))
+
+    def _holds(self, column: Index) -> bool:
+        """Return True if tiles that begin there end within a row."""
+        end = _end(column, self.columns.extent)
+        return not end.axes and is_nonnegative(self.stride - end)
+
+
+def _terms(value: Index) -> tuple[Index, ...]:
+    parts = [Index((term,), 0) for term in value.terms]
+    return (*parts, index(value.const)) if value.const else tuple(parts)
+
+
+def _varying(value: Index) -> Index:
+    """Return the terms of a sum that are not the same in all of a launch."""
+    return sum((term for term in _terms(value) if term.axes), index(0))
+
+
+def _split(term: Index) -> tuple[Index, Index]:
+    """Return one term as a product of what is fixed for a launch and what is not."""
+    ((monomial, coefficient),) = term.terms or (((), term.const),)
+    fixed, varying = index(coefficient), index(1)
+    for atom in monomial:
+        if isinstance(atom, Size):
+            fixed = fixed * atom
+        else:
+            varying = varying * atom
+    return fixed, varying
+
+
+def _end(start: Index, tile: Index) -> Index:
+    """Return a bound, over sizes, on where tiles end; where none is known, one with axes."""
+    last = _last(start)
+    return start + tile if last is None else last + tile
+
+
+def _last(value: Index) -> Index | None:
+    """Return a bound on the greatest value of a sum of positive terms, over sizes."""
+    total = index(value.const)
+    for monomial, coefficient in value.terms:
+        term = index(coefficient)
+        for atom in monomial:
+            if isinstance(atom, Axis):
+                most: Index | None = atom.extent - 1
+            else:
+                most = index(atom) if isinstance(atom, Size) else most_atom(atom)
+            if most is None or coefficient < 0 or not is_nonnegative(index(atom)):
+                return None
+            term = term * most
+        total = total + term
+    return total
+
+
+def _is_aligned(stride: Index, vector: int) -> bool:
+    return is_nonnegative(stride - 1) and is_multiple(stride, vector)
+
+
+def _is_describable(axis: _Dimension) -> bool:
+    """Return True for what hardware can count: no tile begins before 0 or beyond 32 bits."""
+    counted = fits_32_bits(axis.start) and fits_32_bits(axis.extent)
+    sized = not axis.extent.axes and is_nonnegative(axis.extent - 1)
+    return counted and sized and is_nonnegative(axis.start)
+
+
+# -- what is left ----------------------------------------------------------------------------------
+
+
+def _without_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Drop the values that nobody needs."""
+    needed: set[Expr] = set()
+    return _needed(body, needed)
+
+
+def _needed(body: tuple[Statement, ...], needed: set[Expr]) -> tuple[Statement, ...]:
+    kept: list[Statement] = []
+    for statement in reversed(body):
+        match statement:
+            case Let() if statement.var not in needed:
+                continue
+            case For():
+                statement = replace(statement, body=_needed(statement.body, needed))
+        needed.update(reads(statement))
+        kept.append(statement)
+    return tuple(reversed(kept))

@@ -1,0 +1,187 @@
+"""The form in which a program is printed as a Triton kernel: all rewrites before the printer.
+
+Everything here keeps what a program means, and decides nothing that a plan has not. The rewrites
+are stages (``FORM``), so each is verified, dumped and tested as those before them are.
+
+Worked example: in ``y = x @ w`` values move to their first use, all tiles get rows and columns, and
+the loads of x and w may become copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fusec.codegen.lowering.gather_guards import guard_gathers
+from fusec.codegen.lowering.orient import has_dots, orient
+from fusec.codegen.lowering.precision import rounded_to_16_bits
+from fusec.codegen.triton.base_two import base_two
+from fusec.codegen.triton.descriptors import Copies, Descriptor, find_copies
+from fusec.codegen.triton.nested_roles import split_nested
+from fusec.codegen.triton.roles import Split, print_split, split
+from fusec.codegen.triton.sink import sink
+from fusec.ir.expr import Load, Var
+from fusec.ir.index import Axis
+from fusec.ir.program import Let, Program, Put, Update, print_program, statements
+from fusec.ir.verify import check
+from fusec.ir.verify_program import verify_program
+from fusec.passes.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A program ready to be printed.
+
+    Attributes:
+        dimension: of each lane axis in every tile that has it.
+        approximate: values that may be computed with 16-bit accuracy.
+        copies: loads and stores of whole tiles by descriptor.
+        roles: the program as warps with roles run it, where they have some.
+    """
+
+    program: Program
+    dimension: Mapping[Axis, int]
+    approximate: frozenset[Var] = frozenset()
+    copies: Copies = field(default_factory=dict)
+    roles: Split | None = None
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """What the copies refer to, each once, in the order of first use."""
+        return tuple(dict.fromkeys(copy.descriptor for copy in self.copies.values()))
+
+
+def _base_two(program: Program, context: Any) -> Program:
+    return base_two(program, rounded_to_16_bits(program)) if has_dots(program) else program
+
+
+def _orient(program: Program, context: Any) -> Form:
+    if has_dots(program):
+        return Form(*orient(program))
+    return Form(program, {axis: position for position, axis in enumerate(program.lanes)})
+
+
+def _copy_tiles(form: Form, context: Any) -> Form:
+    if not (form.program.descriptors and has_dots(form.program)):
+        return form
+    program, copies = find_copies(form.program, form.dimension)
+    return replace(form, program=program, copies=copies)
+
+
+def _approximate(form: Form, context: Any) -> Form:
+    return replace(form, approximate=rounded_to_16_bits(form.program))
+
+
+def _split_roles(form: Form, context: Any) -> Form:
+    if not form.program.roles:
+        return form
+    roles = split(form.program, form.copies) or split_nested(form.program, form.copies)
+    return form if roles is None else replace(form, roles=roles)
+
+
+FORM = (
+    Stage(
+        "base_two",
+        "exponentials by powers of two: one factor for the scale and log2(e)",
+        _base_two,
+        "Program",
+        "Program",
+        needs=("generalise",),
+    ),
+    Stage(
+        "guard_gathers",
+        "loads at places that memory gave are masked out of range",
+        lambda program, context: guard_gathers(program),
+        "Program",
+        "Program",
+        needs=("generalise",),
+    ),
+    Stage(
+        "sink",
+        "values are computed at their first use",
+        lambda program, context: sink(program),
+        "Program",
+        "Program",
+    ),
+    Stage(
+        "orient",
+        "which axis of a tile is rows, which is columns",
+        _orient,
+        "Program",
+        "Form",
+        needs=("sink",),
+    ),
+    Stage(
+        "copy_tiles",
+        "loads and stores of whole tiles become copies by descriptor, where the plan wants them",
+        _copy_tiles,
+        "Form",
+        "Form",
+        needs=("orient",),
+    ),
+    Stage(
+        "approximate",
+        "marks values that only ever reach memory rounded to 16 bits",
+        _approximate,
+        "Form",
+        "Form",
+        needs=("copy_tiles",),
+    ),
+    Stage(
+        "split_roles",
+        "a warp that loads runs ahead of those that multiply, where the plan wants that",
+        _split_roles,
+        "Form",
+        "Form",
+        needs=("copy_tiles",),
+    ),
+)
+"""From a program to the form that ``codegen/triton/printer.py`` prints."""
+
+
+def form_of(program: Program, *, descriptors: bool = True) -> Form:
+    """Return the form of a program, by the stages alone: nothing is verified or kept.
+
+    Args:
+        descriptors: whether tiles may be copied by descriptors; else the same kernel by pointers.
+    """
+    form: Any = program if descriptors else by_pointers(program)
+    for stage in FORM:
+        form = stage.run(form, None)
+    found: Form = form
+    return found
+
+
+def by_pointers(program: Program) -> Program:
+    """Return the program that prints the same kernel without descriptors, and so without roles."""
+    return replace(program, descriptors=False, roles="")
+
+
+def verify_form(form: Form) -> None:
+    """Check a form: its program, and what is said about its axes and accesses.
+
+    Raises:
+        InvalidIR: saying what is not legal.
+    """
+    program, head = form.program, f"form of {form.program.name}"
+    verify_program(program, frozenset(form.copies))
+    loose = [axis.name for axis in program.lanes if axis not in form.dimension]
+    check(not loose, head, f"lane axes {', '.join(loose)} have no dimension")
+    body = list(statements(program.body))
+    values = {s.var for s in body if isinstance(s, Let | Update)}
+    check(form.approximate <= values, head, "something that may be approximate is no value of it")
+    loaded = {s.var for s in body if isinstance(s, Let) and isinstance(s.value, Load)}
+    accesses = loaded | {s for s in body if isinstance(s, Put)}
+    check(form.copies.keys() <= accesses, head, "something that is copied is no access of it")
+
+
+def print_form(form: Form) -> str:
+    """Return the program and what is said about it, as text."""
+    lanes = ", ".join(f"{axis.name}: {place}" for axis, place in form.dimension.items())
+    lines = [print_program(form.program), f"dimensions {lanes or '-'}"]
+    if form.approximate:
+        lines.append(f"approximate {', '.join(sorted(v.name for v in form.approximate))}")
+    lines += [f"copy {c.descriptor.name}" for c in form.copies.values()]
+    lines += [] if form.roles is None else [print_split(form.roles)]
+    return "\n".join(lines)

@@ -1,0 +1,425 @@
+"""Print a program that warps with roles run, as a Triton kernel in Gluon: where each value lies in
+registers, what lies in shared memory and who waits for whom is written out. For sm_90.
+
+The module has a function for each role (``roles.py``) and the kernel, which makes the rings and
+starts the roles. Whatever is neither copied by descriptor nor multiplied prints as in
+``triton.py``: Triton's operations are Gluon's, where the layout of their operands says that of the
+result. Only values made of nothing, such as lane axes, need one: that of the accumulators.
+
+Each program walks over the grid, so that its loads run ahead of the tile that is being multiplied.
+A ring has a *ready* and a *free* barrier for each slot. Who fills or takes counts its ``step``: the
+slot is ``step % slots``, and the parity of ``step // slots`` says for which phase of its barrier to
+wait. Groups that multiply tiles of their own have slots of their own: of shared ones, the parity
+could not tell their turns apart.
+
+Worked example, the parts that other kernels do not have::
+
+    slot = step % 3                                    warp that loads
+    mbarrier.wait(operands_free.index(slot), step // 3 & 1 ^ 1)
+    mbarrier.expect(operands_ready.index(slot), 49152)
+    load_tile(x_tiles, [mo * 128, ko * 64], operands_ready.index(slot), x_slots.index(slot))
+    step += 1
+
+    mbarrier.wait(operands_ready.index(slot), step // 3 & 1)        warps that multiply
+    acc = warpgroup_mma(x_slots.index(slot), w_slots.index(slot), acc, is_async=True)
+    acc = warpgroup_mma_wait(1, deps=[acc])
+    mbarrier.arrive(operands_free.index((step + 1) % 3), pred=ko > 0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.codegen.lowering.orient import ROWS
+from fusec.codegen.triton import printer as triton
+from fusec.codegen.triton.descriptors import Copy, Descriptor
+from fusec.codegen.triton.elementwise import Chain
+from fusec.codegen.triton.form import Form
+from fusec.codegen.triton.index import IndexText
+from fusec.codegen.triton.printer import TYPES, Printer, lane_extent
+from fusec.codegen.triton.roles import Split, touched
+from fusec.ir.dtype import DType
+from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
+from fusec.ir.index import Axis
+from fusec.ir.names import Named
+from fusec.ir.program import (
+    GROUPS,
+    Await,
+    Carry,
+    Fill,
+    Free,
+    Let,
+    Put,
+    Ring,
+    Statement,
+    Take,
+    Update,
+    statements,
+)
+
+LOADER_REGISTERS, GROUP_REGISTERS = 40, 232
+"""Of a thread that loads, and of one in each of two groups: 40*128 + 232*256 of 65536. One group
+gets what the loader leaves, 240."""
+INSTRUCTION = (16, 256, 16)
+"""Rows of a warp, columns at most and terms of one product (wgmma, 16-bit operands)."""
+
+
+def print_kernel(form: Form, *, aligned: bool = True) -> str:
+    """Return the source of a module with one kernel, in Gluon where its warps have roles.
+
+    Args:
+        aligned: as of ``triton.print_kernel``.
+    Raises:
+        InternalError: for what the language does not have.
+    """
+    if form.roles is None:
+        return triton.print_kernel(form, aligned=aligned)
+    return _Printer(form, form.roles).module()
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Names of what a ring consists of.
+
+    Attributes:
+        tiles: what a slot holds, with the name of the memory for it in all slots.
+    """
+
+    ready: str
+    free: str
+    step: str
+    tiles: tuple[tuple[str, Descriptor], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.ready, self.free, *(name for name, _ in self.tiles))
+
+    @property
+    def bytes(self) -> int:
+        return sum(math.prod(d.tile) * d.buffer.dtype.itemsize for _, d in self.tiles)
+
+
+class _Printer(Printer):
+    """One print; a module has several functions, which share their names.
+
+    Attributes:
+        loading: whether the warp that loads is printed now, or those that multiply.
+        wanted: the layout of the value that is printed now, to which its operands are converted; ""
+            where operands stay as they are.
+    """
+
+    def __init__(self, form: Form, roles: Split) -> None:
+        super().__init__(form, True)
+        self.roles = roles
+        self.copies = {**form.copies, **roles.copies}
+        self.groups = GROUPS[form.program.roles]
+        self.sums = _sums(roles.multiply)
+        self.sum_of = _multiplied_from_registers(roles)
+        self.taken = {
+            v for s in statements(roles.multiply) if isinstance(s, Take) for v in s.values
+        }
+        self.layouts: dict[int, str] = {}
+        self.lefts: dict[str, str] = {}
+        self.wanted = ""
+        self.index = IndexText(self._in_index, frozenset(self.program.lanes))
+        self.rings = {fill.ring: self._places(fill) for fill in roles.fills}
+        self.staged = self._staged()
+        self.loading = False
+        where = "triton.experimental.gluon"
+        hopper = "fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait"
+        self.imports = [
+            "from triton.experimental import gluon",
+            f"from {where} import language as gl",
+            f"from {where}.language.nvidia.hopper import {hopper}",
+            "from fusec.runtime.kernels.triton_interior import load_tile, store_tile",
+        ]
+
+    def _places(self, fill: Fill) -> _Places:
+        boxes = [self.copies[load.var].descriptor for load in fill.loads]
+        tiles = tuple((self.names.new(f"{box.buffer.name}_slots"), box) for box in boxes)
+        name = fill.ring.name
+        ready, free, step = (self.names.new(f"{name}_{what}") for what in ("ready", "free", "step"))
+        return _Places(ready, free, step, tiles)
+
+    def _staged(self) -> dict[Descriptor, str]:
+        """Return the memory by way of which tiles are stored: one for those of each type."""
+        memories: dict[tuple[DType, tuple[int, ...]], str] = {}
+        found = {}
+        for statement in statements(self.roles.multiply):
+            if isinstance(statement, Put) and statement in self.copies:
+                box = self.copies[statement].descriptor
+                kind = box.buffer.dtype, box.tile
+                memories[kind] = memories.get(kind) or self.names.new(f"staged_{len(memories)}")
+                found[box] = memories[kind]
+        return found
+
+    # functions
+
+    def _kernels(self) -> list[str]:
+        name = self.program.name
+        load, multiply = f"_{name}_load", f"_{name}_multiply"
+        loaded, multiplied = (", ".join(passed) for passed in (self._loaded(), self._multiplied()))
+        starts = [f"({multiply}, ({multiplied}, {who}))," for who in range(self.groups)]
+        return [
+            "\n".join(["@gluon.jit", f"def {load}({loaded}):", *self._loader()]),
+            "\n".join(
+                ["@gluon.jit", f"def {multiply}({multiplied}, who: gl.constexpr):", *self._group()]
+            ),
+            "\n".join([*self._title(), *self._entry([*starts, f"({load}, ({loaded})),"])]),
+        ]
+
+    def _loaded(self) -> list[str]:
+        """Return what the warp that loads is passed."""
+        boxes = [self.names(box) for ring in self.rings.values() for _, box in ring.tiles]
+        return [*dict.fromkeys(boxes), *self._shared()]
+
+    def _multiplied(self) -> list[str]:
+        """Return what each group that multiplies is passed, but for its number."""
+        buffers = dict.fromkeys(self.buffers[b] for b in touched(self.roles.multiply, self.copies))
+        boxes = map(self.names, self.staged)
+        return [*buffers, *boxes, *self._shared(), *dict.fromkeys(self.staged.values())]
+
+    def _shared(self) -> list[str]:
+        sizes = [self.names(size) for size in self.program.sizes]
+        return [*sizes, *(name for ring in self.rings.values() for name in ring.names)]
+
+    def _loader(self) -> list[str]:
+        self.loading = True
+        steps = [places.step for places in self.rings.values()]
+        lines = [f"{step} = 0" for step in steps]
+        if self.groups == 1:
+            return [*_indented(lines), *self._walk(self.roles.load)]
+        lines += [f"other_{step} = 0" for step in steps] + ["who = 0"]
+        turns = [f"{step}, other_{step} = other_{step}, {step}" for step in steps]
+        turns = _indented(_indented([*turns, "who = 1 - who"]))
+        return [*_indented(lines), *self._walk(self.roles.load), *turns]
+
+    def _group(self) -> list[str]:
+        self.loading = False
+        body = self._walk(self.roles.multiply)
+        start = [f"{places.step} = 0" for places in self.rings.values()]
+        return [*_indented([*start, *self._layouts()]), *body, "    tma.store_wait(0)"]
+
+    # layouts
+
+    def _layouts(self) -> list[str]:
+        """Say how the warps of a group hold a sum: each some rows, of all columns."""
+        rows, most, terms = INSTRUCTION
+        lines = []
+        for columns, name in self.layouts.items():
+            shape = f"[{rows}, {min(columns, most)}, {terms}]"
+            warps = f"warps_per_cta=[{self.program.warps}, 1]"
+            made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
+            lines.append(f"{name}: gl.constexpr = {made}")
+        for layout, name in self.lefts.items():
+            lines.append(f"{name}: gl.constexpr = gl.DotOperandLayout(0, {layout}, 2)")
+        return lines
+
+    def _left(self, weights: Var) -> str:
+        """Return the name of the layout in which a product reads weights from registers."""
+        layout = self._layout(self.sum_of[weights].axes)
+        if layout not in self.lefts:
+            self.lefts[layout] = self.names.new(f"left_of_{layout}")
+        return self.lefts[layout]
+
+    def _columns(self, axes: Iterable[Axis]) -> int:
+        """Return the columns of a tile with these lanes; of one without, those of the first sum."""
+        columns = (a for a in axes if self.dimension.get(a, ROWS) != ROWS)
+        found = next(columns, None)
+        return self._columns(self.sums[0].axes) if found is None else lane_extent(found)
+
+    def _layout(self, axes: Iterable[Axis]) -> str:
+        """Return the name of the layout of tiles with these lanes."""
+        columns = self._columns(axes)
+        if columns not in self.layouts:
+            self.layouts[columns] = self.names.new(f"columns_{columns}")
+        return self.layouts[columns]
+
+    def _converted(self, text: str, axes: Iterable[Axis], wanted: str) -> str:
+        """Return a value in the layout of another: rows are distributed alike in all of them."""
+        scalar = not any(axis in self.dimension for axis in axes)
+        same = scalar or not wanted or self._layout(axes) == wanted
+        return text if same else f"gl.convert_layout({text}, {wanted})"
+
+    def _entry(self, starts: list[str]) -> list[str]:
+        """Return the lines of the kernel: it makes rings and starts the roles."""
+        lines: list[str] = []
+        for ring, places in self.rings.items():
+            slots = ring.slots * self.groups
+            lines += [self._memory(name, slots, box) for name, box in places.tiles]
+            for name in (places.ready, places.free):
+                barriers = f"gl.int64, [{slots}, 1], mbarrier.MBarrierLayout()"
+                lines.append(f"{name} = gl.allocate_shared_memory({barriers})")
+            lines.append(f"for slot in gl.static_range({slots}):")
+            for name in (places.ready, places.free):
+                lines.append(f"    mbarrier.init({name}.index(slot), count=1)")
+        memories = {name: box for box, name in self.staged.items()}
+        lines += [self._memory(name, self.groups, box) for name, box in memories.items()]
+        workers = [self.program.warps] * (self.groups - 1) + [1]
+        registers = [GROUP_REGISTERS] * (self.groups - 1) + [LOADER_REGISTERS]
+        lines += ["gl.warp_specialize(", "    [", *(f"        {one}" for one in starts)]
+        lines += ["    ],", f"    {workers},", f"    {registers},", ")"]
+        head = ["@gluon.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
+        return [*head, *_indented(lines)]
+
+    def _memory(self, name: str, count: int, box: Descriptor) -> str:
+        kind, shape = _type(box.buffer.dtype), [count, *box.tile]
+        return f"{name} = gl.allocate_shared_memory({kind}, {shape}, {self.names(box)}.layout)"
+
+    def _turns(self) -> str:
+        if self.loading or self.groups == 1:
+            return super()._turns()
+        first, step = "who * tl.num_programs(0)", f"{self.groups} * tl.num_programs(0)"
+        return f"for pid in range(tl.program_id(0) + {first}, {self._count()}, {step}):"
+
+    # values
+
+    def _arange(self, axis: Axis) -> str:
+        kept = f"gl.SliceLayout({1 - self.dimension[axis]}, {self._layout((axis,))})"
+        return f"gl.arange(0, {lane_extent(axis)}, {kept})"
+
+    def _assigned(self, statement: Let | Update) -> str:
+        var, value = statement.var, statement.value
+        if var in self.sum_of:
+            return f"gl.convert_layout({self._name(value)}, {self._left(var)})"
+        if value in self.taken:
+            same = value.axes == var.axes
+            way = f"load({self._layout(var.axes)})" if same else "permute((1, 0))"
+            return f"{self._name(value)}.{way}"
+        self.wanted = self._layout(var.axes)
+        return super()._assigned(statement)
+
+    def _operand(self, value: Expr, typed: bool = False) -> str:
+        return self._converted(super()._operand(value, typed), value.axes, self.wanted)
+
+    def _of_one(self, chain: Chain) -> list[str]:
+        self.wanted = ""
+        lines = super()._of_one(chain)
+        self.wanted = self._layout(chain.outputs[0].axes)
+        return lines
+
+    def _put(self, put: Put) -> str:
+        self.wanted = self._layout(put.offset.axes | put.value.axes)
+        return super()._put(put)
+
+    def _given(self, value: Expr) -> str:
+        return self._converted(self._name(value), value.axes, self.wanted)
+
+    def _in_index(self, thing: Named) -> str:
+        """Return the name of what an index mentions, in the layout of what is indexed."""
+        name = self.names(thing)
+        return self._converted(name, (thing,), self.wanted) if isinstance(thing, Axis) else name
+
+    def _reduce(self, reduce: Reduce) -> str:
+        text = super()._reduce(reduce)
+        same = self._layout(reduce.body.axes) == self._layout(reduce.axes)
+        return text if same else f"gl.convert_layout({text}, {self._layout(reduce.axes)})"
+
+    def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
+        lanes = tuple(lanes)
+        filled = f"{self._shape(lanes)}, {self._literal(value)}, {_type(value.dtype)}"
+        return f"gl.full({filled}, {self._layout(lanes)})" if lanes else f"gl.full({filled})"
+
+    def _dot(self, dot: Dot) -> str:
+        operands = [self._name(side) for side in (dot.left, dot.right)]
+        if dot.into is not None:
+            return f"warpgroup_mma({', '.join(operands)}, {self._name(dot.into)}, is_async=True)"
+        nothing = self._full(Const(0.0, dot.dtype), dot.axes)
+        return f"warpgroup_mma({', '.join(operands)}, {nothing}, use_acc=False, is_async=True)"
+
+    # what roles say to each other
+
+    def _statement(self, statement: Statement | Chain) -> list[str]:
+        match statement:
+            case Fill():
+                return self._fill(statement)
+            case Take():
+                return self._take(statement)
+            case Await(sums=sums, pending=pending):
+                names = ", ".join(map(self._name, sums))
+                return [f"{names} = warpgroup_mma_wait({pending}, deps=[{names}])"]
+            case Free():
+                return [self._free(statement)]
+            case Carry(var=var, initial=initial) if var in self.sum_of:
+                filled = f"{self._shape(var.axes)}, {self._literal(initial)}, {_type(var.dtype)}"
+                return [f"{self.names(var)} = gl.full({filled}, {self._left(var)})"]
+            case Put(value=Var() as value) if (copy := self.copies.get(statement)) is not None:
+                return self._stage(copy, self._name(value))
+            case _:
+                return super()._statement(statement)
+
+    def _slot(self, ring: Ring, step: str) -> str:
+        found = f"{step} % {ring.slots}"
+        return f"who * {ring.slots} + {found}" if self.groups > 1 else found
+
+    def _fill(self, fill: Fill) -> list[str]:
+        ring, places = fill.ring, self.rings[fill.ring]
+        ready = f"{places.ready}.index(slot)"
+        lines = [
+            f"slot = {self._slot(ring, places.step)}",
+            f"mbarrier.wait({places.free}.index(slot), {places.step} // {ring.slots} & 1 ^ 1)",
+            f"mbarrier.expect({ready}, {places.bytes})",
+        ]
+        for load, (name, box) in zip(fill.loads, places.tiles, strict=True):
+            start = self._start(self.copies[load.var])
+            lines.append(f"load_tile({self.names(box)}, [{start}], {ready}, {name}.index(slot))")
+        return [*lines, f"{places.step} += 1"]
+
+    def _take(self, take: Take) -> list[str]:
+        ring, places = take.ring, self.rings[take.ring]
+        ahead = f"({places.step} + {ring.slots - take.before})" if take.before else places.step
+        lines = [f"slot = {self._slot(ring, ahead)}"]
+        if not take.before:
+            phase = f"{places.step} // {ring.slots} & 1"
+            lines.append(f"mbarrier.wait({places.ready}.index(slot), {phase})")
+        for value, (name, box) in zip(take.values, places.tiles, strict=True):
+            *outer, rows, columns = box.tile
+            text = f"{name}.index(slot)"
+            text += f".reshape(({rows}, {columns}))" if outer else ""
+            text += ".permute((1, 0))" if self.copies[value].transposed else ""
+            lines.append(f"{self._name(value)} = {text}")
+        return lines if take.before else [*lines, f"{places.step} += 1"]
+
+    def _free(self, free: Free) -> str:
+        ring = free.ring
+        ahead = ring.slots - 1 - free.before  # of the last slot but so many, where slots go round
+        step = self.rings[ring].step
+        slot = self._slot(ring, f"({step} + {ahead})" if ahead else step)
+        pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
+        return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
+
+    def _stage(self, copy: Copy, value: str) -> list[str]:
+        """Store a tile by way of shared memory, which the last one has left."""
+        box, memory = copy.descriptor, f"{self.staged[copy.descriptor]}.index(who)"
+        value = f"tl.trans({value})" if copy.transposed else value
+        if len(box.tile) > 2:
+            value = f"tl.reshape({value}, ({', '.join(map(str, box.tile))}))"
+        return [
+            "tma.store_wait(0)",
+            f"{memory}.store({value})",
+            "fence_async_shared()",
+            f"store_tile({self.names(box)}, [{self._start(copy)}], {memory})",
+        ]
+
+
+def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
+    """Return the values that products make, in the order in which they stand."""
+    found = (s for s in statements(body) if isinstance(s, Let | Update))
+    return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
+
+
+def _multiplied_from_registers(roles: Split) -> dict[Expr, Var]:
+    """Return the sums to which products of weights are added, by these."""
+    found = (s for s in statements(roles.multiply) if isinstance(s, Update))
+    products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}
+    return {weights: products[weights] for weights in roles.weights}
+
+
+def _type(dtype: DType) -> str:
+    return f"tl.{TYPES[dtype.name]}"
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -1,0 +1,224 @@
+"""Indices as Triton expressions: in 32 bits where their bounds fit, else in 64.
+
+A symbolic size is at most ``MAX_SIZE``, which the launch checks, or less where that is known. Sums
+are printed with the terms without lanes first, so that ``pointer + offset`` adds the scalar part to
+a scalar pointer.
+
+Worked example: ``m*4096 + c`` with ``m < M`` and lanes ``c`` is ``m.to(tl.int64) * 4096 + c``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fusec.codegen.triton.operations import STAGE
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, F32, I32, I64
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Var, children
+from fusec.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    Monomial,
+    Runtime,
+    Size,
+    is_nonnegative,
+)
+from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update, statements
+
+_INT32_MAX = 2**31 - 1
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def magnitude(value: Index) -> int | None:
+    """Return a bound on the absolute value of every partial sum of ``value``, or None."""
+    total = abs(value.const)
+    for monomial, coefficient in value.terms:
+        term = abs(coefficient)
+        for atom in monomial:
+            bound = _atom_bound(atom)
+            if bound is None:
+                return None
+            term *= bound
+        total += term
+    return total
+
+
+def _atom_bound(atom: Atom) -> int | None:
+    match atom:
+        case Size(least=least, most=most):
+            if most is None or least is None or least < 0:
+                return MAX_SIZE
+            return min(most, MAX_SIZE)
+        case Axis() | Runtime():
+            bound = magnitude(atom.extent)
+            return None if bound is None else max(bound - 1, 0)
+        case Mod():
+            return magnitude(atom.divisor)
+        case FloorDiv():
+            bound = magnitude(atom.dividend)
+            if bound is None or not atom.divisor.is_constant:
+                return bound
+            return bound // max(abs(atom.divisor.const), 1) + 1
+        case _:
+            raise InternalError(atom, stage=STAGE)
+
+
+def fits_32_bits(value: Index) -> bool:
+    """True if the index and each of its partial sums is a 32-bit integer."""
+    bound = magnitude(value)
+    return bound is not None and bound <= _INT32_MAX
+
+
+class IndexText:
+    """Prints indices.
+
+    Attributes:
+        name: gives the name of an axis, a size or a value.
+        lanes: the program's lane axes.
+        used: the axes printed so far.
+        needs: names of ``triton_ops.FUNCTIONS`` that the text calls.
+        loops: axes that are loop variables; Triton's interpreter has plain integers there.
+    """
+
+    def __init__(self, name: Callable[[Any], str], lanes: frozenset[Axis]) -> None:
+        self.name = name
+        self.lanes = lanes
+        self.used: set[Axis] = set()
+        self.needs: set[str] = set()
+        self.loops: set[Axis] = set()
+
+    def text(self, value: Index) -> str:
+        """Return ``value`` as a sum: terms without lanes, the constant, terms with lanes."""
+        scalar = tuple(t for t in value.terms if not self._has_lanes(t[0]))
+        tiled = tuple(t for t in value.terms if self._has_lanes(t[0]))
+        if not scalar and not tiled:
+            return str(value.const)
+        inner = 0 if scalar else value.const
+        parts = self._terms(scalar, value.const - inner, wide=not fits_32_bits(value))
+        parts += self._terms(tiled, inner, wide=not fits_32_bits(Index(tiled, inner)))
+        return _sum(parts)
+
+    def points(self, extent: Index) -> str:
+        """Return how many points of the grid there are: in 32 bits, as those of a launch.
+
+        What is divided by it, or a remainder by it, has 32 bits then, as boxes want (``Copy``).
+        """
+        if extent.is_constant:
+            return str(extent.const)
+        return self._wrapped(extent, _sum(self._terms(extent.terms, extent.const, wide=False)))
+
+    def factor(self, value: Index) -> str:
+        """Return ``value`` as an operand of a product, a division or a remainder."""
+        return self._wrapped(value, self.text(value))
+
+    def _wrapped(self, value: Index, text: str) -> str:
+        simple = value.is_constant and value.const >= 0
+        if not simple and len(value.terms) == 1 and not value.const:
+            monomial, coefficient = value.terms[0]
+            simple = (
+                coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis | Size)
+            )
+        return text if simple else f"({text})"
+
+    def _has_lanes(self, monomial: Monomial) -> bool:
+        return any(not self.lanes.isdisjoint(atom.axes) for atom in monomial)
+
+    def _terms(
+        self, terms: tuple[tuple[Monomial, int], ...], const: int, *, wide: bool
+    ) -> list[tuple[bool, str]]:
+        """Return the terms as (is negative, text)."""
+        parts = []
+        for monomial, coefficient in terms:
+            first, *rest = sorted(monomial, key=lambda atom: isinstance(atom, Size))
+            factors = [self._atom(first, wide), *(self._atom(atom, False) for atom in rest)]
+            if abs(coefficient) != 1:
+                factors.append(str(abs(coefficient)))
+            parts.append((coefficient < 0, " * ".join(factors)))
+        if const:
+            parts.append((const < 0, str(abs(const))))
+        return parts
+
+    def _atom(self, atom: Atom, wide: bool) -> str:
+        match atom:
+            case Axis():
+                self.used.add(atom)
+                text = self.name(atom)
+                if wide and atom in self.loops:
+                    return f"tl.cast({text}, tl.int64)"
+            case Size():
+                text = self.name(atom)
+            case Runtime():
+                return f"{self.name(atom.expr)}.to({'tl.int64' if wide else 'tl.int32'})"
+            case FloorDiv():
+                text = self._divide(atom, "//")
+            case Mod():
+                text = self._divide(atom, "%")
+            case _:
+                raise InternalError(atom, stage=STAGE)
+        return f"{text}.to(tl.int64)" if wide else text
+
+    def _divide(self, atom: FloorDiv | Mod, operator: str) -> str:
+        """Return the quotient or remainder, rounded down; Triton's own operators round to zero."""
+        if is_nonnegative(atom.dividend) and is_nonnegative(atom.divisor):
+            return f"({self.factor(atom.dividend)} {operator} {self.factor(atom.divisor)})"
+        function = "_floor_div" if operator == "//" else "_remainder"
+        self.needs.add(function)
+        return f"{function}({self.text(atom.dividend)}, {self.text(atom.divisor)})"
+
+
+def _sum(parts: list[tuple[bool, str]]) -> str:
+    text = " ".join(f"{'-' if negative else '+'} {body}" for negative, body in parts)
+    return text[2:] if text.startswith("+ ") else f"-{text[2:]}"
+
+
+# -- which values fit 32 bits ---------------------------------------------------------------------
+
+
+def is_plain(value: Const) -> bool:
+    """True if a bare literal means the same as a typed one in every operation.
+
+    Triton types a bare float as f32 if it is zero or normal in f32, and a bare integer by its size.
+    """
+    number = value.value
+    if value.dtype is F32:
+        return not math.isfinite(number) or number == 0 or 2**-126 <= abs(number) < 2**128
+    return value.dtype is BOOL or (value.dtype in (I32, I64) and -(2**31) <= number < 2**31)
+
+
+def narrow_values(program: Program) -> frozenset[Var]:
+    """Return the i64 index values that may stay in 32 bits: they fit, and only their value matters.
+
+    That holds of operands of comparisons and casts, of a random number's index, and of gathered
+    indices, which are cast where used.
+    """
+    fitting: set[Var] = set()
+    blocked: set[Expr] = set()
+    for statement in statements(program.body):
+        match statement:
+            case Let() | Update():
+                value = statement.value
+                if isinstance(statement, Let) and isinstance(value, IndexValue):
+                    if value.dtype is I64 and fits_32_bits(value.index):
+                        fitting.add(statement.var)
+                elif not (_compares(value) or _draws(value) or isinstance(value, Cast | Load)):
+                    blocked.update(children(value))
+            case Put():
+                blocked.add(statement.value)
+    return frozenset(fitting - blocked)
+
+
+def _draws(value: Expr) -> bool:
+    return isinstance(value, Op) and value.name == "random"
+
+
+def _compares(value: Expr) -> bool:
+    return (
+        isinstance(value, Op)
+        and value.name in _COMPARISONS
+        and all(is_plain(arg) for arg in value.args if isinstance(arg, Const))
+    )

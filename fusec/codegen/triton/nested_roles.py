@@ -1,0 +1,528 @@
+"""Roles of warps for products that multiply other products' values, as an attention's do.
+
+Each iteration makes scores, weighs them, and multiplies the weights by other tiles. In this order
+tensor cores would wait for the weights, and these for them. So an iteration here starts its own
+products of tiles, then those of the weights that the iteration *before* made: tensor cores are at
+these while the new weights are computed. The first iteration multiplies weights of 0 by tiles of
+zeros, which are copies from beyond the ends of tensors and read no memory; last products stand
+behind the loops. Where a mask's loop follows one without it, the weights go from one to the other.
+
+Each tile of an iteration has a ring. A tile that a product reads at once is taken before it; one
+that only weights multiply is taken an iteration later; and one that both read is taken at once, and
+freed an iteration later. Of several products of tiles, that with most to compute from it alone is
+started first, and each is awaited before its first reader.
+
+Worked example: what the warps that multiply do ("weights" is a tile in registers)::
+
+    carry acc = 0.0;  carry weights = 0;  carry factor = 1.0
+    take tiles: q
+    for no in 0 .. n:
+      acc := acc * factor
+      take k: k;  scores = dot(q, k)
+      take v: v;  acc := dot(weights, v, acc)
+      await scores but 1;  free k
+      ... p = exp(scores - m), a = exp(m_old - m)
+      await acc;  free v
+      weights := bf16(p);  factor := a
+    acc := acc * factor
+    take v: v;  acc := dot(weights, v, acc)
+    await acc;  free v;  free tiles
+
+A gradient's loop, ``dk += ds q`` of ``ds`` made from ``k q`` and ``v do``, reads q both ways: its
+iteration takes q, names the one before again, and frees that one at its end.
+
+What was added up so far is multiplied by its factor in the next iteration, too: an iteration ends
+with what tensor cores have made, so that no compiler copies their registers while they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fusec.codegen.triton.descriptors import Copy
+from fusec.codegen.triton.roles import TENSOR_BYTES, Split
+from fusec.ir.expr import Const, Dot, Expr, Load, Op, Var
+from fusec.ir.index import index
+from fusec.ir.program import (
+    Await,
+    Carry,
+    Fill,
+    For,
+    Free,
+    Let,
+    Program,
+    Put,
+    Ring,
+    Statement,
+    Take,
+    Update,
+    reads,
+    statements,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A product of weights, which the iteration after the one that makes them starts.
+
+    Attributes:
+        product: it is added up.
+        factor: multiplies what was added up so far; None where nothing does.
+        rounded: the last part of what makes the weights: they are in the same registers as those
+            before, which tensor cores may still read.
+    """
+
+    product: Update
+    factor: Var | None
+    rounded: tuple[Statement, ...]
+
+    @property
+    def weights(self) -> Var:
+        found = _dot(self.product).left
+        assert isinstance(found, Var)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile of each iteration: its copy, other orders of its axes, and who reads it."""
+
+    load: Let
+    views: tuple[Let, ...]
+    now: bool
+    later: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    """A loop's body, taken apart.
+
+    Attributes:
+        tiles: what it copies.
+        shared: operands that all iterations share.
+        products: those of tiles, in the order in which they are started.
+        later: those of weights.
+        ahead: loads of a value a row or column, which may be under way while products are.
+        waves: what is computed when each product is there, behind those before.
+    """
+
+    tiles: tuple[_Tile, ...]
+    shared: frozenset[Var]
+    products: tuple[Let, ...]
+    later: tuple[_Later, ...]
+    ahead: tuple[Statement, ...]
+    waves: tuple[tuple[Statement, ...], ...]
+
+    def readers(self, tile: _Tile) -> list[int]:
+        """Return which of the products of tiles read one, as it is or by another order."""
+        names = {tile.load.var, *(view.var for view in tile.views)}
+        return [n for n, s in enumerate(self.products) if not names.isdisjoint(_sides(s))]
+
+
+def _dot(statement: Let | Update) -> Dot:
+    assert isinstance(statement.value, Dot)
+    return statement.value
+
+
+def _sides(statement: Let | Update) -> tuple[Expr, Expr]:
+    dot = _dot(statement)
+    return dot.left, dot.right
+
+
+def split_nested(program: Program, copied: Mapping[Var | Put, Copy]) -> Split | None:
+    """Return a program by roles, or None unless its loops all multiply what products make."""
+    loops = _innermost(program.body)
+    views = _views(program, copied)
+    found = [_iteration(loop, copied, views) for loop in loops]
+    iterations = [one for one in found if one is not None]
+    if not loops or len(iterations) < len(loops):
+        return None
+    first = iterations[0]
+    shared = tuple(s for s in program.body if isinstance(s, Let) and s.var in first.shared)
+    alike = {
+        (
+            one.shared,
+            tuple((s.product.var, s.factor is None) for s in one.later),
+            tuple((copied[t.load.var].descriptor, t.now, t.later) for t in one.tiles),
+        )
+        for one in iterations
+    }
+    bounds = _bounds(program, loops)
+    whole = shared and len(shared) == len(first.shared)
+    sums = {later.product.var for later in first.later}
+    if len(alike) > 1 or not whole or bounds is None or not _is_nest(program.body, copied, sums):
+        return None
+    splitter = _Splitter(program, copied, views, shared, iterations)
+    return splitter.split(dict(zip(loops, iterations, strict=True)), bounds)
+
+
+def _innermost(body: tuple[Statement, ...]) -> list[For]:
+    loops = (s for s in statements(body) if isinstance(s, For))
+    return [s for s in loops if not any(isinstance(inner, For) for inner in s.body)]
+
+
+def _is_nest(body: tuple[Statement, ...], copied: Mapping[Var | Put, Copy], sums: set[Var]) -> bool:
+    """Return True if nothing between loops has to do with their tiles and sums."""
+    at = [n for n, s in enumerate(body) if isinstance(s, For)]
+    return all(
+        _is_loops(s)
+        if isinstance(s, For)
+        else isinstance(s, Let) and s.var not in copied and sums.isdisjoint(reads(s))
+        for s in body[at[0] : at[-1] + 1]
+    )
+
+
+def _is_loops(loop: For) -> bool:
+    """Return True if a loop around others has nothing else in it."""
+    inside = [s for s in loop.body if isinstance(s, For)]
+    return not inside or (len(inside) == len(loop.body) and all(map(_is_loops, inside)))
+
+
+def _views(program: Program, copied: Mapping[Var | Put, Copy]) -> dict[Expr, Let]:
+    """Return what names a tile with its axes in another order."""
+    body = (s for s in statements(program.body) if isinstance(s, Let))
+    return {s.var: s for s in body if isinstance(s.value, Var) and s.value in copied}
+
+
+def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
+    """Return what computes where loops start and stop, or None where memory has a part in it."""
+    wanted: set[Expr] = {value for loop in loops for value in reads(loop)}
+    found: list[Let] = []
+    for statement in reversed(program.body):
+        if isinstance(statement, Let) and statement.var in wanted:
+            found.append(statement)
+            wanted.update(reads(statement))
+    known = {s.var for s in found if not isinstance(s.value, Load)}
+    computed = all(value in known for value in wanted if isinstance(value, Var))
+    return tuple(reversed(found)) if computed else None
+
+
+# -- what an iteration does ------------------------------------------------------------------------
+
+
+def _iteration(
+    loop: For, copied: Mapping[Var | Put, Copy], views: Mapping[Expr, Let]
+) -> _Iteration | None:
+    """Return what a loop's body consists of, or None where that is something else."""
+
+    def tile(value: Expr) -> Expr:
+        return views[value].value if value in views else value
+
+    body = loop.body
+    loads = {s.var: s for s in body if isinstance(s, Let) and s.var in copied}
+    firsts = [s for s in body if isinstance(s, Let) and isinstance(s.value, Dot)]
+    seconds = [s for s in body if isinstance(s, Update) and isinstance(s.value, Dot)]
+    now = {tile(side) for s in firsts for side in _sides(s)}
+    right = {tile(_dot(s).right) for s in seconds}
+    weights = {_dot(s).left for s in seconds}
+    sums = {s.var for s in seconds}
+    if not (firsts and seconds and now <= copied.keys() and right <= loads.keys()):
+        return None
+    if not loads.keys() <= now | right or any(tile(value) in copied for value in weights):
+        return None
+    scaled = [s for s in body if isinstance(s, Update) and s.var in sums and s not in seconds]
+    later = [_later(s, body, scaled) for s in seconds]
+    taken = {*firsts, *seconds, *scaled, *loads.values(), *(views[v] for v in views)}
+    rounded = {s for one in later if one is not None for s in one.rounded}
+    others = [s for s in body if s not in taken]
+    tiles = {*sums, *loads, *views}
+    halves = (v.dtype.itemsize == TENSOR_BYTES for v in (*now, *right, *weights))
+    if len(sums) < len(seconds) or not all(halves) or not _is_plain(others, tiles):
+        return None
+    if any(one is None for one in later):
+        return None
+    others = [s for s in others if s not in rounded]
+    ahead = _ahead(others, firsts)
+    products, waves = _waves([s for s in others if s not in ahead], firsts)
+    order = [tile(side) for s in products for side in _sides(s)]
+    order += [tile(_dot(s).right) for s in seconds]
+    return _Iteration(
+        tuple(
+            _Tile(loads[v], tuple(s for s in views.values() if s.value is v), v in now, v in right)
+            for v in dict.fromkeys(order)
+            if v in loads
+        ),
+        frozenset(v for v in now if isinstance(v, Var) and v not in loads),
+        products,
+        tuple(one for one in later if one is not None),
+        ahead,
+        waves,
+    )
+
+
+def _is_plain(body: list[Statement], tiles: set[Expr]) -> bool:
+    """Return True if no statement is a loop, or has a tile in registers, or reads a sum."""
+    return not any(isinstance(s, For) or not tiles.isdisjoint(reads(s)) for s in body)
+
+
+def _later(product: Update, body: tuple[Statement, ...], scaled: list[Update]) -> _Later | None:
+    """Return a product of what others make, or None where that has more parts."""
+    mine = [s for s in scaled if s.var is product.var]
+    factors = [_factor(s) for s in mine]
+    weights = _dot(product).left
+    made = {s.var for s in body if isinstance(s, Let)}
+    early = all(body.index(s) < body.index(product) for s in mine)
+    if len(mine) > 1 or None in factors or not early or weights not in made:
+        return None
+    others = tuple(s for s in body if s is not product)
+    rounded = _only_for(weights, others)
+    return _Later(product, factors[0] if factors else None, rounded)
+
+
+def _factor(scaled: Update) -> Var | None:
+    """Return what a sum is multiplied by, if that is what an update does."""
+    match scaled.value:
+        case Op(name="mul", args=(Var() as a, Var() as b)) if scaled.var in (a, b):
+            return b if a is scaled.var else a
+        case _:
+            return None
+
+
+def _only_for(value: Expr, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Return the statements of 16 bits that nothing but a value is made of."""
+    found: list[Statement] = []
+    wanted: set[Expr] = {value}
+    for at, statement in reversed(list(enumerate(body))):
+        if isinstance(statement, Let) and statement.var in wanted:
+            others = (s for s in body[at + 1 :] if s not in found)
+            if statement.var.dtype.itemsize == TENSOR_BYTES and not any(
+                statement.var in reads(s) for s in others
+            ):
+                found.append(statement)
+                wanted.update(reads(statement))
+    return tuple(reversed(found))
+
+
+def _ahead(body: list[Statement], products: list[Let]) -> tuple[Statement, ...]:
+    """Return the loads of rows or columns, with what says where they are."""
+    made = {s.var for s in products}
+    wanted: set[Expr] = set()
+    found: list[Statement] = []
+    for statement in reversed(body):
+        if not isinstance(statement, Let):
+            continue
+        row = isinstance(statement.value, Load) and len(statement.var.axes) < 2
+        if row or statement.var in wanted:
+            found.append(statement)
+            wanted.update(reads(statement))
+    changed = {s.var for s in body if isinstance(s, Update)}
+    return () if wanted & (made | changed) else tuple(reversed(found))
+
+
+def _waves(
+    body: list[Statement], products: list[Let]
+) -> tuple[tuple[Let, ...], tuple[tuple[Statement, ...], ...]]:
+    """Return products in the order to start them, and what is computed when each is there."""
+    needs: dict[Expr, frozenset[Expr]] = {s.var: frozenset((s.var,)) for s in products}
+    alone: list[frozenset[Expr]] = []
+    for statement in body:
+        found = frozenset(v for e in reads(statement) for v in needs.get(e, ()))
+        alone.append(found)
+        if isinstance(statement, Let):
+            needs[statement.var] = found
+    order = sorted(products, key=lambda s: -alone.count(frozenset((s.var,))))
+    if not all(isinstance(s, Let) for s in body):  # what is updated is read before, or behind
+        return tuple(order), (*((),) * (len(order) - 1), tuple(body))
+    at = {s.var: n for n, s in enumerate(order)}
+    last = [max((at[v] for v in found), default=0) for found in alone]  # type: ignore[index]
+    waves = (tuple(s for s, n in zip(body, last, strict=True) if n == w) for w in range(len(order)))
+    return tuple(order), tuple(waves)
+
+
+# -- what roles do ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What an iteration leaves to the next."""
+
+    weights: Var
+    factor: Var | None
+
+
+class _Splitter:
+    """One program.
+
+    Attributes:
+        shared: what all iterations share, by the names that products read.
+        names: the same, by the names that the program has.
+        copies: those of names that the program itself does not have.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        copied: Mapping[Var | Put, Copy],
+        views: Mapping[Expr, Let],
+        shared: tuple[Let, ...],
+        iterations: list[_Iteration],
+    ) -> None:
+        made = (s.var.serial for s in statements(program.body) if isinstance(s, Let | Carry))
+        self.serial = min(made)
+        self.program, self.copied, self.views = program, copied, views
+        self.last = iterations[-1]
+        self.copies: dict[Var | Put, Copy] = {}
+        self.shared = tuple(map(self._shared, shared))
+        self.names = {s.var: t.var for s, t in zip(shared, self.shared, strict=True)}
+        self.whole = Ring("tiles", 1)
+        self.rings = tuple(
+            Ring(copied[t.load.var].descriptor.buffer.name, program.stages) for t in self.last.tiles
+        )
+        self.carried = tuple(map(self._carried, self.last.later))
+
+    def _var(self, name: str, like: Var) -> Var:
+        self.serial -= 1
+        return Var(name, like.dtype, like.axes, self.serial)
+
+    def _shared(self, load: Let) -> Let:
+        """Return the load of a tile by another name, if it is in registers, too."""
+        body = statements(self.program.body)
+        values = (s for s in body if not (isinstance(s, Let) and s.var in self.views))
+        others = (s for s in values if not isinstance(getattr(s, "value", None), Dot))
+        if not any(load.var in reads(s) for s in others):
+            return load
+        return Let(self._alias("tile", load.var), load.value)
+
+    def _alias(self, name: str, tile: Var) -> Var:
+        """Return one more name of a tile."""
+        var = self._var(f"{tile.name}_{name}", tile)
+        self.copies[var] = self.copied[tile]
+        return var
+
+    def _carried(self, later: _Later) -> _Carried:
+        factor = None if later.factor is None else self._var("factor", later.factor)
+        return _Carried(self._var("weights", later.weights), factor)
+
+    def split(self, made: Mapping[For, _Iteration], bounds: tuple[Let, ...]) -> Split:
+        nothing = {ring: self._nothing(t) for ring, t in self._tiles(self.last) if t.later}
+        load: list[Statement] = [*bounds, Fill(self.whole, self.shared)]
+        load += [Fill(ring, (let,)) for ring, let in nothing.items()]
+        multiply: list[Statement] = []
+        loops = [s for s in self.program.body if isinstance(s, For)]
+        for statement in self.program.body:
+            if isinstance(statement, For):
+                load.append(_with_bodies(statement, made, self._filled))
+                multiply.append(_with_bodies(statement, made, self._rotated))
+            elif not (isinstance(statement, Let) and statement.var in self.names):
+                multiply.append(self._renamed(statement))
+            elif statement.var is next(iter(self.names)):
+                multiply += self._first(nothing)
+            if statement is loops[-1]:
+                multiply += [*self._scaled(self.last), *self._multiplied(self.last, 1)]
+                multiply += [Free(ring, 0, None) for ring in (*nothing, self.whole)]
+        weights = tuple(one.weights for one in self.carried)
+        return Split(tuple(load), tuple(multiply), self.copies, weights)
+
+    def _tiles(self, one: _Iteration) -> Iterator[tuple[Ring, _Tile]]:
+        return zip(self.rings, one.tiles, strict=True)
+
+    def _nothing(self, tile: _Tile) -> Let:
+        """Return the copy of a tile that lies behind a tensor's last row: of zeros."""
+        copy = self.copied[tile.load.var]
+        *outer, rows, _ = copy.descriptor.shape
+        let = Let(self._var("nothing", tile.load.var), tile.load.value)
+        self.copies[let.var] = replace(copy, start=(*(index(0) for _ in outer), rows, index(0)))
+        return let
+
+    def _first(self, nothing: Mapping[Ring, Let]) -> Iterator[Statement]:
+        """Yield what is taken and carried before the loops."""
+        yield Take(self.whole, tuple(let.var for let in self.shared))
+        yield from (Let(old, new) for old, new in self.names.items() if old is not new)
+        for ring, tile in self._tiles(self.last):
+            if tile.now and tile.later:
+                yield Take(ring, (nothing[ring].var,))
+        for one in self.carried:
+            yield Carry(one.weights, Const(0.0, one.weights.dtype))
+            if one.factor is not None:
+                yield Carry(one.factor, Const(1.0, one.factor.dtype))
+
+    def _renamed(self, statement: Statement) -> Statement:
+        """Return another order of a tile by the name that products read."""
+        if isinstance(statement, Let) and statement.var in self.views:
+            assert isinstance(statement.value, Var)
+            return Let(statement.var, self.names.get(statement.value, statement.value))
+        return statement
+
+    def _scaled(self, one: _Iteration) -> Iterator[Statement]:
+        for later, carried in zip(one.later, self.carried, strict=True):
+            if carried.factor is not None:
+                total = later.product.var
+                yield Update(total, Op("mul", (total, carried.factor)))
+
+    def _multiplied(self, one: _Iteration, before: int) -> Iterator[Statement]:
+        """Yield the products of the weights that were made last; behind the loops, awaited.
+
+        Args:
+            before: 1 behind the loops; 2 where this iteration's own tiles have been taken.
+        """
+        names: dict[Expr, Var] = {}
+        for ring, tile in self._tiles(one):
+            if tile.now and tile.later:
+                again = self._alias("before", tile.load.var)
+                yield Take(ring, (again,), before)
+                names[tile.load.var] = again
+                for view in tile.views:
+                    if any(view.var in _sides(later.product) for later in one.later):
+                        names[view.var] = self._var(f"{view.var.name}_before", view.var)
+                        yield Let(names[view.var], again)
+            elif tile.later:
+                yield Take(ring, (tile.load.var,))
+                yield from tile.views
+        for later, carried in zip(one.later, self.carried, strict=True):
+            dot = _dot(later.product)
+            right = names.get(dot.right, dot.right)
+            product = Dot(carried.weights, right, dot.over, dot.into, dot.tf32)
+            yield Update(later.product.var, product)
+        if before == 1:
+            yield Await(tuple(later.product.var for later in one.later), 0)
+
+    def _products(self, one: _Iteration) -> Iterator[Statement]:
+        """Yield the products of tiles, each behind what takes its own."""
+        for n, product in enumerate(one.products):
+            for ring, tile in self._tiles(one):
+                if tile.now and one.readers(tile)[0] == n:
+                    yield Take(ring, (tile.load.var,))
+                    yield from tile.views
+            dot = _dot(product)
+            left, right = (
+                self.names.get(v, v) if isinstance(v, Var) else v for v in _sides(product)
+            )
+            yield Let(product.var, Dot(left, right, dot.over, dot.into, dot.tf32))
+
+    def _filled(self, one: _Iteration) -> Iterator[Statement]:
+        yield from (Fill(ring, (tile.load,)) for ring, tile in self._tiles(one))
+
+    def _rotated(self, one: _Iteration) -> Iterator[Statement]:
+        yield from (*one.ahead, *self._scaled(one))
+        yield from self._products(one)
+        yield from self._multiplied(one, 2)
+        under_way = len(one.products) + len(one.later)
+        for n, (product, wave) in enumerate(zip(one.products, one.waves, strict=True)):
+            yield Await((product.var,), under_way - 1 - n)
+            for ring, tile in self._tiles(one):
+                if not tile.later and one.readers(tile)[-1] == n:
+                    yield Free(ring, 0, None)
+            yield from wave
+        yield Await(tuple(later.product.var for later in one.later), 0)
+        for ring, tile in self._tiles(one):
+            if tile.later:
+                yield Free(ring, int(tile.now), None)
+        for later, carried in zip(one.later, self.carried, strict=True):
+            yield from later.rounded
+            yield Update(carried.weights, later.weights)
+            if carried.factor is not None:
+                assert later.factor is not None
+                yield Update(carried.factor, later.factor)
+
+
+def _with_bodies(
+    loop: For,
+    made: Mapping[For, _Iteration],
+    body: Callable[[_Iteration], Iterator[Statement]],
+) -> For:
+    """Return a nest of loops, of which the innermost have other bodies."""
+    if loop in made:
+        return replace(loop, body=tuple(body(made[loop])))
+    inside = (_with_bodies(s, made, body) for s in loop.body if isinstance(s, For))
+    return replace(loop, body=tuple(inside))

@@ -1,0 +1,575 @@
+"""Print a ``Program`` as a Triton kernel: the source of one Python module.
+
+The arguments of the kernel are those of ``codegen/triton/arguments.py``. Everything else is a
+literal. The launch grid is ``grid_exprs(program)``.
+
+Grid axes become program ids, lane axes ``tl.arange``. With n lane axes a value with lanes is a tile
+of rank n whose extent is 1 along the lane axes that it lacks; a value without lanes is a scalar.
+Names are those of the program's values, axes, sizes and buffers, made unique.
+
+Indices are computed in 32 bits where their bounds fit and in 64 bits elsewhere. Bounds use extents,
+and ``MAX_SIZE`` for a symbolic size, which is therefore a 32-bit argument: a launch checks that.
+The part of an offset that has no lanes is added to the pointer first, as a scalar, so that a large
+buffer costs 64-bit arithmetic once and not in each lane.
+
+A program with ``Dot``s has tiles of rank 2 instead (see ``orient.py``).
+
+Assumes that the program was verified: one operation a ``Let``, carries of constant type, no
+``Scratch``.
+
+Worked example::
+
+    @triton.jit
+    def k0(x, y, M):
+        m = tl.program_id(0)
+        c = tl.arange(0, 1024)
+        t0 = tl.load(x + m.to(tl.int64) * 1024 + c)
+        t1 = tl.maximum(t0, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(y + m.to(tl.int64) * 1024 + c, t1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fusec.codegen.lowering.orient import has_dots
+from fusec.codegen.triton.arguments import (
+    TABLE,
+    argument_names,
+    divisible_by_16,
+    grid_exprs,
+    is_direct,
+    name_arguments,
+    print_descriptors,
+    print_grid,
+    signature,
+)
+from fusec.codegen.triton.descriptors import Copy
+from fusec.codegen.triton.elementwise import Chain, find_chains, readers
+from fusec.codegen.triton.form import Form
+from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
+from fusec.codegen.triton.loops import is_product, longer_towards_the_end, shares_operands
+from fusec.codegen.triton.masks_beside import mask_lanes
+from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, template
+from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    Var,
+    children,
+)
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.monoid import Monoid
+from fusec.ir.program import (
+    MULTIPLE,
+    Carry,
+    For,
+    Let,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+)
+
+TYPES = {
+    "bool": "int1",
+    "u8": "uint8",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+}
+
+
+def print_kernel(form: Form, *, aligned: bool = True) -> str:
+    """Return the source of a module with one Triton kernel, named as the form's program.
+
+    Args:
+        aligned: of a program with a table, that its addresses are multiples of 16 bytes.
+    Raises:
+        InternalError: for a scratch array, or an operation that its operands do not have.
+    """
+    return Printer(form, aligned).module()
+
+
+def _comment(text: str) -> str:
+    """Return ``text`` as one comment line: it may hold anything that a user's file name can."""
+    return "# " + "".join(c if c.isprintable() else " " for c in text).rstrip()
+
+
+# -- the walk ------------------------------------------------------------------------------------
+
+
+class Printer:
+    """One print: the names, the lines so far, and what they need.
+
+    ``gluon.py`` extends it by what warps with roles say to each other.
+    """
+
+    def __init__(self, form: Form, aligned: bool) -> None:
+        program = form.program
+        self.program = program
+        self.aligned = aligned
+        self.dimension = form.dimension
+        self.rank = 1 + max(form.dimension.values(), default=-1)
+        self.approximate = form.approximate
+        self.copies = form.copies
+        self.names = name_arguments(program, form.descriptors)
+        self.arguments = tuple(TABLE) if program.table else self.names.all()
+        for axis in (*program.grid, *program.lanes):
+            self.names(axis)
+        self.index = IndexText(self.names, frozenset(program.lanes))
+        self.buffers = {b.base: self.names(b) for b in program.buffers}
+        self.narrow = narrow_values(program)
+        self.masks = {} if has_dots(program) else mask_lanes(program)
+        self.longer = longer_towards_the_end(program)
+        self.needs: dict[str, None] = {}
+        self.lines: list[str] = []
+        self.chains: list[str] = []
+        self.imports: list[str] = []
+        self.readers = readers(program) if has_dots(program) else None
+
+    def module(self) -> str:
+        kernels = self._kernels()
+        functions = [f"@triton.jit\n{FUNCTIONS[f].source}" for f in self._functions()]
+        imports = ["import triton", "import triton.language as tl"]
+        if LIBDEVICE in self.needs:
+            imports.append("from triton.language.extra import libdevice")
+        imports += self.imports
+        return "\n\n\n".join(["\n".join(imports), *functions, *self.chains, *kernels]) + "\n"
+
+    def _kernels(self) -> list[str]:
+        """Return the kernel, behind functions of its own if it has some."""
+        lines = ["@triton.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
+        return ["\n".join([*self._title(), *lines, *self._walk(self.program.body)])]
+
+    def _title(self) -> list[str]:
+        return [_comment(text) for text in (*self.program.notation, *self.program.source)]
+
+    def _walk(self, body: tuple[Statement, ...]) -> list[str]:
+        """Return the lines of a function that runs statements for its points of the grid."""
+        self.lines, self.index.used = [], set()
+        self._block(body, 2 if self.program.programs else 1)
+        lines = self.lines or ["    pass"]
+        if not self.program.programs:
+            return [*(f"    {line}" for line in (*self._grid(), *self._lanes())), *lines]
+        before = (*self._lanes(), self._turns())
+        return [*(f"    {x}" for x in before), *(f"        {x}" for x in self._grid()), *lines]
+
+    def _turns(self) -> str:
+        """Return the head of the loop in which a program walks over the grid."""
+        return f"for pid in range(tl.program_id(0), {self._count()}, tl.num_programs(0)):"
+
+    def _count(self) -> str:
+        """Return how many points the grid has: a number of 32 bits, as those of a launch are."""
+        return " * ".join(self.index.factor(a.extent) for a in self.program.grid)
+
+    def _functions(self) -> list[str]:
+        self.needs.update(dict.fromkeys(sorted(self.index.needs)))
+        for name in list(self.needs):
+            if name != LIBDEVICE:
+                self.needs.update(dict.fromkeys(FUNCTIONS[name].needs))
+        return [name for name in FUNCTIONS if name in self.needs]
+
+    # axes
+
+    def _grid(self) -> list[str]:
+        used = [a for a in self.program.grid if a in self.index.used]
+        if self.program.table:
+            return [*self._row(), *self._flat_grid(used)]
+        if self.program.group:
+            return self._grouped_grid()
+        if is_direct(self.program.grid) and not self.program.programs:
+            ids = {a: i for i, a in enumerate(reversed(self.program.grid))}
+            return [self._grid_axis(a, f"tl.program_id({ids[a]})") for a in used]
+        return [*self._pid(bool(used)), *self._flat_grid(used)]
+
+    def _pid(self, used: bool) -> list[str]:
+        """Assign the point of the grid as one number, unless a loop does so."""
+        return ["pid = tl.program_id(0)"] if used and not self.program.programs else []
+
+    def _row(self) -> list[str]:
+        """Read what a program of one kernel would be given (``codegen/host/table.py``)."""
+        lines = ["place = tl.program_id(0)", "row = tl.load(places + 2 * place)"]
+        if self.program.grid:
+            lines.append("pid = tl.load(places + 2 * place + 1)")
+        for position, buffer in enumerate(self.program.buffers):
+            name, kind = self.names(buffer), TYPES[buffer.dtype.name]
+            at = f"addresses + row * {len(self.program.buffers)} + {position}"
+            lines.append(f"{name} = tl.load({at}).to(tl.pointer_type(tl.{kind}))")
+            if self.aligned:
+                lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
+        for position, size in enumerate(self.program.sizes):
+            name, count = self.names(size), len(self.program.sizes)
+            lines.append(f"{name} = tl.load(sizes + row * {count} + {position})")
+            if size.hint % MULTIPLE == 0:
+                lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
+        return lines
+
+    def _flat_grid(self, used: list[Axis]) -> list[str]:
+        """Take the grid's axes, of which some are used, out of one number."""
+        lines = []
+        inner = index(1)
+        for axis in reversed(self.program.grid):
+            if axis in used:
+                text = "pid" if inner is index(1) else f"pid // {self.index.points(inner)}"
+                if axis is not self.program.grid[0]:
+                    text += f" % {self.index.factor(axis.extent)}"
+                lines.append(self._grid_axis(axis, text))
+            inner = inner * axis.extent
+        return lines
+
+    def _grid_axis(self, axis: Axis, number: str) -> str:
+        """Assign a grid axis: its points in reverse order where the last ones take longest.
+
+        So the programs that run when others are done already are short ones.
+        """
+        if axis in self.longer:
+            number = f"{self.index.factor(axis.extent - 1)} - {number}"
+        return f"{self.names(axis)} = {number}"
+
+    def _grouped_grid(self) -> list[str]:
+        """Number the tiles so that ``group`` rows of them share the columns they read."""
+        *outer, rows, columns = self.program.grid
+        m, n = self.names(rows), self.names(columns)
+        height, width = (self.index.factor(a.extent) for a in (rows, columns))
+        group = self.program.group
+        lines = self._pid(True)
+        inner = rows.extent * columns.extent
+        for axis in reversed(outer):
+            lines.append(f"{self.names(axis)} = pid // {self.index.points(inner)}")
+            if axis is not outer[0]:
+                lines[-1] += f" % {self.index.factor(axis.extent)}"
+            inner = inner * axis.extent
+        if outer:
+            lines.append(f"pid = pid % {self.index.points(rows.extent * columns.extent)}")
+        return [
+            *lines,
+            f"first = pid // ({group} * {width}) * {group}",
+            f"size = tl.minimum({height} - first, {group})",
+            f"{m} = first + pid % ({group} * {width}) % size",
+            f"{n} = pid % ({group} * {width}) // size",
+        ]
+
+    def _lanes(self) -> list[str]:
+        lines = []
+        for axis in self.program.lanes:
+            if axis in self.index.used:
+                here = self.dimension[axis]
+                dims = [":" if d == here else "None" for d in range(self.rank)]
+                view = f"[{', '.join(dims)}]" if len(dims) > 1 else ""
+                lines.append(f"{self.names(axis)} = {self._arange(axis)}{view}")
+        return lines
+
+    def _arange(self, axis: Axis) -> str:
+        return f"tl.arange(0, {lane_extent(axis)})"
+
+    def _shape(self, lanes: Iterable[Axis]) -> str:
+        """Return the shape of a tile with these lanes, as a tuple; of a scalar, ``()``."""
+        extents = {self.dimension[a]: lane_extent(a) for a in lanes}
+        if not extents:
+            return "()"
+        dims = [str(extents.get(d, 1)) for d in range(self.rank)]
+        return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+    # statements
+
+    def _block(self, body: tuple[Statement, ...], depth: int) -> None:
+        pad = "    " * depth
+        items = body if self.readers is None else find_chains(body, self.readers)
+        for statement in items:
+            if isinstance(statement, For):
+                self._loop(statement, depth)
+            else:
+                self.lines += [pad + line for line in self._statement(statement)]
+
+    def _statement(self, statement: Statement | Chain) -> list[str]:
+        match statement:
+            case Chain():
+                return [self._chain(statement)]
+            case Let() | Update():
+                return [f"{self.names(statement.var)} = {self._assigned(statement)}"]
+            case Carry():
+                lanes, var = statement.var.axes, statement.var
+                return [f"{self.names(var)} = {self._full(statement.initial, lanes)}"]
+            case Put():
+                return [self._put(statement)]
+            case Scratch():
+                raise InternalError("Triton has no scratch arrays", stage=STAGE)
+            case _:
+                raise InternalError(statement, stage=STAGE)
+
+    def _chain(self, chain: Chain) -> str:
+        """Print a chain of operations as a function of one element, and return its call."""
+        function = f"_{self.program.name}_tile{len(self.chains) or ''}"
+        inputs, outputs = (", ".join(map(self._name, v)) for v in (chain.inputs, chain.outputs))
+        body = "\n    ".join((*self._of_one(chain), f"return {outputs}"))
+        self.chains.append(f"@triton.jit\ndef {function}({inputs}):\n    {body}")
+        given = ", ".join(map(self._given, chain.inputs))
+        return f"{outputs} = tl.map_elementwise({function}, {given})"
+
+    def _of_one(self, chain: Chain) -> list[str]:
+        """Return the lines that compute one element."""
+        return [f"{self._name(n.var)} = {self._value(n.var, n.value)}" for n in chain.lets]
+
+    def _given(self, value: Expr) -> str:
+        """Return a value that something takes together with others of more lanes."""
+        return self._name(value)
+
+    def _loop(self, loop: For, depth: int) -> None:
+        start = self.index.text(loop.start)
+        stop, *others = (self.index.text(s) for s in loop.stops)
+        for other in others:
+            stop = f"tl.minimum({stop}, {other})"
+        if self._would_unroll(loop):
+            stop = f"{stop} * tl.num_programs(2)"  # times 1, and ptxas cannot know
+        bounds = stop if start == "0" else f"{start}, {stop}"
+        name = self.names(loop.axis)
+        self.index.loops.add(loop.axis)
+        call = f"range({bounds})"
+        if self._loads_ahead(loop):
+            call = f"tl.range({bounds}, num_stages={self.program.stages})"
+        elif self.program.stages > 1 and shares_operands(loop):
+            call = f"tl.range({bounds}, num_stages=1)"
+        self.lines.append(f"{'    ' * depth}for {name} in {call}:")
+        self._block(loop.body, depth + 1)
+
+    def _loads_ahead(self, loop: For) -> bool:
+        """Return True for an innermost loop whose loads Triton pipelines only if it is told so.
+
+        It does so by itself, by the kernel's number of stages, where a loop has products.
+        """
+        inner = any(isinstance(s, For) for s in loop.body)
+        return self.program.stages > 1 and self.readers is None and not inner
+
+    def _would_unroll(self, loop: For) -> bool:
+        """Return True for a loop of products whose length ptxas would see, and print it that often.
+
+        A product over 2048 elements in steps of 64 took it 16 s instead of 1 s, and its 2762
+        instructions pass through the cache that 363 would stay in (sm_90, 2026-11). It is the end
+        that is hidden: where a loop may run not at all, ptxas of Triton 3.6 serialises its wgmma.
+        """
+        fixed = loop.start is index(0) and all(stop.is_constant for stop in loop.stops)
+        flat = self.readers is not None and grid_exprs(self.program)[2] is index(1)
+        return fixed and flat and any(is_product(s) for s in loop.body)
+
+    def _put(self, put: Put) -> str:
+        if (copy := self.copies.get(put)) is not None:
+            return self._store_tile(copy, self._name(put.value))
+        lanes = put.offset.axes & set(self.program.lanes)
+        guard_lanes = frozenset() if put.guard is None else put.guard.axes
+        pointer = self._pointer(put.buffer, put.offset, lanes | put.value.axes | guard_lanes)
+        value = self._literal(put.value) if isinstance(put.value, Const) else self._name(put.value)
+        mask = "" if put.guard is None else f", mask={self._given(put.guard)}"
+        return f"tl.store({pointer}, {value}{mask})"
+
+    def _pointer(self, buffer: Buffer, offset: Index, lanes: frozenset[Axis]) -> str:
+        """Return the pointers to ``buffer[offset]``, as a tile with ``lanes``."""
+        text = self.buffers[buffer.base]
+        if offset is not index(0):
+            text = f"{text} + {self.index.text(offset)}"
+        if offset.axes & set(self.program.lanes) == lanes:
+            return text
+        return f"tl.broadcast_to({text}, {self._shape(lanes)})"
+
+    # values
+
+    def _assigned(self, statement: Let | Update) -> str:
+        var, value = statement.var, statement.value
+        text = self._value(var, value)
+        lanes = value.axes & set(self.program.lanes)
+        if isinstance(value, Var) and value.axes != var.axes and len(value.axes) == len(var.axes):
+            return f"tl.trans({text})"
+        return text if lanes == var.axes else f"tl.broadcast_to({text}, {self._shape(var.axes)})"
+
+    def _value(self, var: Var, value: Expr) -> str:
+        match value:
+            case Var():
+                return self._name(value)
+            case Const():
+                return self._full(value, ())
+            case IndexValue():
+                return self._index_value(value, var in self.narrow)
+            case Load() if (copy := self.copies.get(var)) is not None:
+                return self._load_tile(copy)
+            case Load():
+                return self._load(value)
+            case Cast():
+                return self._cast(value)
+            case Select():
+                return self._select(value)
+            case Op():
+                return self._op(value, var in self.approximate)
+            case Reduce():
+                return self._reduce(value)
+            case Dot():
+                return self._dot(value)
+            case _:
+                raise InternalError(value, stage=STAGE)
+
+    def _name(self, value: Expr) -> str:
+        if not isinstance(value, Var):
+            raise InternalError(value, stage=STAGE)
+        return self.names(value)
+
+    def _load(self, load: Load) -> str:
+        offset = load.indices[0]
+        pointer = self._pointer(load.buffer, offset, load.axes & set(self.program.lanes))
+        if (lanes := self.masks.get(load)) is not None:
+            axis, together = lanes
+            run = [together if self.dimension[axis] == d else 1 for d in range(self.rank)]
+            pointer = f"tl.max_contiguous({pointer}, {run})"
+        if load.guard is None:
+            return f"tl.load({pointer})"
+        other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)
+        return f"tl.load({pointer}, mask={self._given(load.guard)}, other={other})"
+
+    def _load_tile(self, copy: Copy) -> str:
+        text = f"{self.names(copy.descriptor)}.load([{self._start(copy)}])"
+        *outer, rows, columns = copy.descriptor.tile
+        if outer:
+            text = f"tl.reshape({text}, ({rows}, {columns}))"
+        return f"tl.trans({text})" if copy.transposed else text
+
+    def _store_tile(self, copy: Copy, value: str) -> str:
+        tile = copy.descriptor.tile
+        value = f"tl.trans({value})" if copy.transposed else value
+        if len(tile) > 2:
+            value = f"tl.reshape({value}, ({', '.join(map(str, tile))}))"
+        return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
+
+    def _start(self, copy: Copy) -> str:
+        return ", ".join(map(self.index.text, copy.start))
+
+    def _index_value(self, value: IndexValue, narrow: bool) -> str:
+        text = self.index.text(value.index)
+        dtype = I32 if narrow else value.dtype
+        if dtype is I32 and fits_32_bits(value.index) and not value.index.is_constant:
+            return text
+        return f"tl.cast({text}, tl.{TYPES[dtype.name]})"
+
+    def _cast(self, cast: Cast) -> str:
+        if isinstance(cast.arg, Const):
+            return self._full(Const(cast.arg.value, cast.dtype), ())
+        name = self._name(cast.arg)
+        if cast.dtype is BOOL:
+            return f"{name} != 0"
+        if cast.arg.dtype.is_float and cast.dtype.is_integer and cast.dtype.itemsize < 4:
+            name = f"{name}.to(tl.int32)"  # a value out of range wraps, as in PyTorch
+        return f"{name}.to(tl.{TYPES[cast.dtype.name]})"
+
+    def _select(self, select: Select) -> str:
+        condition = self._operand(select.condition)
+        branches = (select.then, select.other)
+        typed = all(isinstance(branch, Const) for branch in branches)
+        then, other = (self._operand(branch, typed) for branch in branches)
+        return f"tl.where({condition}, {then}, {other})"
+
+    def _op(self, op: Op, approximate: bool) -> str:
+        kind = op.args[0].dtype
+        wide = compute_type(kind) if kind.is_float else kind
+        found = template(op.name, wide, approximate=approximate)
+        self.needs.update(dict.fromkeys(found.needs))
+        typed = all(isinstance(arg, Const) for arg in op.args)
+        operands = [self._operand(arg, typed) for arg in op.args]
+        if wide is not kind:
+            operands = [f"{text}.to(tl.float32)" for text in operands]
+        text = found.text.format(*operands, t=f"tl.{TYPES[wide.name]}")
+        return f"({text}).to(tl.{TYPES[kind.name]})" if wide is not kind is op.dtype else text
+
+    def _operand(self, value: Expr, typed: bool = False) -> str:
+        if not isinstance(value, Const):
+            return self._name(value)
+        if typed or not is_plain(value):
+            return self._full(value, ())
+        return self._literal(value)
+
+    def _literal(self, value: Const) -> str:
+        return _number(value.value)
+
+    def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
+        dtype = TYPES[value.dtype.name]
+        return f"tl.full({self._shape(lanes)}, {self._literal(value)}, tl.{dtype})"
+
+    def _dot(self, dot: Dot) -> str:
+        operands = [self._name(child) for child in children(dot)]
+        if dot.left.dtype is F32:
+            operands.append(f'input_precision="{"tf32" if dot.tf32 else "ieee"}"')
+        return f"tl.dot({', '.join(operands)})"
+
+    def _reduce(self, reduce: Reduce) -> str:
+        over = set(reduce.over)
+        held = reduce.body.axes
+        if isinstance(reduce.body, Const):
+            body = self._full(reduce.body, over)
+        else:
+            body = self._name(reduce.body)
+            if not over <= held:
+                body = f"tl.broadcast_to({body}, {self._shape(held | over)})"
+        # Triton adds up in a wider type of its own, and combines 16-bit floats in f32.
+        narrow = reduce.dtype.itemsize < 4 and reduce.dtype is not BOOL
+        if narrow:
+            body = f"{body}.to(tl.{TYPES[compute_type(reduce.dtype).name]})"
+        if held <= over:
+            body = self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
+        else:
+            for axis in self.program.lanes:
+                if axis in over:
+                    here = self.dimension[axis]
+                    body = self._reduce_dim(reduce.monoid, body, reduce.dtype, here)
+        return f"{body}.to(tl.{TYPES[reduce.dtype.name]})" if narrow else body
+
+    def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
+        """Return a tile reduced along ``dim``, whose extent becomes 1; with None, to a scalar."""
+        where = "None" if dim is None else str(dim)
+        kept = "" if dim is None else ", keep_dims=True"
+        if monoid.name == "sum":
+            return f"tl.sum({text})" if dim is None else f"tl.sum({text}, {where}{kept})"
+        name = monoid.name
+        if dtype is BOOL:
+            name = {"max": "any", "min": "all"}.get(name, name)
+        self.needs[f"_{name}"] = None
+        return f"tl.reduce({text}, {where}, _{name}{kept})"
+
+
+# -- facts ---------------------------------------------------------------------------------------
+
+
+def lane_extent(axis: Axis) -> int:
+    extent = axis.extent.const if axis.extent.is_constant else 0
+    if extent < 1 or extent & (extent - 1):
+        raise InternalError(f"lane axis {axis} has extent {axis.extent}", stage=STAGE)
+    return extent
+
+
+def _number(value: float | int | bool) -> str:
+    """Return a Python literal (an expression for infinities and NaN)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        sign = "-" if value < 0 else ""
+        return f'{sign}float("{"nan" if math.isnan(value) else "inf"}")'
+    return repr(value)
+
+
+__all__ = [
+    "argument_names",
+    "divisible_by_16",
+    "grid_exprs",
+    "print_descriptors",
+    "print_grid",
+    "print_kernel",
+    "signature",
+]

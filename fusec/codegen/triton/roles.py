@@ -1,0 +1,151 @@
+"""One program as warps with roles run it: one warp copies tiles, groups of others multiply them.
+
+What both share is a ring of slots in shared memory. The warp that loads runs the loop of products
+with its copies alone, and fills slots as they become free: those of the next tile while the others
+are still at what follows their loop. Who multiplies takes a slot, starts its products, waits for
+those of the iteration before, and frees the slot that these have read.
+
+Whatever else the program computes comes behind the loop: the registers are the sums' until then.
+
+A program has roles if its only loop adds up products of tiles that are copied by descriptors as
+they are, and nothing else. What follows the loop may be anything.
+
+Worked example::
+
+    carry acc = 0.0              load                        multiply
+    for ko in 0 .. 64:           for ko in 0 .. 64:          carry acc = 0.0
+      a = x[...]                   fill operands: a, b       for ko in 0 .. 64:
+      b = w[...]                                               take operands: a, b
+      acc := dot(a, b, acc)                                    acc := dot(a, b, acc)
+    y[...] = bf16(gelu(acc))                                   await acc but 1
+                                                               free operands 1 before
+                                                             await acc
+                                                             free operands
+                                                             y[...] = bf16(gelu(acc))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fusec.codegen.triton.descriptors import Copy
+from fusec.ir.expr import Buffer, Dot, Load, Var
+from fusec.ir.index import index, is_nonnegative
+from fusec.ir.program import (
+    Await,
+    Carry,
+    Fill,
+    For,
+    Free,
+    Let,
+    Program,
+    Put,
+    Ring,
+    Statement,
+    Take,
+    Update,
+    print_block,
+    statements,
+)
+
+TENSOR_BYTES = 2
+"""Bytes of an element that tensor cores take from shared memory by rows or by columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The statements of each role, for each point of the grid.
+
+    Attributes:
+        load: those of the warp that copies.
+        multiply: those of the warps that multiply.
+        copies: those that the program itself does not have.
+        weights: what products read from registers, where there are some (``nested_roles.py``).
+    """
+
+    load: tuple[Statement, ...]
+    multiply: tuple[Statement, ...]
+    copies: Mapping[Var | Put, Copy] = field(default_factory=dict)
+    weights: tuple[Var, ...] = ()
+
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        """What fills each ring first."""
+        found = {s.ring: s for s in reversed((*statements(self.load),)) if isinstance(s, Fill)}
+        return tuple(reversed(found.values()))
+
+
+def split(program: Program, copied: Mapping[Var | Put, object]) -> Split | None:
+    """Return a program by roles, or None where its loop does anything but to multiply tiles.
+
+    Args:
+        copied: its accesses of whole tiles by descriptor.
+    """
+    loops = [s for s in program.body if isinstance(s, For)]
+    if len(loops) != 1 or not _runs(loops[0]):
+        return None
+    (loop,) = loops
+    loads = tuple(s for s in loop.body if isinstance(s, Let) and s.var in copied)
+    products = tuple(s for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot))
+    tiles = {load.var for load in loads}
+    operands = [v for s in products if isinstance(s.value, Dot) for v in _operands(s.value)]
+    if len(loads) + len(products) < len(loop.body) or not tiles.issuperset(operands):
+        return None
+    if any(load.var.dtype.itemsize != TENSOR_BYTES for load in loads):
+        return None
+    return _split(program, loop, loads, products)
+
+
+def _runs(loop: For) -> bool:
+    """Return True for a loop from 0 that runs once at least."""
+    return loop.start is index(0) and all(
+        not stop.axes and is_nonnegative(stop - 1) for stop in loop.stops
+    )
+
+
+def _operands(dot: Dot) -> tuple[object, ...]:
+    return dot.left, dot.right
+
+
+def _split(
+    program: Program, loop: For, loads: tuple[Let, ...], products: tuple[Update, ...]
+) -> Split:
+    ring = Ring("operands", program.stages)
+    sums = tuple(dict.fromkeys(s.var for s in products))
+    taken: tuple[Statement, ...] = (
+        Take(ring, tuple(load.var for load in loads)),
+        *products,
+        Await(sums, len(products)),
+        Free(ring, 1, loop.axis),
+    )
+    carries = tuple(s for s in program.body if isinstance(s, Carry) and s.var in sums)
+    multiply: tuple[Statement, ...] = (
+        *carries,
+        replace(loop, body=taken),
+        Await(sums, 0),
+        Free(ring, 0, None),
+        *(s for s in program.body if s is not loop and s not in carries),
+    )
+    return Split((replace(loop, body=(Fill(ring, loads),)),), multiply)
+
+
+def print_split(roles: Split) -> str:
+    """Return the statements of each role as text."""
+    lines: list[str] = []
+    for name, body in (("load", roles.load), ("multiply", roles.multiply)):
+        lines.append(f"role {name}:")
+        print_block(body, 1, lines)
+    return "\n".join(lines)
+
+
+def touched(body: tuple[Statement, ...], copied: Mapping[Var | Put, object]) -> tuple[Buffer, ...]:
+    """Return the buffers that statements load and store by pointers, in order."""
+    found: list[Buffer] = []
+    for statement in statements(body):
+        match statement:
+            case Let(value=Load() as load) | Update(value=Load() as load):
+                found.append(load.buffer.base)
+            case Put() if statement not in copied:
+                found.append(statement.buffer.base)
+    return tuple(dict.fromkeys(found))

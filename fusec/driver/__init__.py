@@ -1,0 +1,1 @@
+"""The driver: from torch.compile's call to a bound, compiled graph."""

@@ -1,0 +1,96 @@
+"""Compiled graphs as bytes that another process, or another machine, runs without compiling.
+
+An archive holds what the cache has of a graph of Dynamo: the calling convention, and of forward and
+backward the wrapper, the kernels, and what the wrapper takes of its graph.
+``runtime/archive/loading.py`` reads it, and says what is checked before anything runs.
+
+The bytes are those of an entry of the cache (``runtime/cache/entry.py``): lengths and digests are
+checked before anything is read. Digests find damage, they do not authenticate. The wrapper is
+Python and kernels are native code: trust an archive as you trust a program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.codegen.targets import Target
+from fusec.runtime.archive import loading
+from fusec.runtime.archive.loading import BadArchive, Spec
+from fusec.runtime.archive.sizes import Condition
+from fusec.runtime.cache.entry import encode
+from fusec.runtime.calls.convention import Convention
+from fusec.torch_interior import SerializableCallable
+
+__all__ = ["BadArchive", "Packed", "Shipped", "pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One compiled graph of an archive.
+
+    Attributes:
+        row: what ``warm`` writes of it, as JSON has it.
+        blobs: its entry in the cache.
+        arguments, conditions: what it takes, and what has to hold of sizes.
+    """
+
+    name: str
+    row: Mapping[str, Any]
+    blobs: Mapping[str, bytes]
+    arguments: tuple[Spec, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+def pack(
+    convention: Convention,
+    parts: Sequence[Packed],
+    target: Target,
+    beside: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """Return an archive.
+
+    Args:
+        parts: a forward and a backward, or an inference graph.
+        target: what its kernels are for.
+        beside: what else it holds, by name.
+    """
+    about = {
+        "format": loading.FORMAT,
+        "machine": loading.machine(target.name, target.device),
+        "parts": {part.name: part.row for part in parts},
+    }
+    head = {"about.json": json.dumps(about).encode(), "convention.json": convention.to_json()}
+    blobs = {f"{p.name}/{name}": blob for p in parts for name, blob in p.blobs.items()}
+    content = {**head, **(beside or {}), **blobs}
+    described = loading.digest_beside(content)
+    for part in parts:
+        end = loading.Contract(described, part.arguments, part.conditions)
+        content[f"{part.name}/wrapper.py"] += str(end).encode()
+    return encode(loading.KEY, content)
+
+
+class Shipped(SerializableCallable):
+    """A compiled graph that ``torch.compile(...).aot_compile`` can save and load."""
+
+    def __init__(self, call: Callable[..., Any], content: bytes) -> None:
+        self._call, self._content = call, content
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Shipped) -> bytes:
+        """Return the archive of a graph."""
+        return fn._content
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> Shipped:
+        """Return the graph of an archive.
+
+        Raises:
+            BadArchive: where it does not run here.
+        """
+        return Shipped(loading.unpack(data).call, data)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)

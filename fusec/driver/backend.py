@@ -1,0 +1,334 @@
+"""The ``torch.compile`` backend, found by its entry point: ``torch.compile(m, backend="fusec")``.
+
+Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
+``compiler.compile_graph``. What is rewritten on the way stands in ``fusec/driver/stages.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.codegen.targets import find_target
+from fusec.driver.compiler import (
+    RECENT,
+    compile_graph,
+    explain_fallback,
+    format_judge,
+    run_eagerly,
+    target_for,
+)
+from fusec.driver.partition import Joint
+from fusec.driver.reference import REFERENCE, Reference, draws_random_numbers_in
+from fusec.driver.splitting import Split
+from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
+from fusec.driver.summary import announce
+from fusec.driver.trace import Trace
+from fusec.driver.warm import Start
+from fusec.errors import FusecError, Unsupported, what_helps
+from fusec.frontend.aliasing.results import detach_again
+from fusec.frontend.aot import recompiles
+from fusec.frontend.aot.decompositions import decompositions
+from fusec.frontend.aot.eager_strides import tracing_as_eager
+from fusec.frontend.aot.only_eager import only_for_eager, only_for_python
+from fusec.frontend.fx_passes.freezing import RECIPE
+from fusec.frontend.fx_passes.weights import mark_weights
+from fusec.frontend.modules import name_in_model
+from fusec.frontend.origin import input_names, user_name
+from fusec.options import Options
+from fusec.passes.stage import fold
+from fusec.runtime.cache import artifacts
+from fusec.runtime.calls import cuda_graphs
+from fusec.runtime.calls.convention import outside_autocast
+from fusec.runtime.calls.fake import with_memory_only
+from fusec.runtime.calls.frozen import Frozen, refreeze
+from fusec.runtime.frames import with_room
+from fusec.runtime.heap import settled_heap
+from fusec.torch_interior import (
+    SkipFrame,
+    TorchDynamoException,
+    TracingContext,
+    compile_phase,
+    detect_fake_mode,
+    is_shipping,
+    replay_no_view_twice,
+    run_autograd,
+    views_without_gradient,
+    without_its_caches,
+)
+
+__all__ = ["artifacts", "fusec", "refreeze", "reset"]
+
+logger = logging.getLogger("fusec.compile")
+
+
+def fusec(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph; called by ``torch.compile``.
+
+    Args:
+        mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
+        options: fields of ``fusec.options.Options`` by name.
+    Raises:
+        UsageError: for an unknown mode or option; the message names the nearest one.
+        SkipFrame: for a graph that only Python runs as eager does; Dynamo then runs its frame so.
+        Exception: under ``strict``, what AOTAutograd raises for a graph that cannot be cut around
+            the operations that it does not trace; else that runs as it is, with one warning.
+    """
+    chosen = Options.from_compile(mode, options)
+    name_in_model(gm)
+    if (reason := only_for_python(gm)) is not None:
+        raise SkipFrame(reason)
+    recompiles.warn_of_recompiles(gm)
+    if (reason := only_for_eager(gm)) is not None:
+        logger.info("a graph runs as eager kernels: %s", reason)
+        return gm.forward
+    recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
+    compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
+    context = context_of(example_inputs, chosen)
+    split = splitting(partial(compile_one_graph, options=chosen), context)
+    try:
+        with settled_heap():
+            whole = partial(start, gm, example_inputs, compile_one, context)
+            call = with_room(split.compile, gm, example_inputs, whole)
+    except Unsupported as error:
+        if is_shipping():
+            raise
+        explain_fallback("a graph", error)
+        return gm.forward
+    except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
+        raise
+    except Exception as error:
+        if chosen.strict:
+            raise
+        explain_fallback("a graph, forward and backward,", error)
+        return gm.forward
+    tell_kept(split)
+    return call
+
+
+def splitting(compile_one: Callable[..., Any], context: Context) -> Split:
+    """Return what compiles a graph, cut around operations that AOTAutograd does not trace.
+
+    Args:
+        compile_one: what compiles a graph of AOTAutograd's; it gets (graph, inputs, name=...).
+    """
+
+    def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(part, given, compile_one, context)
+
+    def try_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with(part, given, lambda graph, inputs, name: graph, context)
+
+    return Split(compile_part, try_part)
+
+
+def tell_kept(split: Split) -> None:
+    """Note the operations that run between compiled parts."""
+    for kept in split.kept:
+        reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
+        reason = ". ".join(filter(None, (reason.rstrip("."), what_helps(kept.error))))
+        said = f"Unsupported: torch does not trace it: {reason}"
+        RECENT.append(Trace(f"of {kept.op}", problem=said))
+        logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)
+        announce(kept.part, RECENT[-1])
+
+
+def start(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_one: Callable[..., Any],
+    context: Context,
+) -> Callable[..., Any]:
+    """Return what Dynamo calls: from the cache, without AOTAutograd, where that has it."""
+    if is_shipping():
+        whole = Start(gm, "", context.options)
+        with without_its_caches():
+            compile_with(gm, example_inputs, whole.noting(compile_one), context)
+            return whole.ship(context)
+    known = Start.of(gm, example_inputs, context)
+    if known is None:
+        return compile_with(gm, example_inputs, compile_one, context)
+    call = known.load()
+    if call is not None:
+        return call
+    return known.keep(compile_with(gm, example_inputs, known.noting(compile_one), context))
+
+
+def compile_with(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_one: Callable[..., Any],
+    context: Context,
+) -> Callable[..., Any]:
+    """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
+    gm = fold(DYNAMO, gm, context)
+    options = context.options
+    names = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
+    beside = partial(_reference, context, names)
+    with tracing_as_eager(detect_fake_mode(example_inputs)):
+        call = run_autograd(
+            gm,
+            list(example_inputs),
+            fw_compiler=partial(_compile_forward, compile_one),
+            bw_compiler=partial(compile_one, name="backward"),
+            inference_compiler=partial(
+                _compile_inference, compile_one, context, beside, example_inputs
+            ),
+            partition_fn=partial(_partition, context, beside),
+            decompositions=decompositions(
+                eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
+            ),
+            keep_inference_input_mutations=True,
+        )
+    tracing = TracingContext.try_get()
+    metadata = tracing.fw_metadata if tracing is not None else None
+    apart = () if metadata is None else views_without_gradient(metadata)
+    return _leading_nowhere(call, apart) if apart else call
+
+
+def _leading_nowhere(call: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
+    """Return ``call``, some of whose results the program makes under ``no_grad``, as views."""
+
+    def run(*args: Any) -> list[Any]:
+        results = list(call(*args))
+        with torch.no_grad():
+            for k in positions:
+                results[k] = results[k].view_as(results[k])
+        return results
+
+    return run
+
+
+def _compile_forward(
+    compile_one: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any]
+) -> Any:
+    """Compile a forward whose backward may run again (``retain_graph``).
+
+    AOTAutograd makes its wrapper behind this, of the metadata that are mended here. It lists the
+    saved tensors whose memory a backward may overwrite, and once that is compiled refuses to run it
+    with ``retain_graph``. No kernel of fusec overwrites them.
+    """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is not None:
+        replay_no_view_twice(metadata)
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # the list is shared with the metadata that the backward asks
+    detach_again(gm)
+    return compile_one(gm, inputs, name="forward")
+
+
+def _compile_inference(
+    compile_one: Callable[..., Any],
+    context: Context,
+    beside: Callable[..., Reference | None],
+    given: Sequence[Any],
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+) -> Any:
+    detach_again(gm)
+    mark_weights(gm, given)
+    reference = beside(gm, None)
+    rewritten = fold(INFERENCE, gm, context)
+    rewritten.meta[REFERENCE] = reference or beside(rewritten, None, drawn=True)
+    return compile_one(rewritten, inputs, name="inference")
+
+
+def _partition(
+    context: Context,
+    beside: Callable[..., Reference | None],
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    **settings: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    reference = beside(joint, num_fwd_outputs)
+    rewritten = fold(JOINT, joint, context)
+    reference = reference or beside(rewritten, num_fwd_outputs, drawn=True)
+    whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
+    parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), whole, context)
+    for part in parts:
+        part.meta[REFERENCE] = reference
+    return parts
+
+
+def _reference(
+    context: Context,
+    names: Sequence[str],
+    gm: fx.GraphModule,
+    outputs: int | None,
+    *,
+    drawn: bool = False,
+) -> Reference | None:
+    """Return what a graph is compared with under ``verify``; None where it draws eager's numbers.
+
+    Args:
+        names: what the program calls the inputs of Dynamo's graph.
+        drawn: its draws are fusec's own.
+    """
+    options = context.options
+    drawn = drawn or options.fallback_random or not draws_random_numbers_in(gm)
+    if not (options.verify and drawn):
+        return None
+    return Reference(gm, outputs, input_names(gm, names), strict=options.strict)
+
+
+def context_of(inputs: Sequence[Any], options: Options) -> Context:
+    """Return the context of what comes before capture: the target of the inputs' device."""
+    devices = (i.device for i in inputs if isinstance(i, torch.Tensor) and i.device.type != "cpu")
+    try:
+        target = target_for(next(devices, torch.device("cpu")), options)
+    except FusecError:  # graphs on it run as eager kernels
+        target, options = find_target("cpu"), replace(options, race="library")
+    return Context(target, options, Trace("joint"), judge_format=format_judge(target, options))
+
+
+def compile_one_graph(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    name: str,
+    options: Options,
+    recorder: cuda_graphs.Recorder | None = None,
+    trace: Trace | None = None,
+) -> Callable[[list[Any]], Any]:
+    """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
+    trace = trace if trace is not None else Trace(name, phase=compile_phase)
+    with settled_heap():  # a backward may be compiled when it is first needed
+        call = with_room(compile_graph, graph, name, options, trace)
+    if recorder is not None:
+        call = recorder.record(call, graph, name)
+    recipe = graph.meta.get(RECIPE)
+    if recipe is not None:
+        recipe = recipe.read_by(trace.wrapper)
+        call = Frozen(call, recipe.compute, recipe.positions, recipe.keep)
+    reference = graph.meta.pop(REFERENCE, None)
+    if reference is not None:
+        call = reference.around(call, graph, name)
+    if name == "backward":
+        call = outside_autocast(call)
+    return with_memory_only(call, run_eagerly(graph))
+
+
+def reset() -> None:
+    """Forget what this process has compiled and recorded; ``torch._dynamo.reset`` calls it."""
+    RECENT.clear()
+    recompiles.forget()
+    cuda_graphs.reset()
+
+
+fusec.reset = reset  # type: ignore[attr-defined]

@@ -1,0 +1,544 @@
+"""From an AOTAutograd graph to a running callable: cache, pipeline, build, bind, and the way back.
+
+A failure never breaks a model: the graph runs as eager kernels, with one warning that says why (an
+error under ``options={"strict": True}``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import torch
+from torch import fx
+
+from fusec.codegen.host.native import SIGNATURE
+from fusec.codegen.targets import Target, find_target, target_of_device
+from fusec.driver.blame import blame
+from fusec.driver.build import BUILDS
+from fusec.driver.dumps import process_dump, stage_files
+from fusec.driver.pipeline import (
+    Compiled,
+    compile_to_source,
+    kernel_rows,
+    manifest,
+    print_code,
+)
+from fusec.driver.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
+from fusec.driver.size_formulas import asked_of
+from fusec.driver.stages import Context
+from fusec.driver.summary import (
+    announce,
+    announce_code,
+    graph_id,
+    is_heard,
+    launch_titles,
+    prints_code,
+)
+from fusec.driver.trace import Trace
+from fusec.driver.verification import Verification
+from fusec.errors import (
+    EnvironmentProblem,
+    Unsupported,
+    UsageError,
+    describe_failure,
+    warn_once,
+    warn_user,
+)
+from fusec.frontend.capture import main_device
+from fusec.frontend.fallbacks import is_written
+from fusec.frontend.fx_passes.memory_formats import gain_by_rule
+from fusec.frontend.key import graph_key
+from fusec.frontend.origin import model_name
+from fusec.frontend.parts import find_parts, runs_again, traced_strides
+from fusec.ir.graph import all_launches
+from fusec.ir.text import print_schedule
+from fusec.options import Options
+from fusec.passes.fusion.contract import Cut, Judge
+from fusec.runtime.archive.loading import Stored, load_kernels
+from fusec.runtime.cache.entry import ABOUT
+from fusec.runtime.cache.store import fingerprint, open_cache
+from fusec.runtime.calls import executable
+from fusec.runtime.calls.clock import current_clock
+from fusec.runtime.calls.executable import BoxedCall
+from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.calls.ranges import Ranges
+from fusec.runtime.kernels import cpp_kernel
+from fusec.runtime.kernels.background import Background, when_ready
+from fusec.runtime.kernels.processor import (
+    cpu_features,
+    cpu_model,
+    missing_features,
+    needed_features,
+)
+from fusec.runtime.progress import long_compile, say
+from fusec.runtime.race.ranks import find_ranks
+from fusec.runtime.race.rehearsal import rehearse
+from fusec.torch_interior import (
+    compile_id,
+    compile_phase,
+    debug_directory,
+    keep_versions,
+    traces_code,
+)
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger("fusec.compile")
+
+RECENT: deque[Trace] = deque(maxlen=64)
+"""The latest compiles of this process, for ``explain`` and tests."""
+LISTENERS: list[Callable[[fx.GraphModule, str, Options], None]] = []
+"""What is told of each graph once it is compiled: while a report of a running program is made."""
+Entry: TypeAlias = Mapping[str, bytes]
+"""What the cache has of a graph, by name."""
+_lock = threading.Lock()
+_libraries: dict[tuple[bytes, torch.device], Mapping[str, Callable[..., None]]] = {}
+_built_beside: WeakValueDictionary[str, Background[Entry]] = WeakValueDictionary()
+"""By key, what is being built while this process goes on, or was."""
+
+
+def compile_graph(
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace | None = None
+) -> BoxedCall:
+    """Return a boxed callable that computes what ``gm`` computes.
+
+    Raises:
+        FusecError: under ``options.strict``, what went wrong.
+    """
+    trace = trace if trace is not None else Trace(name, phase=compile_phase)
+    RECENT.append(trace)
+    asked = debug_directory()
+    if asked is not None and options.dump_dir is None:
+        options = replace(options, dump_dir=str(Path(asked, "fusec")))
+    call = _or_eagerly(partial(_compile, gm, name, options, trace), gm, options, trace)
+    announce(gm, trace)
+    for listener in LISTENERS:
+        listener(gm, name, options)
+    return call
+
+
+def _or_eagerly(
+    compiled: Callable[[], BoxedCall], gm: fx.GraphModule, options: Options, trace: Trace
+) -> BoxedCall:
+    """Return what ``compiled`` does; if that fails, the graph itself, unless ``strict``."""
+    try:
+        with long_compile(f"graph {trace.name}"), _telling(trace):
+            return compiled()
+    except Exception as error:
+        if options.strict and not isinstance(error, Unsupported):
+            raise
+        trace.problem = f"{type(error).__name__}: {error}"
+        explain_fallback(f"graph {trace.name!r}", error)
+        return run_eagerly(gm)
+
+
+@contextmanager
+def _telling(trace: Trace) -> Iterator[None]:
+    """Say each stage as it begins, if a line of a terminal shows what a compile is at."""
+    phase = trace.phase
+
+    def told(stage: str) -> AbstractContextManager[Any]:
+        say(stage)
+        return phase(stage)
+
+    trace.phase = told
+    try:
+        yield
+    finally:
+        trace.phase = phase
+
+
+def explain_fallback(graph: str, error: Exception) -> None:
+    """Say why a graph runs as eager kernels: a warning, or a line of the log if it is known.
+
+    Args:
+        graph: what to call it, as "graph 'forward'".
+    """
+    if isinstance(error, Unsupported):
+        logger.info("%s runs as eager kernels: %s", graph, error.reason)
+        return
+    if isinstance(error, EnvironmentProblem):  # the same for all graphs of a process
+        warn_once(f"fusec: graphs run as eager kernels: {error}")
+        return
+    logger.debug("%s failed", graph, exc_info=error)
+    place = str(blame(error))
+    warn_user(
+        f"fusec: {graph} runs as eager kernels, because compiling it failed{' ' * bool(place)}"
+        f"{place}: {describe_failure(error)}"
+    )
+
+
+def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
+    """Return the graph itself as a boxed callable.
+
+    AOTAutograd counts the writes to inputs, so the versions that eager kernels count are put back.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    written = [k for k, node in enumerate(placeholders) if is_written(node)]
+
+    def call(args: list[Any]) -> Any:
+        inputs = list(args)
+        args.clear()
+        counted = tuple(inputs[k] for k in written if not inputs[k].is_inference())
+        with keep_versions(counted):
+            return gm(*inputs)
+
+    return call
+
+
+def compile_entry(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Entry:
+    """Return what the cache has of a graph, which is compiled if it has nothing; ``trace``, too.
+
+    Nothing of it is loaded, so that its device need not be here.
+    """
+    entry = _begin_entry(gm, name, options, trace, beside=False)
+    return entry.result() if isinstance(entry, Background) else entry
+
+
+def _begin_entry(
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace, *, beside: bool
+) -> Entry | Background[Entry]:
+    """Return a graph's entry of the cache; with ``beside``, before the C++ compiler is done."""
+    device = main_device(gm)
+    target = target_for(device, options)
+    trace.target = target.name
+    with trace.timed("key"):
+        # The function for C says what is asked of sizes, and guards are no part of a graph.
+        asked = repr(asked_of(gm)) if options.native else ""
+        trace.key = key = graph_key(gm, *salt_of(device, target, options), name, asked)
+        cache = open_cache(options)
+    with trace.timed("cache"):
+        # An entry of the cache has neither stages nor sources.
+        printed = options.dump_dir is not None or prints_code()
+        wanted = options.cache and not printed
+        equal = _built_beside.get(key)
+        if wanted and equal is not None:
+            equal.wait()
+        blobs = cache.load(key) if wanted else None
+    trace.cached = blobs is not None
+    if blobs is not None and traces_code():
+        _announce_cached(gm, name, target, options)
+    if blobs is not None:
+        trace.said = blobs
+        return blobs
+    said, build = _generate(gm, name, target, options, trace)
+
+    def complete(timed: Callable[[str], AbstractContextManager[None]]) -> Entry:
+        with timed("build"):
+            entry = {**said, **build()}
+        if options.cache:
+            with timed("cache"):
+                cache.store(key, entry)
+                _remember_compiler(options)
+        return entry
+
+    trace.said = said
+    if beside and target.codegen.beside:
+        _built_beside[key] = built = Background(partial(complete, Trace(name).timed))
+        trace.built = built.result
+        return built
+    trace.said = complete(trace.timed)
+    return trace.said
+
+
+def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
+    beside = is_unseen(options) and not LISTENERS
+    entry = _begin_entry(gm, name, options, trace, beside=beside)
+    device = main_device(gm)
+    _check_runs_here(trace.target, device)
+    with trace.timed("bind"):
+        bind = _binding(gm, name, options, trace)
+        if not isinstance(entry, Background):
+            return bind(_load(entry, device))
+
+    def bind_built() -> BoxedCall:
+        say("the C++ compiler builds kernels")
+        return bind(_load(entry.result(), device))
+
+    return when_ready(partial(_or_eagerly, bind_built, gm, options, trace))
+
+
+def is_unseen(options: Options) -> bool:
+    """Return True if nobody looks at this compile, or at its calls."""
+    looked = options.verify or options.dump_dir is not None or debug_directory() is not None
+    return not (looked or prints_code() or is_heard() or current_clock() is not None)
+
+
+def _binding(
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace
+) -> Callable[[Mapping[str, Callable[..., None]]], BoxedCall]:
+    """Return what makes a callable of a graph's wrapper and its kernels."""
+    device, title = main_device(gm), graph_id(name)
+    outside = of_graph(gm, _compile_parts(gm, name, options))
+    titles = partial(launch_titles, gm, name, trace.manifest)
+    ranges = Ranges(f"fusec {title}", trace.said["named.py"].decode(), titles)
+    bind = partial(executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges)
+    if options.verify:
+        verification = Verification(gm, name, strict=options.strict)
+        return lambda kernels: verification.around(bind(kernels, watch=verification.watch))
+    recorded = options.cudagraphs and device.type == "cuda"
+    clock = None if recorded else current_clock()
+    return partial(bind, clock=clock.of_graph(title, device) if clock is not None else None)
+
+
+def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
+    """Return the callable of a graph that the cache has; None where it has it no more."""
+    blobs = open_cache(options).load(stored.key)
+    if blobs is None:
+        return None
+    name, device = stored.name, stored.device
+    trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, said=blobs)
+    RECENT.append(trace)
+    target = target_for(device, options)
+    trace.target = target.name
+    with trace.timed("bind"):
+        kernels = _load(blobs, device)
+        named = Ranges(f"fusec {graph_id(name)}", blobs["named.py"].decode(), lambda: stored.titles)
+        return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=named)
+
+
+def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str, ...]:
+    """Return what the code of each graph depends on: versions, options, the machine."""
+    versions = (fingerprint(), cpu_features(), _compiler(options))
+    raced = _processor(device) if _races(options) else ""
+    threads = f"threads={target.machine.threads}"
+    return (*versions, options.key(), target.name, f"tf32={allows_tf32()}", threads, raced)
+
+
+def _compiler(options: Options) -> str:
+    """Return which C++ compiler kernels are from: where there is none, the cache's last one."""
+    here = cpp_kernel.compiler_identity(options.cxx)
+    if here != cpp_kernel.NO_COMPILER or not options.cache:
+        return here
+    last = open_cache(options).load(_LAST_COMPILER)
+    return here if last is None else last["identity"].decode()
+
+
+def _remember_compiler(options: Options) -> None:
+    """Tell later processes with the same cache, which may have no compiler, what built it."""
+    about = {"model": "(the C++ compiler that made them)", "graph": "", "target": ""}
+    identity = cpp_kernel.compiler_identity(options.cxx).encode()
+    blobs, cache = {ABOUT: json.dumps(about).encode(), "identity": identity}, open_cache(options)
+    if cache.load(_LAST_COMPILER) != blobs:
+        cache.store(_LAST_COMPILER, blobs)
+
+
+_LAST_COMPILER = "compiler"
+
+
+def _compile_parts(
+    gm: fx.GraphModule, name: str, options: Options
+) -> Mapping[str, Callable[..., Any]]:
+    """Return what runs in the place of a graph's parts, by attribute: their compiled form."""
+
+    def callable_of(attribute: str, part: fx.GraphModule) -> Callable[..., Any]:
+        call = compile_graph(part, f"{name}.{attribute}", options)
+        strides = traced_strides(part)
+        (returned,) = part.graph.output_node().args
+        single = isinstance(returned, fx.Node)
+
+        def run(*args: Any) -> Any:
+            if strides is not None:  # a loop hands over slices, or what another iteration made
+                args = tuple(
+                    arg if expected is None else executable.restride(arg, expected)
+                    for arg, expected in zip(args, strides, strict=True)
+                )
+            result = call(list(args))
+            return result[0] if single and isinstance(result, tuple) else result
+
+        return run
+
+    return {
+        attribute: callable_of(attribute, part)
+        for attribute, part in find_parts(gm).items()
+        if traced_strides(part) is not None or not runs_again(gm, attribute)
+    }
+
+
+def allows_tf32() -> bool:
+    """Return True if torch's setting lets products of f32 round their operands to 10 bits.
+
+    That is ``torch.set_float32_matmul_precision("high")`` or ``"medium"``, or one of the settings
+    of ``torch.backends.cuda.matmul``. Dynamo guards it: a change compiles anew.
+    """
+    own: str = torch.backends.cuda.matmul.fp32_precision
+    if own == "none":  # as all backends
+        own = torch.backends.fp32_precision  # type: ignore[attr-defined]
+    return own == "tf32"
+
+
+def target_for(device: torch.device, options: Options) -> Target:
+    """Return the target of graphs on a device: the one that the options name, or the device's own.
+
+    Raises:
+        Unsupported: if kernels cannot be made for the device.
+        UsageError: if the options name one that does not run there.
+    """
+    width = cpp_kernel.vector_width()
+    here = {"tiles": cpp_kernel.has_tiles(), "tf32": allows_tf32()}
+    threads = torch.get_num_threads()
+    if options.target is None:
+        return target_of_device(device_target(device), width, threads=threads, **here)
+    target = find_target(options.target, width, threads=threads, **here)
+    if target.device != device.type:
+        raise UsageError(
+            f"the target {target.name!r} is for looking at code of another device than this "
+            f"graph's, {device} (fusec dump, explain, check --static); leave it out to run"
+        )
+    return target
+
+
+def _check_runs_here(target: str, device: torch.device) -> None:
+    """Raise UsageError for kernels of another processor, which would stop this process."""
+    missing = missing_features(needed_features(target)) if device.type == "cpu" else ""
+    if missing:
+        raise UsageError(f"the target {target!r} does not run here: the processor lacks {missing}")
+
+
+def device_target(device: torch.device) -> str:
+    """Return the name of the target that runs on a torch device.
+
+    Raises:
+        Unsupported: if there is none.
+    """
+    if device.type == "cpu":
+        return "cpu"
+    if device.type == "cuda" and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}"
+    raise Unsupported(f"no target for device {device}")
+
+
+def _generate(
+    gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
+) -> tuple[Entry, Callable[[], Entry]]:
+    """Return what a graph's entry says of its kernels, and what builds these."""
+    trace.texts = trace.texts or options.dump_dir is not None
+    compiled = compile_to_source(gm, context_for(gm, target, options, trace))
+    _announce_code(name, compiled)
+    if options.dump_dir is not None:
+        _dump(trace, target.language, options.dump_dir)
+    blobs = {
+        ABOUT: json.dumps({"model": model_name(gm), "graph": name, "target": target.name}).encode(),
+        "wrapper.py": compiled.wrapper.encode(),
+        "named.py": compiled.named().encode(),
+        "manifest.json": manifest(compiled, target.machine),
+    }
+    if compiled.native is not None:
+        blobs[SIGNATURE] = compiled.native.signature.encode()
+    if not compiled.programs and compiled.native is None:
+        return blobs, dict
+    return blobs, partial(BUILDS[target.language], compiled, target.name, options)
+
+
+def _announce_code(name: str, compiled: Compiled) -> None:
+    notation = partial(print_schedule, compiled.schedule)
+    announce_code(name, partial(print_code, compiled), notation, compiled.decisions)
+
+
+def _announce_cached(gm: fx.GraphModule, name: str, target: Target, options: Options) -> None:
+    """Tell torch's trace what the code of a graph in the cache is: an entry has no text of it."""
+    try:
+        untimed = replace(options, race_budget_s=0.0)
+        context = context_for(gm, target, untimed, Trace(name))
+        _announce_code(name, compile_to_source(gm, context))
+    except Exception:  # the program has its kernels
+        logger.debug("no code of %s for the trace", name, exc_info=True)
+
+
+def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Trace) -> Context:
+    """Return the context of a compile, with judges that time the ways to run a product here.
+
+    With no time for races (``race_budget_s`` 0) they know what earlier ones measured.
+    """
+    context = Context(target, options, trace)
+    device = main_device(gm)
+    if not _races(options) or target.device != device.type:
+        return context
+    races = _races_of(device, target, options)
+    make_judge = partial(_device_judge, gm, target, options, races)
+    library = LibraryJudge(races) if device.type == "cpu" else None
+    return replace(context, make_judge=make_judge, choose_library=library)
+
+
+def format_judge(target: Target, options: Options) -> FormatJudge | None:
+    """Return what times convolutions in both memory formats; None where a rule decides."""
+    if not _races(options) or not target.formats:
+        return None
+    races = _races_of(torch.device(target.device), target, options)
+    races.keeps_all = races.left_s > 0
+    return FormatJudge(races, partial(gain_by_rule, rates=target.machine))
+
+
+def _races_of(device: torch.device, target: Target, options: Options) -> Races:
+    salt = f"torch {torch.__version__} {_processor(device)} {target.name} {allows_tf32()}"
+    cache = open_cache(options) if options.cache else None
+    return Races(device, options.race_seconds(device.type), salt, cache, find_ranks())
+
+
+def _races(options: Options) -> bool:
+    """Return True if the ways to run a product are to be timed, on the device that is here."""
+    timed = options.autotune and options.race == "auto" and not options.native
+    return timed and options.target is None
+
+
+def _processor(device: torch.device) -> str:
+    """Return what names a device's processor, and how many threads of it there are."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()} {cpu_features()} {torch.get_num_threads()} threads"
+
+
+def _device_judge(
+    gm: fx.GraphModule, target: Target, options: Options, races: Races, cut: Cut
+) -> Judge:
+    device = races.device
+    build = BUILDS[target.language]
+
+    def prepare(compiled: Compiled) -> Callable[[list[Any]], Any]:
+        blobs = dict(build(compiled, target.name, options)) if compiled.programs else {}
+        rows = kernel_rows(compiled)
+        launches = list(all_launches(compiled.schedule))
+        if device.type == "cuda" and len(launches) == len(compiled.schedule.steps):  # all kernels
+            arguments = argument_specs(compiled.schedule.graph)
+            rehearse(compiled.wrapper, blobs, arguments, device)
+        kernels = load_kernels(blobs, rows, device)
+        return executable.bind(compiled.wrapper, kernels, of_graph(gm), device)
+
+    return DeviceJudge(cut, Context(target, options, Trace("race")), prepare, races)
+
+
+def _dump(trace: Trace, language: str, directory: str) -> None:
+    """Write what each stage of one graph made, next to those of other graphs."""
+    try:
+        files = stage_files(trace.records, language)
+        process_dump(Path(directory)).write(trace.name, compile_id(), trace.target, files)
+    except OSError as error:
+        logger.warning("cannot write the stages to %s: %s", directory, error)
+
+
+def _load(blobs: Mapping[str, bytes], device: torch.device) -> Mapping[str, Callable[..., None]]:
+    """Return launchers by kernel name; a process loads the same bytes once a device.
+
+    The key of an entry does not say them: built again without the cache, a race may end otherwise.
+    """
+    digest = hashlib.sha256(b"".join(blobs.values())).digest()
+    with _lock:
+        loaded = _libraries.get((digest, device))
+        if loaded is None:
+            rows = json.loads(blobs["manifest.json"])["kernels"]
+            loaded = load_kernels(blobs, rows, device)
+            _libraries[digest, device] = loaded
+        return loaded

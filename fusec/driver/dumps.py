@@ -1,0 +1,138 @@
+"""Stages as files: the one form of ``fusec dump -o DIR`` and of ``options={"dump_dir": "DIR"}``.
+
+A graph has a folder, by its name and Dynamo's number of the compile, as logs have it; a file is a
+stage, numbered by its place in the compile, so that folders of two compiles can be compared::
+
+    DIR/index.txt
+    DIR/forward-0_1/08-fx.py
+                    31-kernels.txt
+                    50-source-k0.cpp
+
+``index.txt`` has a line for each graph. What an earlier process wrote to the directory is removed
+first: the files of this form in the folders that its index names, nothing else. Processes of
+``torchrun`` have a directory each, ``DIR/rank0``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusec.driver.stages import DYNAMO, JOINT, PARTITION, all_stages
+from fusec.driver.trace import Record
+
+INDEX = "index.txt"
+BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
+"""Stages that a forward and its backward have in common."""
+_FILE = re.compile(r"\d\d-[\w.-]+")
+_FOLDER = re.compile(r"[\w.]+(-\d+_[\w-]+)?")
+_LEVELS = {"capture": ("fx", "capture", "graph"), "memory": ("kernels", "memory")}
+"""Levels that stand beside a stage."""
+_BEHIND = ("program", "source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One stage of a graph as a file; ``kernel`` is "" where it is of all of them."""
+
+    stage: str
+    kernel: str
+    suffix: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        of = f"-{self.kernel}" if self.kernel else ""
+        return f"{_places()[self.stage]:02}-{self.stage}{of}.{self.suffix}"
+
+
+class Dump:
+    """A directory of one process; making it removes what an earlier one wrote there.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        rank = os.environ.get("RANK")
+        self.directory = directory / f"rank{rank}" if rank else directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lines: dict[str, str] = {}
+        _remove_earlier(self.directory)
+
+    def write(self, graph: str, compile_id: str, about: str, files: Iterable[File]) -> list[Path]:
+        """Write one graph's files, and its line of the index; return their paths.
+
+        Args:
+            compile_id: Dynamo's number, "0/1", or "".
+            about: what the index says of the graph.
+        """
+        folder = graph + (f"-{re.sub('[^0-9A-Za-z]', '_', compile_id)}" if compile_id else "")
+        again = sum(re.fullmatch(rf"{re.escape(folder)}(-\d+)?", known) is not None
+                    for known in self._lines)  # fmt: skip
+        folder += f"-{again + 1}" if again else ""
+        (self.directory / folder).mkdir(exist_ok=True)
+        paths = []
+        for file in sorted(files, key=lambda file: file.name):
+            paths.append(self.directory / folder / file.name)
+            text = file.text if file.text.endswith("\n") else f"{file.text}\n"
+            paths[-1].write_text(text, encoding="utf-8")
+        number = f" [{compile_id}]" if compile_id else ""
+        self._lines[folder] = f"{folder}: graph {graph}{number}, {about}, {len(paths)} files"
+        lines = "".join(f"{line}\n" for line in self._lines.values())
+        (self.directory / INDEX).write_text(lines, encoding="utf-8")
+        return paths
+
+
+@functools.cache
+def process_dump(directory: Path) -> Dump:
+    """Return this process's dump in a directory."""
+    return Dump(directory)
+
+
+def suffix_of(stage: str, language: str) -> str:
+    """Return how the name of a stage's file ends.
+
+    Args:
+        language: of the target's kernels: "cpp" or "triton".
+    """
+    if stage == "source":
+        return "cpp" if language == "cpp" else "py"
+    return "py" if stage in ("fx", "wrapper", *BEFORE_CAPTURE) else "txt"
+
+
+def stage_files(records: Mapping[str, Record], language: str) -> Iterator[File]:
+    """Yield what the stages of a compile made that changed something, a kernel's source each."""
+    for stage, made in records.items():
+        suffix = suffix_of(stage, language)
+        if stage == "source":
+            for kernel, source in made.structure.items():
+                yield File(stage, kernel, suffix, source)
+        elif made.changed:
+            yield File(stage, "", suffix, made.text)
+
+
+@functools.cache
+def _places() -> Mapping[str, int]:
+    """Return stage -> its place in a compile, from 0."""
+    names = [name for s in all_stages() for name in _LEVELS.get(s.name, (s.name,))]
+    return {name: place for place, name in enumerate(dict.fromkeys((*names, *_BEHIND)))}
+
+
+def _remove_earlier(directory: Path) -> None:
+    with suppress(FileNotFoundError):
+        lines = (directory / INDEX).read_text(encoding="utf-8").splitlines()
+        for folder in (directory / line.partition(":")[0] for line in lines):
+            if not _FOLDER.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+                continue
+            for file in folder.iterdir():
+                if _FILE.fullmatch(file.name) and not file.is_dir():
+                    file.unlink()
+            with suppress(OSError):  # somebody else's files stay
+                folder.rmdir()
+        (directory / INDEX).unlink()

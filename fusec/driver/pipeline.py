@@ -1,0 +1,293 @@
+"""``compile_to_source``: an FX graph through all stages (``fusec/driver/stages.py``) up to source
+text.
+
+FX graph -> Graph -> Schedule of kernels -> Programs -> sources, and the wrapper that calls them.
+Building, binding and the cache stand in ``compiler.py``: the cache's key is made of the FX graph,
+so a warm start does nothing of this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.generalise import FUNCTIONS, Functions, one_each
+from fusec.codegen.host import wrapper
+from fusec.codegen.host.native import Native, print_native
+from fusec.codegen.host.runs import RunCode, print_run, run_codes
+from fusec.codegen.host.table import print_blocks
+from fusec.codegen.triton.form import by_pointers
+from fusec.driver.size_formulas import asked_of
+from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context
+from fusec.driver.structures import verify
+from fusec.driver.summary import facts, launched_externs
+from fusec.frontend.capture import Held
+from fusec.ir import text
+from fusec.ir.canonical import canonical
+from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer
+from fusec.ir.formula import Formula
+from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
+from fusec.ir.memory import overlaid
+from fusec.ir.names import function_name
+from fusec.ir.program import Program, print_program
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.plan import Plan, print_plan
+from fusec.passes.stage import fold, fold_each
+from fusec.passes.traffic import work_of
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A graph after codegen, before anything is built.
+
+    Attributes:
+        schedule: kernels and externs in order, with the decisions that led there.
+        plans, programs: by kernel name.
+        code: kernel name -> name of the first kernel of the same structure, whose code it runs.
+        functions: what these run, some of them one with another number.
+        forms: each function as it is printed, by its name.
+        pointers: the same of those that tensor descriptors are passed to, without them.
+        sources: kernel name -> source text of its code.
+        wrapper: the Python source of ``call``.
+        named: returns the same for profilers, each launch with its name.
+        runs: the functions that launch several kernels.
+        native: the same for programs without Python, where the options ask for it.
+    """
+
+    schedule: Schedule
+    plans: Mapping[str, Plan]
+    programs: Mapping[str, Program]
+    code: Mapping[str, str]
+    functions: Functions
+    forms: Mapping[str, Any]
+    pointers: Mapping[str, Any]
+    sources: Mapping[str, str]
+    wrapper: str
+    named: Callable[[], str]
+    runs: tuple[RunCode, ...] = ()
+    native: Native | None = None
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was decided on the way, and why."""
+        return self.schedule.decisions
+
+    @property
+    def distinct(self) -> dict[str, Program]:
+        """The programs that are built: one of each structure."""
+        return {name: p for name, p in self.programs.items() if self.code[name] == name}
+
+
+def generate(
+    schedule: Schedule,
+    context: Context,
+    held: Held | None = None,
+    asked: Callable[[], Sequence[Formula]] = tuple,
+) -> Compiled:
+    """Return plans, programs and sources of every kernel, and the wrapper.
+
+    Args:
+        held: which nodes' values buffers hold; read where the options ask to verify.
+        asked: returns what has to hold of sizes; called where C is to call the graph.
+    """
+    launches = {launch.name: launch for launch in all_launches(schedule)}
+    planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
+    programs = fold_each(LOWER[1:], planned, context)
+    programs = {name: _titled(programs[name], launch) for name, launch in launches.items()}
+    first: dict[object, str] = {}
+    code = {name: first.setdefault(canonical(p).form, name) for name, p in programs.items()}
+    placed = context.apply(MEMORY, schedule)
+    verify(placed)  # always: a wrapper that fails while it runs has no way back
+    programs = _with_overlaid(programs, code, overlaid(schedule, placed.memory))
+    distinct = {name: program for name, program in programs.items() if code[name] == name}
+    codegen = context.target.codegen
+    functions = fold(FUNCTIONS, one_each(distinct), context)
+    forms = fold_each(codegen.form, functions.functions, context)
+    copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
+    pointers = fold_each(codegen.form, copied, context.quiet())
+    printed = codegen.print_functions(functions, forms)
+    watched = held if context.options.verify else None
+    runs = {} if watched is not None else run_codes(placed.memory, programs, code)
+    print_call = partial(wrapper.print_wrapper, schedule, placed.memory, programs, code, watched)
+    return Compiled(
+        schedule,
+        {name: one.plan for name, one in planned.items()},
+        programs,
+        code,
+        functions,
+        forms,
+        pointers,
+        {name: printed[code[name]] for name in programs},
+        print_call(),
+        partial(print_call, named=True),
+        tuple({run.name: run for run in runs.values()}.values()),
+        print_native(schedule, placed.memory, programs, code, asked())
+        if context.options.native
+        else None,
+    )
+
+
+def _with_overlaid(
+    programs: Mapping[str, Program],
+    code: Mapping[str, str],
+    buffers: Mapping[str, frozenset[Buffer]],
+) -> dict[str, Program]:
+    """Return programs that say which buffers lie over others in any launch of their code."""
+    places: dict[str, set[int]] = {}
+    for name, shared in buffers.items():
+        found = {k for k, b in enumerate(programs[name].buffers) if b in shared}
+        places.setdefault(code[name], set()).update(found)
+    return {
+        name: replace(p, overlaid=tuple(p.buffers[k] for k in sorted(places.get(code[name], ()))))
+        for name, p in programs.items()
+    }
+
+
+def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mapping[str, FlatKernel]:
+    """Return the kernels that are planned for some launches, by name."""
+    kernels = {k.name: k for k in launches if isinstance(k, Kernel)}
+    flat = fold_each(KERNEL, kernels, context)
+    return {
+        launch.name: replace(launch.template, name=launch.name)
+        if isinstance(launch, Bundle)
+        else flat[launch.name]
+        for launch in launches
+    }
+
+
+def _titled(program: Program, launch: Kernel | Bundle) -> Program:
+    """Return a program whose name says what it computes, and on top of which notation does."""
+    named = replace(program, name=function_name(launch.name, launch.origin.ops))
+    if isinstance(launch, Bundle):
+        notation = tuple(text.print_template(launch).splitlines())
+        return replace(named, notation=notation, table=True)
+    return replace(named, notation=tuple(text.print_kernel(launch).splitlines()))
+
+
+def compile_to_source(gm: fx.GraphModule, context: Context) -> Compiled:
+    """Take an FX graph through all stages up to source text; the trace has its name.
+
+    Raises:
+        Unsupported: if all of it has to run as eager kernels.
+        InvalidIR: under ``verify``, naming the stage that made something illegal.
+    """
+    trace = context.trace
+    trace.keep("fx", gm, partial(gm.print_readable, print_output=False))
+    with trace.timed("capture"):
+        graph, held = CAPTURE.run(gm, context)
+    if context.options.verify:
+        verify(graph)
+    for name in ("capture", "graph"):
+        trace.keep(name, graph, partial(text.print_graph, graph))
+    with trace.timed("passes"):
+        schedule = fold(PASSES, graph, context)
+    trace.keep("kernels", schedule, partial(text.print_schedule, schedule))
+    with trace.timed("codegen"):
+        compiled = generate(schedule, context, held, partial(asked_of, gm))
+    plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
+    trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
+    trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))
+    trace.keep("source", sources, lambda: "\n\n".join(sources[k] for k in compiled.distinct))
+    trace.keep("wrapper", compiled, lambda: compiled.wrapper)
+    return compiled
+
+
+def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
+    """Return what a loader needs to know of each kernel."""
+    return [
+        {
+            "name": name,
+            "function": program.name,
+            "buffers": len(program.buffers),
+            "sizes": len(program.sizes),
+            "blocks": print_blocks(program) if program.table else None,
+            "parts": [_part(program)],
+        }
+        for name, program in compiled.distinct.items()
+    ] + [
+        {
+            "name": run.name,
+            "function": run.name,
+            "buffers": len(run.buffers),
+            "sizes": len(run.sizes),
+            "blocks": None,
+            "parts": [_part(compiled.programs[name]) for name in run.kernels],
+        }
+        for run in compiled.runs
+    ]
+
+
+def _part(program: Program) -> tuple[str, str]:
+    """Return a kernel's function and the line that it is from, which an error names."""
+    return program.name, program.source[-1] if program.source else "compiled graph"
+
+
+def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
+    """Return C++ translation units that together have all kernels of a graph.
+
+    Args:
+        width: lanes of a vector.
+        most: so many of them; fewer where there is less to compile.
+    """
+    prelude = partial(cpp.prelude, width)
+    parts = _parts(compiled, most if compiled.native is None else 1)
+    launching = [print_run(run, compiled.programs) for run in compiled.runs]
+    launching += [compiled.native.source] if compiled.native is not None else []
+    if launching and len(parts) > 1:
+        elsewhere = [name for part in parts[1:] for name in part]
+        launching[:0] = [f"{cpp.Printer(compiled.programs[k]).head()};" for k in elsewhere]
+    return [
+        prelude(products=any(cpp.multiplies(compiled.programs[name]) for name in part))
+        + "\n".join([*(compiled.sources[name] for name in part), *(launching if k == 0 else ())])
+        for k, part in enumerate(parts)
+    ]
+
+
+UNIT_TEXT = 1 << 16
+"""Characters of kernels that are worth a unit of their own: g++ takes half a second for them, and a
+tenth of one for what stands in front of each unit (2026-11)."""
+
+
+def _parts(compiled: Compiled, most: int) -> list[list[str]]:
+    """Return the kernels of each unit, in order; those that share a function are in one."""
+    families: dict[str, list[str]] = {}
+    for name in compiled.distinct:
+        families.setdefault(compiled.functions.calls[name].function, []).append(name)
+    sizes = {f: sum(len(compiled.sources[k]) for k in names) for f, names in families.items()}
+    count = max(1, min(most, sum(sizes.values()) // UNIT_TEXT))
+    parts: list[list[str]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for family in sorted(sizes, key=lambda f: sizes[f], reverse=True):
+        lightest = loads.index(min(loads))
+        loads[lightest] += sizes[family]
+        parts[lightest] += families[family]
+    order = {name: k for k, name in enumerate(compiled.distinct)}
+    return [sorted(part, key=lambda name: order[name]) for part in parts]
+
+
+def print_code(compiled: Compiled) -> str:
+    """Return everything that was generated for a graph: its kernels and the wrapper around them."""
+    return "\n\n".join([*(compiled.sources[k] for k in compiled.distinct), compiled.wrapper])
+
+
+def manifest(compiled: Compiled, machine: Machine) -> bytes:
+    """Return the cache entry's description of its kernels, as JSON.
+
+    Args:
+        machine: prices what they do.
+    """
+    launches = [*all_launches(compiled.schedule), *launched_externs(compiled.schedule)]
+    work = {launch: asdict(work_of(launch, machine)) for launch in launches}
+    described = {
+        "kernels": kernel_rows(compiled),
+        "summary": facts(compiled.schedule, compiled.code, work),
+        "taken": wrapper.taken(compiled.schedule),
+    }
+    return json.dumps(described, sort_keys=True).encode()

@@ -1,0 +1,141 @@
+"""What a trace knows of sizes, as the data that an archive holds (``runtime/archive/sizes.py``).
+
+Names are those of the trace's symbols. Worked example, of a table of 64 positions that is read up
+to the second extent of ``x: f32[s0, s1, 8]``::
+
+    specs       ("size", "s0"), ("size", "s1"), ("f32", ("s0", "s1", 8), (("*", 8, "s1"), 8, 1))
+    conditions  ("<=", "s1", 64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.errors import Unsupported
+from fusec.frontend.shapes import Sizes
+from fusec.ir.argument import Comparison, Condition, Junction
+from fusec.ir.atoms import Size
+from fusec.ir.formula import formula_of
+from fusec.ir.index import Index, index
+from fusec.runtime.archive import sizes
+from fusec.runtime.archive.loading import NAMES, Spec
+from fusec.torch_interior import pytree
+
+
+def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.Condition, ...]]:
+    """Return what some traced arguments are, and what is asked of their sizes.
+
+    What is no tensor with plain memory, and no size, is None.
+
+    Raises:
+        Unsupported: for sizes that are no sums, products, quotients and least ones of symbols.
+    """
+    known = Sizes().plain()
+    specs = tuple(_spec(value, known) for value in values)
+    bounds = [bound for size in known.used.values() for bound in _bounds(size)]
+    asked = [_condition(one) for env in _environments(values) for one in known.asked(env)]
+    return specs, tuple(dict.fromkeys((*bounds, *asked)))
+
+
+def not_empty(values: Sequence[Any]) -> tuple[sizes.Condition, ...]:
+    """Return what has to hold so that no traced tensor is empty.
+
+    A trace for sizes of any value does not ask it, and ``x[:, -1]`` reads what is not there.
+    """
+    known = Sizes().plain()
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    extents = dict.fromkeys(n for tensor in tensors for n in known.tensor(tensor).shape)
+    return tuple(
+        (">=", formula_of(n - n.const), 1 - n.const)
+        for n in extents
+        if not (n.is_constant or _grows(n)) or n in map(index, known.used.values())
+    )
+
+
+def asked_of(gm: fx.GraphModule) -> tuple[sizes.Condition, ...]:
+    """Return what has to hold of sizes so that a graph of ATen runs as it was traced.
+
+    Raises:
+        Unsupported: as of ``specs_of``.
+    """
+    nodes = gm.graph.nodes
+    traced = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+    given = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
+    return tuple(dict.fromkeys((*not_empty(traced), *specs_of(given)[1])))
+
+
+def _grows(extent: Index) -> bool:
+    """Return True for what is at least one where all sizes are."""
+    signs = (c > 0 and all(isinstance(a, Size) for a in atoms) for atoms, c in extent.terms)
+    return extent.const >= 0 and all(signs)
+
+
+def _environments(values: Sequence[Any]) -> Iterator[Any]:
+    """Yield the one environment of the symbols in some arguments, if there are any."""
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                yield size.node.shape_env
+                return
+
+
+def _spec(value: Any, known: Sizes) -> Spec:
+    if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+        return "size", formula_of(known.index(value))
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    seen = known.tensor(value)
+    shape, strides = (tuple(map(formula_of, each)) for each in (seen.shape, seen.strides))
+    return NAMES.get(value.dtype, str(value.dtype)), shape, strides
+
+
+def _bounds(size: Size) -> Iterator[sizes.Condition]:
+    if size.least:
+        yield ">=", size.name, size.least
+    if size.most is not None:
+        yield "<=", size.name, size.most
+
+
+def _condition(condition: Condition) -> sizes.Condition:
+    match condition:
+        case Comparison():
+            made = condition.sign, formula_of(condition.left), formula_of(condition.right)
+            match made:
+                case ("==", size, ("min", *parts)) | ("==", ("min", *parts), size) if size in parts:
+                    (most,) = (part for part in parts if part != size)
+                    return "<=", size, most
+            return made
+        case Junction():
+            return condition.sign, *map(_condition, condition.parts)
+    raise Unsupported(f"a condition {condition}")
+
+
+def renamed_spec(spec: Spec, names: Mapping[str, str]) -> Spec:
+    """Return what an argument is with other names for its sizes; raises as ``renamed``."""
+    match spec:
+        case (dtype, tuple() as shape, tuple() as strides):
+            own, steps = (tuple(renamed(n, names) for n in each) for each in (shape, strides))
+            return dtype, own, steps
+        case (kind, formula):
+            return kind, renamed(formula, names)
+    return None
+
+
+def renamed(formula: Any, names: Mapping[str, str]) -> Any:
+    """Return a formula or condition with other names for its sizes.
+
+    Raises:
+        Unsupported: for a size that has none: no input's extent is it.
+    """
+    match formula:
+        case str():
+            if formula not in names:
+                raise Unsupported(f"a size {formula} that no input has by itself")
+            return names[formula]
+        case (sign, *parts):
+            return sign, *(renamed(part, names) for part in parts)
+    return formula

@@ -1,0 +1,600 @@
+"""The one visible list of stages: every rewrite from Dynamo's graph to the form that is printed.
+
+Each is a ``Stage``, data. ``fold`` runs a list; after each stage the verifier of the structure runs
+(under ``verify``), and its text is kept (for ``fusec dump --stage NAME``). Whoever needs the list
+reads it here: the fuzzer, the goldens, the command line, the table in docs/design.md.
+
+Two stages have an inner list, ``FUSE``, which makes kernels of a graph: ``contract`` runs it for
+each set of products that it opens, and for each group whose two ways are compared (groups that are
+alike share the comparison); ``loops`` runs it for the body of each loop over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from fusec.codegen.cpp.form import CPP_FORM
+from fusec.codegen.generalise import FUNCTIONS
+from fusec.codegen.lowering.lower import lower
+from fusec.codegen.targets import Target
+from fusec.codegen.triton.form import FORM
+from fusec.driver.partition import partition, recompute_scores
+from fusec.driver.structures import Placed, Planned, printed, verify
+from fusec.driver.trace import Trace
+from fusec.errors import StageError, note_stage
+from fusec.frontend.capture import capture_with_values
+from fusec.frontend.fx_passes.channel_folding import fold_channels
+from fusec.frontend.fx_passes.channel_products import multiply_gradients, multiply_single_places
+from fusec.frontend.fx_passes.draws import replace_draws
+from fusec.frontend.fx_passes.equal_sizes import unite_sizes
+from fusec.frontend.fx_passes.flex_attention import spell_out_attention
+from fusec.frontend.fx_passes.freezing import freeze
+from fusec.frontend.fx_passes.longer_cats import lengthen_cats
+from fusec.frontend.fx_passes.masked_writes import write_by_masks
+from fusec.frontend.fx_passes.memory_formats import Judge as FormatJudge
+from fusec.frontend.fx_passes.memory_formats import choose_formats
+from fusec.frontend.fx_passes.packing import mark_packed
+from fusec.frontend.fx_passes.softmax_gradients import sum_gradients_of_outputs
+from fusec.frontend.ops.interpolation import keep_gradients_whole
+from fusec.ir.graph import FlatKernel, Graph, Schedule
+from fusec.ir.verify import verify_flat
+from fusec.options import Options
+from fusec.passes.fusion.bundle import bundle
+from fusec.passes.fusion.contract import Cut, Judge, cut_with_products, judge_by_model
+from fusec.passes.fusion.fuse import Judged, fuse, separate
+from fusec.passes.fusion.libraries import Chooser, choose_libraries
+from fusec.passes.fusion.library_bias import library_bias
+from fusec.passes.fusion.library_epilogue import library_epilogue
+from fusec.passes.fusion.split_loop import split_loops
+from fusec.passes.fusion.store_parts import store_parts
+from fusec.passes.graph.chunk import chunk, cut_loops
+from fusec.passes.graph.dead_code import dead_code
+from fusec.passes.graph.eager_rounding import round_as_eager
+from fusec.passes.graph.inline import inline
+from fusec.passes.graph.recompute import recompute_wide
+from fusec.passes.graph.row_parts import sum_rows_by_parts
+from fusec.passes.graph.share import share
+from fusec.passes.graph.simplify import simplify
+from fusec.passes.graph.split_reduction import split_reduction
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.masks import mask_by_infinity
+from fusec.passes.kernel.online_softmax import online_softmax
+from fusec.passes.kernel.stream_rows import stream_rows
+from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.in_place import in_place
+from fusec.passes.schedule.plan import Plan
+from fusec.passes.stage import Stage, fold
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What stages know of a compile beside their structure.
+
+    Attributes:
+        trace: where they leave what they made.
+        make_judge: gives the judge between the ways to run a product; by default the cost model.
+        choose_library: says which library computes a product; by default that which it names.
+        judge_format: says what a convolution gains by channels-last images; by default a rule.
+        judged: what fusion found of groups: the next graph that is tried has many of them again.
+    """
+
+    target: Target
+    options: Options
+    trace: Trace
+    make_judge: Callable[[Cut], Judge] | None = None
+    choose_library: Chooser | None = None
+    judge_format: FormatJudge | None = None
+    judged: Judged = field(default_factory=Judged, compare=False)
+
+    def apply(self, stage: Stage, structure: Any) -> Any:
+        """Return what a stage makes of a structure, verified and kept as the options say.
+
+        Raises:
+            InvalidIR: naming the stage.
+        """
+        before = printed(structure) if self.trace.texts else None
+        try:
+            made = stage.run(structure, self)
+        except Exception as error:
+            note_stage(error, stage.name)
+            raise
+        if self.options.verify:
+            try:
+                verify(made)
+                stage.check(made)
+            except StageError as error:
+                raise error.in_stage(stage.name) from None
+        if self.trace.texts:
+            same = stage.takes == stage.gives
+            self.trace.keep(stage.name, made, printed(made), before if same else None)
+        return made
+
+    def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a stage makes of each of some structures; see ``apply``."""
+
+        def run(given: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
+            return {name: stage.run(one, context) for name, one in given.items()}
+
+        def check(several: Mapping[str, Any]) -> None:
+            for one in several.values():
+                stage.check(one)
+
+        made: Mapping[str, Any] = self.apply(replace(stage, run=run, check=check), structures)
+        return made
+
+    def quiet(self) -> Context:
+        """Return the context of a run that is only tried: it leaves no record."""
+        return replace(self, trace=Trace(self.trace.name))
+
+
+# -- which compiles have a stage, and how its function is called -----------------------------------
+
+
+def _stateless(context: Context) -> bool:
+    return not context.options.fallback_random
+
+
+def _fuses(context: Context) -> bool:
+    return context.options.fusion
+
+
+def _bundles(context: Context) -> bool:
+    # A recording, and a function in C, launch at no cost.
+    options = context.options
+    return options.fusion and not options.cudagraphs and not options.native
+
+
+def _multiplies_channels(context: Context) -> bool:
+    return context.target.formats and context.options.precision == "best"
+
+
+def _follows_convolutions(context: Context) -> bool:
+    return _fuses(context) and context.target.formats and context.options.precision == "best"
+
+
+def _fuses_products(context: Context) -> bool:
+    return (
+        context.target.machine.multiplies
+        and context.options.fusion
+        and (context.options.race != "library" or context.options.native)
+    )
+
+
+def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the run of a stage that knows its structure alone."""
+    return lambda structure, context: function(structure)
+
+
+def _changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], Any]:
+    """Return the run of a stage that changes an FX graph where it is."""
+
+    def run(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+        rewrite(gm)
+        return gm
+
+    return run
+
+
+_on_dynamo = partial(Stage, takes="Dynamo's graph", gives="Dynamo's graph")
+_on_fx = partial(Stage, takes="FX graph", gives="FX graph")
+_on_graph = partial(Stage, takes="Graph", gives="Graph")
+_on_schedule = partial(Stage, takes="Schedule", gives="Schedule")
+_on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
+
+
+# -- before capture --------------------------------------------------------------------------------
+
+DYNAMO = (
+    _on_dynamo(
+        "equal_sizes",
+        "lengths of the keys and the values of an attention become one symbol",
+        _changing(unite_sizes),
+    ),
+    _on_dynamo(
+        "whole_gradients",
+        "interpolations get a gradient that stays one operation",
+        _changing(keep_gradients_whole),
+    ),
+    _on_dynamo(
+        "flex_attention",
+        "the scores of `flex_attention`, and what modifies and masks them, are operations",
+        _changing(spell_out_attention),
+    ),
+    _on_dynamo(
+        "masked_writes",
+        "writes that masks select become choices of elements",
+        _changing(write_by_masks),
+    ),
+    _on_dynamo(
+        "longer_cats",
+        "a cat that begins with what another one joins reads that one",
+        _changing(lengthen_cats),
+    ),
+)
+"""Rewrites of what Dynamo captured, before AOTAutograd."""
+
+
+def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+    drawn = context.options.fallback_random
+    if _freezes(context) and context.target.libraries:
+        mark_packed(gm)
+    choose_formats(gm, context.target.machine, context.judge_format, eager_draws=drawn)
+    return gm
+
+
+def _freezes(context: Context) -> bool:
+    return context.options.freeze
+
+
+def _freeze(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+    target = context.target
+    few_rows = target.machine.few_rows if _fuses_products(context) else 0
+    freeze(gm, packs=bool(target.libraries), few_rows=few_rows)
+    return gm
+
+
+_PLACES = _on_fx(
+    "single_places",
+    "convolutions of images of one place become products of matrices (CPU)",
+    _changing(multiply_single_places),
+    only=_multiplies_channels,
+)
+_FORMATS = _on_fx(
+    "memory_formats",
+    "images flow channels-last through convolutions that gain by it (CPU)",
+    _formats,
+    only=lambda context: (
+        context.options.channels_last and context.target.formats and not context.options.native
+    ),
+    needs=("single_places",),
+)
+_DRAWS = _on_fx(
+    "draws",
+    "random draws become functions of a seed and a position",
+    _changing(replace_draws),
+    only=_stateless,
+    needs=("memory_formats",),
+)
+INFERENCE = (
+    _on_fx(
+        "fold_channels",
+        "scales and shifts of channels go into the weights of convolutions",
+        _changing(fold_channels),
+        only=_freezes,
+    ),
+    _PLACES,
+    _FORMATS,
+    _DRAWS,
+    _on_fx(
+        "freeze",
+        "what follows from weights alone is computed once, and packed for the library (CPU)",
+        _freeze,
+        only=_freezes,
+        needs=("fold_channels", "single_places", "memory_formats", "draws"),
+    ),
+)
+"""Rewrites of AOTAutograd's graph where there is no backward."""
+
+JOINT = (
+    _PLACES,
+    _FORMATS,
+    _on_fx(
+        "channel_gradients",
+        "gradients of 1 x 1 convolutions of channels-last images become products (CPU)",
+        _changing(multiply_gradients),
+        only=_multiplies_channels,
+        needs=("memory_formats",),
+    ),
+    _DRAWS,
+    _on_fx(
+        "softmax_gradients",
+        "the row sums of a softmax's gradient are those of what an attention returns",
+        _changing(sum_gradients_of_outputs),
+        needs=("draws",),
+    ),
+    _on_fx(
+        "wide_products",
+        "products too wide to save (scores) are tagged: the backward computes them again",
+        lambda joint, context: recompute_scores(joint, context.target.machine.widened),
+        only=_fuses_products,
+    ),
+)
+"""Rewrites of the joint graph of forward and backward."""
+
+PARTITION = Stage(
+    "partition",
+    "cuts it in forward and backward; what a fused backward computes again is not saved",
+    lambda joint, context: partition(
+        joint, context.options.chunk_bytes, context.options.memory_budget
+    ),
+    "joint FX graph",
+    "two FX graphs",
+    needs=("draws", "wide_products"),
+)
+
+CAPTURE = Stage(
+    "capture",
+    "one small function an ATen operation; what has none becomes an `Extern`",
+    lambda gm, context: capture_with_values(
+        gm, context.trace.name, alone=context.options.native, device=context.target.device
+    ),
+    "FX graph",
+    "Graph",
+    needs=("partition",),
+)
+
+
+# -- from a graph to kernels -----------------------------------------------------------------------
+
+
+def _cut(graph: Graph, context: Context) -> Schedule:
+    if not context.options.fusion:
+        return separate(graph)
+    target = context.target
+    limit = context.options.merge_limit
+    return fuse(graph, target.machine, target.accepts, limit, context.judged)
+
+
+FUSE = (
+    _on_graph(
+        "simplify",
+        "rules that keep values: casts, comparisons of indices, guards, one-hot sums",
+        _alone(simplify),
+    ),
+    _on_graph("dead_code", "drops what nobody reads, so that readers count", _alone(dead_code)),
+    _on_graph("share", "definitions that are equal become one", _alone(share), needs=("simplify",)),
+    _on_graph(
+        "row_parts",
+        "sums over a product's rows become sums over its tiles, and a small final one",
+        _alone(sum_rows_by_parts),
+        only=_fuses_products,
+        needs=("share",),
+    ),
+    _on_graph(
+        "split_reduction",
+        "large column sums become a partial and a final sum",
+        lambda graph, context: split_reduction(graph, context.target.machine),
+        needs=("share", "row_parts"),
+    ),
+    _on_graph(
+        "inline",
+        "definitions not worth a place in memory go into their readers",
+        lambda graph, context: inline(graph, context.target.machine.few_rows),
+        needs=("dead_code", "split_reduction"),
+    ),
+    _on_graph(
+        "recompute",
+        "products too wide to store (scores) are computed in each of their readers",
+        _alone(recompute_wide),
+        only=_fuses_products,
+        needs=("inline",),
+    ),
+    _on_graph(
+        "unread",
+        "drops what nobody reads any more",
+        _alone(dead_code),
+        needs=("inline", "recompute"),
+    ),
+    Stage(
+        "fuse",
+        "the rule above, priced; what is taken and what is rejected are decisions",
+        _cut,
+        "Graph",
+        "Schedule",
+        needs=("unread",),
+    ),
+    _on_schedule(
+        "library_bias",
+        "a bias that found no partner goes back to the library: `addmm`",
+        _alone(library_bias),
+        only=_fuses,
+        needs=("fuse",),
+    ),
+    _on_schedule(
+        "library_epilogue",
+        "activations and residuals behind a convolution run in its call, where that can (CPU)",
+        _alone(library_epilogue),
+        only=_follows_convolutions,
+        needs=("fuse",),
+    ),
+    _on_schedule(
+        "store_parts",
+        "parts of a cat that one kernel makes are stored in the whole by it",
+        _alone(store_parts),
+        only=_fuses,
+        needs=("fuse",),
+    ),
+    _on_schedule(
+        "split_loop",
+        "the loop of a product with few tiles is spread over programs, where that pays (GPU)",
+        lambda schedule, context: split_loops(schedule, context.target.split),
+        only=_fuses,
+        needs=("library_bias", "store_parts"),
+    ),
+)
+"""What makes kernels of a graph; run for each graph that ``contract`` and ``loops`` consider."""
+
+_BEFORE_CHUNK = ("simplify", "dead_code", "share", "inline", "unread")
+CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
+"""What ``chunk`` runs first: then views, casts and biases do not hide who reads a row."""
+
+
+def _chunk(graph: Graph, context: Context) -> Graph:
+    clean = partial(fold, CLEAN, context=context.quiet())
+    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.tuning)
+
+
+def _libraries(schedule: Schedule, context: Context) -> Schedule:
+    target = context.target
+    small = target.machine.tuning.raced_product
+    return choose_libraries(schedule, target.libraries, small, context.choose_library)
+
+
+def _contract(graph: Graph, context: Context) -> Schedule:
+    cut = partial(fold, FUSE, context=context)
+    if not _fuses_products(context):
+        schedule: Schedule = cut(graph)
+        return schedule
+    if context.options.native:
+        return cut_with_products(graph, cut, None, context.target.machine, alone=True)
+    tried = partial(fold, FUSE, context=context.quiet())
+    make = context.make_judge or partial(judge_by_model, machine=context.target.machine)
+    judge = None if context.options.race == "fused" else make(tried)
+    return cut_with_products(graph, cut, judge, context.target.machine)
+
+
+PASSES = (
+    _on_graph(
+        "eager_rounding",
+        "marks 16-bit values as rounded",
+        _alone(round_as_eager),
+        only=lambda context: context.options.precision == "eager",
+    ),
+    _on_graph(
+        "chunk",
+        "lines around a far wider product become one loop, whose body runs for some rows",
+        _chunk,
+        only=lambda context: _fuses(context) and not context.options.native,
+        inner=CLEAN,
+    ),
+    Stage(
+        "contract",
+        "calls whose meaning index notation can say are *opened*, and closed where that loses (§4)",
+        _contract,
+        "Graph",
+        "Schedule",
+        needs=("eager_rounding", "chunk"),
+        inner=FUSE,
+    ),
+    _on_schedule(
+        "loops",
+        "the bodies of loops over rows become kernels, too",
+        lambda schedule, context: cut_loops(schedule, partial(fold, FUSE, context=context.quiet())),
+        needs=("chunk", "contract"),
+        inner=FUSE,
+    ),
+    _on_schedule(
+        "libraries",
+        "each product is called in the library that is fastest: a race, or what it names (CPU)",
+        _libraries,
+        only=lambda context: bool(context.target.libraries),
+        needs=("contract", "loops"),
+    ),
+    _on_schedule(
+        "in_place",
+        "an input that changes, or a part of it (a cache's next position), is written in place",
+        _alone(in_place),
+        needs=("libraries",),
+    ),
+    _on_schedule(
+        "bundle",
+        "alike, independent pointwise kernels become one launch",
+        lambda schedule, context: bundle(schedule, context.target.machine),
+        only=_bundles,
+        needs=("in_place",),
+    ),
+)
+"""From the captured graph to the schedule that runs."""
+
+MEMORY = Stage(
+    "memory",
+    "which buffer lies where, and for how long; verified always",
+    lambda schedule, context: Placed(
+        schedule,
+        plan_memory(
+            schedule, context.target.codegen.overwritable, context.target.codegen.run_bytes
+        ),
+    ),
+    "Schedule",
+    "Memory",
+    needs=("bundle",),
+)
+
+
+# -- from a kernel to a program --------------------------------------------------------------------
+
+
+def offered_plans(flat: FlatKernel, context: Context) -> tuple[Plan, ...]:
+    """Return the plans of a kernel that the options leave, the first by rule."""
+    offered = context.target.plans(flat)
+    if context.options.descriptors != "auto":
+        wanted = context.options.descriptors == "always"
+        offered = tuple(plan for plan in offered if plan.descriptors is wanted) or offered
+    if context.options.roles != "auto":
+        roles = context.options.roles.replace("never", "")
+        offered = tuple(plan for plan in offered if plan.roles == roles) or offered
+    return offered
+
+
+def _plan(flat: FlatKernel, context: Context) -> Planned:
+    offered = offered_plans(flat, context)
+    return Planned(flat, offered[min(flat.configuration, len(offered) - 1)])
+
+
+KERNEL = (
+    _on_kernel(
+        "masks",
+        "a mask by the least number is one by minus infinity, if each row has a key that counts",
+        _alone(mask_by_infinity),
+    ),
+    _on_kernel(
+        "online_softmax",
+        "a divisor leaves a sum that becomes linear in an exponential by it",
+        _alone(online_softmax),
+    ),
+    _on_kernel(
+        "stream_rows",
+        "a product of few rows reads its weights once, for all rows and some columns (CPU)",
+        lambda kernel, context: stream_rows(kernel, context.target.machine),
+        needs=("online_softmax",),
+    ),
+    Stage(
+        "coalesce",
+        "flat offsets; neighbouring axes that walk memory as one become one",
+        _alone(coalesce),
+        "Kernel",
+        "FlatKernel",
+        needs=("stream_rows",),
+        check=verify_flat,  # to Python it is a kernel like any other
+    ),
+)
+"""A kernel as schedules take it."""
+
+LOWER = (
+    Stage(
+        "plan",
+        "how each axis runs, by the target's `plans`: the one that won a race, or the first",
+        _plan,
+        "FlatKernel",
+        "Plan",
+        needs=("coalesce",),
+    ),
+    Stage(
+        "lower",
+        "one generic lowering; it decides nothing",
+        lambda planned, context: lower(planned.kernel, planned.plan),
+        "Plan",
+        "Program",
+        needs=("plan",),
+    ),
+)
+"""A kernel as schedules take it, as a program."""
+
+
+def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
+    """Yield every stage in order, those that an inner list runs before the stage that has it.
+
+    Args:
+        form: the last ones, which a target's printer wants; by default those of all printers.
+    """
+    before = dict.fromkeys((*INFERENCE, *JOINT))
+    programs = (*KERNEL, *LOWER, *FUNCTIONS, *form)
+    for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
+        if stage.name == "contract":
+            yield from stage.inner
+        yield stage

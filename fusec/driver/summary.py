@@ -1,0 +1,318 @@
+"""What one compile says of itself: a line of the log, and an artifact of torch's own trace.
+
+``TORCH_LOGS=fusec`` prints one line for each graph, ``TORCH_LOGS=output_code`` its code; what
+``TORCH_TRACE`` writes for ``tlparse``, and what ``fusec run`` and ``fusec.watch`` listen to, is the
+artifact ``fusec_graph``, the JSON form of a ``GraphSummary``. Where nobody listens, nothing of this
+is made.
+
+An entry of the cache holds the part that follows from the code (``facts``); lines and modules are
+those of the graph at hand, which may be another of the same code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fusec.driver.trace import Trace
+from fusec.frontend.modules import calling, kernel_modules, module_kinds, stored_nodes
+from fusec.frontend.multiplied import multiplied
+from fusec.frontend.origin import module_path, origin_of
+from fusec.ir.decision import Decision
+from fusec.ir.extern import Extern
+from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_launches
+from fusec.ir.names import SHOWN_OPERATIONS, identifier, operation_words
+from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, traces
+
+logger = logging.getLogger("fusec.compile")
+code_logger = artifact_logger("torch.fusec", "output_code")
+"""Below ``torch``, whose handler prints artifacts that TORCH_LOGS names without naming fusec."""
+
+ARTIFACT = "fusec_graph"
+"""The name of a graph's summary in torch's trace."""
+_SHOWN_EXTERNS = 3
+_UNESCAPED = str.maketrans('"\\', "'/")
+"""Torch writes names to a Chrome trace as they are: these two would end a name, and the JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """A kernel: the ATen operations in it, the module and the user's lines that it computes.
+
+    Attributes:
+        code: the name of the first kernel of the same code, which is what is launched.
+        bytes: that it reads and writes.
+        multiplied: multiply-adds of matrix products by the type of their operands.
+        us: the time that fusion priced it at.
+    """
+
+    name: str
+    code: str
+    ops: tuple[str, ...]
+    module: str
+    source: tuple[str, ...]
+    bytes: int = 0
+    multiplied: Mapping[str, int] = field(default_factory=dict)
+    us: float | None = None
+
+    @property
+    def computes(self) -> str:
+        """What it computes: "add + layer_norm"."""
+        words = list(operation_words(self.ops))
+        return " + ".join(words[:SHOWN_OPERATIONS] + ["..."] * (len(words) > SHOWN_OPERATIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class ExternSummary:
+    """A call of an eager kernel, with the reason why it is not lowered; the rest as of kernels."""
+
+    name: str
+    op: str
+    reason: str
+    module: str
+    source: tuple[str, ...]
+    bytes: int = 0
+    multiplied: Mapping[str, int] = field(default_factory=dict)
+    us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSummary:
+    """One compiled graph.
+
+    Attributes:
+        compile: Dynamo's number of the compile, "0/1"; "" where Dynamo runs none.
+        name: "forward", "backward", "inference".
+        problem: why the graph runs as eager kernels, or "".
+        seconds: stage -> wall seconds.
+        modules: path -> class of what its nodes are in.
+        called: the module that was called when it was compiled: "h.3 (Block)"; of a backward "".
+    """
+
+    compile: str
+    name: str
+    target: str
+    cached: bool
+    problem: str
+    kernels: tuple[KernelSummary, ...]
+    externs: tuple[ExternSummary, ...]
+    seconds: Mapping[str, float]
+    modules: Mapping[str, str] = field(default_factory=dict)
+    called: str = ""
+
+    @property
+    def id(self) -> str:
+        """What tells it from the process's other graphs."""
+        return f"{self.name} {self.compile}".rstrip()
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall seconds of the compile, without what Dynamo and AOTAutograd take."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        number = f" [{self.compile}]" if self.compile else ""
+        if self.problem:
+            return f"graph {self.name}{number}: eager kernels alone: {self.problem}"
+        spent = f"{self.total_seconds:.2f} s" + ", from the cache" * self.cached
+        return f"graph {self.name}{number} for {self.target}: {self._launches()}, {spent}"
+
+    def _launches(self) -> str:
+        kernels = f"{len(self.kernels)} kernel{'s' * (len(self.kernels) != 1)}"
+        if not self.externs:
+            return kernels
+        counted = Counter(extern.op for extern in self.externs).most_common()
+        shown = [f"{n} x {op}" for op, n in counted[:_SHOWN_EXTERNS]]
+        more = ["..."] * (len(counted) > _SHOWN_EXTERNS)
+        return f"{kernels}, {len(self.externs)} eager ({', '.join(shown + more)})"
+
+    def to_json(self) -> str:
+        """Return what ``from_json`` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> GraphSummary:
+        """Return the summary that an artifact holds."""
+        found = json.loads(text)
+        found["kernels"] = tuple(KernelSummary(**_tupled(k)) for k in found["kernels"])
+        found["externs"] = tuple(ExternSummary(**_tupled(e)) for e in found["externs"])
+        return cls(**found)
+
+
+def _tupled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
+def graph_id(name: str) -> str:
+    """Return the ``GraphSummary.id`` of a graph that is compiled now."""
+    return f"{name} {compile_id()}".rstrip()
+
+
+def facts(
+    schedule: Schedule,
+    code: Mapping[str, str],
+    work: Mapping[Kernel | Bundle | Extern, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return what holds for every graph of the same code, as JSON: part of a cache entry.
+
+    Args:
+        code: kernel name -> the name of the first one of the same code.
+        work: what each launch does, as of ``passes.traffic``.
+    """
+    return {
+        "kernels": [
+            {
+                "name": launch.name,
+                "code": code.get(launch.name, launch.name),
+                "ops": list(launch.origin.ops),
+                "nodes": list(dict.fromkeys(b.name for b in launch.writes)),
+                "work": work[launch],
+            }
+            for launch in all_launches(schedule)
+        ],
+        "externs": [
+            {
+                "node": extern.node,
+                "op": extern.title,
+                "reason": extern.reason,
+                "work": work[extern],
+            }
+            for extern in launched_externs(schedule)
+        ],
+    }
+
+
+def launched_externs(schedule: Schedule) -> list[Extern]:
+    """Return the calls of eager kernels, those inside loops over rows included."""
+    found: list[Extern] = []
+    for step in schedule.steps:
+        match step:
+            case RowLoop():
+                found.extend(launched_externs(step.schedule))
+            case Extern() if step.is_launch:
+                found.append(step)
+    return found
+
+
+def is_heard() -> bool:
+    """Return True if the log or torch's trace is told of compiles."""
+    return logger.isEnabledFor(logging.INFO) or traces()
+
+
+def announce(gm: fx.GraphModule, trace: Trace) -> None:
+    """Tell the log and torch's trace of a compile that is done, if anybody listens."""
+    if not is_heard():
+        return
+    summary = summarize(gm, trace)
+    logger.info("%s", summary)
+    trace_artifact(ARTIFACT, summary.to_json, json=True)
+
+
+def prints_code() -> bool:
+    """Return True under ``TORCH_LOGS=output_code``: graphs that are in the cache compile anew."""
+    return code_logger.isEnabledFor(logging.DEBUG)
+
+
+def announce_code(
+    name: str,
+    code: Callable[[], str],
+    notation: Callable[[], str],
+    decisions: Iterable[Decision],
+) -> None:
+    """Tell the log and torch's trace what was generated for a graph, if anybody listens.
+
+    Decisions are the merges taken and rejected, and what races found.
+    """
+    if prints_code():
+        code_logger.debug("graph %s%s:\n%s", name, f" [{compile_id()}]", code())
+    trace_artifact(f"fusec_{name}_kernels", notation)
+    trace_artifact(f"fusec_{name}_code", code)
+    trace_artifact(
+        f"fusec_{name}_decisions",
+        lambda: json.dumps([asdict(decision) for decision in decisions], indent=1),
+        json=True,
+    )
+
+
+def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
+    """Return the summary of a compile, with the lines and modules of this graph."""
+    return GraphSummary(
+        compile_id(),
+        trace.name,
+        trace.target,
+        trace.cached,
+        trace.problem or "",
+        *_launches(gm, trace.manifest),
+        dict(trace.wall_seconds),
+        module_kinds(gm),
+        calling(),
+    )
+
+
+def launch_titles(gm: fx.GraphModule, name: str, manifest: bytes) -> dict[str, str]:
+    """Return what launches are called in traces, by kernel and, of eager kernels, by node.
+
+    It is where and what: "h.3.ln_2: add + layer_norm", "h.3.ln_2 backward: mul + sum".
+    """
+    kernels, externs = _launches(gm, manifest)
+    again = " backward" * (name == "backward")
+    rows = [(k.name, k.module, k.computes) for k in kernels]
+    rows += [(e.name, e.module, e.op) for e in externs]
+    return {launch: _title(f"{module}{again}", what) for launch, module, what in rows}
+
+
+def _title(where: str, what: str) -> str:
+    title = f"{where.lstrip()}: {what}" if where else what
+    return title.translate(_UNESCAPED)
+
+
+def _launches(
+    gm: fx.GraphModule, manifest: bytes
+) -> tuple[tuple[KernelSummary, ...], tuple[ExternSummary, ...]]:
+    """Return what the code of a graph launches, with the lines and modules of this graph."""
+    found = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
+    nodes = {identifier(node.name): node for node in gm.graph.nodes}
+    called: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in gm.graph.nodes:
+        called[node.name].append(node)
+    stored = {row["name"]: row["nodes"] for row in found["kernels"]}
+    modules = kernel_modules(gm, stored, [row["node"] for row in found["externs"]])
+    kernels = tuple(
+        KernelSummary(
+            row["name"],
+            row["code"],
+            tuple(row["ops"]),
+            modules[row["name"]],
+            _lines(stored_nodes(nodes, row["nodes"])),
+            **row["work"],
+        )
+        for row in found["kernels"]
+    )
+    externs = tuple(
+        ExternSummary(
+            row["node"],
+            row["op"],
+            row["reason"],
+            module_path(called[row["node"]][0]) if called[row["node"]] else "",
+            _lines(called[row["node"]]),
+            **row["work"] | _products(called[row["node"]]),
+        )
+        for row in found["externs"]
+    )
+    return kernels, externs
+
+
+def _products(calls: Sequence[fx.Node]) -> dict[str, Any]:
+    """Return the multiply-adds of an eager kernel, which the schedule does not know."""
+    return {"multiplied": multiplied(calls[0])} if calls else {}
+
+
+def _lines(known: Sequence[fx.Node]) -> tuple[str, ...]:
+    """Return the user's lines of some nodes."""
+    return tuple(dict.fromkeys(line for node in known for line in origin_of(node).source))

@@ -1,0 +1,330 @@
+"""Each kernel beside eager, inside a running program: what ``options={"verify": True}`` adds.
+
+The printed wrapper of a verified graph reports each launch as soon as it has run::
+
+    k0(x, w, add, gelu)
+    watch("k0", (("add", None), ("gelu", None)), (add, gelu,))
+
+Here the same FX nodes are computed by their eager kernels, from the nearest values that the program
+itself has stored before: so an error is not passed on to later kernels, and the first kernel that
+is named is the one at fault. Both are judged by the rule of docs/numerics.md, with an fp64 run of
+the same nodes where they are apart. The program's own tensors are never written, nor are random
+numbers drawn: draws are functions of stored seeds, and others are stored themselves.
+
+Left out: buffers that hold no node's value, such as partial sums (the kernel that reads them is
+compared instead), the kernels inside a loop over rows (its results are), and nodes that read what
+an eager kernel wrote in place. Everything that is stored is kept until the call ends.
+
+At its end the process says what agreed, and how often each kernel was off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import operator
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from fusec.errors import WrongKernel
+from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
+from fusec.frontend.origin import op_name, origin_of
+from fusec.runtime.calls.executable import BoxedCall
+from fusec.runtime.race.agreement import disagreement
+from fusec.torch_interior import pytree, trace_artifact
+
+logger = logging.getLogger("fusec.verify")
+
+Held: TypeAlias = tuple[str, int | None]
+"""The name of an FX node, and which of its results."""
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_COPY = torch.ops.aten.copy_.default
+
+
+class LeftOut(Exception):
+    """A node that cannot be computed again, with the reason."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call: its arguments by placeholder, and the values stored so far."""
+
+    inputs: dict[str, Any]
+    stored: dict[Held, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was compared of one graph.
+
+    Attributes:
+        whole: its results, not its kernels'.
+        kernels: those of which something agreed.
+        off: (kernel, value) -> how often it was; (graph, result) of a whole one.
+    """
+
+    graph: str
+    whole: bool = False
+    agreed: int = 0
+    left_out: int = 0
+    kernels: set[str] = field(default_factory=set)
+    off: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @staticmethod
+    def begin(graph: str, *, whole: bool = False) -> Tally:
+        """Return a graph's tally, which the end of the process tells."""
+        _tallies.append(Tally(graph, whole))
+        return _tallies[-1]
+
+
+_tallies: list[Tally] = []
+"""Of all verified graphs of this process, for its end."""
+
+
+def summary(tallies: Iterable[Tally]) -> list[str]:
+    """Return what was verified, as lines: what agreed, and what was off."""
+    rows = list(tallies)
+    kernels = [row for row in rows if not row.whole]
+    graphs = [row for row in rows if row.whole]
+    lines = []
+    if kernels:
+        count = sum(len(row.kernels) for row in kernels)
+        lines.append(_agreed(kernels, f"results of {count} kernels agree with eager"))
+    if any(row.agreed or row.left_out for row in graphs):
+        lines.append(_agreed(graphs, "results and gradients of whole graphs, strides included, do"))
+    for row in rows:
+        for (place, value), count in row.off.items():
+            of = "" if row.whole else f"kernel {place} of "
+            lines.append(f"{of}graph {row.graph!r} was off in {value}: {count} of its calls")
+    return lines
+
+
+def _agreed(rows: Sequence[Tally], what: str) -> str:
+    agreed, out = sum(row.agreed for row in rows), sum(row.left_out for row in rows)
+    left = f", {out} left out (logging of fusec.verify says why)" if out else ""
+    return f"{agreed} {what}{left}"
+
+
+def kernels_are_off() -> bool:
+    """Return True if a kernel of this process was off: what is wrong elsewhere follows from it."""
+    return any(row.off for row in _tallies if not row.whole)
+
+
+@atexit.register
+def tell_at_exit() -> None:
+    """Say at the end of the process what was verified, on stderr and to torch's trace."""
+    lines = summary(_tallies)
+    for line in lines:
+        print(f"fusec: verified: {line}", file=sys.stderr)
+    if lines:
+        trace_artifact("fusec_verified", lambda: "\n".join(lines))
+
+
+class Verification:
+    """Compares the launches of one graph's wrapper with its FX nodes.
+
+    Args:
+        strict: raise for a kernel that is off, in place of a warning.
+    """
+
+    def __init__(self, gm: fx.GraphModule, name: str, *, strict: bool) -> None:
+        self.gm, self.name, self.strict = gm, name, strict
+        self.nodes = {node.name: node for node in gm.graph.nodes}
+        self.written = {n for node in self.nodes.values() for n in written_arguments(node)}
+        self.unsteady = {
+            n
+            for node in self.nodes.values()
+            if node.target is not _COPY
+            for n in written_arguments(node)
+        }
+        self.tally = Tally.begin(name)
+        self.local = threading.local()
+
+    def around(self, call: BoxedCall) -> BoxedCall:
+        """Return a boxed callable that remembers the arguments of each call of a wrapper."""
+
+        def boxed(args: list[Any]) -> Any:
+            placeholders = [n for n in self.nodes.values() if n.op == "placeholder"]
+            # A copy of what the graph writes: what is compared reads the value before.
+            inputs = {
+                node.name: copy_of(arg) if node in self.written else arg
+                for node, arg in zip(placeholders, args, strict=True)
+            }
+            self.local.run = _Run(inputs)
+            try:
+                return call(args)
+            finally:
+                self.local.run = None
+
+        return boxed
+
+    def watch(
+        self, kernel: str | None, held: Sequence[Held], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Compare what a launch has just stored; with None, keep an eager kernel's results.
+
+        Raises:
+            WrongKernel: if a value is off, where the options are strict.
+        """
+        run: _Run = self.local.run
+        if kernel is not None:
+            with torch.no_grad():
+                for value, tensor in zip(held, tensors, strict=True):
+                    self._compare(run, kernel, value, tensor)
+        # After the comparison, so that what one kernel stores is not compared with itself.
+        run.stored.update((v, copy_of(t)) for v, t in zip(held, tensors, strict=True))
+
+    def _compare(self, run: _Run, kernel: str, held: Held, tensor: torch.Tensor) -> None:
+        exact = functools.partial(self._expected, run, held, exact=True)
+        try:
+            eager = self._expected(run, held)
+            problem = disagreement([tensor], [eager], lambda: [exact()])
+        except Exception as reason:  # whatever an eager kernel raises is not the program's failure
+            self.tally.left_out += 1
+            logger.info("%s of kernel %s is left out: %s", held[0], kernel, reason)
+            return
+        if problem is None:
+            self.tally.agreed += 1
+            self.tally.kernels.add(kernel)
+            logger.debug("%s of kernel %s agrees", held[0], kernel)
+            return
+        self.tally.off[kernel, held[0]] += 1
+        if self.tally.off[kernel, held[0]] == 1:
+            said = f"{problem.partition(': ')[2]}{place_of(tensor, eager, exact)}"
+            self._tell(kernel, held, said, run)
+
+    def _tell(self, kernel: str, held: Held, what: str, run: _Run) -> None:
+        node = self.nodes[held[0]]
+        if node.target is _COPY and isinstance(node.args[1], fx.Node):
+            node = node.args[1]
+        lines = origin_of(node).source
+        wrong = WrongKernel(kernel, self.name, node.name, op_name(node.target), what, lines)
+        if self.strict:
+            wrong.held, wrong.stored = held, frozenset(run.stored)
+            raise wrong
+        warnings.warn(f"fusec: {wrong}", stacklevel=3)
+
+    # -- eager values ------------------------------------------------------------------------------
+
+    def _expected(self, run: _Run, held: Held, *, exact: bool = False) -> torch.Tensor:
+        """Return a node's value by eager kernels, from stored ones.
+
+        Args:
+            exact: in fp64, without any rounding in between.
+        """
+        known: dict[fx.Node, Any] = {}
+        waiting = [self.nodes[held[0]]]
+        while waiting:  # iterative, for chains are deep
+            node = waiting[-1]
+            missing = [n for n in self._sources(run, node) if n not in known]
+            if missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if node not in known:
+                known[node] = self._value(run, node, known, exact)
+        value = known[self.nodes[held[0]]]
+        return value if held[1] is None else value[held[1]]  # type: ignore[no-any-return]
+
+    def _sources(self, run: _Run, node: fx.Node) -> list[fx.Node]:
+        if self._stored(run, node) is not None:
+            return []
+        if node.target is _COPY:  # the tensor that is written gives its type and shape
+            return [n for n in node.args[:2] if isinstance(n, fx.Node)]
+        return list(node.all_input_nodes)
+
+    def _stored(self, run: _Run, node: fx.Node) -> torch.Tensor | None:
+        return run.stored.get(_identity(node))
+
+    def _value(self, run: _Run, node: fx.Node, known: dict[fx.Node, Any], exact: bool) -> Any:
+        if node in self.unsteady:
+            raise LeftOut(f"{node.name} is written by an eager kernel")
+        stored = self._stored(run, node)
+        if stored is not None or node.op == "placeholder":
+            value = run.inputs[node.name] if stored is None else stored
+            return _double(value) if exact else value
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(self.gm)
+            return _double(value) if exact else value
+        made: Any = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        args, kwargs = made
+        if exact:
+            args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
+        if node.target is _COPY:
+            return torch.empty_like(args[0]).copy_(args[1])
+        if draws_random_numbers(node.target):
+            raise LeftOut(f"{node.name} draws random numbers")
+        if written_arguments(node):
+            raise LeftOut(f"{node.name} writes its arguments")
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+class Exact(fx.Interpreter):
+    """Runs a graph in fp64, without any rounding in between."""
+
+    def fetch_attr(self, target: str) -> Any:
+        """Return a constant of the graph."""
+        return _double(super().fetch_attr(target))
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation for fp64 where the graph asks for a shorter type."""
+        args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Take an argument."""
+        return _double(super().placeholder(target, args, kwargs))
+
+
+def _identity(node: fx.Node) -> Held:
+    """Return which value a node is; an element of a tuple is a result of what made the tuple."""
+    source = node.args[0] if node.args else None
+    if getattr(node.target, "__name__", "") == "getitem" and isinstance(source, fx.Node):
+        return source.name, node.args[1]  # type: ignore[return-value]
+    return node.name, None
+
+
+def copy_of(value: Any) -> Any:
+    """Return a copy of a tensor with its strides; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True)):
+        return value.clone()
+    return torch.empty_strided(
+        value.shape, value.stride(), dtype=value.dtype, device=value.device
+    ).copy_(value)
+
+
+def _double(value: Any) -> Any:
+    floats = isinstance(value, torch.Tensor) and value.dtype in _FLOATS
+    return value.double() if floats else value
+
+
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype in _FLOATS else dtype
+
+
+def place_of(tensor: torch.Tensor, eager: torch.Tensor, exact: Callable[[], torch.Tensor]) -> str:
+    """Return where two tensors are the furthest apart, and the numbers there."""
+    if tensor.shape != eager.shape or not tensor.numel():
+        return ""
+    a, b = tensor.double(), eager.double()
+    apart = (a - b).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    apart[(a == b) | (a.isnan() & b.isnan())] = 0.0
+    place = tuple(int(i) for i in (apart == apart.max()).nonzero()[0])
+    text = f"; at {place}: {tensor[place].item():.9g}, eager {eager[place].item():.9g}"
+    try:
+        return f"{text}, fp64 {exact()[place].item():.9g}"
+    except Exception:  # an operation that has no fp64
+        return text

@@ -1,0 +1,281 @@
+"""A start from the cache that runs no AOTAutograd: by the graph of Dynamo, and what it depends on.
+
+Of each such graph the cache has an entry that names the entries of its forward and backward and
+holds the calling convention (``runtime/calls/convention.py``). If all of them are there, a graph of
+Dynamo is bound at once: nothing is traced, no pass runs. What has no key
+(``frontend/aot/dynamo_key.py``), no convention (``calling.py``), or a wrapper that takes of its
+graph what cannot be written down (``runtime/calls/outside.py``) goes the long way. So does a
+compile that somebody looks at (``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``, a
+directory for stages), for there is nothing to say of graphs that were not traced; but it leaves an
+entry.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.driver.archive import Packed, Shipped, pack
+from fusec.driver.calling import NoConvention, convention_of
+from fusec.driver.compiler import bind_stored, is_unseen, salt_of
+from fusec.driver.size_formulas import specs_of
+from fusec.driver.stages import Context
+from fusec.driver.summary import launch_titles
+from fusec.driver.trace import Trace
+from fusec.errors import Unsupported
+from fusec.frontend.aot.dynamo_key import NoKey, dynamo_key, shares_memory
+from fusec.frontend.capture import main_device
+from fusec.frontend.origin import op_name, origin_of
+from fusec.options import Options
+from fusec.runtime.archive.loading import Stored, read_parts
+from fusec.runtime.cache.entry import ABOUT
+from fusec.runtime.cache.store import open_cache
+from fusec.runtime.calls.convention import Convention
+from fusec.runtime.calls.executable import BoxedCall
+from fusec.runtime.calls.fake import called_with_memory_only, unchecked
+from fusec.runtime.calls.outside import describe, unnamed
+from fusec.torch_interior import (
+    TracingContext,
+    compile_phase,
+    counters,
+    is_guarded,
+)
+
+logger = logging.getLogger("fusec.compile")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A graph that was compiled, forward, backward or inference."""
+
+    gm: fx.GraphModule
+    call: BoxedCall
+    trace: Trace
+
+    def row(self) -> dict[str, Any]:
+        """Return what an entry says of it."""
+        trace, device = self.trace, str(main_device(self.gm))
+        titles = launch_titles(self.gm, trace.name, trace.manifest)
+        outside = describe(self._taken, self.gm) if trace.said else None
+        return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
+
+    @property
+    def _taken(self) -> Any:
+        """What the wrapper takes of the graph, as ``runtime/calls/outside.py`` reads it."""
+        return json.loads(self.trace.manifest)["taken"]
+
+    def obstacle(self) -> str:
+        """Return why an entry cannot say what the graph is."""
+        if self.trace.problem or not self.trace.said:
+            return self.trace.problem or "its kernels are not kept"
+        lines = []
+        for node in unnamed(self._taken, self.gm):
+            is_tensor = node.op == "get_attr"
+            what = "a tensor of the program's own" if is_tensor else op_name(node.target)
+            source = origin_of(node).source
+            remedy = ": give it to the module by register_buffer" if is_tensor else ""
+            lines.append(f"{what}{f', at {source[-1]}' if source else ''}{remedy}")
+        return "what no file can name: " + "; ".join(dict.fromkeys(lines))
+
+
+@dataclass(slots=True)
+class Start:
+    """One graph of Dynamo, which the cache may know.
+
+    Attributes:
+        key: of its entry in the cache; "" for one that has none.
+        parts: what was compiled of it, "forward" and "backward", or "inference".
+        said: returns the convention, of the backward's graph.
+        called: what Dynamo calls, of a graph with a backward.
+    """
+
+    gm: fx.GraphModule
+    key: str
+    options: Options
+    parts: dict[str, _Part] = field(default_factory=dict)
+    said: Callable[[fx.GraphModule | None], Convention | None] | None = None
+    called: _Called | None = None
+
+    @staticmethod
+    def of(gm: fx.GraphModule, inputs: Sequence[Any], context: Context) -> Start | None:
+        """Return a graph's start; None where the graph goes the long way."""
+        options = context.options
+        if options.freeze or options.cudagraphs:  # their calls need the graphs
+            return None
+        try:
+            key = dynamo_key(gm, inputs)
+            if shares_memory(inputs):
+                raise NoKey("inputs that share memory")
+        except NoKey as reason:
+            logger.debug("no start from the cache: %s", reason)
+            return None
+        if key is None:
+            return Start(gm, "", options)
+        salt = salt_of(torch.device(context.target.device), context.target, options)
+        return Start(gm, " ".join(("start", key, *salt)), options)
+
+    def load(self) -> Callable[..., Any] | None:
+        """Return what Dynamo calls, if the cache has all of it."""
+        if not (self.key and self.options.cache and is_unseen(self.options)):
+            return None
+        found = open_cache(self.options).load(self.key)
+        if found is None:
+            return None
+        try:
+            convention, parts = _read(found)
+        except ValueError as error:
+            logger.debug("an entry of another form: %s", error)
+            return None
+        calls = [bind_stored(part, self.options) for part in parts]
+        made = [call for call in calls if call is not None]
+        if len(made) < len(calls):
+            return None
+        for count in ("total", "ok"):  # as AOTAutograd counts
+            counters["aot_autograd"][count] += 1
+        return self._callable(convention.around(*made))
+
+    def noting(self, compile_one: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``compile_one``, which notes what it makes here.
+
+        A backward is compiled when it first runs; then the cache gets the entry.
+        """
+
+        def note(gm: fx.GraphModule, inputs: Sequence[Any], *, name: str) -> Any:
+            trace = Trace(name, phase=compile_phase)
+            call = compile_one(gm, inputs, name=name, trace=trace)
+            self.parts[name] = _Part(gm, call, trace)
+            if name == "backward" and self.said is not None:
+                convention = self.said(gm)
+                self._store(convention)
+                if convention is not None and self.called is not None:
+                    made = convention.around(*self._calls())
+                    self.called.now = called_with_memory_only(made, self.gm.forward)
+                self.parts.clear()  # who calls the backward holds this function, and so the graphs
+            return call
+
+        return note
+
+    def keep(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Store what was compiled; return what Dynamo calls, ``compiled`` where that does more."""
+        context = TracingContext.try_get()
+        if context is None or context.fw_metadata is None or is_guarded():
+            return compiled
+        self.said = partial(_convention, context.fw_metadata)
+        if "inference" not in self.parts:
+            if "forward" not in self.parts or not is_unseen(self.options):
+                return compiled
+            called = self.called = _Called(compiled)
+            return _disabled(lambda *args: called.now(*args))
+        convention = self.said(None)
+        if convention is None:
+            return compiled
+        self._store(convention)
+        if not is_unseen(self.options):
+            return compiled
+        return self._callable(convention.around(*self._calls()))
+
+    def _calls(self) -> list[BoxedCall]:
+        """Return what was compiled, inference, or forward and backward, for tensors with memory."""
+        return [unchecked(part.call) for part in self.parts.values()]
+
+    def ship(self, context: Context) -> Shipped:
+        """Return what was compiled, ahead of time and whole, as what can be saved.
+
+        Raises:
+            Unsupported: saying what of it cannot be.
+        """
+        convention, packed = self.packed()
+        call = convention.around(*(part.call for part in self.parts.values()))
+        return Shipped(call, pack(convention, packed, context.target))
+
+    def packed(self) -> tuple[Convention, list[Packed]]:
+        """Return what an archive holds of what was compiled.
+
+        Raises:
+            Unsupported: saying what of it cannot be saved.
+        """
+        tracing = TracingContext.try_get()
+        assert tracing is not None
+        backward = self.parts.get("backward")
+        graph = None if backward is None else backward.gm
+        try:
+            convention = convention_of(tracing.fw_metadata, graph)
+        except NoConvention as reason:
+            raise Unsupported(f"a graph with {reason} cannot be saved") from reason
+        packed = [
+            Packed(name, part.row(), part.trace.entry, *specs_of(_inputs(part.gm)))
+            for name, part in self.parts.items()
+        ]
+        for part in packed:
+            if part.row["outside"] is None:
+                raise Unsupported(self.parts[part.name].obstacle())
+        return convention, packed
+
+    def _store(self, convention: Convention | None) -> None:
+        rows = {name: part.row() for name, part in self.parts.items()}
+        whole = all(row["outside"] is not None for row in rows.values())
+        if convention is None or not whole or not (self.key and self.options.cache):
+            return
+        about = json.loads(next(iter(self.parts.values())).trace.said[ABOUT])
+        blobs = {
+            ABOUT: json.dumps({**about, "graph": "start"}).encode(),
+            "convention.json": convention.to_json(),
+            "parts.json": json.dumps(rows).encode(),
+        }
+        open_cache(self.options).store(self.key, blobs)
+
+    def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what Dynamo calls; fake tensors go through the graph itself."""
+        return _disabled(called_with_memory_only(call, self.gm.forward))
+
+
+@dataclass(slots=True)
+class _Called:
+    """What is called for a graph with a backward: at first AOTAutograd's wrapper."""
+
+    now: Callable[..., Any]
+
+
+def _disabled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function into which Dynamo does not look."""
+    called: Callable[..., Any] = torch.compiler.disable(call, reason="a compiled graph")
+    return called
+
+
+def _inputs(gm: fx.GraphModule) -> list[Any]:
+    """Return what a graph was traced with."""
+    return [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | None:
+    """Return how a graph is called; None where AOTAutograd's wrapper does more.
+
+    It tells Dynamo which extents of results are symbols, which matters to graphs that take them.
+    """
+    if getattr(metadata, "dynamic_outputs", True):
+        return None
+    try:
+        return convention_of(metadata, backward)
+    except NoConvention as reason:
+        logger.debug("AOTAutograd's wrapper stays: %s", reason)
+        return None
+
+
+def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:
+    """Return an entry's content.
+
+    Raises:
+        ValueError: for anything that ``Start`` does not write.
+    """
+    try:
+        convention = Convention.from_json(blobs["convention.json"])
+        return convention, read_parts(json.loads(blobs["parts.json"]), convention)
+    except KeyError as error:
+        raise ValueError(repr(error)) from error

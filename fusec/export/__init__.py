@@ -1,0 +1,181 @@
+"""``fusec build``: a model as one file, which ``fusec.load`` calls without compiling.
+
+The model is traced on fake tensors (``tracing``), once for each target, by Dynamo, which has to see
+one graph: it takes arguments of any nesting and the module's tensors as the graph's arguments, and
+AOTAutograd makes of the graph what it makes of any other, gradients and written buffers included.
+(An exported graph, ``torch.export``, is one of ATen, in which fusec's rewrites of Dynamo's graphs
+find nothing.)
+What is what is then known by identity: an argument of the graph *is* a tensor of the call or of the
+module, and a tensor of the result *is* one that the graph returned.
+
+What is written down (``description``): ``runtime/archive/model.py``, which reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusec.codegen.host.native import SIGNATURE
+from fusec.codegen.targets import Target, find_target
+from fusec.driver.archive import pack
+from fusec.errors import FusecError, ModelError, UsageError, describe_failure
+from fusec.export.description import bound_arguments, describe
+from fusec.export.native_names import NAMES, describe_native
+from fusec.export.tracing import (
+    Seen,
+    compile_graph,
+    fake_module,
+    faked,
+    mapped,
+    name_sizes,
+    tracing,
+)
+from fusec.options import Options
+from fusec.runtime.archive.model import CALLING, KEY, named_tensors
+from fusec.runtime.cache.entry import encode
+from fusec.runtime.kernels.processor import needed_features
+from fusec.tools.report.arguments import fitting
+from fusec.tools.report.breaks import break_lines, merge_breaks, read_break
+from fusec.tools.report.observe import new_fake_mode, observe
+from fusec.tools.report.watching import watch
+from fusec.torch_interior import FakeTensorMode, TorchDynamoException, maybe_mark_dynamic
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a model is called: by order, by name, and whether results have gradients.
+
+    Attributes:
+        sizes: tensors among the arguments, and names for those of their extents that calls choose.
+        may_fix: a name whose extent the model fixes is no error.
+    """
+
+    args: tuple[Any, ...]
+    named: Mapping[str, Any] = field(default_factory=dict)
+    train: bool = False
+    sizes: Sequence[tuple[torch.Tensor, tuple[str | None, ...]]] = ()
+    may_fix: bool = False
+
+
+def build(
+    fn: Callable[..., Any],
+    call: Call,
+    targets: Sequence[Options],
+    mode: FakeTensorMode | None = None,
+) -> bytes:
+    """Return the archive of a module or function.
+
+    Args:
+        targets: the options of a compile for each; the first that runs on a machine is taken, of
+            several for CPUs the one that uses most of it.
+        mode: to which the module's tensors belong, if they are fake.
+    Raises:
+        UsageError: for arguments and results that are no data, and a graph break: it lists lines.
+        Unsupported: for what cannot be saved.
+        ModelError: what the model itself raised.
+    """
+    bound_arguments(fn, call.args, call.named)
+    variants: dict[str, bytes] = {}
+    for options in _preferred(targets):
+        name, content = _variant(fn, call, options, mode or new_fake_mode())
+        variants[name] = content
+    return encode(KEY, variants)
+
+
+def _preferred(targets: Sequence[Options]) -> Iterator[Options]:
+    """Yield targets in the order in which they are tried: of CPUs the one with most features."""
+    cpus = [one for one in targets if _target_of(one).device == "cpu"]
+    cpus.sort(key=lambda one: -len(needed_features(_target_of(one).name).split()))
+    best = iter(cpus)
+    for options in targets:
+        yield next(best) if options in cpus else options
+
+
+def _target_of(options: Options) -> Target:
+    return find_target(options.target or "cpu")
+
+
+def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """Return what ``--with-weights`` writes: parameters and buffers by their first names."""
+    if not isinstance(fn, nn.Module):
+        return {}
+    first: dict[int, str] = {}
+    named = named_tensors(fn)
+    for name, tensor in named.items():
+        first.setdefault(id(tensor), name)
+    weights: dict[str, torch.Tensor] = {}
+    places: set[int] = set()
+    for name in first.values():
+        tensor = named[name].detach().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        weights[name] = tensor.clone() if place in places else tensor  # the file has no views
+        places.add(place)
+    return weights
+
+
+def _variant(
+    fn: Callable[..., Any], call: Call, options: Options, mode: FakeTensorMode
+) -> tuple[str, bytes]:
+    """Return a target's name, and the archive of its graph."""
+    if isinstance(fn, nn.Module):
+        fn.train(call.train)
+    target = _target_of(options)
+    traced = target.device if torch.cuda.is_available() else "cpu"
+    move = partial(faked, mode=mode, device=torch.device(traced), moved={})
+    seen = Seen()
+    with tracing(mode, call.train):
+        fake = fake_module(fn, mode, move)
+        args, named = mapped(move, list(call.args)), mapped(move, dict(call.named))
+        sizes = {id(move(tensor)): names for tensor, names in call.sizes}
+        for tensor, names in call.sizes:
+            for axis in (k for k, name in enumerate(names) if name is not None):
+                maybe_mark_dynamic(move(tensor), axis)
+        compiled = torch.compile(
+            fake, backend=partial(compile_graph, seen, options), fullgraph=True, dynamic=False
+        )
+        try:
+            result = compiled(*args, **named)
+        except TorchDynamoException as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, FusecError):
+                raise inner from error
+            _explain(fn, call, error, mode)
+            raise
+    if seen.convention is None:
+        raise UsageError("the model computes nothing with tensors.")
+    named_sizes = name_sizes(seen, sizes, may_fix=call.may_fix)
+    calling, held = describe(fn, fake, (args, named), result, seen, sizes)
+    beside = {CALLING: json.dumps(calling).encode(), **held}
+    if options.native:
+        beside[NAMES] = _names(calling, seen, target, named_sizes)
+    return target.name, pack(seen.convention, seen.parts, target, beside)
+
+
+def _names(calling: dict[str, Any], seen: Seen, target: Target, sizes: Mapping[str, str]) -> bytes:
+    signature = seen.parts[0].blobs[SIGNATURE].decode()
+    needed = needed_features(target.name)
+    return describe_native(calling, signature, len(seen.returned), needed, sizes).encode()
+
+
+def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTensorMode) -> None:
+    """Raise the error for a model that is not one graph."""
+    with watch() as watched:
+        try:
+            inputs = fitting(fn, call.args, call.named)
+            observe(fn, inputs, train=call.train, mode=mode)
+        except ModelError:
+            raise
+        except Exception:  # what is known is said
+            pass
+    breaks = watched.seen.breaks or merge_breaks([read_break(str(error))])
+    if not any(one.place.path for one in breaks):
+        raise UsageError(f"the model is not one graph: {describe_failure(error)}") from error
+    lines = "\n".join(break_lines(breaks))
+    raise UsageError(f"the model is not one graph, which an archive needs.\n{lines}") from error

@@ -1,0 +1,93 @@
+"""What C calls the arguments and results of a graph: names beside the signature of its function.
+
+The signature (``codegen/host/native.py``) says types and sizes by position, for the library is
+compiled before anybody knows names. A line here says of each argument what is to be passed:
+
+    needs x86_64 avx avx2        the features of the processor
+    size B                       of each size that a call chooses; several may have one name
+    input 1 batch['mask']        what the caller gives, numbered in the order of the model's call
+    weight up.weight             a tensor of the weights' file
+    or head.weight               another name of it
+    held rope.frequencies        a value in the archive, the blob "held/" and the name
+    unread                       nothing
+    result result['logits']      of each result, what to call it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fusec.errors import UsageError
+from fusec.runtime.archive import trees
+
+NAMES = "names.txt"
+
+
+def describe_native(
+    calling: Mapping[str, Any],
+    signature: str,
+    returned: int,
+    needed: str,
+    sizes: Mapping[str, str],
+) -> str:
+    """Return the names for a signature.
+
+    Args:
+        calling: as ``runtime.model.read_calling`` reads it.
+        sizes: names of the signature's sizes.
+        returned: how many results the graph has.
+        needed: the features of the processor.
+    Raises:
+        UsageError: for what a function without state cannot do, and names that a line cannot hold.
+    """
+    rows = [line.split() for line in signature.splitlines()[1:]]
+    arguments = [kind for kind, *_ in rows if kind in ("argument", "written", "unread")]
+    lines = [f"needs {needed}"]
+    # Of the graph's arguments those that are neither are sizes, which have lines of their own.
+    lines += [f"size {sizes[rest[0]]}" for kind, *rest in rows if kind == "size"]
+    given: list[Any] = [k for k in calling["graph"] if k is None or isinstance(k, int)]
+    places = zip(given, arguments, strict=True)
+    read = sorted(k for k, kind in places if kind != "unread" and k < len(calling["tensors"]))
+    for position, kind in zip(given, arguments, strict=True):
+        lines += _argument(calling, position, kind, read)
+    paths = dict(_results(calling["result"], "result"))
+    if returned != sum(kind == "result" for kind, *_ in rows):
+        raise UsageError("a result that is no tensor, which C cannot be given.")
+    lines += [f"result {paths.get(k, 'result')}" for k in range(returned)]
+    for line in lines:
+        if not line.isprintable() or not line.isascii() or set(line) & set('"\\'):
+            raise UsageError(f"C reads no such name: {line!r}. Give it letters and digits.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _argument(calling: Mapping[str, Any], position: int, kind: str, read: list[int]) -> list[str]:
+    tensors = calling["tensors"]
+    if kind == "unread":
+        return ["unread"]
+    if position < len(tensors):
+        return [f"input {read.index(position)} {tensors[position]['path']}"]
+    row = calling["weights"][position - len(tensors)]
+    first, *others = row["names"]
+    if kind == "written":
+        raise UsageError(
+            f"the model writes to {first}, and a model in C has no state that calls share: make it "
+            "an input, or call eval()."
+        )
+    if row["held"]:
+        return [f"held {first}"]
+    return [f"weight {first}", *(f"or {name}" for name in others)]
+
+
+def _results(tree: trees.Tree, path: str) -> Iterator[tuple[int, str]]:
+    """Yield the tensors of a result's tree, with their paths."""
+    ((kind, inner),) = tree.items()
+    match kind:
+        case "tensor":
+            yield inner, path
+        case "tuple" | "list":
+            for k, part in enumerate(inner):
+                yield from _results(part, f"{path}[{k}]")
+        case "dict":
+            for name, part in inner:
+                yield from _results(part, f"{path}['{name}']")

@@ -1,0 +1,1 @@
+"""Memory that inputs, results and saved values share, as eager has it."""

@@ -1,0 +1,146 @@
+"""Gradients that eager refuses: of a tensor that autograd saved, and that the graph changed since.
+
+AOTAutograd traces with autograd, so most such graphs raise at compile what eager raises in the
+backward. But its tensors count no write through a view of what was saved, or to a list of tensors
+(``torch._foreach_mul_``), and then the gradient would be of the changed values, silently. A graph
+of Dynamo that has such a write runs forward and backward once more, as eager would, on tensors
+without memory.
+
+What an ``autograd.Function`` saves is checked nowhere once Dynamo has made a call of it, not even
+where its graph runs as it is: only the frame itself, run by Python, raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.graph import increment_version
+
+from fusec.frontend.aliasing.overlap import memory_of, written_by
+from fusec.torch_interior import FakeTensor, FakeTensorMode, autograd_function_apply
+
+logger = logging.getLogger("fusec.compile")
+
+REFUSED = "modified by an inplace operation"
+"""What torch says of it."""
+
+
+def changes_what_is_saved(gm: fx.GraphModule) -> bool:
+    """Return True if eager refuses a graph's gradients, for a write that AOTAutograd overlooks."""
+    if not _writes_beside(gm):
+        return False
+    try:
+        _train(gm)
+    except RuntimeError as error:
+        return REFUSED in str(error)
+    except Exception as error:  # what has no fake kernel, say: AOTAutograd's trace says it better
+        logger.debug("a graph's gradients are not tried: %s", error)
+    return False
+
+
+def changes_what_functions_save(gm: fx.GraphModule) -> bool:
+    """Return True for a write to memory that an ``autograd.Function`` before it has saved."""
+    saved: set[int] = set()
+    for node in gm.graph.nodes:
+        if any(memory_of(t) in saved for target in written_by(node) for t in _traced(target)):
+            return True
+        if node.target is autograd_function_apply and any(map(_learns, node.users)):
+            saved.update(map(memory_of, _saved(gm, node)))
+    return False
+
+
+def _saved(gm: fx.GraphModule, call: fx.Node) -> Iterator[FakeTensor]:
+    """Yield what a call of a function saves for its gradient: arguments, and results."""
+    body: Any = call.args[0]
+    forward: Any = gm.get_submodule(body.target)
+    given = dict(zip(forward.graph.find_nodes(op="placeholder"), call.args[2:], strict=False))
+    made, saved = forward.graph.output_node().args[0]
+    results = {user.args[1]: user for user in call.users if user.target is operator.getitem}
+    listed = made if isinstance(made, list | tuple) else (made,)
+    given |= {value: results[k] for k, value in enumerate(listed) if k in results}
+    for k in call.kwargs.get("saved_for_backward_idx", ()):  # type: ignore[union-attr]
+        yield from _traced(given.get(saved[k]))
+
+
+def _learns(node: fx.Node) -> bool:
+    return any(tensor.requires_grad for tensor in _tensors(node.meta.get("example_value")))
+
+
+def _writes_beside(gm: fx.GraphModule) -> bool:
+    """Return True for a write to memory that several tensors look at, or to tensors in a list."""
+    objects: dict[int, set[int]] = defaultdict(set)
+    written: set[int] = set()
+    learns = listed = False
+    for node in gm.graph.nodes:
+        for tensor in _tensors(node.meta.get("example_value")):
+            objects[memory_of(tensor)].add(id(tensor))
+            learns = learns or (node.op != "placeholder" and tensor.requires_grad)
+        for target in written_by(node):
+            listed = listed or isinstance(target, list | tuple)
+            written.update(memory_of(t) for t in _traced(target) if t.is_floating_point())
+    shared = any(len(objects[memory]) > 1 for memory in written)
+    return learns and bool(written) and (shared or listed)
+
+
+class _Counting(fx.Interpreter):
+    """Run a graph, and count the writes to tensors in a list, as eager's kernels do.
+
+    Those for tensors without memory do not (``torch._foreach_mul_``, torch 2.13).
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        for target in written_by(n):
+            if isinstance(target, list | tuple):
+                tensors: Any = self.map_nodes_to_values(target, n)
+                increment_version(tuple(tensors))
+        return made
+
+
+def _train(gm: fx.GraphModule) -> None:
+    """Run a graph and its gradients on tensors without memory."""
+    given = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    mode = next(t for value in given for t in _tensors(value)).fake_mode
+    with mode, torch.enable_grad(), _unnoticed(mode):
+        inputs = [_leaf(value) if isinstance(value, FakeTensor) else value for value in given]
+        made = _Counting(gm).run(*inputs)
+        results = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.autograd.backward(results, [torch.ones_like(t) for t in results])
+
+
+@contextmanager
+def _unnoticed(mode: FakeTensorMode) -> Iterator[None]:
+    """In this block, what is asked of symbols adds no guards, and no trace waits for new ones."""
+    if (symbols := mode.shape_env) is None:
+        yield
+        return
+    with symbols.suppress_guards(), symbols.ignore_fresh_unbacked_symbols():
+        yield
+
+
+def _leaf(value: FakeTensor) -> torch.Tensor:
+    made = torch.empty_like(value, requires_grad=False)
+    made.item_memo = value.item_memo  # type: ignore[attr-defined]
+    if value.requires_grad:
+        made.requires_grad_()
+        return made if value.is_leaf else made.clone()
+    return made
+
+
+def _traced(target: Any) -> Iterator[FakeTensor]:
+    for node in target if isinstance(target, list | tuple) else (target,):
+        if isinstance(node, fx.Node):
+            yield from _tensors(node.meta.get("example_value"))
+
+
+def _tensors(value: Any) -> Iterator[FakeTensor]:
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, FakeTensor) and one.layout is torch.strided:
+            yield one

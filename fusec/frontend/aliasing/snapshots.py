@@ -1,0 +1,133 @@
+"""Snapshots: what a forward overwrites, as it was, for the backward.
+
+AOTAutograd's graphs are functional but for their ends, where ``copy_(x, new)`` writes an input (or
+its wrapper does, with a result of the forward). Its partitioner takes an input for a value that is
+there for ever: it saves ``x``, and the backward computes from it again what the forward read. But
+the memory of ``x`` has two *versions*, and the backward finds the second one::
+
+    q = x[i]; copy_(x, x * 0.5)          forward
+    x[i] again                           backward: of the halved x
+
+Here the first version gets a name of its own, a *snapshot*: ``s = clone(x)``, which all readers
+read. It is a value of the forward that nobody can compute again, so the cut saves it, or what
+follows from it: whatever is smaller. ``x`` itself, which only writes are left to read, is no longer
+saved. After the cut the forward reads ``x`` where it did, for its reads come before its write; a
+snapshot stays where it is saved, itself or by a view.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusec.frontend.fallbacks import written_arguments
+from fusec.frontend.fx_passes.fx_nodes import call_like, is_view, tensor_of
+
+aten = torch.ops.aten
+
+_IN_BACKWARD = ("is_backward", "must_be_in_backward")
+_MARK = "fusec_snapshot"
+_SAME_MEMORY = (operator.getitem, aten._unsafe_view.default)
+"""What may return memory that it is given, beside views."""
+
+
+def take_snapshots(joint: fx.Graph, outputs: int) -> list[fx.Node]:
+    """Let a joint graph read what its forward overwrites from snapshots; return these.
+
+    The caller makes them outputs of the forward until the graph is cut: one that only the backward
+    reads must be taken before.
+
+    Args:
+        outputs: how many of the graph's outputs are the forward's.
+    """
+    return [
+        snapshot
+        for node in _overwritten(joint, outputs)
+        for version in _read_whole(node)
+        if (snapshot := _take(version, outputs)) is not None
+    ]
+
+
+def drop_snapshots(forward: fx.GraphModule) -> None:
+    """Let a forward read its inputs themselves, where no memory of a snapshot outlives the call."""
+    written: set[fx.Node] = set()
+    for node in forward.graph.nodes:
+        for source in node.all_input_nodes:
+            if source.meta.get(_MARK) and source.args[0] not in written and not _is_returned(node):
+                node.replace_input_with(source, source.args[0])
+        written.update(written_arguments(node))
+    for node in forward.graph.nodes:
+        if node.meta.get(_MARK) and not node.users:
+            forward.graph.erase_node(node)
+    forward.recompile()
+
+
+def _overwritten(joint: fx.Graph, outputs: int) -> list[fx.Node]:
+    """Return the inputs that the forward writes, or what wraps it, by one of its outputs."""
+    described = joint.output_node().meta.get("desc") or []
+    wrapped = {getattr(desc, "mutated_input", None) for desc in list(described)[:outputs]} - {None}
+    written = {
+        target
+        for node in joint.nodes
+        if node.meta.get("partitioner_tag") not in _IN_BACKWARD
+        for target in written_arguments(node)
+    }
+    return [
+        node
+        for node in joint.find_nodes(op="placeholder")
+        if tensor_of(node) is not None and (node in written or node.meta.get("desc") in wrapped)
+    ]
+
+
+def _read_whole(node: fx.Node) -> list[fx.Node]:
+    """Return what of an input is to be copied: itself, and what looks at all of its memory."""
+    return [node, *(user for user in node.users if user.target is aten.as_strided.default)]
+
+
+def _take(node: fx.Node, outputs: int) -> fx.Node | None:
+    """Let the readers of an input, or of a view of it, read a snapshot; None if it has none."""
+    readers = [user for user in node.users if _reads(user, node, outputs)]
+    if not readers:
+        return None
+    graph = node.graph
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(node):
+        snapshot = call_like(node, aten.clone.default, node)
+    snapshot.meta.update({"recompute": CheckpointPolicy.MUST_SAVE, _MARK: True})
+    for user in readers:
+        if user.op == "output":
+            (values,) = user.args
+            user.args = (_replaced(values, outputs, node, snapshot),)
+        else:
+            user.replace_input_with(node, snapshot)
+    return snapshot
+
+
+def _reads(user: fx.Node, node: fx.Node, outputs: int) -> bool:
+    """Return True for a call that reads an input's first version, and for a gradient that is it."""
+    if user.op == "output":
+        return node in list(user.args[0])[outputs:]  # type: ignore[arg-type]
+    whole = user.target is aten.as_strided.default and node.op == "placeholder"
+    return not whole and node not in written_arguments(user)
+
+
+def _replaced(values: Any, outputs: int, old: fx.Node, new: fx.Node) -> tuple[Any, ...]:
+    return (*values[:outputs], *(new if v is old else v for v in values[outputs:]))
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Return True for the output, and for a call that makes a view of which one is returned."""
+    waiting, seen = [node], {node}
+    while waiting:
+        found = waiting.pop()
+        if found.op == "output":
+            return True
+        if is_view(found) or found.target in _SAME_MEMORY:
+            new = [user for user in found.users if user not in seen]
+            seen.update(new)
+            waiting.extend(new)
+    return False

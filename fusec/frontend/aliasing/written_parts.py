@@ -1,0 +1,44 @@
+"""Which calls replace a small part of an input: what a pass can do where the input lies.
+
+AOTAutograd makes ``x[:, p] = k`` a ``select_scatter`` of all of x, and copies the result into x at
+the end. As a definition it would be computed for every element. Where the part is far smaller it
+stays a call, which ``passes/memory/in_place.py`` turns into a write.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusec.frontend.effects import UPDATES, WINDOW_UPDATES
+from fusec.frontend.fx_passes.fx_nodes import count_elements, tensor_of
+
+aten = torch.ops.aten
+_PARTS = WINDOW_UPDATES | UPDATES.keys()
+SMALL = 8
+"""A part is written by itself if the whole has at least so many times its elements."""
+
+
+def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
+    """Return the calls between an input and the ``copy_`` into it, if all of them replace parts.
+
+    Assumes: nodes carry ``meta["val"]``.
+    """
+    found: set[fx.Node] = set()
+    for copy in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target, node = copy.args[:2]
+        chain = []
+        while isinstance(node, fx.Node) and node.target in _PARTS and _is_small(node):
+            chain.append(node)
+            node = node.args[0]
+        if node is target and target.op == "placeholder":
+            found.update(chain)
+    return frozenset(found)
+
+
+def _is_small(call: fx.Node) -> bool:
+    """Return True if a window is small, or if the call is none: its extent is in the indices."""
+    if call.target in UPDATES:
+        return True
+    part = tensor_of(call.args[1])
+    return part is not None and count_elements(part) * SMALL <= count_elements(call.meta["val"])

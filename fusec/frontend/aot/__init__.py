@@ -1,0 +1,1 @@
+"""What AOTAutograd traces: decompositions, refusals, strides, and the key of a graph."""

@@ -1,0 +1,211 @@
+"""Which composite operations AOTAutograd takes apart before fusec sees the graph.
+
+PyTorch's core set, with some changes. Attention stays whole, forward and backward: the core set
+takes apart only its forward, after which gradients are wrong. The composites whose parts fuse well
+(norms, softmax, embedding) are taken apart as well; ``var_mean`` and ``sigmoid`` are not,
+since their parts are primitives below ATen. Biased products are taken apart in their own type:
+PyTorch's rule multiplies 16-bit matrices in f32, with twice the traffic and no tensor cores. And
+what has a lowering of its own that says more than its parts, or the same in fewer nodes, is kept:
+tracing dominates compile time. Dropout and Bernoulli draws are whole for ``draws.py``, which
+compares probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type. Pads by
+reflection and replication are taken apart for GPUs, and for CPUs where channels are last.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from fusec.frontend.aot.eager_strides import laid_out_as_eager
+from fusec.frontend.aot.foreach import foreach_decompositions
+from fusec.frontend.aot.refusals import keeping_refused, of_probabilities
+from fusec.frontend.fallbacks import PADS
+from fusec.torch_interior import core_decompositions, get_decompositions
+
+_ALSO = (
+    "native_layer_norm",
+    "_softmax",
+    "_log_softmax",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "native_group_norm",
+    "embedding",
+    *("addmv", "dist", "elu", "ldexp", "grid_sampler_2d"),
+    *("view_copy", "narrow_copy", "permute_copy", "as_strided_copy", "unbind_copy"),
+)
+
+_WHOLE = (
+    *("roll", "isin", "take"),
+    *("select_scatter", "index_add", "index_copy", "max_unpool2d", "max_unpool3d"),
+    "embedding_dense_backward",
+    *("std", "std_mean"),
+    *("gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "addcmul"),
+)
+"""Kept whole, all recomputable for the partitioner but the first nine.
+
+A roll's parts are a remainder and a gather; those of ``take`` ask for the value of an index without
+axes; an embedding's gradient is one eager kernel, its parts are a fill, a scatter and masks. Parts
+of ``index_add`` and ``max_unpool2d`` take negative indices, which these refuse.
+"""
+
+
+def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule ``beta*bias + alpha*multiply(a, b)``, all in the operands' type."""
+
+    def rule(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        if not (bias.is_floating_point() or bias.is_complex()):  # as eager converts them
+            beta, alpha = int(beta), int(alpha)
+        product = multiply(a, b)
+        product = product if alpha == 1 else product * alpha
+        if beta == 0:  # a NaN in the bias is ignored then
+            return product
+        return product + (bias if beta == 1 else bias * beta)
+
+    return rule
+
+
+def _whole_on_cpus(rule: Callable[..., Any], *, images: int) -> Callable[..., Any]:
+    """Leave a pad by what is inside to the library, which copies rows, where rows are contiguous.
+
+    Taken apart, each element is a gather along the lanes. A gradient is a scatter, however it lies.
+
+    Args:
+        images: position of the padded tensor among the arguments: 0, or 1 of a gradient.
+    """
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        x = args[images]
+        step = x.stride(-1)
+        rows = isinstance(step, int) and step == 1  # a symbol is not compared: that were a guard
+        if x.device.type == "cpu" and (images or rows):
+            return NotImplemented
+        return rule(*args, **kwargs)
+
+    return keep
+
+
+def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -> Any:
+    """Return -t * sigmoid(-t * x) times ``grad``; PyTorch's ``sigmoid(t * x) - 1`` cancels."""
+    slope = grad * -target * torch.sigmoid(-target * x)
+    return slope / x.numel() if reduction == _MEAN else slope
+
+
+def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+    """Return a write of one value to some slices; PyTorch's refuses indices from the end."""
+    if x.ndim == 0:
+        return _index_fill(x.view(1), 0, index, value).view(())
+    if not isinstance(value, torch.Tensor):
+        value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
+    places = [None] * (dim % x.ndim) + [index]
+    return torch.ops.aten.index_put.default(x, places, value)
+
+
+def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> Callable[..., Any]:
+    """Return PyTorch's rule for a softmax, with one for rows that are not known to have a value.
+
+    A maximum has no identity, so torch 2.11 traces such rows as if they had one. Beside an infinity
+    each row has a largest value.
+    """
+
+    def softmax(x: Any, axis: int, half_to_float: bool) -> Any:
+        if x.ndim == 0 or guard_or_false(x.shape[axis] > 0):
+            return rule(x, axis, half_to_float)
+        wide = x.contiguous().to(torch.promote_types(x.dtype, torch.float32))
+        lowest = wide.new_full(
+            [1 if k == axis % x.ndim else n for k, n in enumerate(x.shape)], -math.inf
+        )
+        shifted = wide - torch.cat((wide, lowest), axis).amax(axis, keepdim=True)
+        terms = shifted.exp()
+        total = terms.sum(axis, keepdim=True)
+        result = shifted - total.log() if logarithm else terms / total
+        return result if half_to_float else result.to(x.dtype)
+
+    return softmax
+
+
+_MEAN = 1  # at::Reduction
+
+
+def decompositions(
+    *, eager_draws: bool = False, eager_sums: bool = False
+) -> dict[Any, Callable[..., Any]]:
+    """Return the decomposition table for AOTAutograd; a new dict of cached contents.
+
+    Args:
+        eager_sums: biased products of 16-bit matrices stay whole, for they are rounded once.
+        eager_draws: random numbers follow eager's stream, for they are drawn by eager's own calls:
+            PyTorch's rules compare a uniform number where eager draws a Bernoulli one.
+    """
+    table = dict(_table())
+    for packet in _DRAWS:
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    if eager_sums:
+        for target in _BIASED:
+            table[target] = _whole_in_16_bits(table[target])
+    if eager_draws:
+        table[torch.ops.aten.native_dropout.default] = _whole_if_drawn
+    return table
+
+
+def _whole_in_16_bits(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def narrow(bias: Any, *args: Any, **kwargs: Any) -> Any:
+        half = bias.dtype in (torch.float16, torch.bfloat16)
+        return NotImplemented if half else rule(bias, *args, **kwargs)
+
+    return narrow
+
+
+def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
+    """Take apart a dropout only where it draws nothing, as eager does."""
+    if train is not False and 0 < p < 1:
+        return NotImplemented
+    if train is not False and p == 1:
+        return x * 0, torch.zeros_like(x, dtype=torch.bool)
+    return x.clone(), torch.ones_like(x, dtype=torch.bool)
+
+
+_BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
+_SOFTMAX = {torch.ops.aten._softmax.default: False, torch.ops.aten._log_softmax.default: True}
+_DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = {
+        target: rule
+        for target, rule in core_decompositions().items()
+        if "scaled_dot_product" not in str(target)
+    }
+    packets = [getattr(torch.ops.aten, name) for name in _ALSO]
+    targets = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    table.update(get_decompositions(targets))
+    table.update(foreach_decompositions())
+    table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
+    table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
+    table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    for overload in ("int_Scalar", "int_Tensor"):
+        table[getattr(torch.ops.aten.index_fill, overload)] = _index_fill
+    cross_entropy = torch.ops.aten.binary_cross_entropy.default
+    table[cross_entropy] = of_probabilities(table[cross_entropy])
+    for target, logarithm in _SOFTMAX.items():
+        table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
+    for name in PADS:
+        for suffix, images in (("", 0), ("_backward", 1)):
+            target = getattr(torch.ops.aten, f"{name}{suffix}").default
+            if target in table:
+                table[target] = _whole_on_cpus(table[target], images=images)
+    for name in _WHOLE:
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    return {
+        target: laid_out_as_eager(target, keeping_refused(target, rule))
+        for target, rule in table.items()
+    }

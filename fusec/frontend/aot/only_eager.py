@@ -1,0 +1,32 @@
+"""Graphs of Dynamo that run as they are: what AOTAutograd would hide of them, or lose.
+
+And frames that run by Python: what Dynamo itself loses.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fusec.frontend.aliasing.made_again import hooks_what_it_writes, loses_gradients
+from fusec.frontend.aliasing.overlap import reaches_beyond_memory
+from fusec.frontend.aliasing.saved_changes import changes_what_functions_save, changes_what_is_saved
+
+_REASONS = (
+    (reaches_beyond_memory, "it has a window into memory that reaches beyond it"),
+    (loses_gradients, "AOTAutograd loses what it does to gradients"),
+    (changes_what_is_saved, "its backward raises, as it does in eager"),
+)
+
+
+def only_for_eager(gm: fx.GraphModule) -> str | None:
+    """Return why a graph of Dynamo runs as it is, or None if it may be compiled."""
+    return next((reason for holds, reason in _REASONS if holds(gm)), None)
+
+
+def only_for_python(gm: fx.GraphModule) -> str | None:
+    """Return why a frame, of which Dynamo has made a graph, runs by Python; None if it need not."""
+    if changes_what_functions_save(gm):
+        return "it changes what an autograd.Function has saved: eager's backward raises"
+    if hooks_what_it_writes():
+        return "it puts a hook on an input that it writes: the hook would see another gradient"
+    return None

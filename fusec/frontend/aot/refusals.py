@@ -1,0 +1,214 @@
+"""What eager refuses of an operation's numbers and types, so that a compiled call refuses it, too.
+
+Eager converts a number among the arguments (the bound of a clamp, what a fill writes, an alpha, a
+slope) to the tensor's type, and raises where that cannot hold it; some operations ask more of a
+number. Tracing does neither, and what takes an operation apart loses it. So an operation with such
+a number is neither taken apart nor lowered: it stays the eager kernel, whose error, or result, is
+eager's own. A number that is an operand (``x + 300``) wraps around and is none of these.
+
+Nor does tracing ask whether eager has a kernel for the types (there is no softmax of integers, no
+``&`` of floats, no product of bf16 and f32). No table says so: a call is tried once, with two zeros
+an axis, and where these do not fit each other with tensors of zeros as large as its own. On devices
+other than the CPU it is not: a kernel that fails there takes the context with it.
+
+Worked example: ``x.clamp(max=3.5e38)`` of an f32 tensor is one ``Extern``, which raises
+``RuntimeError: value cannot be converted to type float without overflow``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusec.frontend.aot.eager_strides import error_of_zeros, may_be_tried
+from fusec.frontend.call import Call
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.expr import op
+from fusec.torch_interior import OpOverload, pytree, running_plainly
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("fusec", "FRAGMENT")
+_library.define("probability(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def probability(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of ``x``.
+
+    Raises:
+        RuntimeError: if an element is outside [0, 1], or NaN.
+    """
+    if not bool(((x >= 0) & (x <= 1)).all()):
+        raise RuntimeError("all elements should be between 0 and 1")
+    return x.clone()
+
+
+_library.impl("probability", probability, "CompositeExplicitAutograd")
+torch.library.register_fake("fusec::probability", torch.empty_like, lib=_library)
+
+
+@lowers(torch.ops.fusec.probability.default)
+def checked_probability(call: Call, x: Value) -> Value:
+    return call.pointwise_exact(lambda a: op("probability", a), x)
+
+
+def of_probabilities(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of a binary cross-entropy whose input and target eager checks, on CPUs."""
+
+    def checked(x: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.device.type == "cpu":
+            x, target = map(torch.ops.fusec.probability.default, (x, target))
+        return rule(x, target, *args, **kwargs)
+
+    return checked
+
+
+_OPERANDS = ("self", "other", "exponent")
+"""Parameters that are operands of arithmetic where they are numbers."""
+
+_ASKS: dict[Any, Callable[..., bool]] = {
+    aten.bernoulli.p: lambda x, p=0.5, **_: 0 <= p <= 1,
+    aten.celu.default: lambda x, alpha=1.0: alpha != 0,
+    aten.heaviside.default: lambda x, values: dtype_of(x) is dtype_of(values),
+    aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: beta >= 0,
+    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: low <= high,
+}
+"""What else operations ask of their arguments, where their parts do not."""
+
+
+def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Return what an operation is called with that eager may refuse, or None."""
+    asks = _ASKS.get(target)
+    if asks is not None and not asks(*args, **kwargs):
+        return "a number that eager may refuse"
+    if not isinstance(target, OpOverload):
+        return None
+    for position, name in converted(target):
+        value: Any = args[position] if position < len(args) else kwargs.get(name)
+        if type(value) in (int, float):
+            dtype = _converted_to(value, args, kwargs)
+            if not holds(dtype, value):
+                return "a number that eager may refuse"
+    return None if _has_kernel(target, args, kwargs) else "types that eager may refuse"
+
+
+@functools.cache
+def converted(target: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Return position and name of each parameter that is a number converted to a tensor's type."""
+    numbers = ((k, a.name, str(a.type)) for k, a in enumerate(target._schema.arguments))
+    return tuple((k, name) for k, name, kind in numbers
+                 if kind in ("number", "Optional[number]") and name not in _OPERANDS)  # fmt: skip
+
+
+def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule that takes an operation apart, but not with what eager may refuse."""
+    if target not in _ASKS and not isinstance(target, OpOverload):
+        return rule
+
+    @functools.wraps(rule)
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if may_refuse(target, args, kwargs) else rule(*args, **kwargs)
+
+    return keep
+
+
+MANY = 1 << 16
+"""A call with larger numbers, which may be extents of what it makes, is not tried."""
+_SYMBOLS = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: True}
+_kernels: dict[Any, bool] = {}
+
+
+def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return False if eager's kernel for CPUs refuses a call's types."""
+    key = target, *map(_kind, args), *kwargs, *map(_kind, kwargs.values())
+    try:
+        found = _kernels.get(key)
+    except TypeError:  # an argument that is no key
+        return True
+    if found is None:
+        found = _kernels[key] = not may_be_tried(target) or _computes(target, args, kwargs)
+    return found
+
+
+def _kind(arg: Any) -> Any:
+    """Return what a call is known by: types of tensors and symbols, and other arguments."""
+    if isinstance(arg, torch.fx.Node):
+        arg = arg.meta.get("val")
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.device.type
+    if isinstance(arg, list | tuple):
+        return tuple(map(_kind, arg))
+    return type(arg) if type(arg) in _SYMBOLS else (type(arg), arg)
+
+
+def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return False if eager has no kernel for a call: tried with two zeros an axis, or with all.
+
+    Of a gradient's operation only ``not implemented`` counts: its types follow from the forward's,
+    and a trace may have another one than eager (of the mean of a norm in bf16 with weights of f32).
+    """
+    leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
+    values = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in leaves]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    devices = {x.device.type for x in tensors}
+    devices |= {value.type for value in values if isinstance(value, torch.device)}
+    if devices != {"cpu"} or any(x.layout is not torch.strided for x in tensors):
+        return True
+    if any(isinstance(n, int) and abs(n) > MANY for n in values):
+        return True
+    error = _error_of(target, values, spec)
+    if error is not None and not isinstance(error, NotImplementedError):
+        error = error_of_zeros(target, values, spec)
+    return error is None or (
+        "backward" in str(target) and not isinstance(error, NotImplementedError)
+    )
+
+
+def _error_of(target: OpOverload, values: Sequence[Any], spec: Any) -> Exception | None:
+    """Return what a call of tensors of two zeros an axis raises."""
+    with running_plainly():
+        made = [
+            torch.zeros((2,) * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor)
+            else _SYMBOLS.get(type(value), value)
+            for value in values
+        ]  # fmt: skip
+        args, kwargs = pytree.tree_unflatten(made, spec)
+        try:
+            target(*args, **kwargs)
+        except Exception as error:
+            return error
+    return None
+
+
+def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
+    """Return the type of the tensors among the arguments, or that of a new one."""
+    given = kwargs.get("dtype")
+    if given is not None:
+        return given  # type: ignore[no-any-return]
+    found = [dtype for dtype in map(dtype_of, args) if dtype not in (None, torch.bool)]
+    default = torch.get_default_dtype() if isinstance(value, float) else torch.int64
+    if not found or (isinstance(value, float) and not found[0].is_floating_point):
+        return default
+    return found[0]
+
+
+def dtype_of(arg: Any) -> torch.dtype | None:
+    """Return the type of a tensor, or of an FX node that is one."""
+    value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def holds(dtype: torch.dtype, value: float) -> bool:
+    """Return True if a number is in the range of a type; negative ones wrap if it has no sign."""
+    if dtype is torch.bool or dtype.is_complex:
+        return True
+    if dtype.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    info = torch.iinfo(dtype)
+    least = info.min if dtype.is_signed else -info.max
+    return math.isfinite(value) and least <= value <= info.max

@@ -1,0 +1,164 @@
+"""Freezing: what follows from the weights of a model alone is computed once, not in each call.
+
+Runs on inference graphs of ATen under ``options={"freeze": True}``, behind what gives convolutions
+other weights (``channel_folding.py``) and formats. Weights and buffers stay inputs; what is
+computed of them alone, and weights in the order that a library reads (``packing.py``), become
+constants of the graph, and the graph that computes those (``Recipe``) runs when a weight has
+changed (``runtime/calls/frozen.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+import torch
+from torch import Tensor, fx
+
+from fusec.frontend.fx_passes.fx_nodes import is_view
+from fusec.frontend.fx_passes.packing import PACKED, pack_convolutions, pack_products
+from fusec.frontend.fx_passes.weights import bytes_of, fixed_inputs, follow_from
+from fusec.torch_interior import unset_fake_temporarily
+
+RECIPE = "fusec_recipe"
+"""Key of a graph's ``meta``: its ``Recipe``, if it has constants."""
+_LARGER = 4
+"""A constant may take so many times the memory of the weights that it is computed of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the constants of a graph are computed, and where they are kept.
+
+    Attributes:
+        reader: the graph that reads them.
+        constants: its nodes that do.
+        compute: from the weights that they are computed of to their values.
+        positions: of these weights among the graph's inputs.
+    """
+
+    reader: fx.GraphModule
+    constants: tuple[fx.Node, ...]
+    compute: fx.GraphModule
+    positions: tuple[int, ...]
+
+    def keep(self, values: Sequence[Tensor]) -> None:
+        """Put the values where the graph reads them: in the same tensors each time."""
+        for node, value in zip(self.constants, values, strict=True):
+            held = getattr(self.reader, str(node.target))
+            if value.layout is torch.strided:
+                held.copy_(value)
+            elif held.layout is torch.strided:  # packed, for the first time
+                setattr(self.reader, str(node.target), value)
+            else:  # MKL's may not be copied to where it is aligned otherwise
+                held.data = value
+
+    def read_by(self, wrapper: str) -> Recipe:
+        """Return the recipe of what is read: by the graph's calls, or by a wrapper of that text.
+
+        A packed weight that is only offered to a product is read where its way was chosen.
+        """
+        kept = [bool(n.users) or f"constant({n.name!r}, " in wrapper for n in self.constants]
+        (values,) = self.compute.graph.output_node().args
+        wanted = list(compress(values, kept))  # type: ignore[arg-type]
+        inputs = self.compute.graph.find_nodes(op="placeholder")
+        compute, taken = _computing(self.compute, inputs, wanted)
+        positions = tuple(self.positions[k] for k in taken)
+        return Recipe(self.reader, tuple(compress(self.constants, kept)), compute, positions)
+
+
+def freeze(gm: fx.GraphModule, *, packs: bool = False, few_rows: int = 0) -> None:
+    """Compute once what follows from the weights of a graph alone, in place.
+
+    Args:
+        packs: weights are packed for the libraries that read them so.
+        few_rows: of a product whose weights are packed for a kernel that reads each once.
+    """
+    fixed = fixed_inputs(gm)
+    if not fixed:
+        return
+    known = follow_from(gm, fixed)
+    if packs:
+        pack_convolutions(gm, known)
+        pack_products(gm, known, few_rows)
+    offering = [node for node in gm.graph.nodes if PACKED in node.meta]
+    wanted = dict.fromkeys(node for node in known if _is_worth(node, known))
+    wanted.update(dict.fromkeys(p for node in offering for p in node.meta[PACKED].values()))
+    if wanted:
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        compute, positions = _computing(gm, placeholders, list(wanted))
+        held = {node: _hold(gm, node, k) for k, node in enumerate(wanted)}
+        for node in offering:
+            node.meta[PACKED] = {kind: held[p] for kind, p in node.meta[PACKED].items()}
+        gm.meta[RECIPE] = Recipe(gm, tuple(held.values()), compute, positions)
+        gm.graph.eliminate_dead_code(lambda n: n.is_impure() or n in held.values())
+    gm.recompile()
+
+
+def take_constants(gm: fx.GraphModule) -> Recipe | None:
+    """Make the constants of a graph its last inputs, in place, so that who calls it holds them.
+
+    Returns:
+        How they are computed; None if it has none.
+    """
+    recipe: Recipe | None = gm.meta.pop(RECIPE, None)
+    for node in recipe.constants if recipe is not None else ():
+        last = gm.graph.find_nodes(op="placeholder")[-1]
+        with gm.graph.inserting_after(last):
+            given = gm.graph.placeholder(str(node.target))
+        given.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(given)
+        gm.graph.erase_node(node)
+    gm.recompile()
+    return recipe
+
+
+def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
+    """Return True for what the rest of the graph reads, itself or through views of it."""
+    if node.op == "placeholder" or not known[node] or is_view(node):
+        return False
+    if any(not isinstance(extent, int) for extent in node.meta["val"].shape):
+        return False
+    read = any(user not in known and user.op == "call_function" for user in _readers(node))
+    # A result that is a constant would be the same tensor each time, which its owner may write.
+    given = any(user.op == "output" for user in _readers(node))
+    return read and not given and bytes_of(node) <= _LARGER * known[node]
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the users of a node, and in the place of views those of the views."""
+    for user in node.users:
+        if is_view(user):
+            yield from _readers(user)
+        yield user
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+
+def _computing(
+    gm: fx.GraphModule, inputs: Sequence[fx.Node], wanted: Sequence[fx.Node]
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """Return what computes some nodes of a graph alone, and which of its inputs that takes."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.graph_copy(gm.graph, copies)
+    graph.output(tuple(copies[node] for node in wanted))
+    graph.eliminate_dead_code(lambda node: node.op == "output")
+    positions = tuple(k for k, node in enumerate(inputs) if copies[node].users)
+    return fx.GraphModule(gm, graph), positions
+
+
+def _hold(gm: fx.GraphModule, node: fx.Node, number: int) -> fx.Node:
+    """Put a constant into the place of a node."""
+    value, name = node.meta["val"], f"frozen_{number}"
+    with unset_fake_temporarily():
+        made = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    gm.register_buffer(name, made)
+    with gm.graph.inserting_before(node):
+        constant = gm.graph.get_attr(name)
+    constant.meta["val"] = value
+    node.replace_all_uses_with(constant)
+    return constant

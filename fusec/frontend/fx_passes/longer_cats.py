@@ -1,0 +1,109 @@
+"""A cat that begins with what another one joins reads that one; so do gradients, in turn.
+
+A dense block joins all that it has so far before each of its layers. Of n layers that makes n*n
+parts, as many slices of gradients, and kernels that ask at each point in which part it is::
+
+    y = cat([a, b]);  z = cat([a, b, c])     becomes     y = cat([a, b]);  z = cat([y, c])
+
+Values are copied. Gradients are the same sums, in a dense block in autograd's order, too: no bit
+differs where nothing reads a part, or a cat, between one cat and the next. It is done where
+gradients are wanted: there the shorter one is in memory for its own reader's. Graphs of Dynamo have
+side effects, which AOTAutograd takes out: what was written to, or made without gradients, stays as
+it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.frontend.aliasing.overlap import called_name, is_in_place, memory_of
+from fusec.frontend.fx_passes.dynamo_graph import plain_parts
+from fusec.torch_interior import HigherOrderOperator, OpOverload, OpOverloadPacket, data_of
+
+_CATS = (torch.cat, torch.concat, torch.concatenate)
+_Key = tuple[int, tuple[fx.Node, ...]]
+
+
+def lengthen_cats(gm: fx.GraphModule) -> None:
+    """Let the cats of a graph of Dynamo read shorter ones, in place.
+
+    Assumes: nodes carry ``meta["example_value"]``.
+    """
+    for part in plain_parts(gm):
+        if not any(map(_hides_writes, part.graph.nodes)) and _lengthen(part.graph):
+            part.recompile()
+
+
+def _lengthen(graph: fx.Graph) -> bool:
+    """Return True if the graph changed."""
+    known: dict[_Key, fx.Node] = {}
+    unsteady = _written_unseen(graph)
+    changed = False
+    for node in graph.nodes:
+        found = _joined(node, unsteady)
+        if found is None:
+            continue
+        axis, parts = found
+        shorter = next((k for k in range(len(parts) - 1, 1, -1) if (axis, parts[:k]) in known), 0)
+        if shorter:
+            node.args = ([known[axis, parts[:shorter]], *parts[shorter:]], axis)
+            node.kwargs, changed = {}, True
+        known[found] = node
+    return changed
+
+
+def _hides_writes(node: fx.Node) -> bool:
+    """Return True for what may write without counting it: ``x.data``, a kernel of the user's."""
+    return node.target is data_of or isinstance(node.target, HigherOrderOperator)
+
+
+def _written_unseen(graph: fx.Graph) -> set[int]:
+    """Return the memory that a call may write or detach, and count no version.
+
+    ``x.detach_()``, ``torch._foreach_mul_([x], 2)``, operators of the user's, and a batch norm's
+    running statistics, which want no gradient.
+    """
+    found: set[int] = set()
+    for node in graph.nodes:
+        norm = "batch_norm" in called_name(node)
+        if norm or is_in_place(node) or isinstance(node.target, OpOverload | OpOverloadPacket):
+            values = [source.meta.get("example_value") for source in node.all_input_nodes]
+            tensors = [v for v in values if isinstance(v, torch.Tensor)]
+            found.update(memory_of(v) for v in tensors if not (norm and v.requires_grad))
+    return found
+
+
+def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
+    """Return what a cat joins, and along which axis; None where others must not read it."""
+    if node.op != "call_function" or node.target not in _CATS or len(node.args) > 2:
+        return None
+    rest = dict(node.kwargs)
+    parts: Any = node.args[0] if node.args else rest.pop("tensors", None)
+    axis: Any = node.args[1] if len(node.args) > 1 else rest.pop("dim", rest.pop("axis", 0))
+    if rest or not isinstance(parts, list | tuple) or not isinstance(axis, int):
+        return None
+    values = [_value(item) for item in (node, *parts)]
+    whole = values[0]
+    if whole is None or not whole.requires_grad or any(map(_is_hook, node.users)):
+        return None
+    if any(v is None or v.dtype is not whole.dtype or v.dim() != whole.dim() for v in values):
+        return None
+    if not unsteady.isdisjoint(memory_of(v) for v in values if v is not None):
+        return None
+    return axis % whole.dim(), tuple(parts)
+
+
+def _value(item: Any) -> torch.Tensor | None:
+    """Return the tensor that an argument is, if nothing was written to it since it was made."""
+    value = item.meta.get("example_value") if isinstance(item, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.is_inference() or value._version:
+        return None
+    return value
+
+
+def _is_hook(user: fx.Node) -> bool:
+    """Return True for what is to see the gradient of a cat by itself."""
+    return "hook" in str(user.target)

@@ -1,0 +1,235 @@
+"""Weights in the layout that a library reads: reordered once, not in each call.
+
+oneDNN multiplies blocks of a weight that lie together, and brings a plain weight into that order at
+each call. Under ``freeze`` (``freezing.py``), where a weight is known before the call, the order is
+made once::
+
+    convolution(x, w, b, ...)    becomes    p = mkldnn._reorder_convolution_weight(w, ...)
+                                            mkldnn._convolution_pointwise(x, p, b, ...)
+
+for channels-last images, which it leaves channels-last. A product of two matrices stays what it is,
+and is offered its packed weight as one more way (``Linear.packed``), oneDNN's and MKL's, which is
+packed for one number of rows.
+
+A product of few rows, which reads each weight once, is offered a weight of 16 bits in panels of
+``PANEL`` columns, ``w[n//32, k, n%32]``: columns are neighbours, and what one pass over a panel
+reads lies together. That is no library's layout: fusec's own kernel of the product reads it
+(``ir/streamed.py``).
+
+A library's packed weight is opaque. What was traced of it has the plain weight's shape and type;
+only the call that it was packed for reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.frontend.fx_passes.channels_last import is_image, is_last
+from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
+from fusec.frontend.fx_passes.weights import fixed_inputs, follow_from
+
+aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
+
+PACKED = "fusec_packed"
+"""Key of a product's ``meta``: by library, the node that holds its packed weight."""
+PACKED_ONEDNN, PACKED_MKL = "packed oneDNN", "packed MKL"
+"""Libraries that multiply packed weights."""
+PANELS = "panels"
+"""What stands there for a weight that fusec's own kernel reads."""
+PANEL = 32
+"""Columns of a panel: two vectors of AVX-512, beside which 12 rows have their sums in registers.
+
+One thread with AVX-512, 2048 to 8192 in bf16, beside the best of MKL and oneDNN, packed or not: 8
+rows take 0.7 of the time, 12 0.65, and 4 are as fast. Beside weights that lie along their terms,
+4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6, so these have no panels (2026-11).
+"""
+
+
+PACKS = "fusec_packs"
+"""Key of a convolution's ``meta``: if its images become channels-last, its weight is packed."""
+
+
+def mark_packed(gm: fx.GraphModule) -> None:
+    """Set ``PACKS`` of the convolutions of a graph that is to be frozen."""
+    known = follow_from(gm, fixed_inputs(gm))
+    for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        node.meta[PACKS] = node.args[1] in known and _may_pack(node)
+
+
+def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
+    """Call convolutions whose weights are known with packed ones, in place.
+
+    Args:
+        known: the nodes that follow from weights, with bytes of these; packed weights are added.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        x, weight, bias, *settings = node.args
+        images = x.meta["val"], node.meta["val"]
+        if weight not in known or not (_may_pack(node) and all(map(_is_last_image, images))):
+            continue
+        with gm.graph.inserting_before(node):
+            sizes = [hint_of(extent) for extent in images[0].shape]
+            order = _order(*settings)
+            pack = mkldnn._reorder_convolution_weight.default
+            packed = call_of_value(node, weight.meta["val"], pack, weight, *order, sizes)
+            call = mkldnn._convolution_pointwise.default
+            made = call_of_value(node, images[1], call, x, packed, bias, *order, "none", [], "")
+        known[packed] = known[weight]
+        made.meta = {**node.meta}
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+
+
+def _may_pack(node: fx.Node) -> bool:
+    """Return True for a convolution that oneDNN computes right with a packed weight.
+
+    That of one channel of results, which covers the whole image, it does not (torch 2.13, 2026-11).
+    """
+    x, weight, *_, transposed, _, _ = node.args
+    if transposed or not has_packing(x.meta["val"]):  # type: ignore[union-attr]
+        return False
+    if hint_of(weight.meta["val"].shape[0]) == 1:  # type: ignore[union-attr]
+        return False
+    return all(isinstance(n, int) for sizes in node.args[3:6] for n in sizes)  # type: ignore[union-attr]
+
+
+def _is_last_image(value: torch.Tensor) -> bool:
+    return is_image(value) and is_last(value)
+
+
+def convolve_packed(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, *settings: Any
+) -> torch.Tensor:
+    """Return ``aten.convolution`` of channels-last images with a packed weight.
+
+    Args:
+        settings: the arguments of ``aten.convolution`` behind the bias.
+    """
+    call = mkldnn._convolution_pointwise
+    made: torch.Tensor = call(x, packed, bias, *_order(*settings), "none", [], "")
+    return made
+
+
+def packed_weight(weight: torch.Tensor, sizes: list[int], *settings: Any) -> torch.Tensor:
+    """Return a convolution's weight packed for images of some sizes.
+
+    Args:
+        settings: the arguments of ``aten.convolution`` behind the bias.
+    """
+    packed: torch.Tensor = mkldnn._reorder_convolution_weight(weight, *_order(*settings), sizes)
+    return packed
+
+
+def _order(
+    stride: Any, padding: Any, dilation: Any, transposed: Any, output_padding: Any, groups: Any
+) -> tuple[Any, ...]:
+    """Return the settings that oneDNN's convolution has, in its order: it is not transposed."""
+    return padding, stride, dilation, groups
+
+
+def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int = 0) -> None:
+    """Offer products of a matrix with a known one that packed: ``meta[PACKED]``.
+
+    Args:
+        few_rows: of a product whose weights may lie in panels.
+    """
+    made: dict[tuple[fx.Node, bool, bool, int], dict[str, fx.Node]] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
+        a, b = node.args
+        extent = a.meta["val"].shape[0]
+        packs = linear_packs(b.meta["val"], sized=isinstance(extent, int)) if b in known else {}
+        if not packs:
+            continue
+        rows, weight = hint_of(extent), _transposed(b)
+        # One weight may be multiplied as it is and transposed: each has a packed one of its own.
+        key = (weight or b, weight is None, isinstance(extent, int), rows)
+        if key not in made:
+            with gm.graph.inserting_before(node):
+                if weight is None:
+                    weight = call_like(node, aten.permute.default, b, [1, 0])
+                    known[weight] = known[b]
+                value = torch.empty_like(weight.meta["val"], memory_format=torch.contiguous_format)
+                made[key] = {
+                    library: call_of_value(node, value, pack, weight, rows)
+                    for library, pack in packs.items()
+                }
+                if isinstance(extent, int) and extent <= few_rows and has_panels(value):
+                    made[key][PANELS] = _panels(node, weight)
+            known.update(dict.fromkeys(made[key].values(), known[b]))
+        node.meta[PACKED] = made[key]
+
+
+def has_panels(weight: torch.Tensor) -> bool:
+    """Return True for a weight [outputs, inputs] of 16 bits that fills panels, two or more."""
+    outputs = weight.shape[0]
+    fits = isinstance(outputs, int) and outputs > PANEL and outputs % PANEL == 0
+    return fits and weight.dtype.itemsize == 2
+
+
+def panels_of(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [outputs, inputs] in panels: [outputs / PANEL, inputs, PANEL]."""
+    outputs, inputs = weight.shape
+    cut = weight.reshape(outputs // PANEL, PANEL, inputs)
+    return cut.transpose(1, 2).contiguous()
+
+
+def _panels(node: fx.Node, weight: fx.Node) -> fx.Node:
+    """Insert what ``panels_of`` does."""
+    outputs, inputs = weight.meta["val"].shape
+    cut = call_like(node, aten.reshape.default, weight, [outputs // PANEL, PANEL, inputs])
+    turned = call_like(node, aten.permute.default, cut, [0, 2, 1])
+    return call_like(node, aten.clone.default, turned, memory_format=torch.contiguous_format)
+
+
+def _transposed(matrix: fx.Node) -> fx.Node | None:
+    """Return what a matrix is the transpose of, by a view."""
+    turns = {aten.permute.default: ([1, 0],), aten.t.default: (), aten.transpose.int: (0, 1)}
+    source, *rest = matrix.args or (None,)
+    turned = matrix.target in turns and tuple(rest) == turns[matrix.target]
+    return source if turned else None  # type: ignore[return-value]
+
+
+def linear_packs(
+    weight: torch.Tensor, *, sized: bool = True
+) -> Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]]:
+    """Return what packs a weight [outputs, inputs] for products with so many rows, by library.
+
+    Args:
+        sized: the number of rows is known, of which MKL packs for one.
+    """
+    if not has_packing(weight):
+        return {}
+    packs = {PACKED_ONEDNN: mkldnn._reorder_linear_weight.default}
+    if sized and weight.dtype is torch.float32 and _has_mkl():
+        packs[PACKED_MKL] = mkl._mkl_reorder_linear_weight.default
+    return packs
+
+
+def has_onednn() -> bool:
+    """Return True if torch has oneDNN's calls here, under the name that the library once had."""
+    return torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")
+
+
+def _has_mkl() -> bool:
+    return torch.backends.mkl.is_available() and hasattr(mkl, "_mkl_linear")
+
+
+def has_packing(value: torch.Tensor) -> bool:
+    """Return True for a tensor of a type and on a device of which oneDNN packs weights here."""
+    return value.device.type == "cpu" and value.dtype in _types()
+
+
+@functools.cache
+def _types() -> frozenset[torch.dtype]:
+    if not has_onednn():
+        return frozenset()
+    half = {
+        torch.bfloat16: mkldnn._is_mkldnn_bf16_supported(),
+        torch.float16: mkldnn._is_mkldnn_fp16_supported(),
+    }
+    return frozenset({torch.float32, *(kind for kind, has in half.items() if has)})

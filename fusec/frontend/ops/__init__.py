@@ -1,0 +1,1 @@
+"""Lowerings: one small function for each ATen operation, from its arguments to index notation."""

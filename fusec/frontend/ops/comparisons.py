@@ -1,0 +1,143 @@
+"""Comparisons, tests, logic and bits: what gives or combines conditions.
+
+Comparisons are done in the common type of the arguments, 16-bit floats read exactly. Worked
+example, ``x > 0.5`` of a bf16 tensor::
+
+    gt[i0] = round_bf16(f32(x[i0])) > 0.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from fusec.frontend.call import (
+    Call,
+    Indices,
+    Scalar,
+    common_type,
+    narrowed,
+    number,
+    read,
+    read_exact,
+)
+from fusec.frontend.ops.arithmetic import less, like, negate, select
+from fusec.frontend.ops.promotion import result_type
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.dtype import BOOL, Kind, compute_type
+from fusec.ir.expr import Expr, cast, op
+
+aten = torch.ops.aten
+
+
+def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
+    """Emit a condition on arguments brought to their common type.
+
+    On the CPU eager mode rounds a number beside a 16-bit tensor to its type; on a GPU it does not.
+    """
+    common = result_type(*args)
+    read_as = narrowed(args, common) if call.is_cpu else args
+    return call.pointwise_exact(test, *read_as, kind=common_type(common))
+
+
+def compare_by(name: str, call: Call, x: Scalar, y: Scalar) -> Value:
+    """Emit ``x name y`` for tensors and numbers."""
+    return compare(call, partial(op, name), x, y)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _packet = getattr(aten, _name)
+    lowers(_packet.Tensor, _packet.Scalar)(partial(compare_by, _name))
+
+
+@lowers(aten.isnan.default)
+def isnan(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(False, BOOL))
+    return call.pointwise(lambda a: op("isnan", a), x, kind=compute_type(x.dtype))
+
+
+@lowers(aten.isinf.default)
+def isinf(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.define(lambda at: number(False, BOOL))
+    return compare(call, lambda a: op("isinf", a), x)
+
+
+@lowers(aten.signbit.default)
+def signbit(call: Call, x: Value) -> Value:
+    def test(a: Expr) -> Expr:
+        return less(op("copysign", like(1.0, a), a) if a.dtype.is_float else a, 0)
+
+    return compare(call, test, x)
+
+
+def truth(x: Scalar, at: Indices) -> Expr:
+    """Return ``x != 0`` at an index."""
+    if isinstance(x, Value):
+        return cast(read_exact(x, at, compute_type(x.dtype)), BOOL)
+    return read(x, at, BOOL)
+
+
+@lowers(aten.logical_not.default)
+def logical_not(call: Call, x: Value) -> Value:
+    return call.define(lambda at: negate(truth(x, at)))
+
+
+def logical(name: str, call: Call, x: Value, y: Value) -> Value:
+    """Emit a connective of truth values."""
+    return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
+
+
+def bitwise(name: str, call: Call, *args: Scalar) -> Value:
+    """Emit a bitwise operation; on bool it is the logical one."""
+    return call.pointwise(partial(op, name), *args, kind=compute_type(call.out.dtype))
+
+
+for _name in ("and", "or", "xor"):
+    lowers(getattr(aten, f"logical_{_name}").default)(partial(logical, _name))
+    _packet = getattr(aten, f"bitwise_{_name}")
+    lowers(_packet.Tensor, _packet.Scalar, _packet.Scalar_Tensor)(partial(bitwise, _name))
+lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
+
+
+@lowers(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+)
+def shift_left(call: Call, x: Scalar, y: Scalar) -> Value:
+    """Shifts of the width and beyond give 0."""
+    bits = call.out.dtype.itemsize * 8
+
+    def shifted(a: Expr, b: Expr) -> Expr:
+        return select(is_shift(b, bits), op("shl", a, b), like(0, a))
+
+    return call.pointwise(shifted, x, y)
+
+
+@lowers(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+def shift_right(call: Call, x: Scalar, y: Scalar) -> Value:
+    """Shifts of the width and beyond give the sign, and 0 where there is none."""
+    bits = call.out.dtype.itemsize * 8
+    last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed with more bits
+
+    def shifted(a: Expr, b: Expr) -> Expr:
+        return op("shr", a, select(is_shift(b, bits), b, like(last, b)))
+
+    return call.pointwise(shifted, x, y)
+
+
+def is_shift(amount: Expr, bits: int) -> Expr:
+    return op("and", op("ge", amount, like(0, amount)), less(amount, bits))

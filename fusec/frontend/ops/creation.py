@@ -1,0 +1,75 @@
+"""Tensors made from nothing: constants and ranges. Values; nothing is emitted until needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Scalar, read, round_number
+from fusec.frontend.ops.arithmetic import add, mul
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.dtype import F32, F64, compute_type
+from fusec.ir.expr import Expr, IndexValue, cast
+from fusec.ir.index import Index, index
+from fusec.ir.scalar import ROUND
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def constant(call: Call, value: Scalar) -> Value:
+    """Return a tensor of one number, rounded to its type."""
+    if isinstance(value, Value):
+        raise Unsupported("a number read from memory")
+    dtype = call.out.dtype
+    if dtype in ROUND and isinstance(value, int | float):
+        value = round_number(float(value), dtype)
+    return call.lazy(lambda at: read(value, (), compute_type(dtype)))
+
+
+@lowers(aten.full.default, aten.full_like.default)
+def full(call: Call, like: Any, *args: Any, **_: Any) -> Value:
+    return constant(call, args[-1])
+
+
+@lowers(aten.scalar_tensor.default)
+def scalar_tensor(call: Call, value: Scalar, **_: Any) -> Value:
+    return constant(call, value)
+
+
+@lowers(
+    aten.new_zeros.default,
+    aten._efficientzerotensor.default,
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.new_empty_strided.default,
+    aten.empty_permuted.default,
+)
+def zeros(call: Call, *_: Any, **__: Any) -> Value:
+    """Of an empty tensor anything, so 0: no memory, where all is replaced before it is read."""
+    return constant(call, 0)
+
+
+@lowers(aten.arange.start_step)
+def arange_step(call: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any) -> Value:
+    """start + step * i, in integers where both are, else in floats."""
+    if isinstance(start, int | Index) and isinstance(step, int | Index):
+        first, stride = index(start), index(step)
+        return call.lazy(lambda at: IndexValue(first + stride * at[0]))
+    if not call.out.dtype.is_float:
+        raise Unsupported("a range of integers with a fractional step")
+    kind = F64 if call.out.dtype is F64 else F32
+
+    def body(at: tuple[Index, ...]) -> Expr:
+        steps = mul(cast(IndexValue(at[0]), kind), read(step, (), kind))
+        return add(read(start, (), kind), steps)
+
+    return call.lazy(body)
+
+
+@lowers(prims.iota.default)
+def iota(call: Call, length: Scalar, *, start: Scalar, step: Scalar, **_: Any) -> Value:
+    return arange_step(call, start, length, step)

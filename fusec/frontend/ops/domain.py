@@ -1,0 +1,273 @@
+"""Domains: what one element of a result is reduced over, and what is computed of that once.
+
+The reduced axes of a tensor, what lies before an element, the elements of a window, the sources of
+a scatter: each is a *domain*, axes that number points, where each point lies, and which of them
+count. Worked example, ``cumsum`` of a line of n elements; the domain of y[i] has the axes ``(j,)``,
+the indices ``(j,)`` and the guard ``j <= i``::
+
+    y[i] = sum(j: where(j <= i, x[j], 0))
+
+A scan, a scatter or a search in this *direct form* computes again where an eager kernel remembers.
+That is one kernel, which fuses, is the same in each run, and takes (elements of the result) x
+(points of each) steps where the eager kernel takes their sum. Up to ``MOST_STEPS`` it costs less
+than calling one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Body, Call, Indices
+from fusec.frontend.ops.arithmetic import less, select
+from fusec.frontend.ops.views import linearise, replaced, wrap
+from fusec.frontend.value import ONE, ZERO, Value
+from fusec.ir.dtype import BOOL, F32, I32, I64, DType, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, op
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
+from fusec.ir.scalar import ROUND
+
+MOST_STEPS = 1 << 15
+"""Twice as many cost what the eager kernel's call does: cumsum, scatter_add, index_add, bucketize
+on one core with 16 lanes, 2026-11."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The points that one element of a result combines.
+
+    Attributes:
+        axes: number the points; an axis of one element is left out of reductions.
+        where: a point's indices into what is reduced.
+        number: the points in row-major order, or by their place in the whole tensor.
+        inside: whether a point lies in the tensor's memory; None: all do.
+        guard: whether a point counts; None: all do.
+    """
+
+    axes: tuple[Axis, ...]
+    where: Indices
+    number: Index
+    inside: Expr | None = None
+    guard: Expr | None = None
+
+    def read(self, x: Value, kind: DType) -> Expr:
+        """Return a tensor's element at a point, 0 where that is not inside."""
+        return cast(x.at(self.where, self.inside), kind)
+
+    def exact(self, x: Value, kind: DType) -> Expr:
+        """Return what ``read`` does, of a 16-bit float as it is stored."""
+        if x.dtype in ROUND:
+            return cast(op(ROUND[x.dtype], self.read(x, F32)), kind)
+        return self.read(x, kind)
+
+    def term(self, x: Value, kind: DType) -> Expr:
+        """Return an element in the type of a sum: exact where that is an integer."""
+        return self.read(x, kind) if kind.is_float else self.exact(x, kind)
+
+    def reduce(self, monoid: Monoid, *values: Expr, only: Expr | None = None) -> Expr:
+        """Return the reduction of values at the points that count and have ``only``."""
+        counts = both(both(self.inside, self.guard), only)
+        return self._over(monoid, values, counts)
+
+    def total(self, x: Value, kind: DType) -> Expr:
+        """Return the sum of a tensor's elements; outside they are read as 0."""
+        return self._over(SUM, (self.read(x, kind),), self.guard)
+
+    def _over(self, monoid: Monoid, values: tuple[Expr, ...], counts: Expr | None) -> Expr:
+        if counts is not None:
+            pairs = zip(monoid.parts, values, strict=True)
+            values = tuple(select(counts, v, identity(part, v.dtype)) for part, v in pairs)
+        over = tuple(axis for axis in self.axes if axis.extent is not ONE)
+        return Reduce(monoid, over, *values) if over else values[-1]
+
+
+Domains: TypeAlias = Callable[[Indices], Domain]
+"""The domain of each element of a result, with axes of its own for each time it is asked."""
+
+
+def reduction(over: Domains, monoid: Monoid, value: Callable[[Domain], Expr]) -> Body:
+    """Return ``monoid(points: value)`` as a function of the result's indices."""
+
+    def body(at: Indices) -> Expr:
+        domain = over(at)
+        return domain.reduce(monoid, value(domain))
+
+    return body
+
+
+def identity(monoid: Monoid, dtype: DType) -> Const:
+    return Const(monoid.identity(dtype), dtype)
+
+
+def check_steps(shape: Indices, terms: Indices, reason: str) -> None:
+    """Let a direct form pass if it is short.
+
+    Args:
+        shape: of the result.
+        terms: the extents that are reduced for each of its elements.
+    Raises:
+        Unsupported: with the reason, if it is long or of symbolic size.
+    """
+    steps = product((*shape, *terms))
+    if not steps.is_constant or steps.const > MOST_STEPS:
+        raise Unsupported(reason)
+
+
+# -- the domains of reductions and scans ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The reduced dimensions of a tensor's shape; the result keeps them with extent 1, or not."""
+
+    extents: Indices
+    dims: tuple[int, ...]
+    keepdim: bool
+
+    @property
+    def shape(self) -> Indices:
+        """The shape of the result."""
+        kept = [ONE if d in self.dims else e for d, e in enumerate(self.extents)]
+        if self.keepdim:
+            return tuple(kept)
+        return tuple(e for d, e in enumerate(kept) if d not in self.dims)
+
+    def count(self, kind: DType) -> Expr:
+        """Return the number of elements that one result combines."""
+        total = product(self.extents[d] for d in self.dims)
+        return cast(IndexValue(total), kind) if total.terms else Const(total.const, kind)
+
+    def at(self, at: Indices) -> Domain:
+        """Return the domain of the result's element at ``at``."""
+        axes = {d: Axis(f"r{d}", self.extents[d]) for d in self.dims}
+        where = [ZERO if a.extent is ONE else index(a) for a in axes.values()]
+        number = linearise(tuple(where), tuple(self.extents[d] for d in self.dims))
+        return Domain(tuple(axes.values()), self._where(at, where), number)
+
+    def first(self, at: Indices) -> Indices:
+        """Return the indices of the first point of the domain at ``at``."""
+        return self._where(at, [ZERO] * len(self.dims))
+
+    def _where(self, at: Indices, reduced: Sequence[Index]) -> Indices:
+        inner, kept = iter(reduced), iter(at)
+        full: list[Index] = []
+        for d in range(len(self.extents)):
+            outer = ZERO if d in self.dims and not self.keepdim else next(kept)
+            full.append(next(inner) if d in self.dims else outer)
+        return tuple(full)
+
+
+def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) -> Region:
+    """Return the reduced region; no dimensions, or None, means all of them.
+
+    Raises:
+        Unsupported: if it has no elements.
+    """
+    rank = len(x.shape)
+    if isinstance(dims, int):
+        dims = (dims,)
+    named = {wrap(d, rank) for d in dims} if dims else set(range(rank))
+    chosen = sorted(named) if rank else []
+    if any(x.shape[d] is ZERO for d in chosen):
+        raise Unsupported("an empty tensor")
+    return Region(x.shape, tuple(chosen), keepdim)
+
+
+def prefixes(x: Value, dim: int, reason: str) -> Domains:
+    """Return what lies at or before each element along an axis; of a scalar, itself.
+
+    Raises:
+        Unsupported: with the reason, if the axis is long.
+    """
+    if not x.shape:
+        return lambda at: Domain((), at, ZERO)
+    axis = wrap(dim, len(x.shape))
+    extent = x.shape[axis]
+    check_steps(x.shape, (extent,), reason)
+
+    def before(at: Indices) -> Domain:
+        if extent is ONE:
+            return Domain((), at, ZERO)
+        over = Axis("j", extent)
+        last = op("le", IndexValue(index(over)), IndexValue(at[axis]))
+        return Domain((over,), replaced(at, axis, index(over)), index(over), guard=last)
+
+    return before
+
+
+# -- the extreme and its place --------------------------------------------------------------------
+
+
+class Pick(enum.Enum):
+    """Which of several equal extremes is meant, and which of several NaNs."""
+
+    FIRST = enum.auto()
+    LAST = enum.auto()
+    FIRST_BUT_LAST_NAN = enum.auto()
+
+    def keys(self, number: Expr) -> tuple[Expr, Expr, Callable[[Expr], Expr]]:
+        """Return what a number is searched by, as a NaN's too, and what gives it back.
+
+        The least key is that of the number meant; those of NaNs are negative, the others not.
+        """
+        sign, rest = identity(MAX, number.dtype), identity(MIN, number.dtype)
+        other = op("not", number)
+        match self:
+            case Pick.FIRST:
+                return number, op("xor", number, sign), lambda key: op("and", key, rest)
+            case Pick.LAST:
+                number = op("xor", other, sign)
+                return number, other, lambda key: op("and", op("not", key), rest)
+            case _:
+                return number, other, lambda key: select(less(key, 0), op("not", key), key)
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The greatest or least element of each domain of a tensor, and its number.
+
+    NaN is greater than the greatest, and less than the least. 16-bit floats are compared as they
+    are stored: what rounds to the same value is equal.
+
+    Attributes:
+        monoid: MAX or MIN.
+        count: more than any number.
+    """
+
+    x: Value
+    over: Domains
+    monoid: Monoid
+    count: Index
+    pick: Pick = Pick.FIRST
+
+    @property
+    def kind(self) -> DType:
+        """The type in which elements are compared; of bools the extreme is any or all."""
+        return BOOL if self.x.dtype is BOOL else compute_type(self.x.dtype)
+
+    def define(self, call: Call) -> tuple[Value, Value]:
+        """Emit a call's two results: the extremes and their numbers."""
+        return call.define(self.value, 0), call.define(self.place, 1)
+
+    def value(self, at: Indices) -> Expr:
+        """Return the extreme of the domain at ``at``."""
+        monoid = self.monoid
+        if self.kind is BOOL:
+            monoid = ANY if monoid is MAX else ALL
+        domain = self.over(at)
+        return domain.reduce(monoid, domain.exact(self.x, self.kind))
+
+    def place(self, at: Indices) -> Expr:
+        """Return the number of the extreme of the domain at ``at``: the one with the least key."""
+        # Twice as many lanes hold numbers of 32 bits.
+        number = I32 if self.count.is_constant and self.count.const < 2**31 else I64
+        domain, kind = self.over(at), I32 if self.kind is BOOL else self.kind
+        value, own = domain.exact(self.x, kind), IndexValue(domain.number, number)
+        key, of_nan, of_key = self.pick.keys(own)
+        if kind.is_float:
+            key = select(op("isnan", value), of_nan, key)
+        return of_key(domain.reduce(ARGMAX if self.monoid is MAX else ARGMIN, value, key))

@@ -1,0 +1,372 @@
+"""Gathers, and tensors put together from parts: cat, pad, slice_scatter, roll.
+
+A gather reads an index from memory: ``Runtime(expr, extent)``. A part that covers only some
+indices is a ``Select`` over loads guarded by the same condition, so that nothing is read outside.
+
+Worked example, ``cat([a, b])`` of 3 and 5 elements::
+
+    cat[i0] = where(i0 < 3, a[i0] if i0 < 3, b[i0 - 3] if i0 >= 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Indices, Scalar, read
+from fusec.frontend.ops.arithmetic import add, less, select
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.views import (
+    IntoSize,
+    delinearise,
+    from_end,
+    linearise,
+    replaced,
+    slice_start,
+    wrap,
+)
+from fusec.frontend.value import ONE, ZERO, Value, broadcast
+from fusec.ir.dtype import BOOL, I64, DType, compute_type
+from fusec.ir.expr import (
+    Expr,
+    IndexValue,
+    as_value,
+    both,
+    cast,
+    in_range,
+    index_of,
+    op,
+    read_index,
+)
+from fusec.ir.index import Index, index, is_in_range, is_nonnegative, product
+from fusec.ir.rewrite import read_at
+
+aten = torch.ops.aten
+
+
+# -- gathers --------------------------------------------------------------------------------------
+
+
+def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Index:
+    """Return the index stored at ``at``; where it ``wraps``, negative ones count from the end."""
+    if indices.dtype is BOOL or indices.dtype.is_float:
+        raise Unsupported("a mask as an index: its result's size depends on data")
+    value = cast(indices.at(at), I64)
+    if wraps:
+        value = counted_from_front(value, extent)
+    return read_index(value, extent)
+
+
+def fetched(x: Value, where: Indices) -> Expr:
+    """Return an element of a tensor at indices some of which are read from memory."""
+    return read_at(x.at(where), where)
+
+
+def counted_from_front(value: Expr, extent: Index) -> Expr:
+    """Return an index; a negative one counts from the end."""
+    value = cast(value, I64)
+    known = index_of(value)
+    if known is not None and is_nonnegative(known):
+        return value
+    if known is not None and is_nonnegative(-known - 1):
+        return as_value(known + extent)
+    return select(less(value, 0), add(value, as_value(extent)), value)
+
+
+@lowers(aten.index_select.default)
+def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
+    if not x.shape:
+        return call.define(lambda at: x.at(()))
+    axis = wrap(dim, len(x.shape))
+
+    def body(at: Indices) -> Expr:
+        where = (at[axis],) if indices.shape else ()
+        row = gathered(indices, where, x.shape[axis], wraps=False)
+        return fetched(x, replaced(at, axis, row))
+
+    return call.define(body)
+
+
+@lowers(aten.gather.default)
+def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False) -> Value:
+    if not x.shape or not indices.shape:  # a tensor without axes counts as one of one element
+        return call.define(
+            lambda at: fetched(x, tuple(gathered(indices, (), e, wraps=False) for e in x.shape))
+        )
+    axis = wrap(dim, len(x.shape))
+
+    def body(at: Indices) -> Expr:
+        return fetched(x, replaced(at, axis, gathered(indices, at, x.shape[axis], wraps=False)))
+
+    return call.define(body)
+
+
+@lowers(aten.take.default)
+def take(call: Call, x: Value, indices: Value) -> Value:
+    """Elements of the flattened tensor."""
+    count = product(x.shape)
+
+    def body(at: Indices) -> Expr:
+        place = gathered(indices, at, count, wraps=True)
+        return read_at(x.at(delinearise(place, x.shape)), (place,))
+
+    return call.define(body)
+
+
+@lowers(aten.index.Tensor)
+def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    """Advanced indexing: adjacent index tensors stay in place, others come first."""
+    used = [k for k, i in enumerate(indices) if i is not None]
+    rank = max((len(i.shape) for i in indices if i is not None), default=0)
+    adjacent = used == list(range(used[0], used[0] + len(used))) if used else True
+    first = used[0] if used and adjacent else 0
+
+    def body(at: Indices) -> Expr:
+        shared = at[first : first + rank]
+        rest = iter((*at[:first], *at[first + rank :]))
+        where: list[Index] = []
+        for k, extent in enumerate(x.shape):
+            tensor = indices[k] if k < len(indices) else None
+            if tensor is None:
+                where.append(next(rest))
+            else:
+                place = broadcast(shared, tensor.shape)
+                where.append(gathered(tensor, place, extent, wraps=True))
+        return fetched(x, tuple(where))
+
+    return call.define(body)
+
+
+def checked(call: Call, place: Expr, extent: Index) -> Expr:
+    """Return an index that eager refuses out of range: on CPUs, unless it is known to be in it."""
+    known = index_of(place)
+    if not call.is_cpu or (known is not None and is_in_range(known, extent)):
+        return place
+    return op("within", place, as_value(extent))
+
+
+# -- parts put together ---------------------------------------------------------------------------
+
+
+@lowers(aten.cat.default)
+def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    parts = [t for t in tensors if not _is_empty(t)]
+    if not parts:
+        raise Unsupported("an empty tensor")
+    axis = wrap(dim, len(call.out.shape))
+
+    def body(at: Indices) -> Expr:
+        position, start = at[axis], ZERO
+        found: list[tuple[Index, Expr]] = []
+        for k, part in enumerate(parts):
+            end = start + part.shape[axis]
+            last = k == len(parts) - 1
+            inside = in_range(position, start if k else None, None if last else end)
+            element = part.at(replaced(at, axis, position - start), inside)
+            found.append((end, converted(element, call.out.dtype)))
+            start = end
+        *before, (_, result) = found
+        for end, element in reversed(before):
+            result = select(op("lt", IndexValue(position), IndexValue(end)), element, result)
+        return result
+
+    return call.define(body)
+
+
+def _is_empty(x: Value) -> bool:
+    return any(e is ZERO for e in x.shape)
+
+
+def converted(element: Expr, kind: DType) -> Expr:
+    """Return an element converted to ``kind`` by way of its compute type."""
+    return element if element.dtype is kind else cast(cast(element, compute_type(kind)), kind)
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 0) -> Value:
+    rank = len(x.shape)
+    before = [ZERO] * rank
+    for k in range(len(pad) // 2):
+        before[rank - 1 - k] = index(pad[2 * k])
+
+    def body(at: Indices) -> Expr:
+        where = tuple(i - start for i, start in zip(at, before, strict=True))
+        guard: Expr | None = None
+        for i, extent in zip(where, x.shape, strict=True):
+            guard = both(guard, in_range(i, 0, extent))
+        inside = x.at(where, guard)
+        return inside if guard is None else select(guard, inside, fill(value, call))
+
+    return call.define(body)
+
+
+# A library copies rows, which is faster: so these stand alone.
+@lowers(
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad3d.default,
+    alone=True,
+)
+def reflection_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
+    return _padded_by_inside(call, x, pad, lambda i, last: (-i, 2 * last - i))
+
+
+@lowers(
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+    alone=True,
+)
+def replication_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
+    return _padded_by_inside(call, x, pad, lambda i, last: (ZERO, last))
+
+
+def _padded_by_inside(
+    call: Call,
+    x: Value,
+    pad: Sequence[IntoSize],
+    around: Callable[[Index, Index], tuple[Index, Index]],
+) -> Value:
+    """Emit a pad by what is inside, of the last axes: each has what lies before, within and behind.
+
+    Args:
+        around: returns which places are read before the first and behind the last, by a place and
+            the last one.
+    """
+    padded = tuple(len(x.shape) - 1 - k for k in range(len(pad) // 2))
+
+    def inside(at: Indices, guard: Expr | None, axes: tuple[int, ...]) -> Expr:
+        if not axes:
+            return x.at(at, guard)
+        axis, *left = axes
+        place, extent = at[axis], x.shape[axis]
+        low, high = around(place, extent - 1)
+
+        def part(where: Index, condition: Expr | None) -> Expr:
+            return inside(replaced(at, axis, where), both(guard, condition), tuple(left))
+
+        value = part(place, in_range(place, ZERO, extent))
+        for where, condition in ((low, -place - 1), (high, place - extent)):
+            if not is_nonnegative(-condition - 1):
+                there = op("ge", IndexValue(condition), IndexValue(ZERO))
+                value = select(there, part(where, there), value)
+        return value
+
+    def body(at: Indices) -> Expr:
+        where = list(at)
+        for k, axis in enumerate(padded):
+            where[axis] = at[axis] - index(pad[2 * k])
+        return inside(tuple(where), None, padded)
+
+    return call.define(body)
+
+
+def fill(value: Scalar, call: Call) -> Expr:
+    """Return a number as the result's type."""
+    return cast(read(value, (), compute_type(call.out.dtype)), call.out.dtype)
+
+
+@lowers(aten.repeat.default)
+def repeat(call: Call, x: Value, repeats: Sequence[IntoSize]) -> Value:
+    def body(at: Indices) -> Expr:
+        aligned = at[len(at) - len(x.shape) :]
+        return x.at(
+            tuple(
+                ZERO if extent is ONE else i % extent
+                for i, extent in zip(aligned, x.shape, strict=True)
+            )
+        )
+
+    return call.define(body)
+
+
+@lowers(aten.roll.default)
+def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        return roll_flat(call, x, index(shifts[0]))
+    shift_of: dict[int, Index] = {}
+    for d, shift in zip(dims, shifts, strict=True):
+        axis = wrap(d, len(x.shape))
+        shift_of[axis] = shift_of.get(axis, ZERO) + index(shift)
+
+    def rolled(axis: int, i: Index) -> Index:
+        extent = x.shape[axis]
+        return (i + (extent - shift_of[axis]) % extent) % extent
+
+    def body(at: Indices) -> Expr:
+        return x.at(tuple(rolled(k, i) if k in shift_of else i for k, i in enumerate(at)))
+
+    return call.define(body)
+
+
+def roll_flat(call: Call, x: Value, shift: Index) -> Value:
+    """The roll of the tensor as a line of all its elements."""
+    count = product(x.shape)
+
+    def body(at: Indices) -> Expr:
+        place = (count - shift) % count + linearise(at, x.shape)
+        return x.at(delinearise(place % count, x.shape))
+
+    return call.define(body)
+
+
+# -- windows replaced -----------------------------------------------------------------------------
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    call: Call,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: IntoSize | None = None,
+    end: IntoSize | None = None,
+    step: IntoSize = 1,
+) -> Value:
+    axis = wrap(dim, len(x.shape))
+    first = slice_start(call, start, x.shape[axis])
+    stride = index(step)
+
+    def body(at: Indices) -> Expr:
+        distance = at[axis] - first
+        inside = in_range(distance, 0, (source.shape[axis] - 1) * stride + 1)
+        if stride is not ONE:
+            on_grid = op("eq", IndexValue(distance % stride), IndexValue(ZERO))
+            inside = both(inside, on_grid)
+        where = replaced(at, axis, distance // stride)
+        new = source.at(where, inside)
+        return new if inside is None else select(inside, new, x.at(at))
+
+    return call.define(body)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(call: Call, x: Value, source: Value, dim: int, position: IntoSize) -> Value:
+    axis = wrap(dim, len(x.shape))
+    chosen = from_end(position, x.shape[axis])
+
+    def body(at: Indices) -> Expr:
+        hit = op("eq", IndexValue(at[axis]), checked(call, IndexValue(chosen), x.shape[axis]))
+        new = source.at((*at[:axis], *at[axis + 1 :]))
+        return select(hit, new, x.at(at))
+
+    return call.define(body)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    rank = len(x.shape)
+    row, column = wrap(dim1, rank), wrap(dim2, rank)
+
+    def body(at: Indices) -> Expr:
+        along = at[row] - max(-offset, 0)
+        hit = op("eq", IndexValue(at[column] - at[row]), IndexValue(index(offset)))
+        guard = both(in_range(along, 0, source.shape[-1]), hit)
+        rest = tuple(i for k, i in enumerate(at) if k not in (row, column))
+        return select(hit, source.at((*rest, along), guard), x.at(at))
+
+    return call.define(body)

@@ -1,0 +1,140 @@
+"""Interpolation whose gradient stays one operation.
+
+PyTorch takes ``interpolate`` apart before it is differentiated. The forward's parts, a few gathers
+and a weighted sum, fuse; their gradients are as many scatters of colliding elements, 50 times
+slower than eager's one kernel (bilinear, channels last, one core, 2026-11). So in graphs of Dynamo
+each call is a function with a gradient of its own: eager's operation. That of the nearest
+neighbour, enlarged by a whole number, is a sum over windows, and lowered.
+
+Worked example, the gradient of ``F.interpolate(x, scale_factor=2)``::
+
+    dx[n, c, h, w] = sum(k0, k1: dy[n, c, 2*h + k0, 2*w + k1])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call
+from fusec.frontend.fx_passes.dynamo_graph import call_instead
+from fusec.frontend.ops.pooling import Affine, over_places
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.views import IntoSize
+from fusec.frontend.value import ZERO, Value
+from fusec.ir.dtype import compute_type
+from fusec.ir.index import Index
+from fusec.torch_interior import running_plainly
+
+aten = torch.ops.aten
+_ALIGNED = {"linear", "bilinear", "trilinear", "bicubic"}
+_GRADIENTS: dict[tuple[str, int], Any] = {
+    **{("nearest", n): getattr(aten, f"upsample_nearest{n}d_backward") for n in (1, 2, 3)},
+    **{
+        ("nearest-exact", n): getattr(aten, f"_upsample_nearest_exact{n}d_backward")
+        for n in (1, 2, 3)
+    },
+    ("linear", 1): aten.upsample_linear1d_backward,
+    ("bilinear", 2): aten.upsample_bilinear2d_backward,
+    ("trilinear", 3): aten.upsample_trilinear3d_backward,
+    ("bicubic", 2): aten.upsample_bicubic2d_backward,
+}
+
+
+def keep_gradients_whole(gm: fx.GraphModule) -> None:
+    """Give each interpolation of a graph of Dynamo a gradient of its own, in place."""
+    call_instead(gm, {F.interpolate: interpolate})
+
+
+def interpolate(
+    input: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> torch.Tensor:
+    """Return what ``F.interpolate`` does, with a gradient that is one operation."""
+    arguments = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    gradient = _GRADIENTS.get((mode, input.dim() - 2))
+    varies = any(isinstance(n, torch.SymInt) for n in input.shape)
+    if gradient is None or antialias or not input.requires_grad or (varies and mode in _ALIGNED):
+        return F.interpolate(input, *arguments)  # in _ALIGNED, torch knows no shape from symbols
+    scales = [None] * (input.dim() - 2)
+    if size is None and not recompute_scale_factor:
+        one = not isinstance(scale_factor, tuple | list)
+        scales = [scale_factor] * len(scales) if one else list(scale_factor)
+    aligned = (bool(align_corners),) if mode in _ALIGNED else ()
+    settings = (*aligned, *scales)
+    result: torch.Tensor = _Interpolation.apply(input, arguments, gradient, settings)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Interpolation(torch.autograd.Function):
+    """Forward as torch traces it, backward as ``gradient(grad, size, input's size, *settings)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, arguments: tuple[Any, ...], gradient: Any, settings: Any
+    ) -> torch.Tensor:
+        ctx.shape, ctx.gradient, ctx.settings = x.shape, gradient, settings
+        return F.interpolate(x, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        result = ctx.gradient(grad, grad.shape[2:], ctx.shape, *ctx.settings)
+        return result, None, None, None
+
+
+def _nearest_gradient(*, center: float) -> Callable[..., Value]:
+    """Return the rule of the nearest neighbour, found at ``floor((place + center) * scale)``."""
+
+    def rule(
+        call: Call,
+        grad: Value,
+        outputs: Sequence[IntoSize],
+        extents: Sequence[IntoSize],
+        *scales: float | None,
+    ) -> Value:
+        kind = compute_type(call.out.dtype)
+        windows = []
+        for large, small, scale in zip_longest(grad.shape[2:], call.out.shape[2:], scales):
+            factor = _factor(large, small, scale, center)
+            windows.append(Affine(large, small, factor, factor, 0))
+
+        return call.define(lambda at: over_places(windows, at).total(grad, kind))
+
+    return rule
+
+
+def _factor(large: Index, small: Index, scale: float | None, center: float) -> int:
+    """Return by how much an axis is enlarged.
+
+    Raises:
+        Unsupported: if that is no whole number, or the kernel's arithmetic in f32 strays from it.
+    """
+    factor = large // small
+    if (large % small) is not ZERO or not factor.is_constant or factor is ZERO:
+        raise Unsupported("an interpolation's gradient, not enlarged by a whole number")
+    if scale is not None and scale != factor.const:
+        raise Unsupported("an interpolation's gradient, of another scale than its sizes have")
+    if factor.const & (factor.const - 1):  # powers of two are exact
+        with running_plainly():
+            places = torch.arange(large.const, dtype=torch.float32)
+            found = ((places + center) * (1.0 / factor.const)).to(torch.int64)
+            exact = torch.equal(found, places.long() // factor.const)
+        if not large.is_constant or not exact:
+            raise Unsupported("an interpolation's gradient, whose places are rounded")
+    return factor.const
+
+
+for _rank in (1, 2, 3):
+    lowers(_GRADIENTS["nearest", _rank].default)(_nearest_gradient(center=0.0))
+    lowers(_GRADIENTS["nearest-exact", _rank].default)(_nearest_gradient(center=0.5))

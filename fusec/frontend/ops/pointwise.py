@@ -1,0 +1,349 @@
+"""Elementwise operations: arithmetic, functions, choices, conversions.
+
+Each is computed in the arithmetic type of its result (``call.py`` says which). Discontinuous ones
+read 16-bit floats exactly. Worked example, ``add(x, y, alpha=2)`` of bf16 tensors::
+
+    add[i0] = bf16(f32(x[i0]) + f32(y[i0]) * 2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Indices, Scalar, common_type, read, read_exact
+from fusec.frontend.ops.arithmetic import (
+    add,
+    div,
+    equal,
+    greater,
+    integer_power,
+    less,
+    like,
+    mul,
+    select,
+    sub,
+)
+from fusec.frontend.ops.comparisons import truth
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.value import Value, broadcast
+from fusec.ir.dtype import F16, F32, F64, DType, compute_type
+from fusec.ir.expr import Const, Expr, cast, op
+from fusec.ir.scalar import ROUND
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def elementwise(compute: Callable[..., Expr], call: Call, *args: Scalar) -> Value:
+    """Emit a function of the arguments' elements."""
+    return call.pointwise(compute, *call.narrowed(*args))
+
+
+_FUNCTIONS = (
+    *("sqrt", "rsqrt", "reciprocal", "abs", "neg", "sigmoid", "erf", "erfc", "erfinv", "lgamma"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+)
+
+for _name in _FUNCTIONS:
+    lowers(getattr(aten, _name).default)(partial(elementwise, partial(op, _name)))
+
+
+# -- sums, products, quotients --------------------------------------------------------------------
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add_tensors(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
+    return call.pointwise(lambda a, b, k: add(a, mul(b, k)), *call.narrowed(x, y, alpha))
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def subtract(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
+    return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), *call.narrowed(x, y, alpha))
+
+
+def is_one(x: Scalar) -> bool:
+    return isinstance(x, int | float) and x == 1
+
+
+def is_same_type(call: Call, x: Scalar) -> bool:
+    return isinstance(x, Value) and x.dtype is call.out.dtype and x.shape == call.out.shape
+
+
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def multiply(call: Call, x: Value, y: Scalar) -> Value:
+    if is_one(y) and is_same_type(call, x):
+        return x
+    return call.pointwise(mul, x, y)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def divide(call: Call, x: Value, y: Scalar) -> Value:
+    if is_one(y) and is_same_type(call, x):
+        return x
+    return call.pointwise(div, x, y)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def divide_rounded(call: Call, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
+    if rounding_mode is None:
+        return divide(call, x, y)
+    if rounding_mode == "floor":
+        return floor_divide(call, x, y)
+    if call.out.dtype.is_float:
+        return call.pointwise_exact(lambda a, b: op("trunc", op("div", a, b)), x, y)
+    return call.pointwise(lambda a, b: op("truncdiv", a, divisor(call, b)), x, y)
+
+
+def floor_divide(call: Call, x: Scalar, y: Scalar) -> Value:
+    if call.out.dtype.is_float:
+        return call.pointwise_exact(floor_quotient, x, y)
+    return call.pointwise(lambda a, b: op("floordiv", a, divisor(call, b)), x, y)
+
+
+def divisor(call: Call, b: Expr) -> Expr:
+    """Return what eager divides by: on CPUs an integer zero is an error."""
+    known = isinstance(b, Const) and b.value != 0
+    return b if known or b.dtype.is_float or not call.is_cpu else op("nonzero", b)
+
+
+def floor_quotient(a: Expr, b: Expr) -> Expr:
+    """Return floor(a / b) of floats as torch does: from the exact remainder, not a quotient."""
+    rest = op("fmod", a, b)
+    quotient = div(sub(a, rest), b)
+    other_sign = op("xor", less(b, 0.0), less(rest, 0.0))
+    crossed = op("and", op("ne", rest, like(0.0, rest)), other_sign)
+    quotient = select(crossed, sub(quotient, 1.0), quotient)
+    floored = op("floor", quotient)
+    floored = select(greater(sub(quotient, floored), 0.5), add(floored, 1.0), floored)
+    exact = div(a, b)
+    signed_zero = op("copysign", like(0.0, a), exact)
+    nonzero = select(equal(quotient, 0.0), signed_zero, floored)
+    return select(equal(b, 0.0), exact, nonzero)
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(call: Call, x: Scalar, y: Scalar) -> Value:
+    operands = call.narrowed(x, y)
+    return call.pointwise_exact(lambda a, b: op("remainder", a, divisor(call, b)), *operands)
+
+
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(call: Call, x: Scalar, y: Scalar) -> Value:
+    operands = call.narrowed(x, y)
+    return call.pointwise_exact(lambda a, b: op("fmod", a, divisor(call, b)), *operands)
+
+
+# -- powers ---------------------------------------------------------------------------------------
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def power_of_tensor(call: Call, x: Value, exponent: Scalar) -> Value:
+    if isinstance(exponent, bool) or not isinstance(exponent, int | float):
+        return power(call, x, exponent)
+    if is_one(exponent) and is_same_type(call, x):
+        return x
+    if not call.out.dtype.is_float:
+        if exponent != int(exponent):
+            raise Unsupported("an integer to a fractional power")
+        return call.pointwise(lambda a: integer_power(a, int(exponent)), x)
+    rule = _POWERS.get(float(exponent))
+    root = exponent in (0.5, -0.5)  # of f16 eager takes the power on CPUs: of -inf it is inf
+    if rule is None or (root and call.is_cpu and call.out.dtype is F16):
+        return power(call, x, exponent)
+    return call.pointwise(rule, x)
+
+
+_POWERS: dict[float, Callable[[Expr], Expr]] = {
+    0.0: lambda a: like(1, a),
+    1.0: lambda a: a,
+    2.0: lambda a: op("mul", a, a),
+    3.0: lambda a: op("mul", op("mul", a, a), a),
+    4.0: lambda a: integer_power(a, 4),
+    0.5: lambda a: op("sqrt", a),
+    -0.5: lambda a: op("rsqrt", a),
+    -1.0: lambda a: op("reciprocal", a),
+    -2.0: lambda a: op("reciprocal", op("mul", a, a)),
+}
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
+    if not call.out.dtype.is_float:
+        raise Unsupported("an integer to the power of a tensor")
+    if isinstance(x, int | float) and x == 2:
+        return call.pointwise(lambda b: op("exp2", b), exponent)
+    return call.pointwise(lambda a, b: op("pow", a, b), *call.narrowed(x, exponent))
+
+
+# -- other functions of two and more --------------------------------------------------------------
+
+
+for _name in ("maximum", "minimum", "atan2", "hypot"):
+    lowers(getattr(aten, _name).default)(partial(elementwise, partial(op, _name)))
+lowers(aten.copysign.Tensor, aten.copysign.Scalar)(partial(elementwise, partial(op, "copysign")))
+
+
+@lowers(aten.nextafter.default)
+def nextafter(call: Call, x: Value, y: Value) -> Value:
+    if call.out.dtype in ROUND:
+        raise Unsupported("the neighbour of a 16-bit float, which is none of its neighbours in f32")
+    return call.pointwise(lambda a, b: op("nextafter", a, b), x, y)
+
+
+def ignoring_nan(name: str, a: Expr, b: Expr) -> Expr:
+    """The greatest or least of two; the other where one is NaN."""
+    if not a.dtype.is_float:
+        return op(name, a, b)
+    return select(op("isnan", a), b, select(op("isnan", b), a, op(name, a, b)))
+
+
+lowers(aten.fmax.default)(partial(elementwise, partial(ignoring_nan, "maximum")))
+lowers(aten.fmin.default)(partial(elementwise, partial(ignoring_nan, "minimum")))
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(call: Call, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
+    kind = common_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        value = read(x, at, kind)
+        if low is not None:
+            value = op("maximum", value, read(low, at, kind))
+        return value if high is None else op("minimum", value, read(high, at, kind))
+
+    return call.define(body)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
+    return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
+
+
+@lowers("prims.fma.default")
+def multiply_add(call: Call, a: Scalar, b: Scalar, c: Scalar) -> Value:
+    """What Dynamo makes of ``addcmul_``: a * b + c, which compilers contract to one rounding."""
+    return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def register_step(name: str) -> None:
+    """Lower rounding to an integer, which is discontinuous; integers stay as they are."""
+
+    def rule(call: Call, x: Value) -> Value:
+        if not x.dtype.is_float:
+            return clone(call, x)
+        return call.pointwise_exact(lambda a: op(name, a), x)
+
+    lowers(getattr(aten, name).default)(rule)
+
+
+for _name in ("floor", "ceil", "trunc", "round"):
+    register_step(_name)
+
+
+@lowers(aten.round.decimals)
+def round_decimals(call: Call, x: Value, *, decimals: int) -> Value:
+    scale = 10.0 ** abs(decimals)
+    if not x.dtype.is_float:
+        raise Unsupported("rounding of integers to decimals")
+
+    def rounded(a: Expr) -> Expr:
+        if decimals < 0:
+            return mul(op("round", div(a, scale)), scale)
+        return div(op("round", mul(a, scale)), scale)
+
+    return call.pointwise_exact(rounded, x)
+
+
+@lowers(aten.sign.default)
+def sign(call: Call, x: Value) -> Value:
+    return call.pointwise_exact(lambda a: op("sign", a), x)
+
+
+@lowers(aten.angle.default)
+def angle(call: Call, x: Value) -> Value:
+    """pi for a negative number, 0 for others, NaN for NaN."""
+
+    def turned(a: Expr) -> Expr:
+        half = select(less(a, 0), like(math.pi, a), like(0, a))
+        return select(op("isnan", a), a, half)
+
+    return call.pointwise_exact(turned, x)
+
+
+# -- choices --------------------------------------------------------------------------------------
+
+
+@lowers(aten.where.self, prims.where.default)
+def where(call: Call, condition: Value, x: Scalar, y: Scalar) -> Value:
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        return select(truth(condition, at), read(x, at, kind), read(y, at, kind))
+
+    return call.define(body)
+
+
+# -- conversions and copies -----------------------------------------------------------------------
+
+
+@lowers(aten.clone.default)
+def clone(call: Call, x: Value, *, memory_format: Any = None) -> Value:
+    return call.define(x.at)
+
+
+@lowers(aten._to_copy.default, aten.to.dtype)
+def to_copy(call: Call, x: Scalar, *_: Any, **__: Any) -> Value:
+    if not isinstance(x, Value):  # torch.vmap's of a number beside a batch
+        return call.pointwise(lambda number: number, x, kind=call.out.dtype)
+    return convert(call, x)
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(call: Call, x: Value, dtype: torch.dtype) -> Value:
+    return convert(call, x)
+
+
+def convert(call: Call, x: Value) -> Value:
+    """Emit a conversion that the user asked for: its rounding is never dropped."""
+    target = call.out.dtype
+
+    def body(at: Indices) -> Expr:
+        return stored_exactly(x, at, target)
+
+    return call.define(body)
+
+
+def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
+    """Return an element of ``x`` as ``target``, rounded even where it is not stored."""
+    value = x.at(at)
+    if x.dtype is target:
+        return value
+    if target in ROUND:
+        value = read_exact(x, at, F32) if x.dtype in ROUND else cast(value, F32)
+        return cast(op(ROUND[target], value), target)
+    if x.dtype in ROUND and not target.is_float:
+        return cast(read_exact(x, at, F32), target)
+    if x.dtype is F64 and target is F32:
+        return cast(value, F32)
+    return cast(value, target)
+
+
+@lowers(aten.copy.default)
+def copy(call: Call, x: Value, source: Value, *_: Any) -> Value:
+    """``source``, broadcast and converted to the type of ``x``."""
+    target = call.out.dtype
+    spread = source
+    if source.shape != call.out.shape:
+        spread = call.view(source, lambda at: broadcast(at, source.shape))
+    return call.define(lambda at: stored_exactly(spread, at, target))

@@ -1,0 +1,333 @@
+"""Pooling: means and maxima over windows, and their gradients, which gather as well.
+
+The windows of an axis are affine, ``start = o * stride - padding`` with ``kernel`` places
+``dilation`` apart, or adaptive, from ``floor(o * n / outputs)`` to ``ceil((o + 1) * n / outputs)``.
+Either says which elements a window has (``place``), and in which windows an element lies
+(``window``): a gradient sums over those, so nothing is scattered.
+
+Worked example, ``avg_pool1d(x, 3, stride=2, padding=1)`` of 8 elements, padding counted::
+
+    y[o] = sum(k: x[2*o + k - 1] if 2*o + k >= 1) / 3.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from fusec.frontend.call import Call, Indices
+from fusec.frontend.ops.arithmetic import div, equal
+from fusec.frontend.ops.domain import Domain, Extreme, Pick
+from fusec.frontend.ops.registry import lowers, never
+from fusec.frontend.ops.views import linearise
+from fusec.frontend.value import ONE, ZERO, Value, positions
+from fusec.ir.dtype import I64, DType, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.monoid import MAX, SUM
+
+aten = torch.ops.aten
+LoopKind: TypeAlias = "tuple[Index, Expr | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Windows that start ``stride`` apart; ``count_pad`` counts the padding in means.
+
+    Attributes:
+        divisor: what means over windows of all axes divide by, if not by their size.
+        places: the most elements of a window.
+        around: the most windows that an element lies in.
+    """
+
+    extent: Index
+    outputs: Index
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int = 1
+    count_pad: bool = False
+    divisor: int | None = None
+
+    @property
+    def places(self) -> Index:
+        return index(self.kernel)
+
+    @property
+    def around(self) -> Index:
+        return index(self.kernel if self.dilation > 1 else -(-self.kernel // self.stride))
+
+    def place(self, window: Index, k: Index) -> LoopKind:
+        """Return the position of the k-th element of a window, and whether it is one."""
+        at = window * self.stride - self.padding + k * self.dilation
+        return at, in_range(at, 0, self.extent)
+
+    def window(self, position: Index, k: Index) -> LoopKind:
+        """Return the k-th window that an element may lie in, and whether it does."""
+        reach = position + self.padding
+        if self.dilation > 1:
+            first = reach - k * self.dilation
+            window = first // self.stride
+            inside: Expr | None = op("eq", IndexValue(first % self.stride), IndexValue(ZERO))
+        else:
+            window = reach // self.stride - k
+            inside = in_range(reach - window * self.stride, 0, self.kernel)
+        return window, both(in_range(window, 0, self.outputs), inside)
+
+    def size(self, window: Index) -> Expr:
+        """Return what a mean over the window divides by, an i64."""
+        start = IndexValue(window * self.stride - self.padding)
+        end = IndexValue(window * self.stride - self.padding + self.kernel)
+        if self.count_pad:
+            return op("sub", op("minimum", end, IndexValue(self.extent + self.padding)), start)
+        within = op("minimum", end, IndexValue(self.extent))
+        return op("sub", within, op("maximum", start, IndexValue(ZERO)))
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """As many windows as ``outputs``, of sizes that differ by one where they do not divide."""
+
+    extent: Index
+    outputs: Index
+
+    @property
+    def places(self) -> Index:
+        return self._most(self.extent, self.outputs)
+
+    @property
+    def around(self) -> Index:
+        return self._most(self.outputs, self.extent)
+
+    def _most(self, parts: Index, of: Index) -> Index:
+        """Return the most of ``parts`` that meet one of the others: one more if none divides."""
+        if (parts % of) is ZERO:
+            return parts // of
+        return (parts + of - 1) // of + 1
+
+    def _start(self, window: Index) -> Index:
+        return window * self.extent // self.outputs
+
+    def _end(self, window: Index) -> Index:
+        return ((window + 1) * self.extent + self.outputs - 1) // self.outputs
+
+    def place(self, window: Index, k: Index) -> LoopKind:
+        at = self._start(window) + k
+        return at, both(in_range(at, None, self._end(window)), in_range(at, 0, self.extent))
+
+    def window(self, position: Index, k: Index) -> LoopKind:
+        window = position * self.outputs // self.extent + k
+        inside = in_range(position, self._start(window), self._end(window))
+        return window, both(in_range(window, 0, self.outputs), inside)
+
+    def size(self, window: Index) -> Expr:
+        return IndexValue(self._end(window) - self._start(window))
+
+
+Windows: TypeAlias = "Affine | Adaptive"
+_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], LoopKind]]"
+
+
+def over_places(windows: Sequence[Windows], at: Indices) -> Domain:
+    """Return the elements of the window that ``at`` ends with; numbers are of all elements."""
+    return _domain([(w.places, w.place) for w in windows], [w.extent for w in windows], at)
+
+
+def over_windows(windows: Sequence[Windows], at: Indices) -> Domain:
+    """Return the windows in which the element at ``at`` lies."""
+    return _domain([(w.around, w.window) for w in windows], [w.outputs for w in windows], at)
+
+
+def _domain(ways: Sequence[_Way], extents: Sequence[Index], at: Indices) -> Domain:
+    axes = tuple(Axis(f"k{d}", extent) for d, (extent, _) in enumerate(ways))
+    first = len(at) - len(ways)
+    where, guard = list(at), None
+    for d, (k, (_, step)) in enumerate(zip(positions(axes), ways, strict=True)):
+        where[first + d], inside = step(at[first + d], k)
+        guard = both(guard, inside)
+    number = linearise(tuple(where[first:]), tuple(extents))
+    return Domain(axes, tuple(where), number, guard)
+
+
+# -- means ----------------------------------------------------------------------------------------
+
+
+def mean(call: Call, x: Value, windows: Sequence[Windows]) -> Value:
+    """Emit the mean over each window."""
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        total = over_places(windows, at).total(x, kind)
+        count = _divisor(windows, at, kind)
+        return div(total, count) if kind.is_float else op("truncdiv", total, count)
+
+    return call.define(body)
+
+
+def mean_gradient(call: Call, grad: Value, windows: Sequence[Windows]) -> Value:
+    """Emit what each element gets of the gradients of the means that it is part of."""
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        around = over_windows(windows, at)
+        share = div(around.read(grad, kind), _divisor(windows, around.where, kind))
+        return around.reduce(SUM, share)
+
+    return call.define(body)
+
+
+def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
+    """Return what a mean divides by: a constant, or the number of elements of the window."""
+    match windows[0]:
+        case Affine(divisor=int(number)):
+            return Const(number, kind)
+    sizes = [w.size(at[len(at) - len(windows) + d]) for d, w in enumerate(windows)]
+    total = sizes[0]
+    for size in sizes[1:]:
+        total = op("mul", total, size)
+    return cast(total, kind)
+
+
+def mean_windows(
+    rank: int,
+    extents: Indices,
+    outputs: Indices,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_pad: bool = True,
+    divisor: int | None = None,
+) -> list[Affine]:
+    """Return the windows of an ``avg_pool`` from its settings."""
+    numbers = (kernel, stride or kernel, padding, (1,))
+    return affine(rank, extents, outputs, numbers, count_pad, divisor)
+
+
+def affine(
+    rank: int,
+    extents: Indices,
+    outputs: Indices,
+    numbers: tuple[Sequence[int], ...],
+    count_pad: bool = False,
+    divisor: int | None = None,
+) -> list[Affine]:
+    """Return the windows of the last ``rank`` axes.
+
+    Args:
+        numbers: kernel, stride, padding and dilation; a list of one number is for all axes.
+    """
+    each = zip(*(tuple(n) * rank if len(n) == 1 else n for n in numbers), strict=True)
+    return [
+        Affine(extent, output, kernel, stride, padding, dilation, count_pad, divisor)
+        for extent, output, (kernel, stride, padding, dilation) in zip(
+            extents[-rank:], outputs[-rank:], each, strict=True
+        )
+    ]
+
+
+def adaptive(rank: int, extents: Indices, outputs: Indices, _: Any = None) -> list[Windows]:
+    """Return as many windows of the last ``rank`` axes as there are outputs."""
+    return [_adaptive(*pair) for pair in zip(extents[-rank:], outputs[-rank:], strict=True)]
+
+
+def _adaptive(extent: Index, outputs: Index) -> Windows:
+    """Return equal windows where the outputs divide the extent: an element then lies in one."""
+    kernel = extent // outputs
+    if kernel.is_constant and (extent % outputs) is ZERO:
+        return Affine(extent, outputs, kernel.const, kernel.const, 0)
+    return Adaptive(extent, outputs)
+
+
+# -- maxima ---------------------------------------------------------------------------------------
+
+
+def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
+    """Emit the greatest element of each window, and its place among all that the axes have.
+
+    The place is the first one's; of NaNs, as eager's loop leaves it, the last one's.
+    """
+    count = product(w.extent for w in windows)
+    over = partial(over_places, windows)
+    return Extreme(x, over, MAX, count, Pick.FIRST_BUT_LAST_NAN).define(call)
+
+
+def maximum_gradient(call: Call, grad: Value, places: Value, windows: Sequence[Windows]) -> Value:
+    """Emit what flows to each element from the windows whose place it is."""
+    kind = compute_type(grad.dtype)
+    extents = tuple(w.extent for w in windows)
+
+    def body(at: Indices) -> Expr:
+        own = IndexValue(linearise(at[len(at) - len(windows) :], extents))
+        around = over_windows(windows, at)
+        chosen = equal(around.read(places, I64), own)
+        return around.reduce(SUM, around.read(grad, kind), only=chosen)
+
+    return call.define(body)
+
+
+def max_windows(
+    rank: int,
+    extents: Indices,
+    outputs: Indices,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> list[Affine]:
+    """Return the windows of a ``max_pool`` from its settings."""
+    return affine(rank, extents, outputs, (kernel, stride or kernel, padding, dilation))
+
+
+def one_store_each(call: Call) -> str | None:
+    """Prefer eager's kernel for a two-dimensional maximum's gradient, unless channels are last.
+
+    It stores one element for each window, where a sum over windows looks at all of an element's: 8
+    times slower on one core if lanes are neighbours in a row, faster if channels.
+    """
+    rows = call.out.strides[-3] is not ONE
+    return "a maximum's gradient: one store for each window" if rows else None
+
+
+def pool(pool: Pool, rank: int, call: Call, x: Value, *settings: Any) -> Any:
+    """Emit a pool of the last ``rank`` axes."""
+    return pool.value(call, x, pool.windows(rank, x.shape, call.out.shape, *settings))
+
+
+def gradient(pool: Pool, rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
+    """Emit a pool's gradient; of maxima the last of the settings are their places."""
+    places = [s for s in settings if isinstance(s, Value)]
+    numbers = settings[: len(settings) - len(places)]
+    return pool.gradient(call, grad, *places, pool.windows(rank, x.shape, grad.shape, *numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A kind of pool: its windows by its settings, what it makes of each, and the gradient."""
+
+    windows: Callable[..., Sequence[Windows]]
+    value: Callable[..., Any]
+    gradient: Callable[..., Value]
+
+
+_POOLS = {
+    "avg_pool{}d": Pool(mean_windows, mean, mean_gradient),
+    "max_pool{}d_with_indices": Pool(max_windows, maximum, maximum_gradient),
+    "_adaptive_avg_pool{}d": Pool(adaptive, mean, mean_gradient),
+    "adaptive_max_pool{}d": Pool(adaptive, maximum, maximum_gradient),
+}
+
+for _rank in (2, 3):
+    for _name, _pool in _POOLS.items():
+        _target = getattr(aten, _name.format(_rank)).default
+        lowers(_target)(partial(pool, _pool, _rank))
+        _scatters = _rank == 2 and _pool.windows is max_windows
+        _target = getattr(aten, f"{_name.format(_rank)}_backward").default
+        lowers(_target, library=one_store_each if _scatters else never)(
+            partial(gradient, _pool, _rank)
+        )

@@ -1,0 +1,120 @@
+"""Products of matrices, in index notation: sums of products.
+
+A contraction is captured as the library's call, with its meaning beside it; where one kernel of
+fusec's own is the better choice, the definitions take the call's place
+(``passes/fusion/contract.py``). 16-bit operands are read exactly: tensor cores multiply what
+eager's kernel would have stored. Products in f64 are the library's; where none may be called, they
+are sums like others.
+
+Worked example: ``mm(x, w.t())`` means ``mm[m, n] = sum(k: f32(x[m, k]) * f32(w[n, k]))``, rounded
+to the result's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Indices, read_exact
+from fusec.frontend.fallbacks import CONTRACTION
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.value import Value
+from fusec.ir.dtype import BF16, F16, F32, F64, DType
+from fusec.ir.expr import Expr, Op, Reduce
+from fusec.ir.index import Axis, Index, floordiv, index, mod
+from fusec.ir.monoid import SUM
+
+aten = torch.ops.aten
+
+
+def contraction(extent: Index, term: Callable[[Index], tuple[Expr, Expr]]) -> Expr:
+    """Return ``sum(k: a(k) * b(k))`` for a pair of factors of one type."""
+    over = Axis("k", extent)
+    a, b = term(index(over))
+    return Reduce(SUM, (over,), Op("mul", (a, b)))
+
+
+def exact(value: Value, at: Indices) -> Expr:
+    """Return an element in f32 as it is in memory: rounded, where its type is a 16-bit float."""
+    return read_exact(value, at, F32)
+
+
+def is_matrix(x: Any) -> bool:
+    """Return True for a tensor of a type that tensor cores multiply."""
+    return isinstance(x, Value) and x.dtype in (F32, F16, BF16)
+
+
+def _matrices(*operands: Any) -> None:
+    if not all(map(is_matrix, operands)):
+        raise Unsupported("a product of a type without tensor cores")
+
+
+def _is_sum(call: Call) -> bool:
+    """Return True for a product that no library may compute, of a type without ``Dot``."""
+    return call.lines.alone and call.out.dtype is F64
+
+
+def _library(call: Call) -> str | None:
+    return None if _is_sum(call) else CONTRACTION
+
+
+def _type_of_sum(call: Call, *operands: Value) -> DType:
+    """Return the type in which operands are multiplied and added.
+
+    Raises:
+        Unsupported: for types that only the library multiplies.
+    """
+    if _is_sum(call):
+        return F64
+    _matrices(*operands)
+    return F32
+
+
+@lowers(aten.mm.default, library=_library)
+def mm(call: Call, a: Value, b: Value) -> Value:
+    kind = _type_of_sum(call, a, b)
+
+    def body(at: Indices) -> Expr:
+        m, n = at
+        return contraction(
+            a.shape[1],
+            lambda k: (read_exact(a, (m, k), kind), read_exact(b, (k, n), kind)),
+        )
+
+    return call.define(body)
+
+
+def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
+    """Emit what ``mm`` does, by the second factor in panels (``frontend/fx_passes/packing.py``).
+
+    Rows are widened once: each panel of columns reads all of them.
+    """
+    _matrices(a, b)
+    width = panels.shape[2]
+    wide = call.scratch("wide", a.shape, F32, lambda at: exact(a, at))
+
+    def body(at: Indices) -> Expr:
+        m, n = at
+        place = (floordiv(n, width), mod(n, width))
+        return contraction(
+            a.shape[1], lambda k: (exact(wide, (m, k)), exact(panels, (place[0], k, place[1])))
+        )
+
+    return call.define(body)
+
+
+@lowers(aten.bmm.default, library=_library)
+def bmm(call: Call, a: Value, b: Value) -> Value:
+    kind = _type_of_sum(call, a, b)
+
+    def body(at: Indices) -> Expr:
+        batch, m, n = at
+        return contraction(
+            a.shape[2],
+            lambda k: (read_exact(a, (batch, m, k), kind), read_exact(b, (batch, k, n), kind)),
+        )
+
+    return call.define(body)

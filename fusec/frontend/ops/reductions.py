@@ -1,0 +1,296 @@
+"""Reductions: ``out[kept] = monoid(reduced: x[...])``, accumulated in f32, f64 or a wide integer.
+
+Worked example, the mean of the rows of a bf16 matrix::
+
+    mean[i0] = bf16(sum(r1: f32(x[i0, r1])) / 768.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Body, Call, Indices, Scalar
+from fusec.frontend.ops.arithmetic import div, equal, like, select, sub
+from fusec.frontend.ops.comparisons import truth
+from fusec.frontend.ops.domain import Domain, Extreme, Region, reduction, region
+from fusec.frontend.ops.registry import Rule, lowers
+from fusec.frontend.value import ZERO, Value, make_axes, positions
+from fusec.ir.dtype import BOOL, F64, I64, DType, accumulate_type, compute_type
+from fusec.ir.expr import Const, Expr, cast, op
+from fusec.ir.index import product
+from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
+
+aten = torch.ops.aten
+
+
+def reduces(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register ``rule(call, x, over, **settings)``, a reduction over the dimensions that are named.
+
+    Over all if none are; ``dtype`` is that of the result.
+    """
+
+    def register(rule: Rule) -> Rule:
+        def lowered(
+            call: Call, x: Value, dim: Any = None, keepdim: bool = False, **settings: Any
+        ) -> Any:
+            settings.pop("dtype", None)
+            return rule(call, x, region(x, dim, keepdim), **settings)
+
+        lowers(*targets)(lowered)
+        return rule
+
+    return register
+
+
+def reduced(call: Call, over: Region, monoid: Monoid, value: Callable[[Domain], Expr]) -> Value:
+    """Emit the reduction of a value over each region."""
+    return call.define(reduction(over.at, monoid, value))
+
+
+# -- sums and products ----------------------------------------------------------------------------
+
+
+def total(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+    """Emit a sum or product in the accumulation type of the result."""
+    kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
+    return reduced(call, over, monoid, lambda p: p.term(x, kind))
+
+
+reduces(aten.sum.dim_IntList)(partial(total, SUM))
+reduces(aten.prod.default, aten.prod.dim_int)(partial(total, PROD))
+
+
+@reduces(aten.mean.default, aten.mean.dim)
+def mean_dims(call: Call, x: Value, over: Region) -> Value:
+    return call.define(mean(over, lambda p: p.read(x, compute_type(call.out.dtype))))
+
+
+def mean(over: Region, value: Callable[[Domain], Expr]) -> Body:
+    """Return the mean of a value over each region."""
+    total = reduction(over.at, SUM, value)
+
+    def body(at: Indices) -> Expr:
+        sum_of_all = total(at)
+        return div(sum_of_all, over.count(sum_of_all.dtype))
+
+    return body
+
+
+# -- variances ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and variance of each region, in two passes: the mean, then the squares about it.
+
+    Attributes:
+        x: what is summed.
+        center: its mean.
+        divisor: what the sum of squares is divided by.
+    """
+
+    x: Value
+    over: Region
+    center: Value
+    divisor: Expr
+
+    @classmethod
+    def of(
+        cls, call: Call, x: Value, over: Region, correction: Scalar | None, kind: DType
+    ) -> Spread:
+        """Emit the mean as ``kind``; ``correction`` is 1 if None."""
+        correction = 1 if correction is None else correction
+        if not isinstance(correction, int | float):
+            raise Unsupported("a symbolic correction")
+        center = call.scratch("mean", over.shape, kind, mean(over, lambda p: p.read(x, kind)))
+        count = over.count(kind)
+        if isinstance(count, Const):
+            divisor: Expr = Const(max(count.value - correction, 0), kind)
+        else:
+            divisor = sub(count, correction) if correction else count
+            divisor = op("maximum", divisor, like(0.0, divisor))
+        return cls(x, over, center, divisor)
+
+    def squares(self, at: Indices) -> Expr:
+        points = self.over.at(at)
+        away = sub(points.read(self.x, self.center.dtype), self.center.at(at))
+        return points.reduce(SUM, op("mul", away, away))
+
+    def variance(self, at: Indices) -> Expr:
+        return div(self.squares(at), self.divisor)
+
+    def mean(self, at: Indices) -> Expr:
+        return self.center.at(at)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSpread:
+    """Mean and variance relative to each region's first value: of equal values exactly 0.
+
+    That is what the slope of a deviation, infinite at 0, asks for. Nor do values far from 0 lose
+    their differences' digits.
+
+    Attributes:
+        plain: the mean by itself.
+        first: that value, over the result's indices.
+        rest: the spread of ``x - first``.
+    """
+
+    plain: Body
+    first: Body
+    rest: Spread
+
+    @classmethod
+    def of(cls, call: Call, x: Value, over: Region, correction: Scalar | None) -> ExactSpread:
+        kind = compute_type(call.out.dtype)
+        axes = make_axes(x.shape)
+        at = positions(axes)
+        here = cast(x.at(at), kind)
+        first = cast(x.at(tuple(ZERO if k in over.dims else i for k, i in enumerate(at))), kind)
+        # Compared, for a compiler may round ``a * b - first`` only once, which is not 0.
+        rest = select(equal(here, first), like(0.0, here), sub(here, first))
+        spread = Spread.of(call, Value(x.shape, kind, axes, rest), over, correction, kind)
+        own = mean(over, lambda p: p.read(x, kind))
+        return cls(own, lambda at: cast(x.at(over.first(at)), kind), spread)
+
+    def mean(self, at: Indices) -> Expr:
+        # Relative to a first value that is far larger, digits of the mean would be lost.
+        first, plain = self.first(at), self.plain(at)
+        near = op("le", op("abs", first), op("mul", like(2.0, plain), op("abs", plain)))
+        return select(near, op("add", first, self.rest.center.at(at)), plain)
+
+    def variance(self, at: Indices) -> Expr:
+        first, rest = self.first(at), self.rest.variance(at)
+        return select(op("isinf", first), like(math.nan, first), rest)
+
+
+def spread_of(
+    call: Call, x: Value, over: Region, correction: Scalar | None
+) -> Spread | ExactSpread:
+    """Emit the mean of a variance that is 0 where all values are equal.
+
+    On CPUs it is one in f64, as eager's: no square overflows, and sums of up to 2^29 equal values
+    of f32 are exact.
+    """
+    if call.is_cpu and x.dtype is not F64:
+        return Spread.of(call, x, over, correction, F64)
+    return ExactSpread.of(call, x, over, correction)
+
+
+@reduces(aten.var.correction)
+def var(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
+    return call.define(spread_of(call, x, over, correction).variance)
+
+
+@reduces(aten.std.correction)
+def std(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
+    """The root of a variance, which may itself be out of the result's range."""
+    spread = spread_of(call, x, over, correction)
+    return call.define(lambda at: op("sqrt", spread.variance(at)))
+
+
+@reduces(aten.std_mean.correction)
+def std_mean(
+    call: Call, x: Value, over: Region, *, correction: Scalar | None = None
+) -> tuple[Value, Value]:
+    spread = spread_of(call, x, over, correction)
+    deviation = call.define(lambda at: op("sqrt", spread.variance(at)), 0)
+    return deviation, call.define(spread.mean, 1)
+
+
+@reduces(aten.var_mean.correction)
+def var_mean(
+    call: Call, x: Value, over: Region, *, correction: Scalar | None = None
+) -> tuple[Value, Value]:
+    if correction == 0:  # as norms ask for it, whose slope is finite: it costs them 4 to 13 %
+        plain = Spread.of(call, x, over, correction, compute_type(call.out.dtype))
+        return call.define(plain.variance, 0), spread_mean(call, plain.center)
+    spread = spread_of(call, x, over, correction)
+    return call.define(spread.variance, 0), call.define(spread.mean, 1)
+
+
+def spread_mean(call: Call, mean: Value) -> Value:
+    """Return the mean as the second result: itself if its type and layout are right already."""
+    kind = call.results[1]
+    buffer = mean.buffer
+    if buffer is not None and buffer.dtype is kind.dtype and buffer.strides == kind.strides:
+        return mean
+    return call.define(mean.at, 1)
+
+
+# -- extremes -------------------------------------------------------------------------------------
+
+
+def value_of_extreme(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+    if x.dtype is BOOL:
+        return quantify(ANY if monoid is MAX else ALL, call, x, over)
+    return reduced(call, over, monoid, lambda p: p.read(x, compute_type(x.dtype)))
+
+
+def extreme(monoid: Monoid, x: Value, over: Region) -> Extreme:
+    """Return the extreme of a region, numbered in row-major order."""
+    return Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
+
+
+def extreme_with_place(monoid: Monoid, call: Call, x: Value, over: Region) -> tuple[Value, Value]:
+    return extreme(monoid, x, over).define(call)
+
+
+def place_of_extreme(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+    return call.define(extreme(monoid, x, over).place)
+
+
+for _name, _monoid in (("max", MAX), ("min", MIN)):
+    _packet = getattr(aten, _name)
+    reduces(getattr(aten, f"a{_name}").default, _packet.default)(partial(value_of_extreme, _monoid))
+    reduces(_packet.dim)(partial(extreme_with_place, _monoid))
+    reduces(getattr(aten, f"arg{_name}").default)(partial(place_of_extreme, _monoid))
+
+
+def quantify(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+    """Emit whether any, or all, elements of each region are true."""
+    return reduced(call, over, monoid, lambda p: truth(x, p.where))
+
+
+reduces(aten.any.default, aten.any.dim, aten.any.dims)(partial(quantify, ANY))
+
+
+# -- norms ----------------------------------------------------------------------------------------
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    call: Call,
+    x: Value,
+    ord: Scalar = 2,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    over = region(x, dims, keepdim)
+    kind = compute_type(call.out.dtype)
+
+    def size(points: Domain) -> Expr:
+        return op("abs", points.read(x, kind))
+
+    if ord in (math.inf, -math.inf):
+        return reduced(call, over, MAX if ord > 0 else MIN, size)
+    if ord == 0:
+        return reduced(call, over, SUM, lambda p: cast(truth(x, p.where), kind))
+    if ord == 1:
+        return reduced(call, over, SUM, size)
+    if ord == 2:
+        squares = reduction(over.at, SUM, lambda p: op("mul", p.read(x, kind), p.read(x, kind)))
+        return call.define(lambda at: op("sqrt", squares(at)))
+    if not isinstance(ord, int | float):
+        raise Unsupported("a norm of symbolic order")
+    powers = reduction(over.at, SUM, lambda p: op("pow", size(p), Const(ord, kind)))
+    return call.define(lambda at: op("pow", powers(at), Const(1 / ord, kind)))

@@ -1,0 +1,142 @@
+"""Scans and searches: reductions over what lies before an element, or below it.
+
+Each element is reduced anew, in the eager kernel's order, while that is short (``domain.py``).
+Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted boundaries b::
+
+    y[i] = sum(j: where(j <= i, x[j], 0))
+    y[i] = sum(j: where(b[j] < v[i], 1, 0))
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Indices, Scalar, common_type, read_exact
+from fusec.frontend.ops.arithmetic import add, equal, like, negate, select, sub
+from fusec.frontend.ops.domain import Domain, Extreme, Pick, check_steps, prefixes, reduction
+from fusec.frontend.ops.promotion import result_type
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.views import wrap
+from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
+from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
+from fusec.ir.expr import Expr, cast, op
+from fusec.ir.index import Axis
+from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
+
+aten = torch.ops.aten
+_SCAN, _SEARCH = "a scan along an axis", "a search"
+
+
+# -- scans ----------------------------------------------------------------------------------------
+
+
+def scan(
+    monoid: Monoid, call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None
+) -> Value:
+    """Emit a sum or product of all elements up to each, in the result's accumulation type."""
+    kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
+    before = prefixes(x, dim, _SCAN)
+    return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
+
+
+def extreme_scan(monoid: Monoid, call: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    """Emit the extreme up to each element, and the last place of an equal one, or of a NaN."""
+    before = prefixes(x, dim, _SCAN)
+    if x.dtype is BOOL:
+        raise Unsupported("the greatest truth value so far")
+    count = x.shape[wrap(dim, len(x.shape))] if x.shape else ONE
+    return Extreme(x, before, monoid, count, Pick.LAST).define(call)
+
+
+lowers(aten.cumsum.default)(partial(scan, SUM))
+lowers(aten.cumprod.default)(partial(scan, PROD))
+lowers(aten.cummax.default)(partial(extreme_scan, MAX))
+lowers(aten.cummin.default)(partial(extreme_scan, MIN))
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(call: Call, x: Value, dim: int) -> Value:
+    """log(sum(exp(x))) of all up to each, relative to their maximum unless that is infinite."""
+    kind, before = compute_type(call.out.dtype), prefixes(x, dim, _SCAN)
+    greatest = reduction(before, MAX, lambda points: points.read(x, kind))
+
+    def finite(at: Indices) -> Expr:
+        value = greatest(at)
+        return select(op("isinf", value), like(0.0, value), value)
+
+    top = call.scratch("max", x.shape, kind, finite)
+
+    def body(at: Indices) -> Expr:
+        points, shift = before(at), top.at(at)
+        total = points.reduce(SUM, op("exp", sub(points.read(x, kind), shift)))
+        return add(op("log", total), shift)
+
+    return call.define(body)
+
+
+# -- searches -------------------------------------------------------------------------------------
+
+
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(
+    call: Call,
+    boundaries: Value,
+    x: Scalar,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """How many boundaries lie below each value; or at it, too, if searched from the ``right``."""
+    if sorter is not None:
+        raise Unsupported("a search by another order")
+    right = right or side == "right"
+    kind = search_type(boundaries, x)
+    check_steps(call.out.shape, (boundaries.shape[-1],), _SEARCH)
+
+    def body(at: Indices) -> Expr:
+        value = read_exact(x, at, kind)
+
+        def below(boundary: Expr) -> Expr:
+            above = op("gt" if right else "ge", boundary, value)  # false for NaN: it is the last
+            return cast(negate(above), I64)
+
+        lines = at[:-1] if len(boundaries.shape) > 1 else ()
+        axes = (Axis("j", boundaries.shape[-1]),)
+        line = Domain(axes, (*lines, *positions(axes)), ZERO)
+        return line.reduce(SUM, below(read_exact(boundaries, line.where, kind)))
+
+    return call.define(body)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(
+    call: Call, x: Scalar, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    return searchsorted(call, boundaries, x, right=right)
+
+
+@lowers(aten.isin.Tensor_Tensor)
+def isin(
+    call: Call, x: Value, wanted: Value, *, assume_unique: bool = False, invert: bool = False
+) -> Value:
+    kind = search_type(wanted, x)
+    check_steps(call.out.shape, wanted.shape, _SEARCH)
+    axes = make_axes(wanted.shape, "j")
+    all_of_it = Domain(axes, positions(axes), ZERO)
+
+    def body(at: Indices) -> Expr:
+        hit = equal(read_exact(wanted, all_of_it.where, kind), read_exact(x, at, kind))
+        found = all_of_it.reduce(ANY, hit)
+        return negate(found) if invert else found
+
+    return call.define(body)
+
+
+def search_type(*args: Scalar) -> DType:
+    """Return the type that values are compared in."""
+    return common_type(result_type(*args))

@@ -1,0 +1,388 @@
+"""Scatters, as what each element of the result receives from the sources whose index names it.
+
+If an index names one element of each line, the result compares it with every element's place,
+whatever the size. Otherwise elements may collide: each looks through all sources, which is worth it
+for few (``domain.py``); of those that replace, the last one counts, as in eager's loop on CPUs.
+
+Worked example, ``scatter_add`` along the only axis, with m sources::
+
+    y[i] = x[i] + sum(j: where(index[j] == i, source[j], 0))
+
+On CPUs ``index[j]`` is ``within(index[j], n)``, as eager checks indices there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
+from fusec.frontend.ops.arithmetic import add, div, mul, select
+from fusec.frontend.ops.domain import Domain, check_steps
+from fusec.frontend.ops.indexing import checked, counted_from_front
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.views import delinearise, linearise, replaced, wrap
+from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
+from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
+from fusec.ir.expr import (
+    Const,
+    Expr,
+    IndexValue,
+    both,
+    cast,
+    in_range,
+    op,
+)
+from fusec.ir.index import Runtime, index, product
+from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
+
+aten = torch.ops.aten
+_COLLIDE = "a scatter: elements may collide"
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What is written to an element.
+
+    Attributes:
+        extents: of the axes that number the sources an element looks through.
+        hits: (the element, a source's number) -> whether it hits, under which guard it is there.
+        source: (the element, a source's number, a guard) -> what it sends.
+    """
+
+    extents: Indices
+    hits: Callable[[Indices, Indices], tuple[Expr, Expr | None]]
+    source: Callable[[Indices, Indices, Expr | None], Expr]
+
+    def at(self, at: Indices) -> Domain:
+        """Return the sources that send to the element at ``at``, as a domain."""
+        axes = make_axes(self.extents, "j")
+        number = positions(axes)
+        hits, there = self.hits(at, number)
+        return Domain(axes, number, linearise(number, self.extents), there, hits)
+
+    def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
+        """Return what a source hits, as ``kind``."""
+        return cast(self.source(at, number, self.hits(at, number)[1]), kind)
+
+    def combined(self, monoid: Monoid, at: Indices, kind: DType) -> Expr:
+        """Return all that an element is sent, combined."""
+        domain = self.at(at)
+        return domain.reduce(monoid, self.value(at, domain.where, kind))
+
+    def last(self, at: Indices) -> Expr:
+        """Return the number of the last source that sends to an element; below 0 if none does."""
+        domain = self.at(at)
+        return domain.reduce(MAX, IndexValue(domain.number))
+
+
+def element(x: Value, at: Indices) -> Indices:
+    """Return the indices into ``x``, which has an axis where the result has none."""
+    return at or (ZERO,) * len(x.shape)
+
+
+# -- what becomes of an element -------------------------------------------------------------------
+
+
+def replace_last(call: Call, x: Value, updates: Updates) -> Value:
+    """Emit each element as the last source that names it, or as it was."""
+    check_steps(call.out.shape, updates.extents, _COLLIDE)
+    kind = compute_type(call.out.dtype)
+    extents = updates.extents
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        last = updates.last(at)
+        hit = op("ge", last, Const(0, I64))
+        place = index(Runtime(select(hit, last, Const(0, I64)), product(extents)))
+        number = delinearise(place, extents)
+        there = both(updates.hits(at, number)[1], hit)
+        return select(hit, cast(updates.source(at, number, there), kind), cast(x.at(at), kind))
+
+    return call.define(body)
+
+
+def combine(
+    call: Call, x: Value, updates: Updates, monoid: Monoid, *, include_self: bool = True
+) -> Value:
+    """Emit each element combined with all sources that name it.
+
+    Args:
+        include_self: else elements that are named forget what they were.
+    """
+    check_steps(call.out.shape, updates.extents, _COLLIDE)
+    if x.dtype is BOOL:
+        raise Unsupported("a scatter that adds truth values")
+    kind = accumulate_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        old = cast(x.at(at), kind)
+        new = updates.combined(monoid, at, kind)
+        if include_self:
+            return op(monoid.combine, old, new)
+        return select(named(updates, at), new, old)
+
+    return call.define(body)
+
+
+def average(call: Call, x: Value, updates: Updates, *, include_self: bool) -> Value:
+    check_steps(call.out.shape, updates.extents, _COLLIDE)
+    kind = arithmetic_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        old = cast(x.at(at), kind)
+        total = updates.combined(SUM, at, kind)
+        count = updates.at(at).reduce(SUM, Const(1, kind))
+        if include_self:
+            total, count = add(old, total), add(count, 1)
+        quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
+        return select(named(updates, at), quotient, old)
+
+    return call.define(body)
+
+
+def named(updates: Updates, at: Indices) -> Expr:
+    """Return whether any source names the element."""
+    return op("ge", updates.at(at).reduce(MAX, Const(1, I64)), Const(1, I64))
+
+
+# -- along one axis -------------------------------------------------------------------------------
+
+
+def updates_along(
+    call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
+) -> Updates:
+    """Return the updates of a scatter: as many along ``dim`` as there are indices."""
+    axis = wrap(dim, len(x.shape))
+
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        where = replaced(at, axis, number[0])
+        guard: Expr | None = None
+        for k, (i, extent) in enumerate(zip(where, indices.shape, strict=True)):
+            if k != axis:
+                guard = both(guard, in_range(i, 0, extent))
+        named_here = checked(call, cast(indices.at(where, guard), I64), x.shape[axis])
+        return op("eq", IndexValue(at[axis]), named_here), guard
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        if not isinstance(source, Value):
+            return read(source, (), compute_type(x.dtype))
+        return source.at(replaced(at, axis, number[0]), guard)
+
+    return Updates((indices.shape[axis],), hits, value)
+
+
+def as_line(x: Value) -> Value:
+    """Return a tensor without axes as one of one element."""
+    return x if x.shape else Value((ONE,), x.dtype, make_axes((ONE,)), x.expr)
+
+
+def scatter(
+    monoid: Monoid | None, call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
+) -> Value:
+    """Emit a scatter that replaces (no monoid) or combines."""
+    line, places = as_line(x), as_line(indices)
+    source = as_line(source) if isinstance(source, Value) else source
+    axis = wrap(dim, len(line.shape))
+    updates = updates_along(call, line, dim, places, source)
+    if is_one_a_line(line, axis, places):
+        made = one_a_line(call, line, axis, updates, monoid)
+    elif monoid is None:
+        made = replace_last(call, line, updates)
+    else:
+        made = combine(call, line, updates, monoid)
+    return made
+
+
+def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
+    """Return True if the indices name one element of each line along an axis."""
+    return indices.shape == tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
+
+
+def one_a_line(call: Call, x: Value, axis: int, updates: Updates, monoid: Monoid | None) -> Value:
+    kind = compute_type(call.out.dtype)
+    if monoid is not None and kind is BOOL:
+        raise Unsupported("a scatter that adds truth values")
+
+    def body(at: Indices) -> Expr:
+        at = element(x, at)
+        old, new = cast(x.at(at), kind), updates.value(at, (ZERO,), kind)
+        new = new if monoid is None else op(monoid.combine, old, new)
+        return select(updates.hits(at, (ZERO,))[0], new, old)
+
+    return call.define(body)
+
+
+lowers(aten.scatter.value, aten.scatter.src)(partial(scatter, None))
+lowers(aten.scatter_add.default)(partial(scatter, SUM))
+
+_MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
+
+
+def reduced(call: Call, x: Value, updates: Updates, reduction: str, *, include_self: bool) -> Value:
+    """Emit each element reduced with what names it; ``reduction`` as torch calls it."""
+    if reduction == "mean":
+        return average(call, x, updates, include_self=include_self)
+    return combine(call, x, updates, _MONOIDS[reduction], include_self=include_self)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    call: Call,
+    x: Value,
+    dim: int,
+    indices: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    line = as_line(x)
+    updates = updates_along(call, line, dim, as_line(indices), as_line(source))
+    return reduced(call, line, updates, reduce, include_self=include_self)
+
+
+# -- slices by an index ---------------------------------------------------------------------------
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    call: Call,
+    x: Value,
+    dim: int,
+    indices: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    updates = updates_of_slices(call, x, dim, indices, source)
+    return reduced(call, as_line(x), updates, reduce, include_self=include_self)
+
+
+def updates_of_slices(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Updates:
+    line = as_line(x)
+    names: list[Value | None] = [None] * wrap(dim, len(line.shape))
+    return senders_of_places(call, line, [*names, as_line(indices)], as_line(source))
+
+
+@lowers(aten.index_add.default)
+def index_add(
+    call: Call, x: Value, dim: int, indices: Value, source: Value, *, alpha: Scalar = 1
+) -> Value:
+    kind = accumulate_type(call.out.dtype)
+    factor = read(alpha, (), kind)
+    updates = updates_of_slices(call, x, dim, indices, source)
+
+    def scaled(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        return mul(cast(updates.source(at, number, guard), kind), factor)
+
+    return combine(call, as_line(x), replace(updates, source=scaled), SUM)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return replace_last(call, as_line(x), updates_of_slices(call, x, dim, indices, source))
+
+
+@lowers(aten.index_put.default)
+def index_put(
+    call: Call,
+    x: Value,
+    indices: Sequence[Value | None],
+    source: Value,
+    accumulate: bool = False,
+) -> Value:
+    first = indices[0]
+    if len(indices) == 1 and first is not None and first.dtype is BOOL:
+        return put_masked(call, x, first, source, accumulate)
+    updates = senders_of_places(call, x, indices, source, wraps=True)
+    return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
+
+
+def put_masked(call: Call, x: Value, mask: Value, source: Value, accumulate: bool) -> Value:
+    """Replace, or add to, what a mask over the first axes names by the same for each place.
+
+    Raises:
+        Unsupported: if each place has a source of its own: which one depends on data.
+    """
+    rest = len(x.shape) - len(mask.shape)
+    if len(source.shape) > rest and source.shape[-rest - 1] is not ONE:
+        raise Unsupported("a mask as an index: which source goes where depends on data")
+    kind = compute_type(call.out.dtype)
+
+    def body(at: Indices) -> Expr:
+        where = (ZERO, *at[len(at) - rest :])
+        old, new = cast(x.at(at), kind), cast(source.at(broadcast(where, source.shape)), kind)
+        new = add(old, new) if accumulate else new
+        return select(mask.at(at[: len(at) - rest]), new, old)
+
+    return call.define(body)
+
+
+@lowers(aten.put.default)
+def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = False) -> Value:
+    """Elements of the flattened tensor, replaced or added to."""
+    count = product(x.shape)
+
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        own = IndexValue(linearise(at, x.shape))
+        where = delinearise(number[0], indices.shape)
+        named_here = counted_from_front(indices.at(where), count)
+        return op("eq", cast(own, I64), checked(call, named_here, count)), None
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        return source.at(delinearise(number[0], source.shape), guard)
+
+    updates = Updates((product(indices.shape),), hits, value)
+    return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
+
+
+def senders_of_places(
+    call: Call, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
+) -> Updates:
+    """Return the updates to ``x[indices]``: as many as the index tensors, broadcast, have elements.
+
+    Args:
+        wraps: a negative index counts from the end.
+    Raises:
+        Unsupported: for a mask.
+    """
+    used = [(k, i) for k, i in enumerate(indices) if i is not None]
+    if not used or any(i.dtype is BOOL for _, i in used):
+        raise Unsupported("a mask as an index: its result's size depends on data")
+    shape = broadcast_shape([i.shape for _, i in used])
+    axes = [k for k, _ in used]
+    first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        hit: Expr | None = None
+        for k, i in used:
+            place = cast(i.at(broadcast(number, i.shape)), I64)
+            place = counted_from_front(place, x.shape[k]) if wraps else place
+            place = checked(call, place, x.shape[k])
+            hit = both(hit, op("eq", cast(IndexValue(at[k]), I64), place))
+        assert hit is not None
+        return hit, None
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        rest = tuple(i for k, i in enumerate(at) if k not in axes)
+        where = (*rest[:first], *number, *rest[first:])
+        return source.at(broadcast(where, source.shape), guard)
+
+    return Updates(shape, hits, value)
+
+
+def broadcast_shape(shapes: Sequence[Indices]) -> Indices:
+    """Return the shape that tensors have together."""
+    rank = max(map(len, shapes))
+    padded = [(ONE,) * (rank - len(s)) + s for s in shapes]
+    return tuple(
+        next((e for e in extents if e is not ONE), ONE) for extents in zip(*padded, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Reference interpreters: what graphs, expressions and programs mean, in NumPy."""

@@ -1,0 +1,390 @@
+"""The reference meaning of graphs, kernels and schedules, in NumPy. Slow, small and exact.
+
+Tensors go in and come out by logical shape; inside, each buffer is flat storage that its strides
+address. bf16 values travel as float32 arrays (see ``ir/interp/scalar.py``). What is unwritten reads
+as NaN or as the greatest integer, so that a missing store shows.
+
+Three things that a printed kernel may do only by mistake raise ``InternalError`` here: a load or
+store out of range, two points of a kernel that store to one element, and a load of a buffer that
+the same kernel writes at another index.
+
+Programs are run by ``ir/interp/program.py``, expressions evaluated by ``ir/interp/expression.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fusec.errors import InternalError
+from fusec.ir.expr import Buffer, loads
+from fusec.ir.graph import (
+    Argument,
+    Bundle,
+    Call,
+    Comparison,
+    Constant,
+    Def,
+    Extern,
+    Graph,
+    Junction,
+    Kernel,
+    OwnTensor,
+    RowLoop,
+    Schedule,
+    SizeMinimum,
+    SizeValue,
+    Store,
+    View,
+)
+from fusec.ir.index import Size, index
+from fusec.ir.interp.expression import (
+    STAGE,
+    Env,
+    Memo,
+    Tile,
+    allocate,
+    check_offsets,
+    eval_scalar,
+    eval_tile,
+    joint_axes,
+    locate,
+    ragged_mask,
+    storage_length,
+    store,
+)
+from fusec.ir.interp.scalar import Array, convert, fill_value
+from fusec.ir.memory import Allocation, Memory, StepMemory, all_apart, made_by
+
+ExternCall: TypeAlias = Callable[
+    [Extern | Constant, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]
+]
+"""Runs an extern: ``call(node, args, kwargs)`` returns one array (or None) for each of its outputs.
+
+Views arrive as strided arrays over the storage, so that a kernel that writes its arguments does;
+sizes as ints, all else as itself.
+"""
+
+KernelCall: TypeAlias = Callable[[Kernel, Env], None]
+"""Runs a kernel of a schedule on the storage and the sizes of an environment."""
+
+_SIGNS = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge,
+}  # fmt: skip
+
+
+# -- arrays and storage --------------------------------------------------------------------------
+
+
+def to_storage(buffer: Buffer, values: Array, env: Env) -> Array:
+    """Give ``buffer`` storage that holds ``values`` (by logical shape) and return the storage."""
+    values = np.asarray(values)
+    shape = tuple(eval_scalar(extent, env) for extent in buffer.shape)
+    if values.shape != shape:
+        raise InternalError(f"{buffer} has shape {shape}, not {values.shape}", stage=STAGE)
+    if buffer.dtype.is_opaque:
+        env.storage[buffer.base] = np.zeros(storage_length(buffer, env), values.dtype)
+    else:
+        allocate(buffer, env)
+    from_storage(buffer, env)[...] = convert(values, buffer.dtype)
+    return env.storage[buffer.base]
+
+
+def from_storage(buffer: Buffer, env: Env) -> Array:
+    """Return the contents of ``buffer`` by logical shape: a writable view of its storage."""
+    return _window(View(buffer, buffer.shape, buffer.strides, index(0)), env)
+
+
+def _window(view: View, env: Env) -> Array:
+    """Return a view as a strided array over its buffer's storage.
+
+    Raises:
+        InternalError: if it reaches outside the storage.
+    """
+    storage = env.storage[view.buffer.base]
+    shape = tuple(eval_scalar(extent, env) for extent in view.shape)
+    strides = tuple(eval_scalar(stride, env) for stride in view.strides)
+    offset = eval_scalar(view.offset, env)
+    if 0 in shape:
+        return np.empty(shape, storage.dtype)
+    steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
+    if offset + low < 0 or offset + high >= storage.size:
+        raise InternalError(f"{view} reaches outside its storage", stage=STAGE)
+    bytes_per_step = tuple(stride * storage.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(storage[offset:], shape, bytes_per_step)
+
+
+def _resolve(argument: Argument, env: Env) -> Any:
+    match argument:
+        case View():
+            return _window(argument, env)
+        case OwnTensor():
+            return _window(argument.view, env)
+        case SizeValue():
+            return eval_scalar(argument.index, env)
+        case Comparison():
+            left, right = (eval_scalar(side, env) for side in (argument.left, argument.right))
+            return _SIGNS[argument.sign](left, right)
+        case Junction():
+            parts = [_resolve(part, env) for part in argument.parts]
+            return all(parts) if argument.sign == "and" else any(parts)
+        case tuple():
+            return tuple(_resolve(item, env) for item in argument)
+        case _:
+            return argument
+
+
+# -- graphs and schedules ------------------------------------------------------------------------
+
+
+def run_graph(graph: Graph, inputs: Sequence[Any], extern: ExternCall | None = None) -> list[Any]:
+    """Return what the graph returns for these inputs.
+
+    Args:
+        inputs: one for each of ``graph.inputs``: arrays by logical shape, ints for sizes. A size
+            that is a tensor's extent is read from the tensor too.
+        extern: runs the externs; needed if there are any.
+    Returns:
+        One value for each of ``graph.outputs``: arrays (copies), ints for sizes, others as given.
+    """
+    env = _bind_inputs(graph, inputs)
+    _run_lines(graph, env, extern)
+    return _collect_outputs(graph, env)
+
+
+def _run_lines(graph: Graph, env: Env, extern: ExternCall | None) -> None:
+    for node in graph.nodes:
+        match node:
+            case Def():
+                _run_def(node, env)
+            case RowLoop():
+                for buffer in node.writes:
+                    allocate(buffer, env)
+                _run_row_loop(node, env, functools.partial(_run_lines, node.graph, extern=extern))
+            case _:
+                _run_call(node, env, extern)
+
+
+def interpret_kernel(kernel: Kernel, env: Env) -> None:
+    """Run one kernel of a schedule on an environment, by its meaning."""
+    run_kernel(kernel, env.storage, env.sizes)
+
+
+def run_schedule(
+    schedule: Schedule,
+    inputs: Sequence[Any],
+    extern: ExternCall | None = None,
+    kernel: KernelCall = interpret_kernel,
+    memory: Memory | None = None,
+) -> list[Any]:
+    """Return what the schedule's graph returns, computed by its kernels and externs.
+
+    Args:
+        kernel: runs one kernel; another form of it, a program or machine code, may stand in.
+        memory: where buffers lie; by default each has memory of its own, for good. What a plan
+            frees, or puts another buffer over, reads as unwritten memory from then on: a plan that
+            does so too early makes wrong values.
+    Raises:
+        InternalError: if a step writes a buffer that has no memory.
+    """
+    env = _bind_inputs(schedule.graph, inputs)
+    _run_steps(schedule, env, extern, kernel, memory or all_apart(schedule))
+    return _collect_outputs(schedule.graph, env)
+
+
+def _run_steps(
+    schedule: Schedule,
+    env: Env,
+    extern: ExternCall | None,
+    kernel: KernelCall,
+    memory: Memory,
+) -> None:
+    bodies = iter(memory.bodies)
+    for buffer in memory.unread:
+        _free(buffer, env)
+    for step, plan in zip(schedule.steps, memory.steps, strict=True):
+        for allocation in plan.allocated:
+            _allocate(allocation, plan, env)
+        for buffer in made_by(step):
+            if buffer not in env.storage:
+                raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
+        match step:
+            case RowLoop(body=Graph() as lines):
+                _run_row_loop(step, env, functools.partial(_run_lines, lines, extern=extern))
+            case RowLoop(body=Schedule() as body):
+                run = functools.partial(
+                    _run_steps, body, extern=extern, kernel=kernel, memory=next(bodies)
+                )
+                _run_row_loop(step, env, run)
+            case Kernel() | Bundle():
+                for member in step.kernels:
+                    kernel(member, env)
+            case RowLoop():
+                raise InternalError(step, stage=STAGE)
+            case _:
+                _run_call(step, env, extern)
+        for buffer in plan.freed:
+            _free(buffer, env)
+
+
+def _allocate(allocation: Allocation, plan: StepMemory, env: Env) -> None:
+    """Give a buffer memory: its own, or that of another, for whoever still sees it, too.
+
+    What the step itself frees is written over while it runs, and holds its values until then.
+    """
+    buffer, over = allocation.buffer, allocation.over
+    if over is None:
+        allocate(buffer, env)
+    else:
+        if over not in plan.freed:
+            env.storage[over][...] = fill_value(over.dtype)
+        env.storage[buffer] = env.storage[over]
+
+
+def _free(buffer: Buffer, env: Env) -> None:
+    """Let go of a buffer's memory: who has a view keeps it; the buffer reads as unwritten."""
+    if not buffer.dtype.is_opaque:  # no kernel reads it
+        env.storage[buffer] = np.full_like(env.storage[buffer], fill_value(buffer.dtype))
+
+
+def _run_row_loop(loop: RowLoop, env: Env, run: Callable[[Env], None]) -> None:
+    """Run the body for each chunk of rows: results go into their rows, sums are added up."""
+    rows = eval_scalar(loop.rows, env)
+    for buffer in (*loop.sums, *loop.added):
+        from_storage(buffer, env)[...] = 0
+    for start in range(0, rows, loop.chunk):
+        count = min(loop.chunk, rows - start)
+        sizes = [env.sizes.get(i, count) for i in loop.graph.inputs if isinstance(i, Size)]
+        sliced = [_window(view, env)[start : start + count] for view in loop.sliced]
+        whole = [_window(view, env) for view in loop.whole]
+        added = [from_storage(buffer, env) for buffer in loop.added]
+        inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added))
+        given = replace(inner, storage=dict(inner.storage))
+        run(inner)
+        values = _collect_outputs(loop.graph, inner)
+        for buffer, value in zip(loop.results, values, strict=False):
+            from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value
+        for buffer, value in zip(loop.sums, values[len(loop.results) :], strict=True):
+            from_storage(buffer, env)[...] += value
+        for buffer in loop.added:
+            from_storage(buffer, env)[...] = from_storage(buffer, given)
+
+
+def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:
+    sizes: dict[Size, int] = {}
+    for item, value in zip(graph.inputs, inputs, strict=True):
+        match item:
+            case Size():
+                _bind_size(sizes, item, int(value))
+            case Buffer():
+                for extent, length in zip(item.shape, np.shape(value), strict=True):
+                    symbol = extent.as_size()
+                    if symbol is not None:
+                        _bind_size(sizes, symbol, length)
+    env = Env(sizes=sizes)
+    for item, value in zip(graph.inputs, inputs, strict=True):
+        if isinstance(item, Buffer):
+            to_storage(item, value, env)
+    return env
+
+
+def _bind_size(sizes: dict[Size, int], size: Size, value: int) -> None:
+    if sizes.setdefault(size, value) != value:
+        raise InternalError(f"size {size} is both {sizes[size]} and {value}", stage=STAGE)
+
+
+def _collect_outputs(graph: Graph, env: Env) -> list[Any]:
+    values = [_resolve(output, env) for output in graph.outputs]
+    return [value.copy() if isinstance(value, np.ndarray) else value for value in values]
+
+
+def _run_call(node: Call, env: Env, extern: ExternCall | None) -> None:
+    match node:
+        case SizeMinimum():
+            env.sizes = {**env.sizes, node.size: min(eval_scalar(a, env) for a in node.size.args)}
+        case Constant():
+            (values,) = _call(extern, node, (), {})
+            to_storage(node.buffer, np.asarray(values), env)
+        case Extern():
+            _run_extern(node, env, extern)
+
+
+def _call(
+    extern: ExternCall | None,
+    node: Extern | Constant,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Sequence[Any]:
+    if extern is None:
+        raise InternalError(f"nothing runs extern {node.target}", stage=STAGE)
+    return extern(node, args, kwargs)
+
+
+def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
+    args = tuple(_resolve(argument, env) for argument in node.args)
+    kwargs = {name: _resolve(argument, env) for name, argument in node.kwargs}
+    results = _call(extern, node, args, kwargs)
+    for bound in node.gives:
+        value = np.asarray(results[bound.result])
+        number = int(value) if bound.axis is None else value.shape[bound.axis]
+        env.sizes = {**env.sizes, bound.size: number}
+    for buffer, values in zip(node.outputs, results, strict=True):
+        if buffer is not None:
+            to_storage(buffer, np.asarray(values), env)
+            if node.may_alias and _is_view(values, env.storage[buffer], args):
+                env.storage[buffer] = values.reshape(-1)
+
+
+def _is_view(values: Any, storage: Array, args: tuple[Any, ...]) -> bool:
+    """Return True if a result lies in the memory of an argument, as its buffer would."""
+    if not isinstance(values, np.ndarray) or not values.flags.c_contiguous:
+        return False
+    same = values.dtype == storage.dtype and np.array_equal(values.reshape(-1), storage, True)
+    return same and any(isinstance(a, np.ndarray) and np.shares_memory(a, values) for a in args)
+
+
+def _run_def(line: Def, env: Env) -> None:
+    value = eval_tile(line.expr, env)
+    allocate(line.buffer, env)
+    _write(Store(line.buffer, tuple(map(index, line.axes)), line.expr), value, {}, env)
+
+
+# -- kernels -------------------------------------------------------------------------------------
+
+
+def run_kernel(kernel: Kernel, buffers: dict[Buffer, Array], sizes: Mapping[Size, int]) -> None:
+    """Run all stores of a kernel; ``buffers`` is flat storage by buffer, changed in place.
+
+    Buffers that the kernel writes and that have no storage get one.
+    """
+    _check_aliases(kernel)
+    env = Env(sizes=sizes, storage=buffers)
+    memo: Memo = {}
+    values = [eval_tile(line.expr, env, memo) for line in kernel.stores]
+    for line, value in zip(kernel.stores, values, strict=True):
+        if line.buffer.base not in buffers:
+            allocate(line.buffer, env)
+        _write(line, value, memo, env)
+
+
+def _check_aliases(kernel: Kernel) -> None:
+    places = {(line.buffer, line.indices) for line in kernel.stores}
+    for load in loads(line.expr for line in kernel.stores):
+        if load.buffer.base in kernel.writes and (load.buffer, load.indices) not in places:
+            raise InternalError(
+                f"kernel {kernel.name} reads {load}, which it writes at another index", stage=STAGE
+            )
+
+
+def _write(line: Store, value: Tile, memo: Memo, env: Env) -> None:
+    offset = locate(line.buffer, line.indices, env, memo)
+    mask = ragged_mask(joint_axes((offset, value)), env)
+    check_offsets(offset, mask, env, f"{line.buffer}[{', '.join(map(repr, line.indices))}]")
+    store(line.buffer, offset, value, mask, env)

@@ -1,0 +1,229 @@
+"""One launch for kernels that are alike and independent: the parameters of an optimizer's step.
+
+Spec: ``schedule -> schedule``; the same kernels, some of them together in a ``Bundle``. After
+``coalesce`` a pointwise kernel over contiguous tensors has one axis of n elements, whatever their
+shapes, so that the updates of all parameters differ in n and in their buffers alone.
+
+Two kernels are alike if they have one canonical form once their axes are replaced by axes whose
+extents are sizes: the *template*, over placeholders for buffers. Kernels are independent if the
+longest chain of steps before them is as long: then no path joins them, and joining all those of one
+length closes no cycle.
+
+Worked example: ``p[i, j] = p[i, j] - g[i, j]`` over 3x4 and ``q[i] = q[i] - h[i]`` over 17 become
+the template ``p[i] = p[i] - g[i]    i:n`` with the rows ``(p, g, 12)`` and ``(q, h, 17)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fusec.ir.canonical import canonical
+from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, substitute
+from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes
+from fusec.ir.index import Axis, Index, Size, index
+from fusec.ir.program import MAX_SIZE, MULTIPLE
+from fusec.ir.rewrite import rewrite
+from fusec.passes.dag import Dag, chain_lengths, dependencies, joined, sorted_steps
+from fusec.passes.fusion.cost import numel
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.machine import Machine
+
+LEAST = 3
+"""Members of a bundle at least: its table costs the host about as much as another launch."""
+
+Kind: TypeAlias = tuple[object, ...]
+
+
+def bundle(schedule: Schedule, machine: Machine) -> Schedule:
+    """Return the schedule with alike, independent kernels in bundles."""
+    steps = schedule.steps
+    dag = dependencies(steps)
+    lasting = schedule.graph.returned.union(schedule.graph.inputs)
+    groups: dict[Kind, list[int]] = {}
+    for position, length in chain_lengths(dag).items():
+        step = steps[position]
+        if not isinstance(step, Kernel) or _waits(step, lasting, machine):
+            continue
+        if (kind := _rough_kind(step)) is not None:
+            groups.setdefault((length, *kind), []).append(position)
+    made: dict[int, Bundle] = {}
+    count = itertools.count()
+    for group in groups.values():
+        if len(group) >= LEAST:
+            for positions, found in _bundles(steps, group):
+                made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
+    if not made:
+        return schedule
+    decisions = tuple(_decision(one, machine) for one in dict.fromkeys(made.values()))
+    return replace(
+        schedule,
+        steps=_joined(steps, dag, made),
+        decisions=(*schedule.decisions, *decisions),
+    )
+
+
+def _decision(made: Bundle, machine: Machine) -> Decision:
+    first, *others = (k.stores[0].buffer.name for k in made.kernels)
+    saved = machine.launch_us * len(others)
+    reason = f"{len(made.kernels)} kernels alike in one launch"
+    return Decision(first, "+".join(others), True, reason, saved)
+
+
+def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool:
+    """Return True if a kernel makes what its readers would wait for, in memory, in a bundle.
+
+    That costs more than a launch where it is written to new pages: what a backward computes again
+    just before it is read is as large as what eager saves.
+    """
+    made = sum(numel(b) * b.dtype.itemsize for b in kernel.writes if b not in lasting)
+    return made > machine.launch_us * machine.bytes_per_us
+
+
+def _rough_kind(kernel: Kernel) -> Kind | None:
+    """Return what alike kernels have in common at first sight; None if a kernel is in no bundle."""
+    extents = [a.extent for a in kernel.axes]
+    extents += [e for s in kernel.stores for e in (*s.buffer.shape, *s.buffer.strides)]
+    if kernel.inside or not all(extent.is_constant for extent in extents):
+        return None
+    return tuple(store.buffer.dtype for store in kernel.stores)
+
+
+def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int], Bundle]]:
+    """Return the bundles among some kernels, each with the positions of its members."""
+    flat: dict[int, FlatKernel] = {}
+    for position in group:
+        step = steps[position]
+        assert isinstance(step, Kernel)
+        flat[position] = coalesce(step)
+    classes: dict[tuple[bool, ...], list[int]] = {}
+    for position, kernel in flat.items():
+        if _is_simple(kernel):
+            # Members agree in whether their extents promise wide accesses.
+            whole = tuple(a.extent.const % MULTIPLE == 0 for a in kernel.grid)
+            classes.setdefault(whole, []).append(position)
+    found = []
+    for members in classes.values():
+        if len(members) >= LEAST:
+            found += _of_one_class(steps, {p: flat[p] for p in members})
+    return found
+
+
+def _is_simple(kernel: FlatKernel) -> bool:
+    """Return True if a kernel's accesses vary with its axes by constant, known steps."""
+    points = 1
+    for axis in kernel.axes:
+        if axis.limit is not None or not axis.extent.is_constant:
+            return False
+        points *= axis.extent.const
+    places = [s.indices[0] for s in kernel.stores]
+    for node in kernel_nodes(kernel):
+        if isinstance(node, IndexValue):
+            return False  # where a value depends on its place, extents are in the arithmetic
+        if isinstance(node, Load):
+            if node.guard is not None or any(True for _ in index_exprs(node.indices[0])):
+                return False
+            places.append(node.indices[0])
+    return points <= MAX_SIZE and all(_is_affine(p, kernel.axes) for p in places)
+
+
+def _is_affine(place: Index, axes: tuple[Axis, ...]) -> bool:
+    for axis in axes:
+        step = place.coefficient(axis)
+        if step is None or not step.is_constant or step.const < 0:
+            return False
+        place = place - step * index(axis)
+    return place.is_constant
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A kernel over the axes of a template, in the place of its own.
+
+    Attributes:
+        form: equal for kernels that are alike.
+        places: where each buffer is read and written, in the order of the form's leaves.
+    """
+
+    kernel: FlatKernel
+    form: tuple[object, ...]
+    places: dict[Buffer, Index]
+
+
+def _of_one_class(
+    steps: tuple[Step, ...], flat: dict[int, FlatKernel]
+) -> list[tuple[list[int], Bundle]]:
+    rank = len(next(iter(flat.values())).grid)
+    most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
+    sizes = tuple(Size(f"n{n}" if n else "n", hint) for n, hint in enumerate(most))
+    axes = tuple(Axis(f"i{n}" if n else "i", index(size)) for n, size in enumerate(sizes))
+    alike: dict[tuple[object, ...], list[tuple[int, _Member]]] = {}
+    for position, kernel in flat.items():
+        member = _member(kernel, axes)
+        if member is not None:
+            alike.setdefault(member.form, []).append((position, member))
+    found = []
+    for rows in alike.values():
+        if len(rows) >= LEAST:
+            positions = [position for position, _ in rows]
+            found.append((positions, _bundle(steps, flat, rows, sizes)))
+    return found
+
+
+def _bundle(
+    steps: tuple[Step, ...],
+    flat: dict[int, FlatKernel],
+    rows: list[tuple[int, _Member]],
+    sizes: tuple[Size, ...],
+) -> Bundle:
+    kernels = tuple(k for p, _ in rows if isinstance(k := steps[p], Kernel))
+    template, stands = _template(rows[0][1])
+    used = template.sizes
+    extents = {
+        p: dict(zip(sizes, (a.extent.const for a in flat[p].grid), strict=True)) for p in flat
+    }
+    table = tuple((tuple(m.places), tuple(extents[p][s] for s in used)) for p, m in rows)
+    return Bundle("", kernels, template, stands, used, table)
+
+
+def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
+    """Return a kernel as a row; None if it reads one buffer in two ways."""
+    mapping = {old: index(new) for old, new in zip(kernel.grid, axes, strict=True)}
+    kernel = FlatKernel(kernel.substitute(mapping))
+    accesses = [(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)]
+    accesses += [(s.buffer, s.indices[0]) for s in kernel.stores]
+    places: dict[Buffer, Index] = {}
+    for buffer, at in accesses:
+        if places.setdefault(buffer.base, at) is not at:
+            return None
+    values = tuple(s.expr for s in kernel.stores)
+    found = canonical(values, tuple((s.buffer, s.indices) for s in kernel.stores))
+    return _Member(kernel, found.form, {b: places[b] for b in found.of_kind(Buffer)})
+
+
+def _template(member: _Member) -> tuple[FlatKernel, tuple[Buffer, ...]]:
+    """Return a kernel over placeholders, each as long as its offsets reach, and these."""
+    stands: dict[Buffer, Buffer] = {}
+    for buffer, place in member.places.items():
+        last = substitute(place, {axis: axis.extent - 1 for axis in member.kernel.grid})
+        stands[buffer] = Buffer(buffer.name, (last + 1,), (index(1),), buffer.dtype)
+
+    def replaced(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer.base in stands:
+            return Load(stands[node.buffer.base].flat(), node.indices, None)
+        return node
+
+    kernel = member.kernel.map(lambda exprs: rewrite(exprs, replaced))
+    stores = tuple(replace(s, buffer=stands[s.buffer.base].flat()) for s in kernel.stores)
+    return FlatKernel(replace(kernel, stores=stores)), tuple(stands.values())
+
+
+def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, Bundle]) -> tuple[Step, ...]:
+    """Return the steps with each bundle in the place of its members, sorted again."""
+    first: dict[Bundle, int] = {}
+    for position, one in sorted(made.items(), key=lambda item: item[0]):
+        first.setdefault(one, position)
+    place = {p: first[made[p]] if p in made else p for p in range(len(steps))}
+    return tuple(made.get(p, steps[p]) for p in sorted_steps(joined(dag, place)))

@@ -1,0 +1,207 @@
+"""Modelled time of a kernel: bytes over bandwidth, operations over rate, and a launch.
+
+Ranks alternatives; a benchmark has the last word. The rates are those of ``passes/machine.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from fusec.ir.contraction import factors
+from fusec.ir.dtype import F32, DType
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, axes_in, postorder
+from fusec.ir.graph import Extern, Kernel, kernel_nodes
+from fusec.ir.index import Axis, product
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.passes.kernel.stream_rows import streams_rows
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.contraction import Spread, spread
+
+LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
+"""Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
+
+ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
+"""Where nothing is computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Traffic (bytes), arithmetic (multiply-adds) and modelled time (us) of one kernel.
+
+    Attributes:
+        spread: of a kernel with products, over the machine: with its loop split where that is
+            better by the model.
+    """
+
+    bytes: int
+    operations: int
+    us: float
+    spread: Spread | None = None
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def count(axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
+    """Return the number of points of some axes, at the hints of their sizes."""
+    return product(a.extent for a in axes).hint()
+
+
+def numel(buffer: Buffer) -> int:
+    """Return the number of distinct elements of a buffer: expanded axes count once."""
+    total = 1
+    for extent, stride in zip(buffer.shape, buffer.strides, strict=True):
+        if not (stride.is_constant and stride.const == 0):
+            total *= extent.hint()
+    return total
+
+
+def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
+    """Return buffer -> (bytes read, bytes written), each element counted once."""
+    read: dict[Buffer, int] = {}
+    written: dict[Buffer, int] = {}
+    for node in kernel_nodes(kernel):
+        if isinstance(node, Load):
+            touched = min(numel(node.buffer), count(axes_in(node.indices)))
+            size = touched * node.buffer.dtype.itemsize
+            total = numel(node.buffer) * node.buffer.dtype.itemsize
+            previous = read.get(node.buffer, 0)
+            # Two loads of one buffer overlap wholly unless together they cover more than one does.
+            read[node.buffer] = min(total, max(previous, size) if previous else size)
+    for store in kernel.stores:
+        points = min(numel(store.buffer), count(axes_in(store.indices)))
+        written[store.buffer] = points * store.buffer.dtype.itemsize
+    return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
+
+
+def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> int:
+    """Return modelled multiply-adds: each node once for each point of its free axes.
+
+    Without those of matrix products, which ``kernel_products`` counts.
+
+    Args:
+        along: tiles along an axis, each of which computes again what does not vary along it: what
+            is multiplied, for each tile of columns.
+    """
+    total = 0
+    nodes = kernel_nodes(kernel)
+    products = {n for n in nodes if factors(n) is not None}
+    bodies = {b for n in products if isinstance(n, Reduce) for b in n.bodies}
+    for node in nodes:
+        if node in products or node in bodies:
+            continue
+        again = math.prod(n for axis, n in along.items() if axis not in node.axes)
+        match node:
+            case Op():
+                total += SCALAR_OPS[node.name].cost * count(node.axes) * again
+            case Reduce():
+                total += len(node.bodies) * count(node.axes | frozenset(node.over)) * again
+            case Select() | IndexValue() | Load():
+                total += count(node.axes)
+    return total
+
+
+def kernel_products(kernel: Kernel, machine: Machine) -> float:
+    """Return the multiply-adds of matrix products, as those of a library in 16 bits."""
+    slow = dict.fromkeys(machine.widened, machine.slow_widened)
+    return _products(kernel_nodes(kernel), {**slow, F32: machine.slow_f32})
+
+
+def _products(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
+    """Return multiply-adds, each type's so many times."""
+    total = 0.0
+    for node in nodes:
+        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
+            slow = times.get(parts.left.dtype, 1)
+            total += slow * count(node.axes | frozenset(node.over))
+    return total
+
+
+def price(kernel: Kernel, machine: Machine) -> Price:
+    """Return the modelled price; a grid too small for the machine uses a fraction of its rates.
+
+    Of a kernel whose loop is better split (``split_loop``), the price of both kernels.
+    """
+    traffic = kernel_traffic(kernel)
+    moved = sum(r + w for r, w in traffic.values())
+    streams = streams_rows(kernel, machine)
+    found = spread(kernel, machine) if machine.multiplies and not streams else None
+    operations = kernel_operations(kernel, found.along if found else ONE_TILE)
+    work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
+    if streams:
+        sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+        points = sum(count(n.axes | frozenset(n.over)) for n in sums)
+        work = max(work, points / machine.operations_per_us)
+    elif machine.multiplies and (products := kernel_products(kernel, machine)):
+        rates = machine.rates
+        rate = rates.nested if _nests_products(kernel) else rates.tiled
+        multiplied = products / (rate * machine.products_per_us)
+        # A core's vectors do both; tensor cores multiply beside the rest.
+        work = work + multiplied if machine.cache_bytes else max(work, multiplied)
+    if found is None:
+        busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
+        return Price(moved, operations, work / busy + machine.launch_us)
+    us = work / found.busy(machine.units) + machine.launch_us
+    if found.axis is not None:
+        busy = found.busy(machine.units, found.parts)
+        split = work / busy + 2 * machine.launch_us + _parts_us(kernel, found, machine)
+        found = found if split < us else replace(found, axis=None, parts=1)
+        us = min(us, split)
+    return Price(moved, operations, us, found)
+
+
+def _parts_us(kernel: Kernel, found: Spread, machine: Machine) -> float:
+    """Return the time to store what the parts of a split loop find, and to read it."""
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and found.axis in n.over]
+    size = sum(count(n.axes) * n.dtype.itemsize for n in sums) * found.parts
+    return 2 * size / machine.bytes_per_us
+
+
+def _nests_products(kernel: Kernel) -> bool:
+    """Return True if a product of matrices has another one below it."""
+    products = [n for n in kernel_nodes(kernel) if factors(n) is not None]
+    return any(
+        inner is not outer and factors(inner) is not None
+        for outer in products
+        for inner in postorder((outer,))
+    )
+
+
+def price_call(call: Extern, machine: Machine) -> Price:
+    """Return the modelled price of a library's kernel, by the products that it means."""
+    moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
+    moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
+    slow = {F32: machine.slow_f32}
+    products = [p for line in call.meaning if (p := _products(postorder((line.expr,)), slow))]
+    nested = machine.rates.library_nested if len(products) > 1 else 1.0
+    rate = machine.products_per_us * nested
+    multiplied = sum(products) / rate if machine.multiplies else 0.0
+    # A core waits for scores that it writes or reads; a GPU's products hide that.
+    copied = moved / machine.bytes_per_us
+    work = copied + multiplied if machine.cache_bytes else max(copied, multiplied)
+    launches = 2 if _is_split(call, machine) else 1
+    return Price(moved, 0, work + launches * machine.launch_us)
+
+
+def _is_split(call: Extern, machine: Machine) -> bool:
+    """Return True if the library, too, splits the loop of a product: few tiles, many terms."""
+    lines = [n for line in call.meaning for n in postorder((line.expr,))]
+    terms = max((count(n.over) for n in lines if isinstance(n, Reduce)), default=0)
+    (result, *_) = call.outputs
+    if terms < LIBRARY_TERMS or result is None or len(result.shape) < 2:
+        return False
+    *batch, rows, columns = (extent.hint() for extent in result.shape)
+    tiles = math.prod(batch) * -(-rows // LIBRARY_TILE) * -(-columns // LIBRARY_TILE)
+    return tiles < machine.units // 2
+
+
+def programs(kernel: Kernel, machine: Machine) -> int:
+    """Return how many pieces a kernel has: grid points, in tiles along the fastest axis."""
+    fast = fastest_axis(kernel, kernel.axes) if kernel.inside else None
+    points = count(tuple(a for a in kernel.grid if a is not fast))
+    if fast is not None and fast in kernel.grid:
+        points *= -(-fast.extent.hint() // machine.tile)
+    return points

@@ -1,0 +1,440 @@
+"""Fusion: which definitions share a kernel. Legal by ``unify``, priced by ``cost``, best first.
+
+Every definition starts as a kernel of its own. A priority queue holds the pairs that could merge
+(producer and reader, two readers of one large buffer, two reductions of one shape), ordered by
+modelled microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts
+it and the merged kernel is modelled faster than the two apart; its neighbours are then priced
+again. A pair that shares much may have others between it, sums of sums say: all merge at once.
+Every merge taken or rejected leaves a ``Decision``.
+
+A price, or a rejection, holds for all groups that are alike but for their buffers and axes
+(``ir.canonical``): the layers of a deep model are unified and priced once. Only the groups that are
+left in the end become kernels one by one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import networkx as nx
+
+from fusec.errors import InternalError
+from fusec.ir.canonical import Canonical, Leaf, canonical, common
+from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
+from fusec.ir.index import Axis, Index, product
+from fusec.passes.dag import Order, dependencies, find_uses
+from fusec.passes.fusion.cost import numel, price
+from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
+from fusec.passes.fusion.unify import unify
+from fusec.passes.machine import Machine
+
+SMALL_BYTES = 1 << 24
+"""Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
+MAX_ALIKE = 8
+"""Definitions in a kernel of reductions that have nothing in common but their shape."""
+SIBLINGS = 6
+"""Each reader of a shared buffer is paired with so many next readers."""
+DETOUR = "merging would close a cycle through what stands between the two"
+MAX_BETWEEN = 4
+"""Groups that such a merge may take in."""
+TOO_LARGE = "too large to compile quickly"
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """What is known of a kernel that may be: also of all kernels that are alike.
+
+    Attributes:
+        us: its modelled time.
+        grid: extents of its grid.
+        inside: it has axes inside.
+    """
+
+    us: float
+    grid: tuple[Index, ...]
+    inside: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A kernel in the making.
+
+    Attributes:
+        members: positions of its definitions, in execution order.
+        stored: buffers that are needed outside.
+        touched: the bytes of each buffer that it reads or writes.
+        alike: groups with equal ``alike`` may be paired, for their shape alone; None for no others.
+    """
+
+    serial: int
+    members: tuple[int, ...]
+    nodes: int
+    estimate: _Estimate
+    stored: tuple[Buffer, ...]
+    touched: dict[Buffer, int]
+    alike: tuple[Index, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was found of groups, by their form: a price, or the pieces of a reason against them.
+
+    It holds for one machine, in any graph: ``contract`` cuts one again and again.
+
+    Attributes:
+        kinds: the forms of definitions, numbered.
+        known: what was found, by the numbers of a group's definitions and what they have in common.
+    """
+
+    kinds: dict[object, int] = field(default_factory=dict)
+    known: dict[tuple[object, ...], _Estimate | tuple[str | int, ...]] = field(default_factory=dict)
+
+
+class _Fuser:
+    def __init__(
+        self, graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool], judged: Judged
+    ) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.accepts = accepts
+        self.uses = find_uses(graph)
+        self.order = Order(dependencies(graph.nodes))
+        self.serial = itertools.count(len(graph.nodes))
+        self.groups: dict[int, _Group] = {}
+        self.owner: dict[int, int] = {}
+        self.alike: dict[tuple[Index, ...], list[int]] = {}
+        self.queue: list[tuple[float, int, int, bool]] = []
+        self.decisions: list[Decision] = []
+        self.merges = 0
+        self.too_large: dict[tuple[int, int], None] = {}
+        self.definitions = {k: n for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
+        self.lines = {k: canonical(line) for k, line in self.definitions.items()}
+        self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
+        self.reads = {k: line.reads for k, line in self.definitions.items()}
+        kinds, self.known = judged.kinds, judged.known
+        self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
+        self.attempts: dict[tuple[int, ...], _Estimate | str] = {}
+        self.learned = Learned()
+        self.made: dict[tuple[int, ...], Kernel] = {}
+
+    # -- pieces ------------------------------------------------------------------------------------
+
+    def defs(self, members: tuple[int, ...]) -> tuple[Def, ...]:
+        return tuple(self.definitions[k] for k in members)
+
+    def stored(self, members: tuple[int, ...]) -> tuple[Buffer, ...]:
+        """Return the buffers of some definitions that others need."""
+        inner = set(members)
+        return tuple(
+            d.buffer
+            for d in self.defs(members)
+            if d.buffer in self.uses.live_out
+            or any(r not in inner for r in self.uses.readers.get(d.buffer, ()))
+        )
+
+    def build(self, members: tuple[int, ...]) -> _Estimate | str:
+        """Price some definitions as one kernel, or say why they may not be one.
+
+        Remembered for them and all that are alike: the layers of a model are judged once.
+        """
+        estimate = self.attempts.get(members)
+        if estimate is None:
+            stored = self.stored(members)
+            needed = tuple(d.buffer in stored for d in self.defs(members))
+            kinds = tuple(map(self.kind.__getitem__, members))
+            key = (needed, kinds, common([self.lines[k] for k in members]))
+            buffers = list(dict.fromkeys(b for k in members for b in self.buffers[k]))
+            if key not in self.known:
+                self.known[key] = self.judge(members, stored, buffers)
+            judged = self.known[key]
+            estimate = judged if isinstance(judged, _Estimate) else _named(judged, buffers)
+            self.attempts[members] = estimate
+        return estimate
+
+    def judge(
+        self, members: tuple[int, ...], stored: tuple[Buffer, ...], buffers: list[Buffer]
+    ) -> _Estimate | tuple[str | int, ...]:
+        """Unify and price; a reason against it names buffers by their number in ``buffers``."""
+        try:
+            kernel = unify(self.defs(members), frozenset(stored), learned=self.learned)
+            if len(members) > 1 and not self.accepts(kernel):
+                raise Rejection("no schedule of the target runs both as one kernel")
+        except Rejection as rejection:
+            parts = rejection.parts
+            return tuple(buffers.index(p) if isinstance(p, Buffer) else p for p in parts)
+        if self.has_own_axes(kernel, members):
+            self.made[members] = kernel
+        us = price(kernel, self.machine).us
+        return _Estimate(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
+
+    def has_own_axes(self, kernel: Kernel, members: tuple[int, ...]) -> bool:
+        """Return True if no axis of a kernel was made by a unification, maybe by an earlier one.
+
+        It is then what a unification that knows of no other makes of its definitions.
+        """
+        lines = self.defs(members)
+        return set(kernel.axes) <= {a for d in lines for a in axes_of_line(d.axes, d.expr)}
+
+    def start(self) -> None:
+        for position in self.lines:
+            built = self.build((position,))
+            if isinstance(built, str):
+                raise Rejection(built)
+            self.add(position, (position,), built)
+        for group in list(self.groups.values()):
+            self.push_neighbours(group)
+
+    def add(self, serial: int, members: tuple[int, ...], estimate: _Estimate) -> _Group:
+        stored = self.stored(members)
+        buffers = (*(b for k in members for b in self.reads[k]), *stored)
+        touched = {b: numel(b) * b.dtype.itemsize for b in dict.fromkeys(buffers)}
+        small = estimate.inside and sum(touched.values()) <= SMALL_BYTES
+        nodes = sum(self.lines[k].nodes for k in members)
+        alike = estimate.grid if small else None
+        group = _Group(serial, members, nodes, estimate, stored, touched, alike)
+        self.groups[serial] = group
+        self.owner.update(dict.fromkeys(members, serial))
+        if alike is not None:
+            self.alike.setdefault(alike, []).append(serial)  # serials grow: it stays sorted
+        return group
+
+    def remove(self, serial: int) -> _Group:
+        group = self.groups.pop(serial)
+        if group.alike is not None:
+            same = self.alike[group.alike]
+            del same[bisect.bisect_left(same, serial)]
+        return group
+
+    # -- pairs -------------------------------------------------------------------------------------
+
+    def neighbours(self, group: _Group) -> set[int]:
+        """Return groups near ``group``: by an edge, a shared large buffer, or a like reduction."""
+        dag = self.order.dag
+        edges = (*dag.successors(group.serial), *dag.predecessors(group.serial))
+        found = {n for n in edges if n in self.groups}
+        first: dict[Buffer, int] = {}
+        for member in group.members:
+            for buffer in self.reads[member]:
+                first.setdefault(buffer, member)
+        for buffer, member in first.items():
+            if group.touched[buffer] >= self.machine.tuning.shared_bytes:
+                found.update(self.near_readers(buffer, member))
+        found.update(self.groups_alike(group))
+        found.discard(group.serial)
+        return found
+
+    def near_readers(self, buffer: Buffer, reader: int) -> list[int]:
+        """Return the groups of the readers of a buffer that are next to one of them."""
+        readers = self.uses.readers[buffer]
+        where = bisect.bisect_left(readers, reader)
+        return [self.owner[r] for r in readers[max(0, where - SIBLINGS) : where + SIBLINGS + 1]]
+
+    def groups_alike(self, group: _Group) -> list[int]:
+        """Return groups whose small final reductions have the shape of this group's."""
+        if group.alike is None or len(group.members) >= MAX_ALIKE:
+            return []
+        same = self.alike[group.alike]
+        where = bisect.bisect_left(same, group.serial)
+        return same[max(0, where - 2) : where + 3]
+
+    def push_neighbours(self, group: _Group) -> None:
+        """Queue the pairs of a group by what they could save at best; most are never built."""
+        for other in self.neighbours(group):
+            a, b = sorted((group.serial, other))
+            if self.is_too_large(a, b):
+                self.too_large[a, b] = None
+            else:
+                self.push(self.at_best(a, b), a, b, exact=False)
+
+    def is_too_large(self, a: int, b: int) -> bool:
+        """Return True if two groups have too many definitions, or nodes, for one kernel."""
+        x, y = self.groups[a], self.groups[b]
+        most = self.machine.tuning
+        defs, nodes = len(x.members) + len(y.members), x.nodes + y.nodes
+        return defs > most.kernel_definitions or nodes > most.kernel_nodes
+
+    def push(self, saved: float, a: int, b: int, *, exact: bool) -> None:
+        heapq.heappush(self.queue, (-saved, a, b, exact))
+
+    def at_best(self, a: int, b: int) -> float:
+        """Return the most that a merge can save: a launch, and all traffic of what both touch."""
+        ours, theirs = self.groups[a].touched, self.groups[b].touched
+        shared = sum(2 * size for buffer, size in ours.items() if buffer in theirs)
+        return self.machine.launch_us + shared / self.machine.bytes_per_us
+
+    # -- merging -----------------------------------------------------------------------------------
+
+    def all(self, groups: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(k for group in groups for k in self.groups[group].members))
+
+    def with_detours(self, a: int, b: int) -> tuple[int, ...] | None:
+        """Return two groups with all that stands between them, in order; None if that is too much.
+
+        What is between a large producer and its large reader is often small, a statistic say.
+        """
+        if not self.order.has_detour(a, b):
+            return a, b
+        if self.at_best(a, b) < self.machine.tuning.detour_launches * self.machine.launch_us:
+            return None
+        between = self.order.on_detours(a, b)
+        if len(between) > MAX_BETWEEN or any(n not in self.groups for n in between):
+            return None
+        first, last = sorted((a, b), key=self.order.position.__getitem__)
+        return first, *between, last
+
+    def is_busy(self, built: _Estimate | str) -> bool:
+        """Return True for a kernel with a grid point for three of four units of the machine.
+
+        One that takes in what stands between its parts goes over its rows again: in a cache, if all
+        units share the work.
+        """
+        if isinstance(built, str):
+            return False
+        return 4 * product(built.grid).hint() >= 3 * self.machine.units
+
+    def evaluate(self, a: int, b: int) -> float | None:
+        """Return the time a merge saves, or None (with a decision) if it must not be."""
+        found = self.with_detours(a, b)
+        if found is None:
+            self.decide(a, b, False, DETOUR, None)
+            return None
+        built = self.build(self.all(found))
+        if len(found) > 2 and not self.is_busy(built):
+            built = DETOUR
+        if isinstance(built, str):
+            self.decide(a, b, False, built, None)
+            return None
+        apart = sum(self.groups[group].estimate.us for group in found)
+        # What is between the two may become one kernel otherwise: one launch of them counts.
+        apart -= self.machine.launch_us * max(0, len(found) - 3)
+        saved = apart - built.us
+        if saved <= 0:
+            self.decide(a, b, False, "modelled slower than two kernels", saved)
+            return None
+        return saved
+
+    def run(self, limit: int) -> None:
+        """Merge the best pair until none is left that may and should be merged."""
+        self.start()
+        while self.queue and self.merges < limit:
+            _, a, b, exact = heapq.heappop(self.queue)
+            if a not in self.groups or b not in self.groups:
+                continue
+            saved = self.evaluate(a, b)
+            if saved is None:
+                continue
+            best_other = -self.queue[0][0] if self.queue else 0.0
+            if exact or saved >= best_other:
+                self.merge(a, b, saved)
+            else:
+                self.push(saved, a, b, exact=True)
+        for a, b in self.too_large:
+            if a in self.groups and b in self.groups:
+                self.decide(a, b, False, TOO_LARGE, None)
+
+    def merge(self, a: int, b: int, saved: float) -> None:
+        found = self.with_detours(a, b)
+        assert found is not None
+        members = self.all(found)
+        built = self.build(members)
+        assert isinstance(built, _Estimate)
+        self.decide(a, b, True, "axes unify", saved)
+        self.merges += 1
+        serial, *others = found
+        for other in others:
+            merged = next(self.serial)
+            self.order.merge(serial, other, merged)
+            serial = merged
+        for group in found:
+            self.remove(group)
+        self.push_neighbours(self.add(serial, members, built))
+
+    def decide(self, a: int, b: int, taken: bool, reason: str, saved: float | None) -> None:
+        names = ["+".join(x.name for x in self.groups[g].stored) for g in (a, b)]
+        self.decisions.append(Decision(names[0], names[1], taken, reason, saved))
+
+    # -- result ------------------------------------------------------------------------------------
+
+    def schedule(self) -> Schedule:
+        """Return kernels and externs in a topological order that stays close to the graph's own."""
+        first = {g: min(group.members) for g, group in self.groups.items()}
+        order = nx.lexicographical_topological_sort(self.order.dag, key=lambda n: first.get(n, n))
+        steps: list[Step] = []
+        count = itertools.count()
+        for node in order:
+            group = self.groups.get(node)
+            if group is not None:
+                steps.append(self.kernel(group, f"k{next(count)}"))
+            else:
+                match self.graph.nodes[node]:
+                    case Def() as line:
+                        raise InternalError(f"{line.buffer} has no kernel", stage="passes.fuse")
+                    case call:
+                        steps.append(call)
+        return Schedule(self.graph, tuple(steps), (*self.graph.decisions, *self.decisions))
+
+    def kernel(self, group: _Group, name: str) -> Kernel:
+        made = self.made.get(group.members)
+        if made is not None:
+            return replace(made, name=name)
+        try:
+            return unify(self.defs(group.members), frozenset(group.stored), name)
+        except Rejection as rejection:  # a group that was like it has been accepted
+            raise InternalError(f"{name}: {rejection.reason}", stage="passes.fuse") from rejection
+
+
+def _kind(line: Canonical) -> tuple[object, ...]:
+    """Return what a price, or a reason, depends on, but for which buffers and axes there are."""
+    return (line.form, *map(_described, line.leaves))
+
+
+def _described(leaf: Leaf) -> object:
+    match leaf:
+        case Buffer():
+            return leaf.shape, leaf.strides
+        case Axis():
+            return leaf.name
+        case _:
+            return leaf
+
+
+def _named(reason: tuple[str | int, ...], buffers: list[Buffer]) -> str:
+    return "".join(buffers[p].name if isinstance(p, int) else p for p in reason)
+
+
+def fuse(
+    graph: Graph,
+    machine: Machine,
+    accepts: Callable[[Kernel], bool],
+    limit: int = 1 << 30,
+    judged: Judged | None = None,
+) -> Schedule:
+    """Return the graph cut into kernels, with every merge that was considered.
+
+    Args:
+        accepts: whether the target's schedules can run a kernel.
+        limit: merges that are taken; the best come first.
+        judged: what is known of groups already, and what is found.
+    """
+    fuser = _Fuser(graph, machine, accepts, Judged() if judged is None else judged)
+    fuser.run(limit)
+    return fuser.schedule()
+
+
+def separate(graph: Graph) -> Schedule:
+    """Return a kernel for each definition: no fusion, for comparison and debugging."""
+    count = itertools.count()
+    steps: list[Step] = []
+    for node in graph.nodes:
+        match node:
+            case Def():
+                steps.append(unify((node,), frozenset((node.buffer,)), f"k{next(count)}"))
+            case _:
+                steps.append(node)
+    return Schedule(graph, tuple(steps), graph.decisions)

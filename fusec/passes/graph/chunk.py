@@ -1,0 +1,206 @@
+"""Run what stands around a far larger intermediate in chunks of rows, so that it never is whole.
+
+Spec: ``graph -> graph``. An *expansion* is a product of matrices much wider than the rows it is
+made of: the logits of a loss, rows x vocabulary. Its *region* is every line that reads it or
+anything as large, and what stands between them. If each line of the region is, row by row,
+
+* a definition that reads row i alone to make row i, or sums over all rows, or
+* a product whose rows are these rows, or that contracts over them,
+
+then the region may run over a few rows at a time, and nothing in it has more rows than these. In
+the graph one loop (``RowLoop``) takes its place; its body is a graph of its own, with fewer rows::
+
+    mm[i, v]  = extern mm(x, W)             lse, dW = rows_0(x, t, W)        # in chunks of rows
+    lse[i]    = f(mm[i, :], t[i])                 mm = extern mm(x, W)       # its body
+    d[i, v]   = g(mm[i, v], lse[i])               lse, d = ...
+    dW[v, c]  = extern mm(d^T, x)                 extern addmm_(dW, d^T, x)
+
+Sums over rows are added up over the chunks: those of products in the type of their result, or in
+f32 where that is narrower. Nothing here knows what a loss is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer, reductions
+from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
+from fusec.ir.index import Index, Size, index
+from fusec.passes.dag import below, between, dependencies, find_uses
+from fusec.passes.fusion.contract import Cut
+from fusec.passes.fusion.cost import count, numel
+from fusec.passes.graph.rows import NotByRows, RowBody
+from fusec.passes.machine import Tuning
+
+RATIO = 6
+"""Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
+LARGE = 4
+"""What has a fourth of the expansion's elements is as large as it."""
+
+
+def cut_loops(schedule: Schedule, cut: Cut) -> Schedule:
+    """Return the schedule with the bodies of its loops over rows cut into kernels, too."""
+    cut_into: dict[Step, RowLoop] = {}
+    decisions = schedule.decisions
+    for loop in schedule.loops:
+        body = cut(loop.graph)
+        decisions += body.decisions
+        cut_into[loop] = replace(loop, body=body.map_kernels(partial(_inside, loop.name)))
+    steps = tuple(cut_into.get(step, step) for step in schedule.steps)
+    return replace(schedule, steps=steps, decisions=decisions) if cut_into else schedule
+
+
+def _inside(loop: str, kernel: Kernel) -> tuple[Kernel]:
+    """Return a kernel with a name that is unique in the graph around its loop."""
+    return (replace(kernel, name=f"{loop}_{kernel.name}"),)
+
+
+def chunk(graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning: Tuning) -> Graph:
+    """Return the graph with loops over rows in the place of regions.
+
+    Args:
+        threshold: bytes from which an expansion is large; 0: none is.
+        clean: inlines definitions, so that views, casts and biases do not hide who reads a row.
+        tuning: says how large a chunk is.
+    """
+    if not threshold or not _expansions(graph, threshold):
+        return graph
+    original = graph
+    graph = clean(graph)
+    decisions: list[Decision] = []
+    refused: set[Buffer] = set()
+    while (seed := _next_seed(graph, threshold, refused)) is not None:
+        try:
+            taken = sum(decision.taken for decision in decisions)
+            graph, loop = _take_out(graph, seed, f"rows_{taken}", tuning)
+        except NotByRows as problem:
+            refused.add(seed)
+            decisions.append(_decision(seed, False, str(problem)))
+            continue
+        reason = f"{loop.chunk} of {loop.rows} rows at a time"
+        decisions.append(_decision(seed, True, reason))
+    found = graph if any(decision.taken for decision in decisions) else original
+    return replace(found, decisions=(*graph.decisions, *decisions))
+
+
+def _decision(seed: Buffer, taken: bool, reason: str) -> Decision:
+    return Decision(seed.name, "chunks of rows", taken, reason, None, "all rows at once")
+
+
+def _expansions(graph: Graph, threshold: int) -> list[Buffer]:
+    """Return the products that are much wider than their rows, and large."""
+    products = [(call.writes[0], call.views[0]) for call in graph.externs if call.product]
+    return [
+        made
+        for made, rows in products
+        if made.shape[1].hint() >= RATIO * rows.shape[1].hint()
+        and numel(made) * made.dtype.itemsize >= threshold
+    ]
+
+
+def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | None:
+    left = (made for made in _expansions(graph, threshold) if made not in refused)
+    return next(left, None)
+
+
+# -- the region ------------------------------------------------------------------------------------
+
+
+def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Graph, RowLoop]:
+    """Return the graph with a loop in the place of an expansion's region.
+
+    Raises:
+        NotByRows: with what stands against it.
+    """
+    uses, dag = find_uses(graph), dependencies(graph.nodes)
+    producer = uses.producer
+    readers: dict[Buffer, set[int]] = {}
+    for position, node in enumerate(graph.nodes):
+        for buffer in node.reads:
+            readers.setdefault(buffer, set()).add(position)
+    returned = graph.returned
+    rows, size = seed.shape[0], numel(seed)
+    row_bytes = numel(seed) // max(rows.hint(), 1) * seed.dtype.itemsize
+    height = chunk_rows(rows, row_bytes, tuning)
+    members = {producer[seed]}
+    share_of = _count(rows, height)
+    sizes = graph.sizes
+    while True:
+        body = RowBody(rows, share_of)
+        for position in sorted(members):
+            body.add(position, graph.nodes[position])
+        grown = set(members)
+        for buffer in (b for b in body.made if numel(b) * LARGE >= size):
+            if buffer in returned:
+                raise NotByRows(f"{buffer} is returned")
+            grown |= readers.get(buffer, set())
+        for position in (producer[b] for b in body.sources if b in producer):
+            if _points(graph.nodes[position]) * LARGE >= size:
+                grown.add(position)
+        grown |= between(dag, grown)
+        if grown == members:
+            break
+        members = grown
+    results = tuple(b for b in body.made if b in returned or not readers.get(b, set()) <= members)
+    region = body.region(results, sizes)
+    loop = RowLoop(
+        name,
+        rows,
+        height,
+        share_of,
+        region.body,
+        body.sliced_views(),
+        body.whole_views(),
+        results,
+        region.sums,
+        region.added,
+    )
+    return _replaced(graph, members, below(dag, members), loop, body.after), loop
+
+
+def _points(node: Line) -> int:
+    """Return the elements that a line makes, or runs over to make fewer."""
+    inner: list[int] = []
+    match node:
+        case Def():
+            inner = [count(n.inner) for n in reductions(node.expr)]
+    return max((*inner, *map(numel, node.writes)), default=0)
+
+
+def _replaced(
+    graph: Graph, members: set[int], later: set[int], loop: RowLoop, after: dict[int, Def]
+) -> Graph:
+    """Return the graph with a loop where its members were, before all that is ``later``."""
+    before: list[Line] = []
+    behind: list[Line] = []
+    for position, node in enumerate(graph.nodes):
+        if position in after:
+            behind.append(after[position])
+        elif position not in members:
+            (behind if position in later else before).append(node)
+    return replace(graph, nodes=(*before, loop, *behind))
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def chunk_rows(rows: Index, row_bytes: int, tuning: Tuning) -> int:
+    """Return how many rows run at a time: an even share if one is near, else an aligned number."""
+    step = tuning.chunk_alignment
+    fit = max(tuning.chunk_bytes // max(row_bytes, 1) // step * step, step, tuning.chunk_rows)
+    if not rows.is_constant:
+        return fit
+    if rows.const <= fit:
+        return rows.const
+    even = [n for n in range(fit, fit // 2, -step) if rows.const % n == 0]
+    return even[0] if even else fit
+
+
+def _count(rows: Index, height: int) -> Index:
+    """Return the rows of one chunk: a number, or a size where the last chunk may be short."""
+    if rows.is_constant and rows.const % height == 0:
+        return index(height)
+    return index(Size("rows", height))

@@ -1,0 +1,147 @@
+"""Substitute definitions that are not worth a place of their own into their readers.
+
+Spec: ``graph -> graph``. Inlined are (a) what reads no memory, or one value for all points (masks,
+ranges, constants, random numbers, which need a seed alone), (b) a pointwise definition with one
+reader, (c) a cheap pointwise definition of one full-size operand, into all its readers: to compute
+it again costs less than to store and load it. Live-out definitions stay, but cheap ones are inlined
+as well, so that readers do not wait for memory.
+
+Substitution needs no unification: any index map will do, so chains through reshapes, slices and
+cats fuse here, whatever their axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder, reductions
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.rewrite import inline_loads
+from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.streamed import streamed
+from fusec.passes.dag import Overwrites, find_uses
+from fusec.passes.fusion.cost import count, numel
+from fusec.passes.graph.simplify import simplifier
+
+CHEAP = 6
+"""Multiply-adds a point that cost less than a round trip through memory (about 8 bytes)."""
+MAX_NODES = 400
+"""Larger expressions stay apart: readers of a kernel, and compilers, have their limits."""
+
+
+def inline(graph: Graph, few_rows: int = 0) -> Graph:
+    """Return the graph with trivial definitions substituted into their readers.
+
+    Args:
+        few_rows: of products that stream their weights: an operand of so many rows is stored.
+    """
+    inliner = _Inliner(graph, few_rows)
+    return graph.map_defs(inliner.take)
+
+
+class _Inliner:
+    """The definitions met so far, over axes that all of them share.
+
+    There is one axis for each position and extent, so what is read where it was computed goes into
+    its reader as it is: the operations below it are neither renamed nor simplified once more. A
+    chain of n operations costs n steps, not n*n.
+    """
+
+    def __init__(self, graph: Graph, few_rows: int) -> None:
+        self.graph, self.few_rows = graph, few_rows
+        self.uses = find_uses(graph)
+        self.overwrites = Overwrites(graph.nodes)
+        self.shared: dict[tuple[int, Index], Axis] = {}
+        self.definitions: dict[Buffer, Def] = {}
+        self.sites: dict[int, dict[Buffer, list[Load]]] = {}
+        self.simplify = simplifier()
+
+    def take(self, line: Def) -> tuple[Def, ...]:
+        """Return a definition with others inlined; none if it goes into its readers itself."""
+        there = self._shared_axes(line)
+        back = {target: index(axis) for axis, target in there.items()}
+        expr = line.expr.substitute({axis: index(target) for axis, target in there.items()})
+        own = replace(line, axes=tuple(there.get(a, a) for a in line.axes), expr=expr)
+        found = inline_loads(own, self.definitions, self.simplify)
+        if self._is_inlined(line, found.expr):
+            self.definitions[line.buffer] = found
+            if line.buffer not in self.uses.live_out:
+                return ()
+        if found is own:
+            return (line,)
+        return (replace(found, axes=line.axes, expr=found.expr.substitute(back)),)
+
+    def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
+        """Return own axis -> shared axis; nothing where an axis ends at what others say."""
+        bound = (a for n in reductions(line.expr) for a in n.over)
+        if any(a.limit is not None for a in (*line.axes, *bound)):
+            return {}
+        return {
+            axis: self.shared.setdefault((k, axis.extent), Axis(axis.name, axis.extent))
+            for k, axis in enumerate(line.axes)
+        }
+
+    def _is_inlined(self, line: Def, expr: Expr) -> bool:
+        readers = self.uses.readers.get(line.buffer, ())
+        if not readers:
+            return False
+        nodes = postorder((expr,))
+        if len(nodes) > MAX_NODES or any(isinstance(n, Reduce) for n in nodes):
+            return False
+        sources = [n for n in nodes if isinstance(n, Load)]
+        place = self.uses.producer[line.buffer]
+        if self.overwrites.between((n.buffer for n in sources), place, readers[-1]):
+            return False
+        points = product(a.extent for a in line.axes).hint()
+        cost = _cost_of_a_point(nodes, max(points, 1))
+        if not any(n.axes for n in sources):
+            return cost <= 4 * CHEAP
+        if line.buffer in self.uses.live_out:
+            return False
+        if any(self._is_streamed_by(r, line.buffer, computed=cost > 0) for r in readers):
+            return False
+        if len(readers) == 1:
+            sites = self._sites(readers[0]).get(line.buffer, [])
+            repeated = _points(sites[0]) > points if sites else False
+            return len(sites) <= 2 and (not repeated or cost <= CHEAP)
+        full_size = sum(numel(n.buffer) >= points for n in sources)
+        return cost <= CHEAP and full_size <= 1
+
+    def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
+        """Return True for the operand with few rows of a product: each column reads all of it.
+
+        One that is not computed is where it is; but panels multiply elements that were widened.
+        """
+        match self.graph.nodes[reader]:
+            case Def(expr=expr) if self.few_rows:
+                products = (streamed(n, self.few_rows) for n in reductions(expr))
+                found = [p.few for p in products if p and (computed or p.panel)]
+                return any(buffer in (n.buffer for n in loads((few,))) for few in found)
+            case _:
+                return False
+
+    def _sites(self, reader: int) -> dict[Buffer, list[Load]]:
+        """Return the loads of a definition by buffer; a cat of many has many."""
+        known = self.sites.get(reader)
+        if known is None:
+            known = self.sites[reader] = {}
+            match self.graph.nodes[reader]:
+                case Def() as line:
+                    for load in loads((line.expr,)):
+                        known.setdefault(load.buffer, []).append(load)
+        return known
+
+
+def _cost_of_a_point(nodes: list[Expr], points: int) -> int:
+    """Return multiply-adds for one point; what varies along fewer axes is computed once for them.
+
+    ``x[m, c] - log(s[m])`` is a subtraction: its readers compute the logarithm once a row, too.
+    """
+    total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in nodes if isinstance(n, Op))
+    return -(-total // points)
+
+
+def _points(load: Load) -> int:
+    """Return how many points of a reader evaluate a load, each distinct index tuple once."""
+    return product(a.extent for a in load.axes).hint()

@@ -1,0 +1,195 @@
+"""Split a reduction over many rows into partial sums in parallel and one small final sum.
+
+Spec: ``graph -> graph``. ``w[c] = sum(m: f[m, c])`` becomes ``p[b, c] = sum(i: f[b*R + i, c])`` and
+``w[c] = sum(b: p[b, c])``. After it no large reduction hinders its neighbours from keeping rows in
+the grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number of parts depends
+on the shapes and the target, never on the number of threads.
+
+Partial sums are written and read again. On a GPU they may take one percent of what is summed, where
+that leaves two programs for each multiprocessor; else there is one for each. Sums of one shape in a
+graph have the same number of parts, so that they unify, and count together. A sum of squares about
+a mean is put together of parts about their own means (``squares.py``): it waits for no mean.
+"""
+
+from __future__ import annotations
+
+from fusec.errors import InvalidIR
+from fusec.ir.contraction import factors
+from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import Axis, Index, floordiv, index, product
+from fusec.ir.monoid import MONOIDS
+from fusec.passes.fusion.cost import count, numel
+from fusec.passes.graph.rfactor import Cut, Splitter
+from fusec.passes.graph.squares import SWEPT
+from fusec.passes.graph.weighted_sums import softmax_weighted
+from fusec.passes.machine import Machine
+
+TWICE = 4
+"""How many times the share of what is summed partial sums may take, to give each multiprocessor two
+programs that fit it: one alone waits at barriers for each row (RMSNorm of 4096, sm_90, by
+analysis)."""
+LOSS, LONG_LOSS = 8, 64
+"""Of how many parts one may go, so that all are as long; fewer where rows are long: 128 programs
+leave four of 132 multiprocessors idle."""
+LONG_ROW = 4096
+"""Elements of a row that fill an iteration of a loop over rows; two programs of longer ones take
+more registers than there are."""
+
+
+def split_reduction(graph: Graph, machine: Machine) -> Graph:
+    """Return the graph with large column and full reductions split into partial and final ones.
+
+    Not those that one kernel may compute in the loop of its products (``weighted_sums.py``).
+
+    Raises:
+        InvalidIR: if a reduction's monoid is not in the table of associative ones.
+    """
+    whole = softmax_weighted(graph) if machine.multiplies else frozenset()
+    lines = [line for line in graph.defs if line.buffer not in whole]
+    found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
+    parts = _count_parts(graph, found, machine)
+    cuts = {
+        line: cut
+        for line, reduction in found.items()
+        if (cut := _cut(reduction, parts[line], count(line.axes) >= LONG_ROW)) is not None
+    }
+    return graph.map_defs(Splitter(cuts, SWEPT, fastest=False).split)
+
+
+def _to_split(line: Def, machine: Machine) -> Reduce | None:
+    """Return the reduction of a line, if it has one alone and that is worth two kernels."""
+    (reduction, *others) = reductions(line.expr) or (None,)
+    if reduction is None or others or not _worth_splitting(line, reduction, machine):
+        return None
+    if reduction.monoid.name not in MONOIDS:
+        raise InvalidIR(f"{reduction.monoid} is not associative", stage="split_reduction")
+    return reduction
+
+
+def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> dict[Def, int]:
+    """Return how many parts each line is cut into, the same for all of one shape."""
+    made = {line.buffer: line for line in graph.defs}
+    alike: dict[object, list[Def]] = {}
+    for line, reduction in found.items():
+        extents = (tuple(a.extent for a in axes) for axes in (reduction.over, line.axes))
+        alike.setdefault((*extents, _contiguous_axis_is_kept(reduction)), []).append(line)
+    parts: dict[Def, int] = {}
+    for lines in alike.values():
+        rows = count(found[lines[0]].over)
+        large = rows * count(lines[0].axes) // 2
+        sources = {b for b in _sources(lines, made) if numel(b) >= large}
+        summed = sum(numel(b) * b.dtype.itemsize for b in sources)
+        part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
+        allowed = int(machine.part_share * summed) // (2 * part)
+        columns = _contiguous_axis_is_kept(found[lines[0]])
+        warp_row = machine.tuning.warp_row
+        # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
+        wanted = max(machine.parts, rows // machine.tuning.most_part_rows if columns else 1)
+        if allowed >= machine.parts:
+            number = min(wanted, allowed)
+        elif TWICE * allowed >= machine.parts and warp_row < count(lines[0].axes) <= LONG_ROW:
+            number = machine.parts
+        else:
+            number = machine.units
+        parts.update(
+            dict.fromkeys(lines, max(1, min(number, rows // machine.tuning.least_part_rows)))
+        )
+    return parts
+
+
+def _sources(lines: list[Def], made: dict[Buffer, Def]) -> set[Buffer]:
+    """Return the buffers from outside that some lines are computed from, through other lines."""
+    read = [buffer for line in lines for buffer in line.reads]
+    sources = reach(read, lambda b: made[b].reads if b in made else ())
+    return {b for b in sources if b not in made}
+
+
+def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
+    rows = product(a.extent for a in reduction.over).hint()
+    kept = product(a.extent for a in line.axes).hint()
+    if (
+        factors(reduction) is not None  # a product of matrices has schedules of its own
+        or rows * kept < machine.tuning.split_elements
+        or rows < 2 * machine.tuning.least_part_rows
+        or reduction.axes - set(line.axes)
+    ):
+        return False
+    if kept * 4 > rows * kept:  # the partial buffer would rival the input
+        return False
+    if _contiguous_axis_is_kept(reduction):
+        # Windows, say: short columns, and as many as fill the machine without parts.
+        return rows > machine.tuning.most_part_rows or kept < machine.units * machine.tile
+    # A row that one program reads in less time than two more kernels take stays whole.
+    row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
+    return kept < machine.units // 2 and row_us > 2 * machine.launch_us
+
+
+def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
+    """Return True for a column reduction: the largest load runs fastest along a kept axis."""
+    largest: Load | None = None
+    for load in loads(reduction.bodies):
+        if largest is None or count(load.axes) > count(largest.axes):
+            largest = load
+    if largest is None:
+        return False
+    offset = largest.buffer.offset(largest.indices)
+    steps = {a: offset.coefficient(a) for a in offset.axes}
+    fastest = min(
+        (a for a, k in steps.items() if k is not None and k.hint() > 0),
+        key=lambda a: (steps[a] or index(0)).hint(),
+        default=None,
+    )
+    return fastest is not None and fastest not in reduction.over
+
+
+def _cut(reduction: Reduce, wanted: int, long: bool) -> Cut | None:
+    """Spread the outermost reduced axes over about ``wanted`` parts on one axis.
+
+    Args:
+        long: one row fills an iteration, so that a last part may end at any.
+    """
+    counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
+    for axis in reduction.over:
+        extent = axis.extent.hint()
+        if wanted > 1 and extent <= wanted:
+            counts.append((axis, axis.extent, index(1)))
+            wanted //= max(extent, 1)
+        elif wanted > 1:
+            counts.append((axis, *_cut_extent(axis.extent, wanted, LONG_LOSS if long else LOSS)))
+            wanted = 1
+        else:
+            counts.append((axis, index(1), axis.extent))
+    part = Axis("p", product(parts for _, parts, _ in counts))
+    if part.extent is index(1):
+        return None
+    inner: list[Axis] = []
+    value: dict[Axis, Index] = {}
+    left = index(part)
+    for axis, parts, height in reversed(counts):
+        outer = left % parts
+        left = left // parts
+        if height is index(1):
+            value[axis] = outer
+            continue
+        ragged = parts * height is not axis.extent
+        limit = axis.extent - outer * height if ragged else None
+        within = Axis(axis.name, height, limit)
+        inner.insert(0, within)
+        value[axis] = outer * height + index(within)
+    return Cut(part, tuple(inner), value) if inner else None
+
+
+def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:
+    """Return (parts, rows a part): even where a divisor is near, else the last is short.
+
+    A divisor takes at most one of ``loss`` parts away: each may be a program for a multiprocessor.
+    """
+    rows = floordiv(extent + (parts - 1), index(parts))
+    if not extent.is_constant:
+        return index(parts), rows
+    exact = [
+        r for r in range(rows.const, rows.const * (loss + 1) // loss + 1) if extent.const % r == 0
+    ]
+    rows = index(exact[0]) if exact else rows
+    return index(-(-extent.const // rows.const)), rows

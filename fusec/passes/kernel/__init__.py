@@ -1,0 +1,1 @@
+"""Rewrites of one kernel, before it is scheduled."""

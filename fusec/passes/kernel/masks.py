@@ -1,0 +1,148 @@
+"""A mask by the least number becomes a mask by minus infinity, if each row has a key that counts.
+
+Spec: ``kernel -> kernel``. In a softmax over n of ``where(n > m, -3.4e38, s)`` a masked term is
+``exp(-3.4e38 - max) = 0`` wherever the row has another score: the mask says what minus infinity
+says, so loops end at it (``codegen/lowering/band.py``). Scores that are added to such a mask, too.
+A row in which all are masked has equal weights instead: the condition has to leave each row a key,
+provably.
+
+Scores here are products of matrices, slopes by distance, and what is computed of them alone. These
+get as low as the mask by overflow only; a row in which *all* did so is NaN, and has equal weights
+in eager. A tensor among them, such as a bias, may itself be a mask by the least number: then
+nothing is changed.
+
+What is subtracted before the exponential is made of no such number any more: as a maximum of masked
+scores it was rewritten before. Their minimum is as low as the mask, and a masked term 1.
+
+Worked example: above, ``n <= m`` has to hold at some n for each m, and does at ``n = 0``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+
+from fusec.ir.contraction import factors
+from fusec.ir.edges import Edge, all_edges_when
+from fusec.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    children,
+    postorder,
+    substitute,
+)
+from fusec.ir.graph import Kernel
+from fusec.ir.index import Axis, Index, index, is_in_range, is_nonnegative
+from fusec.ir.monoid import MAX
+from fusec.ir.rewrite import rewrite
+
+LOWEST = -1e38
+"""From here down a number is a mask. Products of matrices that are as low have overflowed."""
+
+_KEEPS_SCORES = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "round_f16", "round_bf16"})
+
+
+def mask_by_infinity(kernel: Kernel) -> Kernel:
+    """Return the kernel with masks of its softmaxes by minus infinity, where that is the same."""
+    return kernel.map(
+        lambda roots: rewrite(roots, _rule) if any(map(_is_mask, postorder(roots))) else roots
+    )
+
+
+def _is_mask(node: Expr) -> bool:
+    return isinstance(node, Const) and node.dtype.is_float and -math.inf < node.value <= LOWEST
+
+
+def _rule(node: Expr) -> Expr:
+    match node:
+        case Reduce(monoid=monoid, over=over, body=body) if monoid is MAX and node.dtype.is_float:
+            return Reduce(MAX, over, _masked(body, frozenset(over)))
+        case Op(name="exp", args=(Op(name="sub", args=(scores, top)),)) if (
+            scores.axes > top.axes and not any(map(_is_mask, postorder((top,))))
+        ):
+            return Op("exp", (Op("sub", (_masked(scores, scores.axes - top.axes), top)),))
+    return node
+
+
+def _masked(node: Expr, keys: frozenset[Axis]) -> Expr:
+    """Return scores masked by minus infinity, or as they are."""
+    match node:
+        case Cast(arg=scores) if scores.dtype.is_float and node.dtype.is_float:
+            return Cast(_masked(scores, keys), node.dtype)
+        case Op(name="round_f16" | "round_bf16", args=(scores,)):
+            return Op(node.name, (_masked(scores, keys),))
+        case Op(name="add", args=(scores, Select() as mask) | (Select() as mask, scores)):
+            nothing = mask.other if _is_mask(mask.then) else mask.then
+            is_zero = isinstance(nothing, Const) and nothing.value == 0
+            return (_by_infinity(mask, scores, keys) or node) if is_zero else node
+        case Select():
+            scores = node.other if _is_mask(node.then) else node.then
+            return _by_infinity(node, scores, keys) or node
+    return node
+
+
+def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | None:
+    """Return scores hidden where a mask is low; None if a row may see none, or for other masks."""
+    hides = _is_mask(mask.then)
+    edges = all_edges_when(mask.condition, not hides)
+    if not (hides or _is_mask(mask.other)) or edges is None or not _are_scores(scores):
+        return None
+    if not any(_holds(edges, point) for point in _points(edges, keys)):
+        return None
+    hidden = Const(-math.inf, scores.dtype)
+    return Select(mask.condition, *((hidden, scores) if hides else (scores, hidden)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _are_scores(node: Expr) -> bool:
+    """Return True for products of matrices, and for what is computed of them and of indices.
+
+    A tensor counts that is multiplied with a position: slopes of a bias by distance (ALiBi).
+    """
+    match node:
+        case Reduce():
+            return factors(node) is not None
+        case Op(name="mul", args=(a, b)) if Load in map(type, map(_uncast, (a, b))):
+            position = b if isinstance(_uncast(a), Load) else a
+            return bool(position.axes) and not _has_loads(position) and _are_scores(position)
+        case Const(value=value):
+            return abs(value) < -LOWEST
+        case Op(name=name):
+            return name in _KEEPS_SCORES and all(map(_are_scores, children(node)))
+        case Cast():
+            return all(map(_are_scores, children(node)))
+    return isinstance(node, IndexValue)
+
+
+def _uncast(node: Expr) -> Expr:
+    while isinstance(node, Cast):
+        node = node.arg
+    return node
+
+
+def _has_loads(node: Expr) -> bool:
+    return any(isinstance(n, Load) for n in postorder((node,)))
+
+
+def _points(edges: Iterable[Edge], keys: frozenset[Axis]) -> Iterator[dict[Axis, Index]]:
+    """Yield keys of a row that it may see: the first, and those that lie on an edge."""
+    first = dict.fromkeys(keys, index(0))
+    yield first
+    for edge in edges:
+        for key in keys:
+            step = edge.value.coefficient(key)
+            if step is not None and step.is_constant and abs(step.const) == 1:
+                at = substitute(index(key) - step * edge.value, first)
+                if is_in_range(at, key.extent):
+                    yield {**first, key: at}
+
+
+def _holds(edges: Iterable[Edge], point: dict[Axis, Index]) -> bool:
+    return all(is_nonnegative(-substitute(edge.value, point)) for edge in edges)

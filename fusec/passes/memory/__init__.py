@@ -1,0 +1,1 @@
+"""Where buffers lie: lifetimes, the static arena, and results written in place."""

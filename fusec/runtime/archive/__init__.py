@@ -1,0 +1,1 @@
+"""Archives: models and compiled graphs read from files."""

@@ -1,0 +1,1 @@
+"""The cache of compiled graphs, in memory and on disk."""

@@ -1,0 +1,224 @@
+"""Seconds that kernels, eager kernels and whole graphs take while a program runs, if somebody asks.
+
+``bind`` takes the form of a printed wrapper in which launches have names
+(``runtime/calls/ranges.py``) if there is a clock. There is none but within ``fusec.watch``, so that
+a program that nobody watches calls what it always does. On a CPU the clock is read around each
+launch. On a GPU, where they return at once, it is a pair of events for each of the first ones, and
+the others count as their mean. Such a pair holds the time of the host, too, where the device waits
+for it.
+
+Python collects garbage where an object is made, so in the midst of any launch. What that takes is
+no launch's: it has a name of its own, ``COLLECTION``. What a compile collects is part of its time.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from fusec.runtime.interior import is_compiling
+
+_COSTED = 200
+"""Launches of nothing that say what it costs to time one."""
+_TIMED_CALLS = 200
+"""On a GPU: calls of one kernel that have events."""
+
+
+COLLECTION = ("", "gc")
+"""The name of Python's collections of garbage among what was spent."""
+
+Around: TypeAlias = "Callable[[Callable[..., Any], Spent, Spent], Callable[..., Any]]"
+"""From a call, where its time is added up, and where that of collections is, to a timed call."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """Calls of one thing, and the seconds that ``timed`` of them took."""
+
+    calls: int = 0
+    timed: int = 0
+    seconds: float = 0.0
+    events: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def total(self) -> float:
+        """Return the seconds of all calls; waits for the device where events are pending."""
+        for start, end in self.events:
+            end.synchronize()
+            self.seconds += start.elapsed_time(end) / 1e3
+        self.timed += len(self.events)
+        self.events.clear()
+        return self.seconds * self.calls / self.timed if self.timed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """What was spent from one moment to another.
+
+    Attributes:
+        seconds: of the wall.
+        spent: (graph, launch) -> calls and their seconds; the graph's own name is "".
+        compiled: whether graphs were compiled meanwhile.
+    """
+
+    seconds: float
+    spent: Mapping[tuple[str, str], tuple[int, float]]
+    compiled: bool = False
+
+
+class Clock:
+    """What was spent, by graph and by the name of what was launched; the graph's own name is "".
+
+    Attributes:
+        at_graph: is called where a graph begins to run, with its name.
+    """
+
+    def __init__(self) -> None:
+        self.collected = Spent()
+        self.spent: dict[tuple[str, str], Spent] = {COLLECTION: self.collected}
+        self.at_graph: Callable[[str], object] = lambda graph: None
+        self._devices: list[str] = []
+        self._collecting = 0.0
+        self._before = time.perf_counter(), 0, self._totals()
+
+    def at_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        """Time a collection of garbage, as one of ``gc.callbacks``; a compile's are its own."""
+        if phase == "start":
+            self._collecting = 0.0 if is_compiling() else time.perf_counter()
+        elif self._collecting:
+            self.collected.seconds += time.perf_counter() - self._collecting
+            self.collected.calls += 1
+            self.collected.timed += 1
+
+    @contextmanager
+    def apart(self) -> Iterator[Callable[[], int]]:
+        """Leave what a block spends out; yields what returns how much it has launched so far."""
+        before = {key: (s.calls, s.timed, s.seconds) for key, s in list(self.spent.items())}
+
+        def launched() -> int:
+            return sum(s.calls - before.get(k, (0,))[0] for k, s in self.spent.items())
+
+        try:
+            yield launched
+        finally:
+            for key, spent in self.spent.items():
+                spent.calls, spent.timed, spent.seconds = before.get(key, (0, 0, 0.0))
+
+    def cost_us(self) -> float:
+        """Return the microseconds that it costs to time a launch on a CPU."""
+        timed = _on_cpu(lambda: None, Spent(), Spent())
+        start = time.perf_counter()
+        for _ in range(_COSTED):
+            timed()
+        return (time.perf_counter() - start) / _COSTED * 1e6
+
+    def of_graph(self, graph: str, device: torch.device) -> GraphClock:
+        """Return what times one graph's launches."""
+        self._devices.append(device.type)
+        return GraphClock(self, graph, _on_gpu if device.type == "cuda" else _on_cpu)
+
+    def totals(self, graph: str) -> Mapping[str, tuple[int, float]]:
+        """Return (calls, seconds) of everything that a graph launched, by name."""
+        rows = [(name, s) for (of, name), s in list(self.spent.items()) if of == graph and s.calls]
+        return {name: (spent.calls, spent.total()) for name, spent in rows}
+
+    def lap(self) -> Lap:
+        """Return what was spent since the last lap, or since the clock began."""
+        if "cuda" in self._devices:
+            torch.cuda.synchronize()
+        start, graphs, before = self._before
+        now = time.perf_counter(), len(self._devices), self._totals()
+        self._before = now
+        spent = {}
+        for key, (calls, seconds) in now[2].items():
+            known, known_seconds = before.get(key, (0, 0.0))
+            if calls > known:
+                spent[key] = calls - known, max(seconds - known_seconds, 0.0)
+        return Lap(now[0] - start, spent, now[1] > graphs)
+
+    def _totals(self) -> dict[tuple[str, str], tuple[int, float]]:
+        return {key: (s.calls, s.total()) for key, s in list(self.spent.items())}
+
+
+class GraphClock:
+    """Times what a printed wrapper launches, by the names of its form with names, and itself."""
+
+    def __init__(self, clock: Clock, graph: str, around: Around) -> None:
+        self._clock, self._graph, self._around = clock, graph, around
+        self._timed: dict[str, Callable[..., Any]] = {}
+
+    def named(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Launch something, and time it under its name."""
+        timed = self._timed.get(name)
+        if timed is None:
+            timed = self._timed[name] = self._time(name, call)
+        return timed(*args, **kwargs)
+
+    def graph(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the wrapper, timed under the name ""."""
+        timed = self._time("", call)
+
+        def run(args: list[Any]) -> Any:
+            self._clock.at_graph(self._graph)
+            return timed(args)
+
+        return run
+
+    def _time(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        spent = self._clock.spent.setdefault((self._graph, name), Spent())
+        return self._around(call, spent, self._clock.collected)
+
+
+_clocks: list[Clock] = []
+
+
+def current_clock() -> Clock | None:
+    """Return the clock that graphs compiled now are given to; None where nobody watches."""
+    return _clocks[-1] if _clocks else None
+
+
+@contextmanager
+def clock_running() -> Iterator[Clock]:
+    """Time the graphs that are compiled in this block, as long as they live."""
+    clock = Clock()
+    _clocks.append(clock)
+    gc.callbacks.append(clock.at_collection)
+    try:
+        yield clock
+    finally:
+        gc.callbacks.remove(clock.at_collection)
+        _clocks.remove(clock)
+
+
+def _on_cpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter() - collected.seconds
+        try:
+            return call(*args, **kwargs)
+        finally:
+            spent.seconds += time.perf_counter() - collected.seconds - start
+            spent.calls += 1
+            spent.timed += 1
+
+    return timed
+
+
+def _on_gpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        spent.calls += 1
+        if spent.timed + len(spent.events) >= _TIMED_CALLS:
+            return call(*args, **kwargs)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            end.record()
+            spent.events.append((start, end))
+
+    return timed

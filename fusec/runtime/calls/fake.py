@@ -1,0 +1,59 @@
+"""Calls with fake tensors, which have no memory: they go to eager kernels, never to a pointer.
+
+User code meets them under a ``FakeTensorMode``, when a model is built or traced without its
+weights. Dynamo guards on the class of each input, so whether a compiled graph's inputs are fake is
+the same at each call, and is looked at once. A mode is not guarded, so each call asks for one: 0.1
+us (measured 2026-11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusec.runtime.calls.executable import BoxedCall
+from fusec.torch_interior import FakeTensor, fake_mode
+
+
+def with_memory_only(call: BoxedCall, instead: BoxedCall) -> BoxedCall:
+    """Return a boxed callable: ``call``, or ``instead`` where tensors have no memory.
+
+    Args:
+        instead: computes the same, with operations that fake tensors know.
+    """
+    chosen: BoxedCall | None = None
+
+    def boxed(args: list[Any]) -> Any:
+        nonlocal chosen
+        if fake_mode() is not None:
+            return instead(args)
+        if chosen is None:
+            chosen = instead if any(isinstance(arg, FakeTensor) for arg in args) else call
+        return chosen(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    boxed._unchecked = call  # type: ignore[attr-defined]
+    return boxed
+
+
+def unchecked(call: BoxedCall) -> BoxedCall:
+    """Return what ``with_memory_only`` made its callable of, for who looks at tensors itself."""
+    inner: BoxedCall = getattr(call, "_unchecked", call)
+    return inner
+
+
+def called_with_memory_only(
+    call: Callable[..., Any], instead: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the same as ``with_memory_only``, of callables that take their arguments apart."""
+    chosen: Callable[..., Any] | None = None
+
+    def called(*args: Any) -> Any:
+        nonlocal chosen
+        if fake_mode() is not None:
+            return instead(*args)
+        if chosen is None:
+            chosen = instead if any(isinstance(arg, FakeTensor) for arg in args) else call
+        return chosen(*args)
+
+    return called

@@ -1,0 +1,1 @@
+"""Kernels: build, load and launch."""

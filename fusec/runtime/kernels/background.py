@@ -1,0 +1,103 @@
+"""What is made beside this process's own work: kernels that another program compiles.
+
+Worked example::
+
+    built = Background(work)           # ``work`` runs in a thread
+    call = when_ready(lambda: bind(built.result()))
+    ...                                # the backward is traced, its passes run
+    call(args)                         # waits for ``work``, binds, and runs
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from fusec.runtime.calls.executable import BoxedCall
+
+T = TypeVar("T")
+_running: set[Background[Any]] = set()
+
+
+class Background(Generic[T]):
+    """A result that a thread makes.
+
+    The interpreter waits for the thread before it ends. A fork waits, too, for its child has the
+    result but no threads; and it waits for first calls that have begun in other threads.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._made: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name="fusec-build", daemon=False
+        )  # waited for, also where a daemon starts it
+        _running.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no threads any more: the interpreter ends
+            self._run(work)
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._made.append(work())
+        except BaseException as error:  # raised by ``result``, in the thread that asks
+            self._error = error
+        finally:
+            _running.discard(self)
+
+    def result(self) -> T:
+        """Wait for the result and return it.
+
+        Raises:
+            Exception: what its making raised.
+        """
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._made[0]
+
+    def wait(self) -> None:
+        """Wait until there is a result, or an error for those who ask."""
+        if self._thread.ident is not None:  # else it could not start
+            self._thread.join()
+
+
+def wait_for_all() -> None:
+    """Wait for all that is being made."""
+    for background in tuple(_running):
+        background.wait()
+
+
+_binding = threading.RLock()
+"""Held while a first call binds. A child has no other threads: what one left half done, or held,
+would stay so."""
+
+
+def _settle() -> None:
+    _binding.acquire()
+    wait_for_all()
+
+
+os.register_at_fork(
+    before=_settle, after_in_parent=_binding.release, after_in_child=_binding.release
+)
+
+
+def when_ready(bind: Callable[[], BoxedCall]) -> BoxedCall:
+    """Return a boxed callable whose first call asks ``bind`` for the one that all calls run."""
+    waiting = [bind]
+    bound: BoxedCall | None = None
+
+    def boxed(args: list[Any]) -> Any:
+        nonlocal bound
+        if bound is None:
+            with _binding:
+                if bound is None:
+                    bound = waiting[0]()
+                    waiting.clear()  # what it holds, such as the library's bytes, is let go
+        return bound(args)
+
+    return boxed

@@ -1,0 +1,596 @@
+"""Build printed Triton kernels, down to SASS on any machine, and launch them.
+
+A kernel may copy tiles by tensor descriptors (TMA): a launch makes them of addresses and sizes, and
+keeps those it made.
+
+A kernel is compiled for arguments that are multiples of 16 where codegen expects it: addresses,
+which allows 16-byte accesses, and sizes. A launch whose arguments are not takes a variant without
+the promise and without descriptors, compiled at its first use: correct, slower, and no copy of the
+user's tensor.
+
+Worked example::
+
+    asm = compile_kernel(kernel, "sm_90")               # any machine
+    asm.text("ptx")
+    blobs = pack([kernel], device_target(0))            # built in parallel; what a cache keeps
+    kernels = unpack(blobs, device=0)
+    kernels["k0"](x, y, 128)                            # tensors, then sizes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from fusec.errors import BuildError, UsageError
+from fusec.runtime.interior import current_device_getter
+from fusec.runtime.kernels import table
+from fusec.runtime.kernels.triton_interior import (
+    MULTIPLE,
+    TensorDescriptor,
+    compile_function,
+    load,
+    load_function,
+    make_launcher,
+    parse_target,
+    tool_path,
+)
+from fusec.runtime.progress import say
+
+MAX_SIZE = 2**31 - 2**20
+"""The greatest size that a launch may pass: what ``ir.program.MAX_SIZE`` assumes."""
+
+_KEPT = 256
+"""Addresses and sizes for which a kernel keeps its descriptors."""
+_DESCRIPTOR = "tensordesc<"
+_KEPT_TABLES = 16
+"""Tables of addresses that a kernel keeps on the device."""
+_FILLED = 128
+"""Addresses that one launch stores in a table: 1 KB of the 4 KB of parameters that it may have."""
+_ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class TileDescriptor:
+    """A parameter by which a kernel copies tiles of a tensor, in elements.
+
+    Attributes:
+        pointer: the parameter that has the tensor's address.
+        tile: what one copy takes along each axis.
+        shape, strides: Python expressions over the sizes' names; the last stride is 1.
+    """
+
+    name: str
+    pointer: str
+    tile: tuple[int, ...]
+    shape: tuple[str, ...]
+    strides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSource:
+    """A printed kernel, as codegen hands it over: plain data.
+
+    Attributes:
+        source: a module with the kernel.
+        signature: name and Triton type of each parameter: pointers, sizes, descriptors.
+        divisible: positions of arguments that are multiples of 16 (addresses in bytes).
+        grid: the launch grid, three Python expressions over the sizes' names: ("M", "1", "1").
+        descriptors: the last parameters, which a launch makes.
+        pointer_source: the module without descriptors, where there are some; that without a promise
+            about the addresses in a table, where there is one.
+        blocks: of a kernel that runs for each row of a table, how many blocks a row has.
+        registers: the most that a thread may have; 0 for as many as the compiler likes.
+        function: what the kernel is called in the module, and in traces; by default ``name``.
+        number: the last size, where it is the kernel's own: what several kernels run is built once.
+    """
+
+    name: str
+    source: str
+    signature: tuple[tuple[str, str], ...]
+    divisible: tuple[int, ...]
+    grid: tuple[str, str, str]
+    num_warps: int = 4
+    num_stages: int = 1
+    descriptors: tuple[TileDescriptor, ...] = ()
+    pointer_source: str = ""
+    blocks: str | None = None
+    registers: int = 0
+    function: str = ""
+    number: int | None = None
+
+    def given(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a launch passes for the arguments of a call: tensors, sizes."""
+        return (*args, *(() if self.number is None else (self.number,)))
+
+    def by_pointers(self) -> TritonSource:
+        """Return the same kernel without descriptors, which asks nothing of addresses.
+
+        It needs more registers than one with descriptors.
+        """
+        if not self.descriptors:
+            return self
+        kept = tuple(p for p in self.signature if not p[1].startswith(_DESCRIPTOR))
+        source = self.pointer_source
+        bare = replace(self, descriptors=(), pointer_source="", registers=0)
+        return replace(bare, source=source, signature=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Machine code and what a launch needs to know of it (JSON): what a cache keeps."""
+
+    code: bytes
+    metadata: str
+
+
+# -- building ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompiledAsm:
+    """A kernel compiled for a target, with the text of every stage."""
+
+    name: str
+    target: str
+    compiled: Any
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What Triton says of the kernel: ``num_warps``, ``shared`` (bytes) and more."""
+        fields: Mapping[str, Any] = self.compiled.metadata._asdict()
+        return fields
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that ``text`` knows for this target, in order."""
+        asm = self.compiled.asm
+        printed = (stage for stage in ("ttir", "ttgir", "llir", "ptx", "amdgcn") if stage in asm)
+        return (*printed, "sass") if "cubin" in asm else tuple(printed)
+
+    def text(self, stage: str) -> str:
+        """Return the text of a stage.
+
+        Raises:
+            UsageError: for a stage that the target does not have.
+        """
+        if stage not in self.stages:
+            raise UsageError.unknown("stage", stage, self.stages)
+        return self.sass if stage == "sass" else str(self.compiled.asm[stage])
+
+    @cached_property
+    def sass(self) -> str:
+        """The disassembled machine code of an NVIDIA target."""
+        with tempfile.NamedTemporaryFile(prefix="fusec-", suffix=".cubin") as file:
+            file.write(self.compiled.kernel)
+            file.flush()
+            command = [tool_path("nvdisasm"), "-c", file.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(command, done.stderr, done.returncode)
+        return done.stdout
+
+    @property
+    def binary(self) -> Binary:
+        """The machine code (a cubin, or an hsaco) with its metadata."""
+        plain = (bool, int, float, str, tuple, list, type(None))
+        kept = {k: v for k, v in self.metadata.items() if isinstance(v, plain)}
+        return Binary(bytes(self.compiled.kernel), json.dumps(kept, sort_keys=True, default=str))
+
+
+def device_target(device: int) -> str:
+    """Return the target name of a GPU of this machine."""
+    if torch.version.hip is not None:
+        architecture: str = torch.cuda.get_device_properties(device).gcnArchName
+        return architecture.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
+    """Compile a kernel for ``target``, such as "sm_90"; no device is needed.
+
+    Raises:
+        BuildError: if Triton or ptxas rejects the kernel.
+        UsageError: if there is no such target.
+    """
+    gpu = parse_target(target)
+    function = load_function(kernel.source, kernel.function or kernel.name)
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    if kernel.registers:
+        options["maxnreg"] = kernel.registers
+    try:
+        compiled = compile_function(
+            function, dict(kernel.signature), kernel.divisible, gpu, options
+        )
+    except Exception as error:  # of many unrelated types
+        command = ("triton.compile", kernel.name, f"--target={target}")
+        raise BuildError(command, f"{type(error).__name__}: {error}") from error
+    return CompiledAsm(kernel.name, target, compiled)
+
+
+def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, Binary]:
+    """Compile the kernels of a graph and return their binaries by name, each code once.
+
+    In threads: ptxas is a process of its own and MLIR's passes hold no lock, so that eight kernels
+    take 0.87 s instead of 1.51 s on two cores (LayerNorm, sm_90, 2026-11).
+
+    Args:
+        threads: how many kernels at a time; 0: one for each core.
+    Raises:
+        BuildError: of the first kernel that Triton or ptxas rejects.
+    """
+    codes = _codes(kernels)
+    wanted = [kernel for kernel in kernels if codes[kernel.name] == kernel.name]
+    workers = max(1, min(len(wanted), threads or os.cpu_count() or 1))
+    with ThreadPoolExecutor(workers, thread_name_prefix="fusec-build") as pool:
+        built = {}
+        for asm in pool.map(lambda kernel: compile_kernel(kernel, target), wanted):
+            built[asm.name] = asm.binary
+            say(f"{len(built)} of {len(wanted)} kernels built")
+        return {name: built[code] for name, code in codes.items()}
+
+
+def _codes(kernels: Sequence[TritonSource]) -> dict[str, str]:
+    """Return the first kernel that differs from each in its number alone, by name."""
+    first: dict[TritonSource, str] = {}
+    alike = ((kernel.name, replace(kernel, name="", number=None)) for kernel in kernels)
+    return {name: first.setdefault(code, name) for name, code in alike}
+
+
+def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, bytes]:
+    """Build the kernels of a graph and return the blobs that `unpack` loads them from.
+
+    Args:
+        threads: as of `build`.
+    Raises:
+        BuildError: of the first kernel that Triton or ptxas rejects.
+    """
+    if any(kernel.blocks is not None for kernel in kernels):
+        kernels = [*kernels, _filler()]
+    binaries, codes = build(kernels, target, threads), _codes(kernels)
+    built = {name: {"code": codes[name], "metadata": b.metadata} for name, b in binaries.items()}
+    rows = [{**asdict(kernel), **built[kernel.name]} for kernel in kernels]
+    files = {f"{name}.bin": binaries[name].code for name in codes.values()}
+    return {"triton.json": json.dumps(rows, sort_keys=True).encode(), **files}
+
+
+def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | TritonTable]:
+    """Load packed kernels on a device and return them by name; no kernel is compiled.
+
+    Launchers are made in threads: Triton 3.6 builds each of another signature with gcc, in a
+    process of its own, 112 to 131 ms (2026-11).
+    """
+    rows = json.loads(blobs["triton.json"])
+    binaries = [Binary(blobs[f"{row.pop('code')}.bin"], row.pop("metadata")) for row in rows]
+    kernels = [_unpack_source(row) for row in rows]
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fusec-launcher") as pool:
+        launchers = list(pool.map(_launcher_of, kernels, binaries))
+    loaded = {
+        kernel.name: TritonKernel(kernel, binary, device, launcher)
+        for kernel, binary, launcher in zip(kernels, binaries, launchers, strict=True)
+    }
+    filler = loaded.pop(_FILLER, None)
+    return {
+        name: one if filler is None or one.kernel.blocks is None else TritonTable(one, filler)
+        for name, one in loaded.items()
+    }
+
+
+def _unpack_source(row: dict[str, Any]) -> TritonSource:
+    row["signature"] = tuple(map(tuple, row["signature"]))
+    row["divisible"], row["grid"] = tuple(row["divisible"]), tuple(row["grid"])
+    row["descriptors"] = tuple(_unpack_descriptor(**one) for one in row["descriptors"])
+    return TritonSource(**row)
+
+
+def _launcher_of(kernel: TritonSource, binary: Binary) -> Callable[..., None]:
+    return make_launcher(binary.metadata, dict(kernel.signature))
+
+
+def _unpack_descriptor(name: str, pointer: str, **lists: Sequence[Any]) -> TileDescriptor:
+    return TileDescriptor(name, pointer, **{field: tuple(row) for field, row in lists.items()})
+
+
+# -- launching -----------------------------------------------------------------------------------
+
+Launch = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """What a descriptor needs of a tensor; it keeps no memory alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def describe(
+    kernel: TritonSource, tensors: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[TensorDescriptor, ...]:
+    """Return the descriptors of a launch.
+
+    Args:
+        tensors: by the parameters' names, what has ``data_ptr`` and ``dtype``.
+        sizes: by the parameters' names.
+    """
+
+    def values(texts: tuple[str, ...]) -> list[int]:
+        return [eval(text, {}, dict(sizes)) for text in texts]
+
+    return tuple(
+        TensorDescriptor(tensors[d.pointer], values(d.shape), values(d.strides), list(d.tile))
+        for d in kernel.descriptors
+    )
+
+
+class _Descriptors:
+    """The descriptors of a kernel's launches, by addresses and sizes.
+
+    Args:
+        kernel: has descriptors.
+    """
+
+    __slots__ = ("_dtypes", "_kept", "_pointers", "_sizes", "kernel")
+
+    def __init__(self, kernel: TritonSource) -> None:
+        self.kernel = kernel
+        types = dict(kernel.signature)
+        self._dtypes = {
+            d.pointer: _ELEMENTS[types[d.pointer].removeprefix("*")] for d in kernel.descriptors
+        }
+        self._pointers = tuple(self._dtypes)
+        self._sizes = tuple(name for name, kind in kernel.signature if kind == "i32")
+        self._kept: dict[tuple[int, ...], tuple[TensorDescriptor, ...]] = {}
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The parameters on which descriptors depend, in the order of ``of``."""
+        return (*self._pointers, *self._sizes)
+
+    def of(self, key: tuple[int, ...]) -> tuple[TensorDescriptor, ...]:
+        """Return descriptors for addresses and sizes, those of an earlier launch if there are."""
+        found = self._kept.get(key)
+        if found is None:
+            count = len(self._pointers)
+            addresses = {
+                p: _Address(a, self._dtypes[p]) for p, a in zip(self._pointers, key, strict=False)
+            }
+            found = describe(
+                self.kernel, addresses, dict(zip(self._sizes, key[count:], strict=True))
+            )
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+
+class TritonKernel:
+    """A kernel on one device: called with tensors, then sizes, in the order of its signature.
+
+    Runs on the device's current stream, whatever the current device is. Thread-safe.
+
+    Args:
+        binary: built from ``kernel`` for this device's target.
+        device: number of the device.
+        launcher: what launches it, where that has been made.
+    """
+
+    __slots__ = ("_lock", "_variants", "current_device", "device", "kernel", "launch", "stream")
+
+    def __init__(
+        self,
+        kernel: TritonSource,
+        binary: Binary,
+        device: int,
+        launcher: Callable[..., None] | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.device = device
+        self._lock = threading.Lock()
+        self.launch = self._loaded(kernel, binary, launcher or _launcher_of(kernel, binary))
+        # What takes descriptors is no variant by pointers, whatever it was promised.
+        self._variants = {} if kernel.descriptors else {kernel.divisible: self.launch}
+
+    def __call__(self, *args: Any) -> None:
+        self.launch(*args)
+
+    def _loaded(
+        self, kernel: TritonSource, binary: Binary, launcher: Callable[..., None]
+    ) -> Launch:
+        """Return a function that launches this code when its promises hold."""
+        target = device_target(self.device)
+        loaded = load(binary.code, binary.metadata, launcher, target, self.device)
+        self.stream = loaded.stream
+        self.current_device = current_device_getter(loaded.current_device)
+        namespace: dict[str, Any] = {
+            "_run": loaded.run,
+            "_function": loaded.function,
+            "_metadata": loaded.packed,
+            "_device": self.device,
+            "_current_device": self.current_device,
+            "_stream": loaded.stream,
+            "_other": self._launch_variant,
+            "_elsewhere": self._launch_from_elsewhere,
+        }
+        key: tuple[str, ...] = ()
+        if kernel.descriptors:
+            descriptors = _Descriptors(kernel)
+            key, namespace["_descriptors"] = descriptors.key, descriptors.of
+        exec(_launcher_source(kernel, key), namespace)
+        launch: Launch = namespace["launch"]
+        return launch
+
+    def _launch_from_elsewhere(self, *args: Any) -> None:
+        """Launch while another device is the current one."""
+        with torch.cuda.device(self.device):
+            self.launch(*args)
+
+    def _launch_variant(self, *args: Any) -> None:
+        """Launch with arguments that break a promise: with code that was not promised as much.
+
+        Raises:
+            UsageError: for a size beyond ``MAX_SIZE``.
+        """
+        given = self.kernel.given(args)
+        values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in given]
+        plain = self.kernel.by_pointers()
+        for value, (name, kind) in zip(values, plain.signature, strict=True):
+            if kind == "i32" and value > MAX_SIZE:
+                raise UsageError(
+                    f"size {name}={value} of kernel {self.kernel.name} is beyond {MAX_SIZE}; "
+                    "compile with dynamic=False, which makes sizes constants."
+                )
+        divisible = tuple(p for p in self.kernel.divisible if values[p] % MULTIPLE == 0)
+        with self._lock:
+            variant = self._variants.get(divisible)
+            if variant is None:
+                kernel = replace(plain, divisible=divisible)
+                binary = compile_kernel(kernel, device_target(self.device)).binary
+                made = self._loaded(kernel, binary, _launcher_of(kernel, binary))
+                variant = self._variants[divisible] = made
+        variant(*args)
+
+
+class TritonTable:
+    """A kernel that runs for each row of a table: called with the rows' tensors and sizes.
+
+    Sizes and places are copied to the device at the first call. Addresses are passed to a kernel
+    that stores them in a table: a copy from the host would wait for the stream, and a capture
+    refuses it. Tables of the last launches are kept, for parameters and states stay where they are.
+    One that a capture fills is the recording's own, which fills it again at each replay.
+
+    Args:
+        kernel: takes addresses, sizes, places, and how many these are.
+        filler: stores addresses.
+    """
+
+    __slots__ = ("_kept", "_other", "_places", "filler", "kernel")
+
+    def __init__(self, kernel: TritonKernel, filler: TritonKernel) -> None:
+        self.kernel = kernel
+        self.filler = filler
+        # By stream: what one has stored, another may read too early.
+        self._kept: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+        self._places: dict[table.Sizes, tuple[Any, Any, int]] = {}
+        self._other: TritonKernel | None = None
+
+    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+        device = self.kernel.device
+        if self.kernel.current_device() != device:
+            with torch.cuda.device(device):
+                self(rows, sizes)
+            return
+        found = self._places.get(sizes)
+        if found is None:
+            made = table.find_places(sizes, self.kernel.kernel.blocks or "1")
+            there = torch.device("cuda", device)
+            arrays = made.sizes.to(there), made.places.to(there)
+            found = self._places[sizes] = (*arrays, made.count)
+        addresses = table.addresses(rows)
+        aligned = table.are_multiples(addresses, MULTIPLE)
+        (self.kernel if aligned else self._unaligned())(self._table(addresses), *found)
+
+    def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
+        """Return addresses on the device: those of an earlier launch, or as new."""
+        if torch.cuda.is_current_stream_capturing():
+            return self._filled(addresses)
+        key = self.kernel.stream(self.kernel.device), addresses
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _KEPT_TABLES:
+                self._kept.pop(next(iter(self._kept)))
+            found = self._kept[key] = self._filled(addresses)
+        return found
+
+    def _filled(self, addresses: tuple[int, ...]) -> torch.Tensor:
+        padded = (*addresses, *[0] * (-len(addresses) % _FILLED))
+        device = torch.device("cuda", self.kernel.device)
+        made = torch.empty(len(padded), dtype=torch.int64, device=device)
+        for first in range(0, len(padded), _FILLED):
+            self.filler(made, first, *padded[first : first + _FILLED])
+        return made
+
+    def _unaligned(self) -> TritonKernel:
+        """Return the kernel for addresses that are not all multiples of 16."""
+        if self._other is None:
+            made = self.kernel
+            kernel = replace(made.kernel, source=made.kernel.pointer_source, pointer_source="")
+            asm = compile_kernel(kernel, device_target(made.device))
+            self._other = TritonKernel(kernel, asm.binary, made.device)
+        return self._other
+
+
+_FILLER = "store_addresses"
+
+
+def _filler() -> TritonSource:
+    """Return the kernel that stores addresses in a table, from its element ``first`` on."""
+    names = [f"address{k}" for k in range(_FILLED)]
+    lines = [f"    tl.store(table + first + {k}, {name})" for k, name in enumerate(names)]
+    head = [
+        "import triton",
+        "import triton.language as tl",
+        "",
+        "",
+        "@triton.jit",
+        f"def {_FILLER}(table, first, {', '.join(names)}):",
+    ]
+    signature = (("table", "*i64"), ("first", "i32"), *((name, "i64") for name in names))
+    source = "\n".join([*head, *lines]) + "\n"
+    return TritonSource(_FILLER, source, signature, (0, 1), ("1", "1", "1"), num_warps=1)
+
+
+def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
+    """Return the source of ``launch``: straight-line code, as it runs at every call.
+
+    Names of its own begin with an underscore, which parameters of kernels never do.
+
+    Args:
+        described: the parameters on which descriptors depend; none where there are no descriptors.
+    """
+    names = [name for name, kind in kernel.signature if not kind.startswith(_DESCRIPTOR)]
+    own = [] if kernel.number is None else [names[-1]]
+    pointers = [name for name, kind in kernel.signature if kind.startswith("*")]
+    sizes = [name for name, kind in kernel.signature if kind == "i32"]
+    counts = [] if kernel.blocks is None else [kernel.grid[0]]
+    values = {name: f"_at_{name}" if name in pointers else name for name in names}
+    passed = list(values.values())
+    parameters = ", ".join((*names[: len(names) - len(own)], *counts))
+    conditions = [f"{size} > {MAX_SIZE}" for size in sizes]
+    if described:  # of a tensor without elements there is no descriptor
+        conditions += [f"{size} == 0" for size in sizes]
+    if kernel.divisible:
+        facts = " | ".join(passed[position] for position in kernel.divisible)
+        conditions.insert(0, f"({facts}) & {MULTIPLE - 1}")
+    lines = [f"{name} = {kernel.number}" for name in own]
+    if sizes or counts:
+        lines += [f"if not ({' and '.join(f'({side})' for side in kernel.grid)}):", "    return"]
+    lines += [f"{values[name]} = {name}.data_ptr()" for name in pointers]
+    if conditions:
+        lines += [f"if {' or '.join(conditions)}:", f"    return _other({parameters})"]
+    lines += [
+        "if _current_device() != _device:",
+        f"    return _elsewhere({parameters})",
+    ]
+    if described:
+        key = ", ".join(values[name] for name in described)
+        passed.append(f"*_descriptors(({key},))")
+    lines.append(
+        f"_run({', '.join(kernel.grid)}, _stream(_device), _function, _metadata, None, None, None, "
+        f"{', '.join(passed)})"
+    )
+    return "\n    ".join([f"def launch({parameters}):", *lines]) + "\n"

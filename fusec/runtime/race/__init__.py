@@ -1,0 +1,1 @@
+"""Races: candidates timed on this machine, and the verdicts that are kept."""

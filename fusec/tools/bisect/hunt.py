@@ -1,0 +1,352 @@
+"""The hunt: run the program, find the culprit, make it small, ask what makes the difference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusec.errors import FusecError, ModelError
+from fusec.tools.bisect import questions
+from fusec.tools.bisect.excerpt import Excerpt, TensorType
+from fusec.tools.bisect.finding import Finding, duration
+from fusec.tools.bisect.paces import Paces
+from fusec.tools.bisect.recorder import (
+    Begun,
+    Called,
+    Culprit,
+    Ended,
+    Event,
+    Failed,
+    Timing,
+    drawn_below,
+    read_events,
+)
+from fusec.tools.bisect.recorder import record as record_program
+from fusec.tools.bisect.shrink import shrink
+from fusec.tools.bisect.smaller import simpler
+from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
+from fusec.tools.bisect.trial import HANGS, Apart, Died, Outcome, run_apart, try_file
+
+SECONDS = 100.0
+"""What making a program smaller may take."""
+TIMEOUT = 1800.0
+"""Seconds that the user's program may run."""
+_LESS = "Give it less to do (fewer steps), or more time: --timeout SECONDS."
+_TRIALS = 300
+_SUSPECTS = 3
+"""Kernels, and graphs, that are timed again by themselves."""
+_SUSPECT_SHARE = 0.25
+"""The share of what a graph loses from which on one of its kernels is a suspect."""
+_SLOWER_BY = 1.1
+"""From which share of eager's time on fusec counts as slower."""
+_SAMPLE_US = 2000.0
+_ENDED = "exit 0"
+"""How a process ends that calls ``os._exit`` when all is done."""
+
+_ASKED = {True: ("fusion", "race"), False: ("channels_last", "autotune", "fusion")}
+"""Options that may help, of a kernel and of a graph."""
+
+Runner = Callable[[Any], Any]
+"""Runs the user's program, given the backend that takes fusec's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """What is looked for, and how.
+
+    Attributes:
+        kind: WRONG, CRASH or SLOWER.
+        say: is told what is being done.
+        apart: calls a function in a process of its own.
+        seconds: that making the program smaller may take.
+        timeout: seconds that the program may run.
+        file: what a trial takes for its own path.
+    """
+
+    kind: str
+    say: Callable[[str], None]
+    apart: Apart = run_apart
+    seconds: float = SECONDS
+    timeout: float = TIMEOUT
+    file: str = "<bisect>"
+
+    def run(self, program: Runner) -> Finding | None:
+        """Return what is at fault in a program; None if nothing is.
+
+        Raises:
+            ModelError: if the program itself fails.
+        """
+        events, death = observe(program, self.kind, self.apart, self.timeout)
+        culprit = self._culprit(events, death)
+        paces = Paces(self, program) if self.kind == SLOWER else None
+        if culprit is None and paces is not None and paces.is_slower():
+            culprit = _whole_program(events, paces)
+        return None if culprit is None else self._explain(culprit, paces)
+
+    def attempt(self, text: str) -> Outcome:
+        """Return what a file's text comes to."""
+        return try_file(text, self.apart, self.file)
+
+    def _culprit(self, events: list[Event], death: str) -> Culprit | None:
+        found = [event for event in events if isinstance(event, Culprit)]
+        most = {e.number: e.most for e in events if isinstance(e, Called)}
+        top = max(most.values(), default=2)
+        if found:
+            return replace(found[0], excerpts=tuple(drawn_below(p, top) for p in found[0].excerpts))
+        if death == HANGS and (self.kind != CRASH or waiting(events) is None):
+            raise FusecError(f"{self._still(events)}\n{_LESS}")
+        if death and self.kind == CRASH:
+            return died(events, death, top)
+        failed = [event.said for event in events if isinstance(event, Failed)]
+        if death or failed:
+            seen = failed[0] if failed else f"the process ended by {death}"
+            raise FusecError(f"{seen}\nThat is a question for fusec bisect --crash.")
+        if self.kind == SLOWER:
+            return self._slowest([event for event in events if isinstance(event, Timing)])
+        if self.kind == WRONG:
+            return self._graph_that_differs(events, top)
+        return None
+
+    def _still(self, events: list[Event]) -> str:
+        """Return what a program did when its time was over."""
+        graph = waiting(events)
+        said = f"the program was still running after {self.timeout:g} s, with nothing found"
+        if graph is None:
+            return said
+        return f"{said}, in graph {graph.name!r}: fusec bisect --crash looks into that"
+
+    def _graph_that_differs(self, events: list[Event], most: int) -> Culprit | None:
+        """Return a graph of Dynamo that differs, backward included, though none of its kernels do.
+
+        What is wrong then is a rewrite before graphs are captured.
+        """
+        for event in events:
+            if isinstance(event, Begun) and event.name == "Dynamo" and event.excerpt is not None:
+                excerpt = drawn_below(event.excerpt, most)
+                options = {"fallback_random": True, **event.options}
+                outcome = self.attempt(as_file(excerpt, Fault(WRONG, options=options)))
+                if outcome.kind == WRONG:
+                    return Culprit("Dynamo", outcome, (excerpt,), options, said=outcome.said)
+        return None
+
+    def _slowest(self, timings: Iterable[Timing]) -> Culprit | None:
+        """Return the kernel that loses most to eager, by itself, or else the graph that does."""
+        rows = [t for t in timings if t.fusec_us > _SLOWER_BY * t.eager_us and t.excerpts]
+        rows.sort(key=lambda t: -t.lost_us)
+        graphs = [row for row in rows if not row.kernel][:_SUSPECTS]
+        least = _SUSPECT_SHARE * max((graph.lost_us for graph in graphs), default=0.0)
+        kernels = [row for row in rows if row.kernel and row.lost_us > least][:_SUSPECTS]
+        for row in (*kernels, *graphs):
+            what = f"{row.library or 'kernel'} {row.kernel}" if row.kernel else "the graph"
+            said = f"{what} takes {duration(row.fusec_us)}, eager {duration(row.eager_us)}"
+            self.say(f"{said}: timing it by itself")
+            calls, lost, ratio = _calls(row), row.lost_us, row.fusec_us / max(row.eager_us, 1e-3)
+            fault = Fault(SLOWER, options=row.options, calls=calls, lost_us=lost, ratio=ratio)
+            outcome = Outcome(SLOWER)
+            culprit = Culprit(
+                row.graph,
+                outcome,
+                row.excerpts,
+                row.options,
+                row.kernel,
+                said=said,
+                calls=calls,
+                lost_us=lost,
+                ratio=ratio,
+                library=row.library,
+            )
+            for excerpt in row.excerpts:
+                text = as_file(excerpt, fault)  # twice: what disturbs one run disturbs no other
+                if all(self.attempt(text).shows(outcome) for _ in range(2)):
+                    return culprit
+            if row.library and graphs and lost > graphs[0].lost_us / 2:
+                # By itself another library may be called: the graph shows it.
+                return replace(culprit, excerpts=graphs[0].excerpts)
+        return None
+
+    # -- from a culprit to a finding ---------------------------------------------------------------
+
+    def _explain(self, culprit: Culprit, paces: Paces | None) -> Finding:
+        where = f" (stage {culprit.stage!r})" if culprit.stage else ""
+        what = f"kernel {culprit.kernel} of " if culprit.kernel else ""
+        self.say(f"{what}graph {culprit.graph!r}{where}: {culprit.said}")
+        known = Finding.of(self.kind, culprit)
+        times = culprit.calls, culprit.lost_us, culprit.ratio
+        fault = Fault(self.kind, known.title, culprit.options, *times)
+        if paces is not None:
+            known = self._helped(known, culprit, paces)
+        found = self._shown(replace(culprit, values={}), fault, known)
+        if found is not None or not culprit.values:
+            return found or replace(known, unshown=True)
+        self.say("random inputs do not show it: trying the program's own")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "repro.py"
+            torch.save(dict(culprit.values), file.with_suffix(".pt"))
+            found = replace(self, file=str(file))._shown(culprit, replace(fault, saved=True), known)
+        return found or replace(known, unshown=True)
+
+    def _helped(self, known: Finding, culprit: Culprit, paces: Paces) -> Finding:
+        """Return a finding with the options under which the program is faster, and their stage."""
+        excerpt = next(iter(culprit.asked or culprit.excerpts), None)
+        if excerpt is None:
+            return known
+        wanted = ("race", "autotune") if culprit.library else _ASKED[bool(culprit.kernel)]
+        options = questions.candidates(excerpt, culprit.options)
+        asked = [(name, options[name]) for name in wanted if name in options]
+        found = (f"{n}={v!r}" for n, v in asked if paces.helps({n: v}, culprit.lost_us))
+        helps = tuple(itertools.islice(found, 1))  # each is a run of the program
+        known = replace(known, helps=helps, stage=questions.stage_of_options(helps))
+        if not culprit.excerpts:
+            return known
+        ours, theirs = paces.both()
+        said = f"a step of the program takes {duration(ours)}, {duration(theirs)} eagerly"
+        return replace(known, said=f"{known.said}; {said}")
+
+    def _shown(self, culprit: Culprit, fault: Fault, known: Finding) -> Finding | None:
+        """Return the finding with the least file that shows it; None if none does."""
+        values = culprit.values
+        for excerpt in culprit.excerpts:
+            if fault.saved and not _is_of(excerpt, values):
+                continue
+            if self.attempt(as_file(excerpt, fault)).shows(culprit.outcome):
+                break
+        else:
+            return None
+        small = self._shrunk(excerpt, fault, culprit.outcome, values)
+        self.say("asking which options, which merge and which stage make the difference")
+        helps = known.helps if self.kind == SLOWER else None
+        found = questions.answer(self, known, small, fault, helps)
+        read = {one.name: values[one.name] for one in small.inputs if one.name in values}
+        return replace(found, values=read)
+
+    def _shrunk(
+        self,
+        excerpt: Excerpt,
+        fault: Fault,
+        wanted: Outcome,
+        values: Mapping[str, torch.Tensor],
+    ) -> Excerpt:
+        half = self.kind == SLOWER  # whose program runs several times, too
+        end = time.monotonic() + self.seconds / (1 + half)
+        tried: dict[str, bool] = {}
+        told = [2 * len(excerpt.lines)]
+
+        def fails(candidate: Excerpt) -> bool:
+            if time.monotonic() > end or (fault.saved and not _is_of(candidate, values)):
+                return False
+            text = as_file(candidate, fault)
+            if text not in tried:
+                tried[text] = self.attempt(text).shows(wanted)
+            return tried[text]
+
+        def smaller(found: Excerpt) -> Iterable[Excerpt]:
+            if len(found.lines) <= told[0] / 2:  # a few lines of these say enough
+                told[0] = len(found.lines)
+                self.say(f"shown by a program of {_counted(found)}")
+            return simpler(found) if time.monotonic() < end else ()
+
+        return shrink(excerpt, smaller, fails, _TRIALS)
+
+
+def _whole_program(events: list[Event], paces: Paces) -> Culprit:
+    """Return a culprit for a program that is slower though none of its graphs is by itself."""
+    ours, theirs = paces.both()
+    graphs = tuple(e.excerpt for e in events if isinstance(e, Begun) and e.name == "Dynamo")
+    said = f"a step takes {duration(ours)}, eagerly {duration(theirs)}"
+    asked = tuple(graph for graph in graphs if graph is not None)
+    return Culprit(
+        "the program", Outcome(SLOWER), (), said=said, lost_us=ours - theirs, asked=asked
+    )
+
+
+def _is_of(excerpt: Excerpt, values: Mapping[str, torch.Tensor]) -> bool:
+    """Return True if an excerpt's inputs are among some tensors."""
+    shapes = {one.name: one.type.shape for one in excerpt.inputs if not isinstance(one.type, int)}
+    known = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    return all(known.get(name) == shape for name, shape in shapes.items())
+
+
+def waiting(events: Iterable[Event]) -> Begun | None:
+    """Return the graph whose compile, or call, began last and has not ended."""
+    begun: dict[int, Begun] = {}
+    going: dict[int, None] = {}
+    for event in events:
+        match event:
+            case Begun():
+                begun[event.number] = event
+                going[event.number] = None
+            case Called():
+                going[event.number] = None
+            case Ended():
+                going.pop(event.number, None)
+    return begun[[*going][-1]] if going else None
+
+
+def observe(
+    program: Runner, kind: str, apart: Apart, seconds: float = TIMEOUT
+) -> tuple[list[Event], str]:
+    """Return what happened while a program ran in a process of its own, and how that died, or "".
+
+    Args:
+        seconds: that it may run.
+    Raises:
+        ModelError: if the program raised what is no fault of fusec's, or died before a compile.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "events"
+        file.touch()
+        death = ""
+        try:
+            apart(record_program, program, kind, file, seconds=seconds)
+        except Died as ended:
+            death = "" if ended.how == _ENDED else ended.how
+        except RuntimeError as error:
+            raise ModelError(str(error)) from error
+        events = read_events(file)
+    if death == HANGS and not any(isinstance(event, Begun) for event in events):
+        raise ModelError(f"nothing was compiled in the {seconds:g} s that it ran (--timeout)")
+    if death and not any(isinstance(event, Begun) for event in events):
+        raise ModelError(f"the process ended by {death} before anything was compiled")
+    return events, death
+
+
+def died(events: list[Event], death: str, most: int) -> Culprit | None:
+    """Return the graph at which a process died: the last one that was compiled or called."""
+    graphs = {event.number: event for event in events if isinstance(event, Begun)}
+    if not graphs:
+        return None
+    last = next(e for e in reversed(events) if isinstance(e, Begun | Called))
+    called = isinstance(last, Called)
+    graph = graphs[last.number]
+    stage = "launch" if called else ""
+    excerpts = tuple(drawn_below(p, most) for p in (graph.excerpt,) if p is not None)
+    when = "after" if isinstance(events[-1], Ended) else "when"
+    said = f"the process ended by {death} {when} {'it ran' if called else 'it was compiled'}"
+    outcome = Outcome(HANGS if death == HANGS else CRASH, death)
+    values = last.values if isinstance(last, Called) else {}
+    return Culprit(
+        graph.name, outcome, excerpts, graph.options, stage=stage, said=said, values=values
+    )
+
+
+def _counted(excerpt: Excerpt) -> str:
+    lines, sizes = len(excerpt.lines), [_elements(one.type) for one in excerpt.inputs]
+    return (
+        f"{lines} operation{'s' * (lines != 1)} and {sum(sizes)} element{'s' * (sum(sizes) != 1)}"
+    )
+
+
+def _elements(kind: TensorType | int) -> int:
+    return math.prod(kind.shape) if isinstance(kind, TensorType) else 1
+
+
+def _calls(row: Timing) -> int:
+    return max(1, int(_SAMPLE_US / max(row.fusec_us, 1.0)))

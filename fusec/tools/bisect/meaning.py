@@ -1,0 +1,214 @@
+"""What a structure of any stage computes, by its interpreter, on inputs that suit it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from fusec.codegen.generalise import Functions
+from fusec.codegen.lowering.lower import lower
+from fusec.codegen.lowering.orient import has_dots
+from fusec.codegen.triton.form import Form
+from fusec.driver.structures import Placed, Planned
+from fusec.errors import InternalError
+from fusec.frontend.fx_passes.freezing import RECIPE
+from fusec.ir.expr import Buffer, loads
+from fusec.ir.extern import Constant
+from fusec.ir.graph import Graph, Kernel, Schedule, View
+from fusec.ir.index import Size, index
+from fusec.ir.interp.expression import Env, allocate
+from fusec.ir.interp.graph import run_graph, run_kernel, run_schedule
+from fusec.ir.interp.program import run_program
+from fusec.ir.program import Program
+from fusec.tools.bisect.steps import Step
+
+
+def differs(step: Step, made: Any, tolerance: float = 2e-2) -> str | None:
+    """Return how what a stage made computes something else than what it was given, None if not.
+
+    Args:
+        tolerance: relative to an element, and to the largest one.
+    Raises:
+        InternalError: of an interpreter, for what only a mistake does.
+    """
+    if has_twins(made) or step.stage == "draws":  # which draws other numbers, as is meant
+        return None
+    with np.errstate(all="ignore"):
+        expected, found = computed(step.before, step), computed(made, step)
+    if isinstance(made, Placed):
+        expected = expected[: len(found)]  # inputs are freed
+    if len(expected) != len(found):
+        return f"{len(found)} results, not {len(expected)}"
+    for a, b in zip(expected, found, strict=True):
+        greatest = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0)
+        try:
+            np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance * greatest)
+        except AssertionError as error:
+            return str(error)
+    return None
+
+
+def has_twins(made: Any) -> bool:
+    """Return True for forms of products: one axis has several names there, by which it is laid out.
+
+    The interpreter knows programs, where it has one.
+    """
+    forms = made.values() if isinstance(made, Mapping) else ()
+    return any(isinstance(form, Form) and has_dots(form.program) for form in forms)
+
+
+def computed(structure: Any, step: Step) -> list[Any]:
+    """Return the arrays that a structure computes: its results, or what its kernels store."""
+    match structure:
+        case fx.GraphModule():
+            return run_module(structure, step.inputs if structure is step.captured else None)
+        case tuple():
+            return run_halves(*structure)
+        case Graph():
+            return run_graph(watched(structure), arrays(structure, step.inputs), call)
+        case Schedule():
+            seen = replace(structure, graph=watched(structure.graph))
+            return run_schedule(seen, arrays(structure.graph, step.inputs), call)
+        case Placed():
+            given = arrays(structure.schedule.graph, step.inputs)
+            return run_schedule(structure.schedule, given, call, memory=structure.memory)
+        case Functions():
+            return [array for name in structure.calls for array in stored(structure.instance(name))]
+        case Mapping():
+            return [array for one in structure.values() for array in stored(one)]
+        case _:
+            return stored(structure)
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+def arrays(graph: Graph, inputs: list[Any]) -> list[Any]:
+    """Return a graph's inputs as interpreters take them."""
+    return [
+        int(given) if isinstance(item, Size) else to_array(given)
+        for item, given in zip(graph.inputs, inputs, strict=True)
+    ]
+
+
+def watched(graph: Graph) -> Graph:
+    """Return a graph that returns its inputs, too, which it may have written."""
+    inputs = [item for item in graph.inputs if isinstance(item, Buffer)]
+    wholes = [View(item, item.shape, item.strides, index(0)) for item in inputs]
+    return replace(graph, outputs=(*graph.outputs, *wholes))
+
+
+def call(extern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Run a library's call by its name, on the interpreter's memory; draw the model's constants."""
+    match extern:
+        case Constant():
+            shape = [extent.hint() for extent in extern.buffer.shape]
+            draws = np.random.default_rng(sum(extern.node.encode()))
+            return [(draws.integers(-8, 9, shape) / 4).astype(np.float32)]
+    operation: Any = functools.reduce(getattr, extern.target.split("."), torch.ops)
+    made = operation(
+        *[tensors(a) for a in args], **{name: tensors(a) for name, a in kwargs.items()}
+    )
+    results = made if extern.many else [made]
+    return [to_array(r) if isinstance(r, Tensor) else r for r in results if extern.outputs]
+
+
+def tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.from_numpy(np.asarray(value))
+    return [tensors(one) for one in value] if isinstance(value, tuple) else value
+
+
+def run_module(gm: fx.GraphModule, inputs: list[Any] | None = None) -> list[Any]:
+    """Return what an FX graph computes; of random numbers, if it is given none.
+
+    What it writes to these is a result, too.
+    """
+    if inputs is None:
+        given = [drawn(node) for node in gm.graph.find_nodes(op="placeholder")]
+    else:
+        given = [one.clone() if isinstance(one, Tensor) else one for one in inputs]
+    if recipe := gm.meta.get(RECIPE):
+        recipe.keep(recipe.compute(*[given[k] for k in recipe.positions]))
+    return [to_array(t) for t in (*run(gm, given), *given) if isinstance(t, Tensor)]
+
+
+def run(gm: fx.GraphModule, given: list[Any]) -> list[Any]:
+    with torch.no_grad():
+        result = gm(*given)
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def run_halves(forward: fx.GraphModule, backward: fx.GraphModule) -> list[Any]:
+    """Return what a step computes, as its joint graph does: what is saved is known by its name."""
+    given = [drawn(node) for node in forward.graph.find_nodes(op="placeholder")]
+    results = run(forward, given)
+    made: Any = forward.graph.output_node().args[0]
+    known = {node.name: value for node, value in zip(made, results, strict=True) if node}
+    wanted = backward.graph.find_nodes(op="placeholder")
+    tangents = [drawn(node) for node in wanted if node.name not in known]
+    left = iter(tangents)
+    gradients = run(backward, [known[n.name] if n.name in known else next(left) for n in wanted])
+    outputs = results[: len(tangents)]
+    return [to_array(t) for t in (*outputs, *gradients, *given, *tangents) if isinstance(t, Tensor)]
+
+
+def drawn(node: fx.Node) -> Any:
+    """Return a random value of a placeholder, the same for the same name."""
+    like = node.meta.get("val", node.meta.get("example_value"))
+    if not isinstance(like, Tensor):
+        return 7
+    shape = [int(s) if isinstance(s, int) else int(s.node.hint) for s in like.shape]
+    generator = torch.Generator().manual_seed(sum(node.name.encode()))
+    numbers = torch.randn(shape, generator=generator)
+    return numbers > 0 if like.dtype is torch.bool else numbers.to(like.dtype)
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def stored(structure: Any) -> list[Any]:
+    """Return what a kernel, planned or lowered, leaves in the buffers that it writes."""
+    match structure:
+        case Kernel():
+            reads = [load.buffer for load in loads(store.expr for store in structure.stores)]
+            writes = [store.buffer for store in structure.stores]
+        case Planned():
+            return stored(lower(structure.kernel, structure.plan))
+        case Form():
+            return stored(structure.program)
+        case Program():
+            reads, writes = list(structure.reads), list(structure.writes)
+        case _:
+            raise InternalError(structure, stage="bisect")
+    env = Env(sizes={})
+    for buffer in (*reads, *writes):
+        fill(buffer.base, env)
+    match structure:
+        case Kernel():
+            run_kernel(structure, env.storage, env.sizes)
+        case _:
+            run_program(structure, env.storage, env.sizes)
+    bases = sorted({buffer.base for buffer in writes}, key=lambda buffer: buffer.name)
+    return [env.storage[buffer] for buffer in bases]
+
+
+def fill(buffer: Buffer, env: Env) -> None:
+    """Give a buffer storage with random numbers, the same for the same name."""
+    if buffer not in env.storage:
+        allocate(buffer, env)
+        held = env.storage[buffer]
+        drawn = np.random.default_rng(sum(buffer.name.encode())).integers(-8, 9, held.shape)
+        held[...] = (drawn / 4).astype(held.dtype)
+
+
+def to_array(tensor: Tensor) -> Any:
+    """Return a tensor as interpreters take it: bf16 travels as f32."""
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()

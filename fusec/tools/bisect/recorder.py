@@ -1,0 +1,577 @@
+"""The backend under which ``fusec bisect`` runs a program: it writes down what happens, as it does.
+
+It compiles as ``fusec`` does, strictly. Events go to a file one by one, so that the last one says
+where the process was when it died. What is looked for ends the program at once, by ``Enough``.
+
+    WRONG   each kernel beside eager (``verification``), each graph beside itself run eagerly
+    CRASH   an exception of a compile or a launch; a signal is for the reader of the file to see
+    SLOWER  each graph beside eager, in turn, and the seconds that each of its kernels takes; of
+            the whole program, optimizer and all, the time from one call of a graph to the next
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+
+from fusec.driver.backend import compile_one_graph, context_of, splitting
+from fusec.driver.blame import blame
+from fusec.driver.compiler import RECENT, run_eagerly
+from fusec.driver.reference import REFERENCE
+from fusec.driver.summary import graph_id
+from fusec.driver.verification import Exact
+from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
+from fusec.frontend.aliasing.overlap import writes_to_shared_memory
+from fusec.frontend.aot.only_eager import only_for_eager
+from fusec.frontend.fx_passes.dynamo_graph import copied
+from fusec.options import Options
+from fusec.runtime.calls.clock import Clock, clock_running
+from fusec.runtime.race.agreement import disagreement
+from fusec.tools.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
+from fusec.tools.bisect.slices import kernel_slices, library_slices, node_of, slice_of
+from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
+from fusec.tools.bisect.trial import Outcome, outcome_of, silent
+from fusec.torch_interior import (
+    FakeTensor,
+    TorchDynamoException,
+    pytree,
+    unset_fake_temporarily,
+)
+
+_ROUNDS = 15
+_WARMUP, _LEAST_GAPS = 2, 3
+"""Steps that do not count, and those that it takes to say how long one is."""
+_MOST_KERNELS = 24
+"""Of a graph: those that take the most time are compared with eager."""
+
+_KEPT_BYTES = 1 << 26
+"""Of a graph's arguments: what may go into a file beside the program that shows a fault."""
+
+
+class Enough(BaseException):
+    """Ends the user's program: what was looked for is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A graph that is about to be compiled.
+
+    Attributes:
+        number: 0, 1, ... in the order of compiles, of AOTAutograd's and Dynamo's graphs.
+        name: "forward", "backward", "inference"; "Dynamo" for Dynamo's.
+        excerpt: None for a graph that cannot be said in plain torch.
+        options: that the user gave.
+    """
+
+    number: int
+    name: str
+    excerpt: Excerpt | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A compiled graph is about to run.
+
+    Attributes:
+        most: no whole number in its arguments is as large.
+        values: of the last call in a search for a crash, as of ``Culprit``.
+    """
+
+    number: int
+    most: int
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A graph's compile, or a call of it, came to its end."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A graph, and as far as it is known a kernel, that is at fault.
+
+    Attributes:
+        outcome: what a file that shows the fault has to come to.
+        excerpts: that may show it, the smallest first.
+        calls, lost_us, ratio: of a kernel or graph that is slower, as of ``Fault``.
+        library: what is called in the place of an eager kernel.
+        asked: what the options that might help follow from, where that is no excerpt.
+        values: the tensors that the graph was called with, by name, where they are few.
+    """
+
+    graph: str
+    outcome: Outcome
+    excerpts: tuple[Excerpt, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kernel: str = ""
+    stage: str = ""
+    op: str = ""
+    line: str = ""
+    said: str = ""
+    calls: int = 1
+    lost_us: float = 0.0
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    ratio: float = 1.0
+    library: str = ""
+    asked: tuple[Excerpt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds of a call of a graph, or of a kernel ("" is the graph).
+
+    Attributes:
+        library: what is called in an eager kernel's place: "mkldnn._linear_pointwise.default".
+    """
+
+    graph: str
+    kernel: str
+    eager_us: float
+    fusec_us: float
+    excerpts: tuple[Excerpt, ...]
+    options: Mapping[str, Any]
+    library: str = ""
+
+    @property
+    def lost_us(self) -> float:
+        """How much longer than eager a call takes."""
+        return self.fusec_us - self.eager_us
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Microseconds of a step of the program, a quick one: of all that it does, optimizer too.
+
+    A step is what lies between two calls of the graph that is called most.
+    """
+
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A compile or a launch failed, and nobody asked for that."""
+
+    said: str
+
+
+Event = Begun | Called | Ended | Culprit | Timing | Stepped | Failed
+
+
+def read_events(file: Path) -> list[Event]:
+    """Return the events that a process has written; the last call has the values that it kept."""
+    events = list(_read(file))
+    calls = [place for place, event in enumerate(events) if isinstance(event, Called)]
+    if calls and (kept := _values_file(file)).exists():
+        call: Any = events[calls[-1]]
+        events[calls[-1]] = replace(call, values=torch.load(kept))
+    return events
+
+
+def _read(file: Path) -> Iterator[Event]:
+    with file.open("rb") as stream, suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            yield pickle.load(stream)
+
+
+def _values_file(file: Path) -> Path:
+    return file.with_suffix(".pt")
+
+
+def pace(run: Callable[[Any], Any], file: Path, more: Mapping[str, Any] | None) -> None:
+    """Run a program once more, silently, to see how long its steps and graphs take.
+
+    Args:
+        more: options beside the user's; None: nothing is compiled, graphs run eagerly.
+    """
+    recorder = Recorder(SLOWER, file, more=more)
+    with silent():
+        run(recorder.backend)
+    recorder.finish()
+
+
+def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
+    """Run a program under the recorder; called in a process of its own.
+
+    Args:
+        run: runs the user's program with a backend in fusec's place.
+    """
+    with clock_running() if kind == SLOWER else nullcontext() as clock:
+        recorder = Recorder(kind, file, clock)
+        try:
+            run(recorder.backend)
+        except Enough:
+            return
+        recorder.finish()
+
+
+class Recorder:
+    """The backend, and the file of its events."""
+
+    def __init__(
+        self,
+        kind: str,
+        file: Path,
+        clock: Clock | None = None,
+        more: Mapping[str, Any] | None = MappingProxyType({}),
+    ) -> None:
+        """Args: more: options beside the user's; None: graphs run eagerly."""
+        self._kind, self._file, self._clock, self._more = kind, file, clock, more
+        self._calls: dict[int, list[float]] = {}
+        self._numbers = itertools.count()
+        self._graphs: list[tuple[Begun, fx.GraphModule, bytes, str]] = []
+
+    def tell(self, event: Event) -> None:
+        """Write an event to the file."""
+        with self._file.open("ab") as stream:
+            pickle.dump(event, stream)
+
+    def backend(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile a graph of Dynamo, as ``fusec.driver.backend.fusec`` does."""
+        if only_for_eager(gm) or writes_to_shared_memory(gm):  # which run as they are
+            return gm.forward
+        if self._more is None:
+            return self._stepping(gm.forward, next(self._numbers))
+        options = {**(options or {}), **self._more}
+        given = dict(options) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
+        chosen = replace(Options.from_compile(mode, options), **self._settings())
+        dynamo = Begun(next(self._numbers), "Dynamo", _excerpt(gm, trains=_trains(gm)), given)
+        eager, values = copied(gm), _values(gm, example_inputs)
+        self.tell(dynamo)
+
+        def compile_one(
+            graph: fx.GraphModule, inputs: Sequence[Any], *, name: str
+        ) -> Callable[..., Any]:
+            return self._compile(graph, inputs, name, chosen, dynamo, values)
+
+        context = context_of(example_inputs, chosen)
+        try:
+            compiled = splitting(compile_one, context).compile(gm, example_inputs)
+        except (TorchDynamoException, Unsupported, EnvironmentProblem):
+            raise  # a message to Dynamo
+        except Exception as error:
+            self._failed(error, dynamo, None, values)
+            raise
+        self.tell(Ended(dynamo.number))
+        if self._kind != SLOWER:
+            return compiled
+        return self._stepping(self._timed(eager, compiled, dynamo), dynamo.number)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the options that differ from the user's."""
+        if self._kind != WRONG:
+            return {"strict": True}
+        return {"strict": True, "verify": True, "cudagraphs": False}
+
+    # -- a graph of AOTAutograd --------------------------------------------------------------------
+
+    def _compile(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        name: str,
+        options: Options,
+        dynamo: Begun,
+        values: Mapping[str, torch.Tensor],
+    ) -> Callable[..., Any]:
+        gm.meta.pop(REFERENCE, None)  # a graph is a question of its own, when its kernels agree
+        graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
+        self.tell(graph)
+        try:
+            call = compile_one_graph(gm, inputs, name=name, options=options)
+        except Exception as error:
+            self._failed(error, graph, dynamo, values)
+            raise
+        self.tell(Ended(graph.number))
+        trace = next(trace for trace in reversed(RECENT) if trace.name == name)
+        self._graphs.append((graph, gm, trace.manifest, graph_id(name)))
+        if self._kind == SLOWER:
+            return call
+
+        def run(args: list[Any]) -> Any:
+            self.tell(Called(graph.number, _most(args)))
+            given = [_copy(arg) for arg in args] if self._kind == WRONG else []
+            kept = self._keep(gm, args) if self._kind == CRASH else {}
+            try:
+                wrong = self._kind == WRONG
+                made = self._beside(gm, call, args, graph, given) if wrong else call(args)
+            except WrongKernel as error:
+                self._wrong(error, gm, graph, dynamo, given)
+            except Exception as error:
+                self._failed(error, graph, dynamo, kept)
+                raise
+            self.tell(Ended(graph.number))
+            return made
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def _keep(self, gm: fx.GraphModule, args: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+        """Return the values of a call, after they are written: a signal leaves no time for that."""
+        values = {name: _copy(value) for name, value in _values(gm, args).items()}
+        file = _values_file(self._file)
+        torch.save(values, file.with_suffix(".new"))
+        file.with_suffix(".new").replace(file)
+        return values
+
+    def _failed(
+        self,
+        error: Exception,
+        graph: Begun,
+        dynamo: Begun | None,
+        values: Mapping[str, torch.Tensor],
+    ) -> None:
+        if isinstance(error, Unsupported | EnvironmentProblem):
+            return
+        if self._kind != CRASH:
+            self.tell(Failed(f"graph {graph.name!r} fails: {type(error).__name__}: {error}"))
+            raise Enough from error
+        found, outcome = blame(error), outcome_of(error)
+        excerpts = _all(graph.excerpt, None if dynamo is None else dynamo.excerpt)
+        with unset_fake_temporarily():  # which is on while a graph is compiled
+            copies = {name: _copy(value) for name, value in values.items()}
+        self.tell(
+            Culprit(
+                graph.name, outcome, excerpts, graph.options, "", outcome.stage, found.op,
+                found.line, f"{outcome.cause}: {outcome.said}", values=copies,
+            )
+        )  # fmt: skip
+        raise Enough from error
+
+    def _wrong(
+        self,
+        wrong: WrongKernel,
+        gm: fx.GraphModule,
+        graph: Begun,
+        dynamo: Begun,
+        given: Sequence[Any],
+    ) -> NoReturn:
+        kernel, _, _, op, seen, source = wrong.args
+        own: Excerpt | None
+        try:
+            stored = [node_of(gm, held) for held in wrong.stored]
+            own = slice_of(gm, [node_of(gm, wrong.held)], stored)
+        except NotPlain:
+            own = None
+        line = next(iter(source), "")
+        excerpts = _all(own, graph.excerpt, dynamo.excerpt)
+        outcome = Outcome(WRONG)
+        self.tell(
+            Culprit(
+                graph.name, outcome, excerpts, graph.options, kernel, "", op, line, f"{op}: {seen}",
+                values=_values(gm, given),
+            )
+        )  # fmt: skip
+        raise Enough from wrong
+
+    def _beside(
+        self,
+        gm: fx.GraphModule,
+        call: Callable[..., Any],
+        args: list[Any],
+        graph: Begun,
+        given: Sequence[Any],
+    ) -> Any:
+        """Run a graph, and compare what it returns with what its nodes compute eagerly.
+
+        Args:
+            given: a copy of ``args``, which calls change.
+        """
+        state = torch.get_rng_state()
+        expected = run_eagerly(gm)([_copy(arg) for arg in given])
+        torch.set_rng_state(state)
+        made = call(args)
+
+        def exact() -> Sequence[torch.Tensor]:
+            torch.set_rng_state(state)
+            with torch.no_grad():
+                return _tensors(Exact(gm).run(*map(_copy, given)))
+
+        problem = disagreement(_tensors(made), _tensors(expected), exact)
+        if problem is not None:
+            self.tell(
+                Culprit(
+                    graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem,
+                    values=_values(gm, given),
+                )
+            )  # fmt: skip
+            raise Enough
+        return made
+
+    # -- times -------------------------------------------------------------------------------------
+
+    def _timed(
+        self, eager: fx.GraphModule, compiled: Callable[..., Any], graph: Begun
+    ) -> Callable[..., Any]:
+        first = True
+
+        def run(*args: Any) -> Any:
+            nonlocal first
+            made = compiled(*args)
+            if first:
+                first = False
+                calls = [_call_of(compiled, args), _call_of(eager, args)]
+                _in_turn(calls, rounds=1)  # the backward is compiled, caches are warm
+                self._forget_times()
+                ours, theirs = _in_turn(calls)
+                excerpts = _all(graph.excerpt)
+                self.tell(Timing("Dynamo", "", theirs, ours, excerpts, graph.options))
+            return made
+
+        return run
+
+    def _stepping(self, call: Callable[..., Any], number: int) -> Callable[..., Any]:
+        """Return a graph's callable that notes when it is called."""
+        called = self._calls.setdefault(number, [])
+
+        def run(*args: Any) -> Any:
+            called.append(time.perf_counter())
+            return call(*args)
+
+        return run
+
+    def _forget_times(self) -> None:
+        spent = self._clock.spent.values() if self._clock is not None else ()
+        for one in spent:
+            one.calls, one.timed, one.seconds = 0, 0, 0.0
+
+    def finish(self) -> None:
+        """Tell of steps, and compare what took the most time in graphs with eager."""
+        times = max(self._calls.values(), key=len, default=[])
+        gaps = [after - before for before, after in itertools.pairwise(times)][_WARMUP:]
+        if len(gaps) >= _LEAST_GAPS:
+            quick = sorted(gaps)[len(gaps) // 4]  # what else the machine does only adds
+            self.tell(Stepped(quick * 1e6))
+        if self._clock is None:
+            return
+        for graph, gm, manifest, name in self._graphs:
+            totals = self._clock.totals(name)
+            spent = {launch: s / calls * 1e6 for launch, (calls, s) in totals.items()}
+            found = [(kernel, "", excerpt) for kernel, excerpt in kernel_slices(gm, manifest)]
+            found += library_slices(gm, manifest)
+            found.sort(key=lambda row: -spent.get(row[0], 0.0))
+            for launch, library, excerpt in found[:_MOST_KERNELS]:
+                made = functions(excerpt)
+                args = made["inputs"]()
+                theirs, _ = _in_turn([lambda m=made, a=args: m["f"](*a)] * 2)  # type: ignore[misc]
+                ours = spent.get(launch, 0.0)
+                row = (graph.name, launch, theirs, ours, (excerpt,), graph.options, library)
+                self.tell(Timing(*row))
+
+
+def _in_turn(calls: Sequence[Callable[[], Any]], rounds: int = _ROUNDS) -> list[float]:
+    """Return the medians of the microseconds of each call, measured in turn."""
+    spent: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 2):
+        for call, own in zip(calls, spent, strict=True):
+            start = time.perf_counter()
+            call()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            own.append((time.perf_counter() - start) * 1e6)
+    return [statistics.median(own[2:]) for own in spent]
+
+
+def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
+    """Return a call on copies of some arguments, backward included where one of them is trained."""
+    own = [_leaf(arg) for arg in args]
+    leaves = [arg for arg in own if isinstance(arg, torch.Tensor) and arg.requires_grad]
+
+    def call() -> Any:
+        results = pytree.tree_leaves(fn(*own))
+        roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        if roots and leaves:
+            ones = [torch.ones_like(root) for root in roots]
+            torch.autograd.grad(roots, leaves, ones, allow_unused=True)
+
+    return call
+
+
+def _leaf(arg: Any) -> Any:
+    return _copy(arg).requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg
+
+
+# -- graphs as excerpts ----------------------------------------------------------------------------
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(results)
+    return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _all(*excerpts: Excerpt | None) -> tuple[Excerpt, ...]:
+    return tuple(excerpt for excerpt in excerpts if excerpt is not None)
+
+
+def _excerpt(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt | None:
+    try:
+        return from_graph(gm, trains=trains)
+    except NotPlain:
+        return None
+
+
+def _trains(gm: fx.GraphModule) -> bool:
+    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
+    grads = any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+    return grads and torch.is_grad_enabled()
+
+
+def _values(gm: fx.GraphModule, given: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors that a graph was called with, by name; none where they are too many."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    found = {n.name: v for n, v in zip(nodes, given, strict=True) if _is_real(v)}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    return found if size <= _KEPT_BYTES else {}
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+
+
+def _most(args: Sequence[Any]) -> int:
+    """Return one more than the largest whole number in some arguments."""
+    integers = [a for a in args if isinstance(a, torch.Tensor) and _is_whole(a) and a.numel()]
+    return max((int(arg.max()) + 1 for arg in integers), default=2)
+
+
+def drawn_below(excerpt: Excerpt, most: int) -> Excerpt:
+    """Return an excerpt whose whole numbers are drawn from a smaller range."""
+    return replace(excerpt, inputs=tuple(_below(one, most) for one in excerpt.inputs))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _below(given: Input, most: int) -> Input:
+    whole = isinstance(given.type, TensorType) and given.type.dtype is torch.int64
+    return replace(given, most=max(most, 1)) if whole else given
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of a tensor with its strides; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone()

@@ -1,0 +1,327 @@
+"""An excerpt printed as a file: plain torch, which shows the fault whenever it is run.
+
+Exit code 1, or a signal, while the fault is there, and 0 once it is mended. There are three
+endings: results differ, the compile or a launch fails, fusec is slower than eager.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType, rewritten
+from fusec.tools.bisect.smaller import dense
+
+WRONG, CRASH, SLOWER = "wrong", "crash", "slower"
+_TITLE_LINES = 3
+_LEAST_LOSS_US, _LEAST_RATIO = 200.0, 1.25
+"""What a smaller program has to lose at most to show a loss: more than a call of a graph costs."""
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a file shows.
+
+    Attributes:
+        kind: WRONG, CRASH or SLOWER.
+        title: of the file, one sentence.
+        options: of the compile.
+        calls: of SLOWER, that are timed at once.
+        lost_us: how much longer than eager each takes in the user's program.
+        ratio: of the time there to eager's.
+        saved: its inputs are the user's, from a file of the same name that ends with .pt.
+    """
+
+    kind: str
+    title: str = "A fault of fusec."
+    options: Mapping[str, Any] = field(default_factory=dict)
+    calls: int = 1
+    lost_us: float = 0.0
+    ratio: float = 1.0
+    saved: bool = False
+
+
+def as_file(excerpt: Excerpt, fault: Fault) -> str:
+    """Return the text of a file that shows a fault by itself."""
+    inputs = _saved(excerpt) if fault.saved else _inputs(_short_names(excerpt))
+    excerpt = _short_names(excerpt)
+    parts = (_head(excerpt, fault), _function(excerpt), inputs, _ending(excerpt, fault))
+    return "\n\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def functions(excerpt: Excerpt) -> dict[str, Any]:
+    """Return what a file defines before it ends: ``f`` and ``inputs``."""
+    excerpt = _short_names(excerpt)
+    parts = (*_head(excerpt, Fault(CRASH)), *_function(excerpt), *_inputs(excerpt))
+    made: dict[str, Any] = {}
+    exec(compile("\n".join(parts), "<bisect>", "exec"), made)
+    return made
+
+
+def plain_name(target: str) -> str:
+    """Return "tanh" for "torch.ops.aten.tanh.default", "linear" for "torch._C._nn.linear"."""
+    if target.startswith("torch.ops."):
+        return target.split(".")[3]
+    return target.rpartition(".")[2]
+
+
+def _head(excerpt: Excerpt, fault: Fault) -> list[str]:
+    modules = {"torch"} | ({"statistics", "sys", "time"} if fault.kind == SLOWER else set())
+    targets = [line.target for line in excerpt.lines if _operator(line) is None]
+    modules |= {"operator"} if any(t.startswith("_operator.") for t in targets) else set()
+    modules |= {"math"} if any(t.startswith("math.") for t in targets) else set()
+    own = sorted(modules - {"torch"})
+    imports = [f"import {name}" for name in own]
+    imports += ["from pathlib import Path"] if fault.saved else []
+    imports += [*([""] if imports else []), "import torch"]
+    title = textwrap.wrap(fault.title.replace("\\", "/").replace('"', "'"), 96)
+    title = [*title[:_TITLE_LINES]]
+    said = [f'"""{title[0]}', *title[1:]]
+    if len(said) == 1:
+        return [f'{said[0]}"""', "", *imports]
+    return [*said, '"""', "", *imports]
+
+
+# -- the function ----------------------------------------------------------------------------------
+
+
+def _function(excerpt: Excerpt) -> list[str]:
+    names = ", ".join(one.name for one in excerpt.inputs)
+    before = ("", *(one.where for one in excerpt.lines))
+    body = [
+        t for one, last in zip(excerpt.lines, before, strict=False) for t in _printed(one, last)
+    ]
+    several = len(excerpt.results) > 1 or excerpt.trains
+    results = ", ".join(excerpt.results) + ("," if len(excerpt.results) == 1 and several else "")
+    return [f"def f({names}):", *(f"    {line}" for line in body), f"    return {results}"]
+
+
+def _short_names(excerpt: Excerpt) -> Excerpt:
+    """Return an excerpt whose inputs are called a, b, c..., as far as no line is."""
+    taken = {line.name for line in excerpt.lines}
+    letters = itertools.chain("abcdeghijklmnopqrstuvwxyz", (f"x{n}" for n in itertools.count()))
+    free = (name for name in letters if name not in taken)
+    new = {one.name: name for one, name in zip(excerpt.inputs, free, strict=False)}
+
+    def change(value: Any) -> Any:
+        return Ref(new[value.name]) if isinstance(value, Ref) and value.name in new else value
+
+    return replace(
+        excerpt,
+        inputs=tuple(replace(one, name=new[one.name]) for one in excerpt.inputs),
+        lines=tuple(rewritten(line, change) for line in excerpt.lines),
+        results=tuple(new.get(name, name) for name in excerpt.results),
+    )
+
+
+def _printed(line: Line, before: str) -> Iterator[str]:
+    """Yield a line's text, behind the user's line where that is another than ``before``."""
+    if line.where and line.where != before:
+        yield f"# {line.where}"
+    yield f"{line.name} = {_operator(line) or _call(line)}"
+
+
+def _operator(line: Line) -> str | None:
+    """Return ``x[0]`` and the like; None for what is written as a call."""
+    if line.target == "_operator.getitem":
+        return f"{_shown(line.args[0])}[{_index(line.args[1])}]"
+    sign = _SIGNS.get(line.target)
+    return None if sign is None else f"{_shown(line.args[0])} {sign} {_shown(line.args[1])}"
+
+
+_SIGNS = {
+    f"_operator.{name}": sign
+    for name, sign in {
+        "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%",
+        "pow": "**", "matmul": "@", "and_": "&", "or_": "|", "eq": "==", "ne": "!=", "lt": "<",
+        "le": "<=", "gt": ">", "ge": ">=",
+    }.items()
+}  # fmt: skip
+
+
+def _index(value: Any) -> str:
+    if isinstance(value, tuple) and value:
+        return ", ".join(map(_index, value)) + ("," if len(value) == 1 else "")
+    if isinstance(value, slice):
+        bounds = [("" if v is None else _shown(v)) for v in (value.start, value.stop)]
+        return ":".join(bounds) + ("" if value.step is None else f":{_shown(value.step)}")
+    return "..." if value is ... else _shown(value)
+
+
+def _call(line: Line) -> str:
+    args = list(map(_shown, line.args))
+    named = [f"{name}={_shown(value)}" for name, value in line.kwargs.items()]
+    if line.target.startswith("."):
+        return f"{args[0]}{line.target}({', '.join([*args[1:], *named])})"
+    target = line.target.removeprefix("_") if line.target.startswith("_op") else line.target
+    return f"{target}({', '.join([*args, *named])})"
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case Ref():
+            return value.name
+        case tuple():
+            return f"({', '.join(map(_shown, value))}{',' if len(value) == 1 else ''})"
+        case list():
+            return f"[{', '.join(map(_shown, value))}]"
+        case dict():
+            return "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in value.items()) + "}"
+        case float() if not math.isfinite(value):
+            return f'float("{value}")'
+        case torch.device():
+            return f'"{value}"'
+        case torch.dtype() | torch.memory_format() | torch.layout():
+            return str(value)
+        case slice():
+            return f"slice({_shown(value.start)}, {_shown(value.stop)}, {_shown(value.step)})"
+        case str():
+            return f'"{value}"' if value.isidentifier() else repr(value)
+        case _:
+            return repr(value)
+
+
+# -- its inputs ------------------------------------------------------------------------------------
+
+
+def _inputs(excerpt: Excerpt) -> list[str]:
+    rows = [f"        {_drawn(one)},  # {one.name}" for one in excerpt.inputs]
+    return ["def inputs():", "    torch.manual_seed(0)", "    return [", *rows, "    ]"]
+
+
+def _saved(excerpt: Excerpt) -> list[str]:
+    rows = [
+        f"        {one.type},"
+        if isinstance(one.type, int)
+        else f'        saved["{one.name}"].clone(){".requires_grad_()" if one.trained else ""},'
+        for one in excerpt.inputs
+    ]
+    load = '    saved = torch.load(Path(__file__).with_suffix(".pt"))'
+    return ["def inputs():", load, "    return [", *rows, "    ]"]
+
+
+def _drawn(given: Input) -> str:
+    kind = given.type
+    if isinstance(kind, int):
+        return str(kind)
+    plain = kind.strides == dense(kind.shape) or 0 in kind.shape
+    shape = kind.shape
+    if not plain:  # the elements that the strides reach
+        reached = sum((n - 1) * s for n, s in zip(kind.shape, kind.strides, strict=True))
+        shape = (reached + 1,)
+    text = _random(given, kind, ", ".join(map(str, shape)))
+    if not plain:
+        text += f".as_strided({kind.shape}, {kind.strides})"
+    return f"{text}.requires_grad_()" if given.trained else text
+
+
+def _random(given: Input, kind: TensorType, extents: str) -> str:
+    more = "" if kind.dtype is torch.float32 else f", dtype={kind.dtype}"
+    more += "" if kind.device == "cpu" else f', device="{kind.device}"'
+    if kind.dtype.is_floating_point or kind.dtype.is_complex:
+        shape = extents or "()"
+        draw = "rand" if given.positive else "randn"
+        if kind.dtype.itemsize == 1:  # no generator draws 8-bit floats
+            return f"torch.{draw}({shape}).to({kind.dtype})"
+        return f"torch.{draw}({shape}{more})"
+    shape = f"({extents}{',' * (extents.isdigit())})"
+    most = min(given.most, 2) if kind.dtype is torch.bool else given.most
+    return f"torch.randint(0, {most}, {shape}{more})"
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+def _ending(excerpt: Excerpt, fault: Fault) -> list[str]:
+    options = dict(fault.options) | ({} if fault.kind == SLOWER else {"strict": True})
+    dynamic = ", dynamic=True" if excerpt.dynamic else ""
+    settings = f", options={_options(options)}" if options else ""
+    compiled = f'torch.compile(f, backend="fusec"{dynamic}{settings})'
+    run = _training() if excerpt.trains else []
+    ours, theirs = (
+        ("run(compiled)", "run(f)") if excerpt.trains else ("compiled(*inputs())", "f(*inputs())")
+    )
+    match fault.kind:
+        case "wrong":
+            tolerance = f"{_tolerance(excerpt):g}"
+            return [
+                *run,
+                f"expected = {theirs}",
+                f"compiled = {compiled}",
+                f'close = {{"rtol": {tolerance}, "atol": {tolerance}, "equal_nan": True}}',
+                f"torch.testing.assert_close({ours}, expected, **close)",
+                'print("fusec agrees with eager")',
+            ]
+        case "crash":
+            return [
+                *run,
+                f"{theirs}  # eager can",
+                f"compiled = {compiled}",
+                ours,
+                'print("fusec runs it")',
+            ]
+        case _:
+            return [*run, f"compiled = {compiled}", *_timing(excerpt, fault)]
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f'"{name}": {_shown(value)}' for name, value in options.items()) + "}"
+
+
+def _training() -> list[str]:
+    return [
+        "def run(call):",
+        "    args = inputs()",
+        "    results = call(*args)",
+        "    roots = [r for r in results if r.requires_grad]",
+        "    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]",
+        "    ways = [torch.randn_like(r) for r in roots]",
+        "    return *results, *torch.autograd.grad(roots, leaves, ways, allow_unused=True)",
+        "",
+        "",
+    ]
+
+
+def _timing(excerpt: Excerpt, fault: Fault) -> list[str]:
+    on_gpu = any(isinstance(i.type, TensorType) and "cuda" in i.type.device for i in excerpt.inputs)
+    wait = ["        torch.cuda.synchronize()"] if on_gpu else []
+    if excerpt.trains:
+        calls = ("lambda: run(eager)", "lambda: run(compiled)")
+        before: list[str] = []
+    else:
+        calls = ("lambda: eager(*args)", "lambda: compiled(*args)")
+        before = ["args = inputs()"]
+    return [
+        'eager = torch.compile(f, backend="eager")  # so that Dynamo costs both the same',
+        *before,
+        f'ways = {{"eager": {calls[0]}, "fusec": {calls[1]}}}',
+        "times = {name: [] for name in ways}",
+        "for _ in range(25):  # in turn, so that what disturbs one disturbs the other",
+        "    for name, call in ways.items():",
+        *wait,
+        "        start = time.perf_counter()",
+        *(
+            ["        call()"]
+            if fault.calls == 1
+            else [f"        for _ in range({fault.calls}):", "            call()"]
+        ),
+        *wait,
+        f"        times[name].append((time.perf_counter() - start) * {1e6 / fault.calls:g})",
+        "theirs, ours = (statistics.median(spent[5:]) for spent in times.values())",
+        'print(f"eager {theirs:.1f} us, fusec {ours:.1f} us")',
+        f"lost = ours > {min((1 + fault.ratio) / 2, _LEAST_RATIO):.3g} * theirs",
+        f"sys.exit(lost and ours - theirs > {min(fault.lost_us / 2, _LEAST_LOSS_US):.1f})",
+    ]
+
+
+def _tolerance(excerpt: Excerpt) -> float:
+    kinds = [kind for kind in excerpt.types.values() if isinstance(kind, TensorType)]
+    floats = [kind.dtype for kind in kinds if kind.dtype.is_floating_point]
+    return max((_TOLERANCE.get(dtype, 1e-3) for dtype in floats), default=1e-3)

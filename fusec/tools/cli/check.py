@@ -1,0 +1,124 @@
+"""Check a model: its results beside eager's, or its kernels without a GPU.
+
+  fusec check model.py:Block --input bf16[8,128,768] --train
+  fusec check model.py:Block --input "bf16[8,128|77|200,768]" --dynamic
+  fusec check --static model.py:Block --input bf16[8,128,768] --target sm_90
+  fusec check --emulate model.py:Block --input bf16[2,16,64] --train
+
+Without --static the model runs on this machine, on random inputs: eagerly, in fp64 and compiled.
+With several sizes of an axis it is called for each in turn; --dynamic compiles once for all.
+With --static nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a
+fault if it spills registers, moves less than 16 bytes at a time where it could, misses the tensor
+cores, or does not fit the processor.
+With --emulate every kernel that a GPU (sm_90, or --target sm_80) would run is executed on this
+machine's CPU, and checked as it runs: bounds, races, barriers, waits. Use small sizes.
+Exit code 1 if a result is wrong or a kernel has a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fusec.errors import UsageError
+from fusec.tools.cli.dump import add_model_arguments, stage_model
+from fusec.tools.cli.inputs import parse_inputs
+from fusec.tools.cli.line import (
+    EMULATED,
+    check_judged,
+    check_model_line,
+    forced_options,
+    known_target,
+)
+from fusec.tools.cli.output import progress, show, show_report, user_code
+
+if TYPE_CHECKING:
+    import torch
+
+HELP = "check results against eager's, or kernels without a GPU: --static, --emulate"
+FAULTS = 1
+"""The exit code where a result is wrong or a kernel has a fault."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument("--static", action="store_true", help="kernels, from their machine code")
+    parser.add_argument("--emulate", action="store_true", help="kernels of a GPU, run on this CPU")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="a line for each tensor, however many"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the verdict; return 1 if there is a fault."""
+    check_model_line(arguments)
+    if arguments.static and arguments.emulate:
+        raise UsageError("--static runs nothing, --emulate runs kernels: leave out one of them.")
+    _check_target(arguments)
+    if arguments.static:
+        verdict = _check_kernels(arguments)
+        show_report(verdict, json=arguments.json)
+    else:
+        verdict = (_emulate_kernels if arguments.emulate else _check_results)(arguments)
+        show(verdict.to_json() if arguments.json else verdict.text(whole=arguments.verbose))
+    return FAULTS if verdict.faults else 0
+
+
+def _check_target(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for a target that the wanted check does not have."""
+    if arguments.static:
+        check_judged(known_target(arguments))
+    elif arguments.emulate and (arguments.target or EMULATED[-1]) not in EMULATED:
+        raise UsageError.unknown("target for --emulate", arguments.target, EMULATED)
+    elif not arguments.emulate and arguments.target is not None:
+        raise UsageError(
+            "results are compared on this machine's device. To check the kernels for a target, "
+            f"write fusec check --static {arguments.model} --target {arguments.target}."
+        )
+
+
+def _check_kernels(arguments: argparse.Namespace) -> Any:
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.tools.report.lint_report import check_target, judge
+    from fusec.tools.report.stages import choose_target
+
+    check_target(choose_target(arguments.target).name)
+    return judge(stage_model(arguments), progress)
+
+
+def _emulate_kernels(arguments: argparse.Namespace) -> Any:
+    # Local: as above.
+    import torch
+
+    from fusec.tools.report.emulation import emulate
+
+    target = arguments.target or EMULATED[-1]
+    said = f"running {arguments.model}: eagerly, in fp64 and emulated"
+    return _call(partial(emulate, target=target), arguments, torch.device("cpu"), said)
+
+
+def _check_results(arguments: argparse.Namespace) -> Any:
+    # Local: as above.
+    from fusec.tools.report.comparison import compare, this_device
+
+    device = this_device()
+    said = f"running {arguments.model} on {device}: eagerly, in fp64 and compiled"
+    return _call(compare, arguments, device, said)
+
+
+def _call(
+    judge: Callable[..., Any], arguments: argparse.Namespace, device: torch.device, said: str
+) -> Any:
+    """Return what ``judge`` says of calls of the model with random inputs on a device."""
+    from fusec.tools.cli.model import load_with_inputs  # local, as above
+
+    given = parse_inputs(arguments.input)
+    progress(said)
+    how = {"train": arguments.train, "dynamic": arguments.dynamic}
+    with user_code(arguments):
+        fn, calls = load_with_inputs(arguments.model, given, arguments.train, device)
+        return judge(fn, *calls, options=forced_options(arguments), **how)

@@ -1,0 +1,298 @@
+"""Print what a model becomes at each stage of the compiler, for any target; no GPU is needed.
+
+fusec dump model.py:Block --input bf16[8,128,768]
+fusec dump model.py:Block --input bf16[8,128,768] --target sm_90 --stage sass
+fusec dump model.py:gpt --input "i64[2,64]<50257" --train -o dumps
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusec.errors import NotWritable, UsageError
+from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
+from fusec.tools.cli.line import (
+    TARGET_NAMES,
+    check_directory,
+    check_model_line,
+    check_stage_name,
+    forced_options,
+    known_target,
+)
+from fusec.tools.cli.output import progress, show, user_code
+
+if TYPE_CHECKING:
+    from fusec.codegen.targets import Target
+    from fusec.driver.stages import Context
+    from fusec.tools.report.stages import Staged
+
+HELP = "print any stage of a model's compile, from the FX graph down to machine code"
+DEFAULT_STAGE = "source"
+_PYTHON = ("fx", "wrapper")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what dump and explain share: the model, its inputs, the target."""
+    parser.add_argument(
+        "model",
+        metavar="TARGET",
+        nargs="?",
+        help="path.py:name or module:name: a module, its class, a function, or a function without "
+        "arguments that returns a module; either with arguments: 'model.py:Block(64)'; or a "
+        "FILE.pt2 of torch.export.save",
+    )
+    add_inputs(
+        parser,
+        f"an argument of the call: {EXAMPLES}; one for each, in order, or NAME=SPEC; or "
+        "@FILE, as torch.save wrote it",
+    )
+    parser.add_argument(
+        "--target", help=f"one of {', '.join(TARGET_NAMES)}; default: this machine's"
+    )
+    parser.add_argument(
+        "--race",
+        metavar="auto|fused|library",
+        help="force one way where a group can run in several; default: auto, the faster one",
+    )
+    parser.add_argument(
+        "--descriptors",
+        metavar="auto|always|never",
+        help="copy tiles of products by tensor descriptors (TMA); default: auto, if a race prefers "
+        "it",
+    )
+    parser.add_argument(
+        "--roles",
+        metavar="auto|cooperative|pingpong|never",
+        help="one warp loads what others multiply, in one group or in two; default: auto, if a "
+        "race prefers it",
+    )
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any option of a compile, as fusec --help lists them: --option fusion=0",
+    )
+    parser.add_argument("--train", action="store_true", help="the forward and the backward")
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="run the model on random inputs, where it asks for the values of tensors",
+    )
+    parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--stage",
+        help="fx, graph, kernels, plan, program, source, wrapper, ttir, ttgir, llir, ptx or sass "
+        f"(AMD's assembly for gfx942); default: {DEFAULT_STAGE}, and all of them with -o. Or one "
+        "of the rewrites between them, by its name in docs/design.md, such as inline",
+    )
+    parser.add_argument(
+        "--changed",
+        action="store_true",
+        help="every rewrite that changed something, in order, from Dynamo's graph to the program",
+    )
+    parser.add_argument(
+        "-o",
+        dest="directory",
+        metavar="DIR",
+        type=Path,
+        help="write files there; prints their names",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write the wanted stages of every graph."""
+    check_model_line(arguments)
+    if arguments.stage is not None:
+        check_stage_name(arguments.stage, known_target(arguments))
+        if arguments.changed:
+            raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
+    check_directory(arguments.directory)
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.driver.dumps import BEFORE_CAPTURE
+    from fusec.tools.report.stages import check_stage, choose_target
+
+    if arguments.stage is not None:
+        check_stage(arguments.stage, choose_target(arguments.target))  # with what torch knows
+    whole = arguments.directory is not None and arguments.stage is None
+    early = arguments.changed or whole or arguments.stage in BEFORE_CAPTURE
+    staged = stage_model(arguments, texts=early)
+    if not staged:
+        raise UsageError("the call has no tensor operations, so there is nothing to dump.")
+    if arguments.directory is None:
+        for one in staged:
+            for stage in _wanted(one, arguments) or [arguments.stage or DEFAULT_STAGE]:
+                _print_stage(one, stage)
+        return 0
+    _write(staged, arguments)
+    return 0
+
+
+def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
+    """Return which stages of a graph are to be shown, without those that it did not reach."""
+    # Local: it imports torch, which `fusec --help` shall not wait for.
+    from fusec.tools.report.stages import ASSEMBLY_STAGES, LEVELS, REWRITES
+
+    if arguments.stage is not None:
+        return [arguments.stage] if _has(staged, arguments.stage) else []
+    if arguments.directory is None and not arguments.changed:
+        return [DEFAULT_STAGE] if _has(staged, DEFAULT_STAGE) else []
+    made = {stage: staged.made(stage) for stage in REWRITES}
+    changed = [
+        stage
+        for stage, record in made.items()
+        if record is not None and record.text and record.changed
+    ]
+    if arguments.changed:
+        return changed
+    levels = [stage for stage in (*LEVELS, *ASSEMBLY_STAGES) if _has(staged, stage)]
+    return list(dict.fromkeys((*changed, *levels)))
+
+
+def stage_model(
+    arguments: argparse.Namespace,
+    *,
+    texts: bool = False,
+    choose: Callable[[str | None], Target] | None = None,
+    adapt: Callable[[Context], Context] = lambda context: context,
+) -> list[Staged]:
+    """Return every graph of the model that the command line names, compiled to source text.
+
+    Args:
+        texts: keep what the stages before capture made.
+        choose: says which target a name means; by default what this machine has counts.
+        adapt: changes the context of each compile.
+    """
+    with user_code(arguments):
+        return _stage_model(arguments, texts, choose, adapt)
+
+
+def _stage_model(
+    arguments: argparse.Namespace,
+    texts: bool,
+    choose: Callable[[str | None], Target] | None,
+    adapt: Callable[[Context], Context],
+) -> list[Staged]:
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    import torch
+
+    from fusec.options import Options
+    from fusec.tools.cli.model import load_callable, load_with_inputs, observe_call
+    from fusec.tools.report.observe import new_fake_mode, observe_run
+    from fusec.tools.report.stages import choose_target, take_through
+
+    given = parse_inputs(arguments.input)
+    choose = choose or choose_target
+    choose(arguments.target)  # a wrong one is said before the model is loaded
+    options = Options.from_compile(None, forced_options(arguments))
+    progress(f"tracing {arguments.model}")
+    how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
+    if arguments.run:
+        cpu = torch.device("cpu")
+        fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
+        target = choose(arguments.target)  # after what the model's file sets in torch
+        seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
+    else:
+        mode = new_fake_mode()
+        fn = load_callable(arguments.model, len(given), mode)
+        target = choose(arguments.target)  # as above
+        seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
+    staged = []
+    for one in seen:
+        progress(f"compiling graph {one.name} for {target.name}")
+        staged.append(take_through(one, target, options, adapt))
+    return staged
+
+
+def _has(staged: Staged, stage: str) -> bool:
+    """Return whether a graph got as far as a stage that its target has."""
+    return staged.made(stage) is not None or (
+        stage in staged.target.assembly and staged.compiled is not None
+    )
+
+
+def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
+    """Return (name of the text, its language, the text) for one stage of one graph."""
+    # Local: it imports torch, which `fusec --help` shall not wait for.
+    from fusec.driver.dumps import BEFORE_CAPTURE
+    from fusec.tools.report.stages import TEXT_STAGES, assemble
+
+    compiled = staged.compiled
+    if stage in TEXT_STAGES and stage != "source":
+        language = "python" if stage in (*_PYTHON, *BEFORE_CAPTURE) else "text"
+        return [(stage, language, staged.text(stage))]
+    if compiled is None:
+        staged.check()
+        return []
+    if stage == "source":
+        language = _LANGUAGES[staged.target.language]
+        return [(name, language, source) for name, source in compiled.sources.items()]
+    texts = []
+    for number, name in enumerate(compiled.sources, 1):
+        progress(f"{staged.name}: {name} to {stage} ({number} of {len(compiled.sources)})")
+        text = assemble(staged, name).text(staged.target.assembly[stage])
+        texts.append((name, "text", text))
+    return texts
+
+
+_LANGUAGES = {"cpp": "cpp", "triton": "python"}
+"""What a printer writes, as highlighters call it."""
+
+
+def _print_stage(staged: Staged, stage: str) -> None:
+    texts = _texts(staged, stage)
+    if not texts:
+        progress(f"graph {staged.name} has no kernels: all of it runs as eager kernels")
+    for name, language, text in texts:
+        mark = "//" if language == "cpp" or stage in staged.target.assembly else "#"
+        what = stage if name == stage else f"{name}, {stage}"
+        show(f"{mark} -- graph {staged.name}: {what}, {staged.target.name} --", language)
+        show(text, language)
+        show("")
+
+
+def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
+    """Write the wanted stages of all graphs, and print the names of the files.
+
+    Raises:
+        NotWritable: if a file cannot be.
+        Exception: what stopped a graph's compile, once what came before is written.
+    """
+    from fusec.driver.dumps import Dump, File  # local, as above
+
+    with _writable(arguments.directory):
+        dump = Dump(arguments.directory)
+    for one in graphs:
+        files = [
+            File(stage, "" if name == stage else name, _suffix(one, stage), text)
+            for stage in _wanted(one, arguments)
+            for name, _, text in _texts(one, stage)
+        ]
+        with _writable(arguments.directory):
+            paths = dump.write(one.name, one.observed.compile, one.target.name, files)
+        for path in paths:
+            show(str(path))
+        one.check()
+
+
+@contextmanager
+def _writable(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(f"cannot write to {directory}: {error.strerror}") from error
+
+
+def _suffix(staged: Staged, stage: str) -> str:
+    from fusec.driver.dumps import suffix_of  # local, as above
+
+    return staged.target.assembly.get(stage) or suffix_of(stage, staged.target.language)

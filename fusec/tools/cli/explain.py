@@ -1,0 +1,48 @@
+"""Show what the compiler makes of a model: kernels with the user's lines, what stays eager and why,
+launches and bytes before and after, the floor, and the merges it took or rejected with their price.
+
+  fusec explain model.py:Block --input bf16[8,128,768]
+  fusec explain model.py:Block --input bf16[8,128,768] --target sm_90 --train --json
+
+With --static each kernel is compiled for the target, and has the time that its machine code lets
+expect, as a share of the floor, and what most of the rest is spent on. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fusec.tools.cli.dump import add_model_arguments, stage_model
+from fusec.tools.cli.line import check_judged, check_model_line, known_target
+from fusec.tools.cli.output import progress, show_report
+
+HELP = "show kernels, eager kernels, launches, bytes and fusion decisions"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument("--static", action="store_true", help="times, from the machine code")
+    parser.add_argument("--json", action="store_true", help="as JSON, schema 1")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the explanation of every graph."""
+    check_model_line(arguments)
+    if arguments.static:
+        check_judged(known_target(arguments))
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.tools.report import explanation
+    from fusec.tools.report.stages import choose_target
+    from fusec.tools.report.watching import watch
+
+    target = choose_target(arguments.target)
+    with watch() as watched:
+        staged = stage_model(arguments)
+    shown = explanation(target.name, staged, watched.seen)
+    if arguments.static:
+        from fusec.tools.report.lint_report import judge, with_expectations  # local, as above
+
+        shown = with_expectations(shown, judge(staged, progress))
+    show_report(shown, json=arguments.json)
+    return 0

@@ -1,0 +1,201 @@
+"""What is wrong with a command line, said before torch is imported.
+
+Importing torch and Dynamo takes seconds; a misspelt type or target shall not wait for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusec.errors import NotWritable, UsageError, nearest
+from fusec.options import Options
+from fusec.processors import DEVICES, PROCESSORS, target_called
+from fusec.tools.cli.inputs import Inputs, parse_inputs
+
+EXPORTED = ".pt2"
+"""How the name of a file ends that ``torch.export.save`` wrote."""
+FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
+TARGET_NAMES = ("cpu", *PROCESSORS, *DEVICES)
+"""The names in ``codegen.targets``, whose import takes as long as all else of a refusal."""
+JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
+"""The targets of ``check --static``."""
+EMULATED = ("sm_80", "sm_90")
+"""The targets of ``check --emulate``."""
+LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+"""The structures on the way, each as it leaves the last stage that changes it."""
+_REWRITES = """
+    equal_sizes whole_gradients flex_attention masked_writes longer_cats fold_channels
+    single_places memory_formats draws freeze channel_gradients softmax_gradients
+    wide_products partition
+    capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
+    unread fuse library_bias library_epilogue
+    store_parts split_loop contract loops libraries in_place bundle memory masks online_softmax
+    stream_rows coalesce plan lower generalise vector_tiles base_two guard_gathers sink orient
+    copy_tiles approximate split_roles
+"""
+"""The names of ``fusec/driver/stages.py``, which imports torch."""
+ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
+STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
+_HERE = ("cuda", "gpu", "native", "host")
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Without any of these there is no GPU: what is not known before torch is imported, else."""
+
+
+def complete(arguments: argparse.Namespace) -> None:
+    """Take the TARGET from behind the SPECs, where ``--input SPEC TARGET`` swallowed it.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    given = arguments.input
+    if arguments.model is None and len(given) > 1 and is_target(given[-1]):
+        arguments.model = given.pop()
+    if arguments.model is None:
+        raise UsageError(f"The following arguments are required: TARGET. {FORM}.")
+
+
+def is_target(text: str) -> bool:
+    """Return True for what reads as ``place:name``, or as the file of an exported program."""
+    if text.endswith(EXPORTED):
+        return True
+    place, colon, name = text.partition("(")[0].rpartition(":")
+    return bool(colon and place and name.replace(".", "").isidentifier())
+
+
+def check_model_line(
+    arguments: argparse.Namespace, parse: Callable[[Sequence[str]], Inputs] = parse_inputs
+) -> None:
+    """Raise UsageError for what is wrong with a model's TARGET, inputs and target, as text."""
+    complete(arguments)
+    parse(arguments.input)
+    check_target_name(arguments.target)
+    check_target_name(Options.from_compile(None, forced_options(arguments)).target)
+    if arguments.model.endswith(EXPORTED):
+        check_file(Path(arguments.model), FORM)
+        return
+    place = arguments.model.partition("(")[0].rpartition(":")[0]
+    if not is_target(arguments.model):
+        raise UsageError(f"target {arguments.model!r} names nothing in a file or module. {FORM}.")
+    if place.endswith(".py"):
+        check_file(Path(place), FORM)
+    constructed(arguments.model.partition(":")[2])
+
+
+def check_file(path: Path, form: str) -> None:
+    """Raise UsageError if a Python file is not there, with the nearest that is."""
+    if path.is_file():
+        return
+    folder = path.parent if path.parent.is_dir() else Path()
+    near = nearest(path.name, [file.name for file in folder.glob(f"*{path.suffix}")])
+    hint = f" Did you mean {str(folder / near)!r}?" if near else ""
+    raise UsageError(f"there is no file {str(path)!r}.{hint} {form}.")
+
+
+def check_target_name(name: str | None) -> None:
+    """Raise UsageError for an unknown target; a device's name says which target is its own."""
+    if name is None or name in TARGET_NAMES:
+        return
+    own = target_called(name)
+    if own is not None:
+        raise UsageError(f"unknown target {name!r}: for that device it is {own!r}.")
+    if name.lower() in _HERE:
+        raise UsageError(f"unknown target {name!r}: leave --target out for this machine's own.")
+    raise UsageError.unknown("target", name, TARGET_NAMES)
+
+
+def forced_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a compile that the command line gives.
+
+    Raises:
+        UsageError: for one that there is not.
+    """
+    own = {name: getattr(arguments, name) for name in ("race", "descriptors", "roles")}
+    given = {name: value for name, value in own.items() if value is not None}
+    return {**Options.from_texts(arguments.option), **given}
+
+
+def known_target(arguments: argparse.Namespace) -> str | None:
+    """Return the target that a command line means; None for a GPU that has to be asked."""
+    named = arguments.target or Options.from_compile(None, forced_options(arguments)).target
+    return named or (None if any(map(os.path.exists, _DRIVERS)) else "cpu")
+
+
+def check_stage_name(stage: str, target: str | None) -> None:
+    """Raise UsageError if there is no such stage, or if a target does without it."""
+    if stage not in STAGES:
+        raise UsageError.unknown("stage", stage, STAGES)
+    if stage in ASSEMBLY and target is not None and target not in DEVICES:
+        raise UsageError(
+            f"target {target!r} has no stage {stage!r}: its kernels are C++. Use --target "
+            f"{'|'.join(DEVICES)}, or a stage out of {', '.join(LEVELS)}."
+        )
+
+
+def check_judged(target: str | None) -> None:
+    """Raise UsageError for a target whose machine code is not known well enough to judge."""
+    if target is not None and target not in JUDGED:
+        raise UsageError(
+            f"target {target!r} has no static checks. Use --target {'|'.join(JUDGED)}: "
+            "no GPU is needed."
+        )
+
+
+def check_directory(path: Path | None) -> None:
+    """Raise NotWritable if nothing can be written to a directory; make it."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritable(f"cannot write to {path}: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise NotWritable(f"cannot write to {path}: it is not yours to write")
+
+
+def hint_behind(script: str, own: Sequence[str], commands: Mapping[str, str]) -> str:
+    """Return what to say of an option of fusec's that stands behind a script, whose own it is.
+
+    Args:
+        own: the script's arguments.
+        commands: option -> the command that has it.
+    Returns:
+        "" where there is none, or behind "--".
+    """
+    found = [(k, word.partition("=")[0]) for k, word in enumerate(own)]
+    meant = next(((k, name) for k, name in found if name in commands), None)
+    if meant is None or "--" in own[: meant[0]]:
+        return ""
+    place, name = meant
+    value = own[place + 1 : place + 2] if own[place] == name else []
+    line = shlex.join(["fusec", *commands[name].split(), own[place], *value, script])
+    return f"{name} behind the script was given to the script; if it is fusec's: {line}"
+
+
+def constructed(name: str) -> tuple[str, list[Any], dict[str, Any]] | None:
+    """Return (name, arguments, named arguments) of ``Block(64, bias=False)``; None for a name.
+
+    Raises:
+        UsageError: if an argument is no literal.
+    """
+    if "(" not in name:
+        return None
+    try:
+        call = ast.parse(name, mode="eval").body
+        if not isinstance(call, ast.Call) or isinstance(call.func, ast.Call):
+            raise ValueError("no call")
+        args = [ast.literal_eval(argument) for argument in call.args]
+        if any(word.arg is None for word in call.keywords):
+            raise ValueError("a dictionary of arguments")
+        named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"{name!r} is no call with numbers, strings, tuples, lists or dictionaries, such as "
+            "'Block(64, bias=False)'."
+        ) from error
+    return ast.unparse(call.func), args, named

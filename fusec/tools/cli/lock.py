@@ -1,0 +1,175 @@
+"""Write down what the compiler makes of a model, and say later what changed.
+
+  fusec lock model.py:Block --input bf16[8,128,768] --train -o model.lock
+  fusec lock --check model.lock
+
+The file is text for a review: kernels with what they compute and your lines, the order of sums,
+eager kernels with reasons and libraries, launches, bytes and peak memory. It has no timings. Where
+there are several ways to run a product, it has the one that races here have measured before, else
+the one that the model of costs prefers.
+
+With --check the model is compiled as the file says, from the same directory, and nothing is timed:
+the ways are those of the file. Exit code 1 if something changed, which is said in words, with the
+line of your program and the decision that is the cause. No GPU is needed, whatever the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusec import __version__
+from fusec.errors import EnvironmentProblem, NotWritable, UsageError
+from fusec.tools.cli.dump import add_model_arguments, stage_model
+from fusec.tools.cli.line import check_model_line
+from fusec.tools.cli.output import show, show_report
+
+if TYPE_CHECKING:
+    from fusec.codegen.targets import Target
+    from fusec.tools.report.breaks import Break
+    from fusec.tools.report.lock import Asked, Lock
+    from fusec.tools.report.ways import Record
+
+HELP = "write down what a model compiles to, or check that it is as it was: --check"
+CHANGED = 1
+"""The exit code where something changed."""
+_FIRST = "fusec lock"
+"""How each file begins; what follows is read by ``tools/report/lock_text.py``."""
+_FORCED = ("race", "descriptors", "roles")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument("-o", dest="file", metavar="FILE", type=Path, help="write it there")
+    parser.add_argument(
+        "--check", metavar="FILE", type=Path, help="compare with a file that was written before"
+    )
+    parser.add_argument("--json", action="store_true", help="with --check: as JSON, schema 1")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write a file, or compare with one; return 1 if something changed."""
+    if arguments.check is not None:
+        return _check(arguments)
+    if arguments.json:
+        raise UsageError("--json is for --check: the file itself is text.")
+    check_model_line(arguments)
+    # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.tools.report.lock_text import print_lock
+    from fusec.tools.report.ways import Record
+
+    text = print_lock(_locked(arguments, _asked(arguments), Record())[0])
+    if arguments.file is None:
+        show(text)
+        return 0
+    try:
+        arguments.file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(f"cannot write {arguments.file}: {error.strerror}") from error
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    if arguments.model is not None or arguments.input or arguments.file is not None:
+        raise UsageError("--check takes the file alone: it says which model, and with what inputs.")
+    text = _read(arguments.check)
+    # Local: as above.
+    from fusec.tools.report.lock import read_target
+    from fusec.tools.report.lock_changes import Changes, compare_locks
+    from fusec.tools.report.lock_text import parse_lock
+    from fusec.tools.report.ways import Pinned
+
+    old = parse_lock(text, str(arguments.check))
+    given = _arguments(old.asked, arguments)
+    check_model_line(given)
+    new, breaks = _locked(
+        given, old.asked, Pinned(dict(old.ways)), lambda _: read_target(old.target)
+    )
+    versions = (old.made_by, new.made_by) if old.made_by != new.made_by else None
+    again = shlex.join(["fusec", "lock", *_words(old), "-o", str(arguments.check)])
+    found = compare_locks(old, new, breaks)
+    show_report(Changes(str(arguments.check), found, versions, again), json=arguments.json)
+    return CHANGED if found else 0
+
+
+def _locked(
+    arguments: argparse.Namespace,
+    asked: Asked,
+    record: Record,
+    choose: Callable[[str | None], Target] | None = None,
+) -> tuple[Lock, tuple[Break, ...]]:
+    """Return what the model compiles to now, and where Dynamo ends graphs."""
+    # Local: as above.
+    import torch
+
+    from fusec.tools.report.lock import make_lock
+    from fusec.tools.report.stages import choose_target
+    from fusec.tools.report.watching import watch
+
+    with watch() as watched:
+        staged = stage_model(arguments, choose=choose, adapt=record.around)
+    if watched.seen.unseen:
+        raise UsageError(
+            f"the model asks for the value of a tensor: {watched.seen.unseen}. Add --run, which "
+            "runs it on random inputs."
+        )
+    target = staged[0].target if staged else (choose or choose_target)(arguments.target)
+    made_by = f"fusec {__version__}, torch {torch.__version__}"
+    lock = make_lock(made_by, asked, target, staged, record.ways.items())
+    return lock, watched.seen.breaks
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    """Return what a command line asks for, as a file keeps it."""
+    from fusec.tools.report.lock import Asked  # local, as above
+    from fusec.tools.report.lock_text import FLAGS
+
+    given = {name: getattr(arguments, name) for name in _FORCED}
+    forced = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+    flags = tuple(flag for flag in FLAGS if getattr(arguments, flag))
+    return Asked(arguments.model, tuple(arguments.input), flags, (*forced, *arguments.option))
+
+
+def _arguments(asked: Asked, given: argparse.Namespace) -> argparse.Namespace:
+    """Return the command line that a file keeps, with this one's own switches."""
+    named = argparse.Namespace(**vars(given))
+    named.model, named.input, named.option = asked.model, [*asked.inputs], [*asked.options]
+    named.train, named.dynamic, named.run = (f in asked.flags for f in ("train", "dynamic", "run"))
+    named.target = None
+    return named
+
+
+def _words(lock: Lock) -> list[str]:
+    """Return the command line that writes a file anew, behind ``fusec lock``."""
+    from fusec.tools.report.stages import this_machine  # local, as above
+
+    asked, target = lock.asked, lock.target.partition(",")[0]
+    words = [asked.model]
+    words += ["--input", *asked.inputs] if asked.inputs else []
+    words += ["--target", target] if target != this_machine() else []
+    words += [f"--{flag}" for flag in asked.flags]
+    for option in asked.options:
+        words += ["--option", option]
+    return words
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if not text.lstrip().startswith(_FIRST):  # said before torch is imported
+            raise UsageError(
+                f"{str(path)!r} is no file of `fusec lock`, which begin with {_FIRST!r}."
+            )
+        return text
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no file {str(path)!r}. `fusec lock TARGET -o` makes one."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{str(path)!r} is no file of `fusec lock`: it is no text.") from error
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}") from error

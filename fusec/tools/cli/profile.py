@@ -1,0 +1,201 @@
+"""Show where the time of a step goes: time, bytes, share of the floor, by kernel, module or line.
+
+  fusec profile model.py:GPT --input "i64[2,64]<50257" --train
+  fusec profile train.py --epochs 1
+  fusec profile --by module --trace trace.json train.py --epochs 1
+
+TARGET is run with random inputs on this machine, a call a step, with --train forward and backward.
+A script runs as it is, compiled as fusec run does; its steps end with those of its optimizer, or
+begin where its first graph is called again. Times are means over the middle half of the warm steps.
+Behind the launches stand the Python between them, the optimizer and all else: rows add up to the
+step.
+For a script, options of fusec come before it, the script's own behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusec.errors import NotWritable, UsageError
+from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
+from fusec.tools.cli.line import (
+    check_file,
+    check_model_line,
+    forced_options,
+    hint_behind,
+    is_target,
+)
+from fusec.tools.cli.output import hush, progress, show, user_code
+
+if TYPE_CHECKING:
+    from fusec.tools.report.profile import Profile
+
+HELP = "show where a step's time goes, by kernel, module or line; --trace for a timeline"
+_COMMANDS = {"-o": "run"} | dict.fromkeys(("--by", "--json", "--trace"), "profile")
+"""Option -> the command that has it."""
+VIEWS = ("kernel", "module", "line")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--by", metavar="|".join(VIEWS), default=VIEWS[0], help="what is a row; default: kernel"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the profile there, too")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=Path, help="write a Chrome trace of some further steps"
+    )
+    add_inputs(parser, f"of TARGET, an argument of the call: {EXAMPLES}")
+    parser.add_argument("--train", action="store_true", help="of TARGET: forward and backward")
+    parser.add_argument("--dynamic", action="store_true", help="of TARGET: with symbolic sizes")
+    parser.add_argument(
+        "--steps", metavar="N", type=int, default=10, help="of TARGET: that count; default: 10"
+    )
+    parser.add_argument("--race", metavar="auto|fused|library", help="of TARGET, as of fusec dump")
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="of TARGET: an option of the compile, as fusec --help lists them",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="compile also the models that a script does not"
+    )
+    # What is profiled and all that is behind it, "--" included, in one list.
+    what = parser.add_argument(
+        "what",
+        metavar="TARGET|SCRIPT",
+        nargs=argparse.PARSER,
+        help="path.py:name or module:name, as of fusec check; or a Python file and its arguments",
+    )
+    what.required = False  # an --input before it takes it
+    nothing = {"target": None, "descriptors": None, "roles": None, "run": False}
+    parser.set_defaults(parser=parser, **nothing)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the profile; return 0, or the exit code of a script that fails."""
+    if arguments.by not in VIEWS:
+        raise UsageError.unknown("view", arguments.by, VIEWS)
+    _read_rest(arguments)
+    for file in (arguments.json, arguments.trace):
+        _check_file(file)
+    return _profile_target(arguments) if arguments.model else _profile_script(arguments)
+
+
+def _read_rest(arguments: argparse.Namespace) -> None:
+    """Read what stands behind a TARGET as options of this command; a script has its own."""
+    what, arguments.model = arguments.what, None
+    if what is None and arguments.input and is_target(arguments.input[-1]):
+        what = [arguments.input.pop()]
+    if what is None:
+        raise UsageError("The following arguments are required: TARGET or SCRIPT.")
+    if not is_target(what[0]):
+        if arguments.input or arguments.train:
+            raise UsageError(f"{what[0]!r} is a script; --input and --train are of a TARGET.")
+        return
+    arguments.what = None
+    arguments.parser.parse_args(what[1:], arguments)
+    hush(arguments.quiet)
+    if arguments.what is not None:
+        raise UsageError(
+            f"{arguments.what[0]!r} stands behind a TARGET, which takes options alone."
+        )
+    arguments.model = what[0]
+    if arguments.by not in VIEWS:
+        raise UsageError.unknown("view", arguments.by, VIEWS)
+    if arguments.steps < 1:
+        raise UsageError("--steps is 1 at least.")
+    check_model_line(arguments)
+
+
+def _check_file(file: Path | None) -> None:
+    """Raise what is wrong with a file to write, before anything runs."""
+    if file is None:
+        return
+    if not file.resolve().parent.is_dir():
+        raise UsageError(f"there is no directory for {str(file)!r}.")
+    if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
+        raise NotWritable(f"cannot write {file}: it is a directory, or in one that is not yours")
+
+
+def _profile_target(arguments: argparse.Namespace) -> int:
+    # Local: these import torch, which a wrong command line shall not wait for.
+    from fusec.tools.cli.model import load_with_inputs
+    from fusec.tools.report.comparison import this_device
+    from fusec.tools.report.profile import profile_model
+    from fusec.tools.report.steps import Steps
+
+    device = this_device()
+    progress(f"compiling and running {arguments.model} on {device}")
+    with user_code(arguments):
+        given = parse_inputs(arguments.input)
+        fn, calls = load_with_inputs(arguments.model, given, arguments.train, device)
+        made = profile_model(
+            arguments.model,
+            fn,
+            calls[0],
+            arguments.steps,
+            train=arguments.train,
+            dynamic=arguments.dynamic,
+            options=forced_options(arguments),
+            found=partial(Steps, trace=arguments.trace),
+        )
+    _show(made, arguments)
+    return 0
+
+
+def _profile_script(arguments: argparse.Namespace) -> int:
+    script, *own = arguments.what[arguments.what[0] == "--" :]
+    path = Path(script)
+    check_file(path, "SCRIPT is a Python file")
+    for name in ("json", "trace"):  # the script may change the directory
+        file = getattr(arguments, name)
+        setattr(arguments, name, file and file.absolute())
+    output = sys.stdout  # nor does the page go where it sends its own lines
+    # Local: as above.
+    from fusec.tools.report.comparison import this_device
+    from fusec.tools.report.profile import profile_of
+    from fusec.tools.report.script import run_script
+    from fusec.tools.report.steps import Steps
+    from fusec.tools.report.watching import watch
+
+    with watch(path.name) as watched:
+        steps = Steps(watched.clock, arguments.trace)
+        with steps.found_in_a_script():
+            ran = run_script(path, own, every=arguments.all)
+    with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
+        sys.stdout.flush()
+    if hint := hint_behind(script, own, _COMMANDS):
+        progress(hint)
+    graphs = [graph.summary for graph in watched.seen.graphs]
+    if arguments.trace is not None and not steps.traced:
+        progress("no trace: the script has too few steps")
+    try:
+        made = profile_of(path.name, this_device(), graphs, steps)
+    except UsageError as nothing:
+        if not ran.code:
+            raise
+        progress(str(nothing))  # for the script did not get that far
+        return ran.code
+    with redirect_stdout(output):
+        _show(made, arguments)
+    return ran.code
+
+
+def _show(made: Profile, arguments: argparse.Namespace) -> None:
+    from fusec.tools.report.profile_page import profile_page  # local, as above
+
+    if arguments.json is not None:
+        try:
+            arguments.json.write_text(f"{made.to_json()}\n", encoding="utf-8")
+        except OSError as error:
+            raise NotWritable(f"cannot write {arguments.json}: {error.strerror}") from error
+    show(profile_page(made, arguments.by))

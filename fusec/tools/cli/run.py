@@ -1,0 +1,97 @@
+"""Run a script of yours, nothing changed in it, and end with one page of what was seen.
+
+  fusec run train.py --epochs 1
+  fusec run --all --json seen.json train.py
+  fusec run -o report.html train.py
+
+What the script gives to torch.compile is compiled by fusec, also where it names no backend; --all
+compiles every model that the script calls. The page has what to do first (graph breaks and
+recompiles with their line, reason and remedy, graphs that run eagerly), graphs, time by module,
+kernels and eager kernels by time, seconds of compile by phase, and peak memory. -o writes it as a
+report to look at (fusec report --help), with each kernel's code and the time that it took.
+Options of fusec come before the script, the script's own behind it. The exit code is the script's;
+3 where it ends with an exception, 130 where it is interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import nullcontext, redirect_stdout, suppress
+from pathlib import Path
+
+from fusec.errors import UsageError
+from fusec.tools.cli.line import check_file, hint_behind
+from fusec.tools.cli.output import check_writable, progress, show, write_file
+from fusec.tools.cli.report import write_report
+
+_COMMANDS = {"-o": "run", "--json": "run", "--trace": "profile"}
+"""Option that writes something -> the command that has it."""
+HELP = "run a script and show breaks, recompiles, time by module and kernel"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--all", action="store_true", help="compile also the models that the script does not"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the record there, too")
+    parser.add_argument(
+        "-o", dest="output", metavar="FILE", type=Path, help="write a report there, as HTML"
+    )
+    # The script and all that is behind it, "--" included, in one list.
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        nargs=argparse.PARSER,
+        help="a Python file, and its own arguments",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script and print the page; return the script's exit code."""
+    path, own = _script(arguments)
+    record = arguments.json and arguments.json.absolute()  # the script may change the directory
+    report = arguments.output and arguments.output.absolute()
+    output = sys.stdout  # nor does the page go where it sends its own lines
+    # Local: it imports torch, which a wrong command line shall not wait for.
+    from fusec.tools.report.html import environment, render
+    from fusec.tools.report.html.collect import collecting
+    from fusec.tools.report.script import run_script
+    from fusec.tools.report.watching import watch
+
+    if report is not None:
+        environment()  # what is missing is said before the script runs
+    with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
+        ran = run_script(path, own, every=arguments.all, backend=watched.beside.backend)
+    if ran.taken:
+        progress(f"{ran.taken} x torch.compile without backend='fusec': compiled by fusec here")
+    seen = watched.seen
+    with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
+        sys.stdout.flush()
+    try:
+        if record is not None:
+            write_file(record, f"{seen.to_json()}\n")
+    finally:
+        with redirect_stdout(output):
+            show(f"\n{seen}")
+            if collected is not None:
+                write_report(report, render(collected.document(seen)))
+    if hint := hint_behind(str(path), own, _COMMANDS):
+        progress(hint)
+    if not (seen.graphs or seen.breaks or arguments.all or ran.code):
+        progress("the script compiles nothing; --all compiles every model that it calls")
+    return ran.code
+
+
+def _script(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
+    """Return the script and its arguments, once its files are known to be there."""
+    script, *own = arguments.script[arguments.script[0] == "--" :]
+    check_file(Path(script), "SCRIPT is a Python file")
+    record = arguments.json
+    if record is not None and not record.resolve().parent.is_dir():
+        raise UsageError(f"there is no directory for --json {str(record)!r}.")
+    for file in (record, arguments.output):
+        if file is not None:
+            check_writable(file)
+    return Path(script), own

@@ -1,0 +1,220 @@
+"""Instructions as rows of numbers: operation, types, operands as places in a warp's register file.
+
+A register of b bytes a lane has 32 * b bytes of the file, a predicate 4: a bit for each lane. An
+address is two operands, its base and its offset. What names a special register is a register that
+is set before a warp starts.
+
+An opcode that this does not know, or a form of one, raises `UnknownPtx` with its line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from dataclasses import dataclass
+
+from fusec.tools.emulator.faults import UnknownPtx
+from fusec.tools.emulator.flow import NOWHERE, find_meetings
+from fusec.tools.emulator.parse import (
+    Address,
+    Instruction,
+    Kernel,
+    Literal,
+    Operand,
+    Register,
+    Symbol,
+)
+from fusec.tools.emulator.parse import Vector as Parts
+from fusec.tools.emulator.rules import RULES, Row
+from fusec.tools.emulator.vocabulary import CODES, pipe_of
+
+LANES = 32
+PARAM_WINDOW = 1 << 60
+SHARED_BASE = 1024
+"""Where a block's shared memory begins: the system keeps the first KiB."""
+LOCAL_BASE = 16
+
+_WIDTHS = {"pred": 1, "b8": 2, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b64": 8, "u64": 8}
+_WIDTHS |= {"s64": 8, "f64": 8, "b32": 4, "u32": 4, "s32": 4, "f32": 4}
+_SPECIALS = {
+    "%tid.x": "TID_X", "%ntid.x": "NTID_X", "%ctaid.x": "CTAID_X", "%ctaid.y": "CTAID_Y",
+    "%ctaid.z": "CTAID_Z", "%nctaid.x": "NCTAID_X", "%nctaid.y": "NCTAID_Y",
+    "%nctaid.z": "NCTAID_Z", "%laneid": "LANEID", "%warpid": "WARPID",
+    "%lanemask_lt": "LANEMASK_LT",
+    "%tid.y": "ZERO", "%tid.z": "ZERO", "%ntid.y": "ONE", "%ntid.z": "ONE",
+    "%cluster_ctaid.x": "ZERO", "%cluster_ctarank": "ZERO", "%cluster_nctarank": "ONE",
+    "%clock": "ZERO", "%clock64": "ZERO", "%globaltimer": "ZERO",
+}  # fmt: skip
+FIELDS = 13
+"""Numbers of an instruction, in the order of ``engine/program.h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the interpreter runs.
+
+    Attributes:
+        instructions: ``FIELDS`` numbers each.
+        operands: three numbers each: width, number, value.
+        tables: targets of indexed branches.
+        presets: pairs of a special register's code and its place in the file.
+        constants: memory of arrays that the module declares, by name.
+    """
+
+    kernel: Kernel
+    instructions: array[int]
+    operands: array[int]
+    tables: array[int]
+    presets: array[int]
+    constants: dict[str, ctypes.Array[ctypes.c_char]]
+    registers: int
+    file_bytes: int
+    shared_bytes: int
+    local_bytes: int
+
+
+def decoded(kernel: Kernel) -> Program:
+    """Return a kernel's program.
+
+    Raises:
+        UnknownPtx: for an instruction that the interpreter does not know.
+    """
+    decoder = _Decoder(kernel)
+    for instruction in kernel.instructions:
+        decoder.add(instruction)
+    decoder.add(Instruction(("ret",), (), None, 0, 0))  # a label may stand at the end
+    return decoder.program()
+
+
+class _Decoder:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.meetings = find_meetings(kernel)
+        self.instructions = array("q")
+        self.operands = array("q")
+        self.tables = array("q")
+        self.presets = array("q")
+        self.places: dict[str, tuple[int, int, int]] = {}  # width, number, byte offset
+        self.file_bytes = 0
+        self.constants: dict[str, ctypes.Array[ctypes.c_char]] = {}
+        self.symbols: dict[str, int] = {
+            name: PARAM_WINDOW + offset for name, offset, _ in kernel.params
+        }
+        self.shared = SHARED_BASE
+        self.local = LOCAL_BASE
+        for one in kernel.arrays:
+            self._array(one.name, one.space, one.align, one.size, one.contents)
+
+    def _array(self, name: str, space: str, align: int, size: int, contents: bytes) -> None:
+        if space == "shared":
+            self.shared = -(-self.shared // align) * align
+            self.symbols[name] = self.shared
+            self.shared += size
+        elif space == "local":
+            self.local = -(-self.local // align) * align
+            self.symbols[name] = self.local
+            self.local += size
+        else:
+            memory = ctypes.create_string_buffer(contents + bytes(16), size + 16)
+            self.constants[name] = memory
+            self.symbols[name] = ctypes.addressof(memory)
+
+    def program(self) -> Program:
+        return Program(
+            self.kernel,
+            self.instructions,
+            self.operands,
+            self.tables,
+            self.presets,
+            self.constants,
+            len(self.places),
+            self.file_bytes,
+            self.shared - SHARED_BASE,
+            self.local - LOCAL_BASE,
+        )
+
+    def add(self, one: Instruction) -> None:
+        """Append an instruction's row."""
+        rule = RULES.get(one.opcode[0])
+        row = None if rule is None else rule(one, self.kind)
+        if row is None:
+            text = f"{'.'.join(one.opcode)} with {len(one.operands)} operands"
+            raise UnknownPtx(self.kernel.name, one.line, text)
+        first = len(self.operands) // 3
+        for operand in row.operands:
+            self._operand(operand, one)
+        target, count = self._target(row, one)
+        meeting = self.meetings.get(len(self.instructions) // FIELDS, NOWHERE)
+        guard = -1 if one.guard is None else self.place(one.guard, one)[2]
+        self.instructions.extend(
+            (
+                CODES[f"OP_{row.operation}"], row.type, row.source, row.choice, row.flags, count,
+                guard, int(one.guard is not None and one.guard.negated),
+                first, len(self.operands) // 3 - first, target, meeting,
+                pipe_of(row.operation),
+            )
+        )  # fmt: skip
+
+    def kind(self, operand: Operand) -> str:
+        """Return the declared type of a register, "" for anything else."""
+        if isinstance(operand, Register):
+            return self.kernel.registers.get(operand.name, "")
+        return ""
+
+    def _target(self, row: Row, one: Instruction) -> tuple[int, int]:
+        """Return where a branch goes, or where its table begins, and how long that is."""
+        if row.operation != "brx":
+            return (self._label(row.target, one) if row.target else 0), row.count
+        start, labels = len(self.tables), self.kernel.tables[row.target]
+        self.tables.extend(self._label(label, one) for label in labels)
+        return start, len(labels)
+
+    def _label(self, name: str, one: Instruction) -> int:
+        if name not in self.kernel.labels:
+            raise UnknownPtx(self.kernel.name, one.line, f"label {name}")
+        return self.kernel.labels[name]
+
+    def _operand(self, operand: Operand | int, one: Instruction) -> None:
+        match operand:
+            case int():
+                self._push(0, -1, operand)
+            case Register(name="_"):
+                self._push(0, -1, 0)
+            case Register(negated=negated):
+                width, number, value = self.place(operand, one)
+                self._push(-1 if negated else width, -1 if width == 1 else number, value)
+            case Literal(bits):
+                self._push(0, -1, bits)
+            case Symbol(name):
+                if name not in self.symbols:
+                    raise UnknownPtx(self.kernel.name, one.line, f"name {name}")
+                self._push(0, -1, self.symbols[name])
+            case Address(base, offset, coordinates):
+                self._operand(base, one)
+                self._push(0, -1, offset)
+                for coordinate in coordinates:
+                    self._operand(coordinate, one)
+            case Parts(parts):
+                for part in parts:
+                    self._operand(part, one)
+
+    def _push(self, width: int, number: int, value: int) -> None:
+        value &= (1 << 64) - 1
+        self.operands.extend((width, number, value - (1 << 64) if value >> 63 else value))
+
+    def place(self, register: Register, one: Instruction) -> tuple[int, int, int]:
+        """Return width, number and place of a register; it gets a place when it is first named."""
+        found = self.places.get(register.name)
+        if found is not None:
+            return found
+        special = _SPECIALS.get(register.name)
+        kind = "b32" if special else self.kernel.registers.get(register.name)
+        if kind not in _WIDTHS:
+            raise UnknownPtx(self.kernel.name, one.line, f"register {register.name}")
+        width = _WIDTHS[kind]
+        made = width, len(self.places), self.file_bytes
+        self.places[register.name] = made
+        self.file_bytes += 4 if width == 1 else LANES * width
+        if special:
+            self.presets.extend((CODES[special], made[2]))
+        return made

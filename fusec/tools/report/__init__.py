@@ -1,0 +1,152 @@
+"""What fusec does with a model, without running it: ``fusec.explain`` and ``fusec.kernels``.
+
+Worked example::
+
+    >>> print(fusec.explain(torch.nn.LayerNorm(768), torch.randn(8, 768)))
+    >>> fusec.kernels(torch.nn.LayerNorm(768), torch.randn(8, 768), target="sm_90")[0].source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusec.errors import UsageError
+from fusec.ir import text
+from fusec.ir.graph import all_launches
+from fusec.options import Options
+from fusec.tools.report.arguments import fitting
+from fusec.tools.report.explanation import Explanation, report_graph
+from fusec.tools.report.notebook import kernels_html
+from fusec.tools.report.observe import observe
+from fusec.tools.report.seen import Seen
+from fusec.tools.report.stages import Staged, assemble, check_stage, choose_target, take_through
+from fusec.tools.report.watching import watch
+
+__all__ = ["Explanation", "KernelText", "explain", "kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """One generated kernel.
+
+    Attributes:
+        graph: the compiled graph it belongs to: "forward", "backward" or "inference".
+        notation: what it computes, in index notation.
+        source: what is compiled.
+        language: of the source: "cpp" or "triton".
+        staged: the compile it comes from.
+    """
+
+    name: str
+    graph: str
+    notation: str
+    source: str
+    language: str
+    staged: Staged = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.source
+
+    def assembly(self, stage: str) -> str:
+        """Return a stage below the source: "ttir", "ttgir", "llir", "ptx", "sass".
+
+        Raises:
+            UsageError: for a stage that the target does not have.
+        """
+        check_stage(stage, self.staged.target)
+        return assemble(self.staged, self.name).text(self.staged.target.assembly[stage])
+
+
+class KernelTexts(list[KernelText]):
+    """Generated kernels, in order; a notebook shows them with their sources."""
+
+    def _repr_html_(self) -> str:
+        return kernels_html(self)
+
+
+def explain(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    train: bool = False,
+    target: str | None = None,
+    dynamic: bool = False,
+    race: str | None = None,
+    **named: Any,
+) -> Explanation:
+    """Return what fusec makes of ``fn(*inputs, **named)``: printable, and ``to_json()``.
+
+    Nothing is computed: a module's weights, state and gradients stay as they are.
+
+    Args:
+        fn: a module or function.
+        train: the forward and the backward; floating inputs then require gradients.
+        dynamic: with symbolic sizes.
+        target: "cpu", "sm_90"...; this machine's if not given.
+        race: "fused" or "library" forces one way to run matrix products; by default the cost model
+            decides here, where nothing is timed.
+    Raises:
+        ModelError: if the model itself fails with these inputs.
+    """
+    with watch() as watched:
+        staged = stage_call(fn, inputs, named, train, target, dynamic, race)
+    return explanation(choose_target(target).name, staged, watched.seen)
+
+
+def explanation(target: str, staged: Iterable[Staged], seen: Seen) -> Explanation:
+    """Return what is shown of graphs, and of what was seen while they were traced."""
+    graphs = tuple(map(report_graph, staged))
+    return Explanation(target, graphs, seen.breaks, seen.unseen, seen.recompiles)
+
+
+def kernels(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    train: bool = False,
+    target: str | None = None,
+    dynamic: bool = False,
+    race: str | None = None,
+    **named: Any,
+) -> KernelTexts:
+    """Return the kernels that fusec generates for ``fn(*inputs, **named)``, as of ``explain``."""
+    return KernelTexts(
+        KernelText(
+            step.name,
+            staged.name,
+            text.print_step(step),
+            staged.compiled.sources[step.name],
+            staged.target.language,
+            staged,
+        )
+        for staged in stage_call(fn, inputs, named, train, target, dynamic, race)
+        if staged.compiled is not None
+        for step in all_launches(staged.compiled.schedule)
+    )
+
+
+def stage_call(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    named: Mapping[str, Any],
+    train: bool,
+    target: str | None,
+    dynamic: bool,
+    race: str | None,
+) -> list[Staged]:
+    """Return the graphs of ``fn(*inputs, **named)``, compiled to source text, as of ``explain``."""
+    own = {"target": (target, str | None), "race": (race, str | None), "train": (train, bool)}
+    for name, (value, kind) in {**own, "dynamic": (dynamic, bool)}.items():
+        if not isinstance(value, kind):
+            raise UsageError(
+                f"{name}= is an option of fusec's, not the model's argument: that is given in its "
+                "place, or in a function around the model."
+            )
+    row = choose_target(target)
+    options = Options.from_compile(None, None if race is None else {"race": race})
+    given = fitting(fn, inputs, named, (*own, "dynamic")) if named else inputs
+    seen = observe(fn, given, train=train, dynamic=dynamic, options=options, target=row)
+    staged = [take_through(one, row, options) for one in seen]
+    for one in staged:
+        one.check()
+    return staged

@@ -1,0 +1,202 @@
+"""Whether small graphs gain by being compiled: each is timed beside itself run eagerly, once.
+
+A call of some hundred microseconds may cost more compiled than eagerly: what a launch costs beside
+its kernel is all that counts there. So ``fusec run`` takes its backend from here. A graph's third
+call, where the program has also run its backward, is repeated on copies of its arguments, compiled
+and eagerly in turn; the clock, the random generator and the program's tensors know nothing of it.
+
+Assumes that guards cost what modules do: neither is in these times. Graphs that act on anything but
+their arguments are not repeated.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.driver.backend import fusec
+from fusec.frontend.fx_passes.dynamo_graph import copied
+from fusec.runtime.calls.clock import Clock
+from fusec.torch_interior import HigherOrderOperator, compile_id, pytree
+
+SMALL_US = 3000.0
+"""A call that takes longer is none of which launches decide."""
+_CALL, _ROUNDS = 3, 12
+_MOST_BYTES = 1 << 24
+_LOSES_BY, _LEAST_US = 1.1, 5.0
+_PLAIN = ("aten", "prims", "prim")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Microseconds of a call, with its backward where the program trains, in both ways.
+
+    Attributes:
+        compile: Dynamo's number of the graph, "0/1".
+    """
+
+    compile: str
+    fusec_us: float
+    eager_us: float
+
+    @property
+    def loses(self) -> bool:
+        """Whether eager is faster, by more than what is noise."""
+        lost = self.fusec_us - self.eager_us
+        return self.fusec_us > _LOSES_BY * self.eager_us and lost > _LEAST_US
+
+
+@dataclass(slots=True)
+class Beside:
+    """The backend of a run, and what it compared.
+
+    Attributes:
+        seconds: that comparing took.
+    """
+
+    clock: Clock
+    compared: list[Compared] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def backend(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Compile a graph of Dynamo as ``fusec.driver.backend.fusec`` does."""
+        eager, number = copied(gm), compile_id()
+        compiled = fusec(gm, example_inputs, mode=mode, options=options)
+        if not _acts_on_nothing(eager):
+            return compiled
+        watched = _Watched(self, compiled, eager, number)
+        return lambda *args: watched.call(*args)  # what Dynamo may put attributes on
+
+    def compare(self, compiled: Any, eager: Any, number: str, args: Sequence[Any]) -> None:
+        """Time a call in both ways, on copies; what cannot be repeated is left out."""
+        start, state = time.perf_counter(), torch.get_rng_state()
+        with suppress(Exception), self.clock.apart() as launches:
+            calls = [_call_of(fn, args) for fn in (compiled, eager)]
+            ours, theirs = _in_turn(calls)
+            each = launches() / (_ROUNDS + 2) * self.clock.cost_us()
+            self.compared.append(Compared(number, max(ours - each, 0.0), theirs))
+        torch.set_rng_state(state)
+        self.seconds += time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A compiled graph, of which one call is repeated."""
+
+    beside: Beside
+    compiled: Callable[..., Any]
+    eager: fx.GraphModule
+    number: str
+    calls: int = 0
+
+    def call(self, *args: Any) -> Any:
+        """Call the graph, and once in its life compare it."""
+        start = time.perf_counter()
+        made = self.compiled(*args)
+        if self.calls < 0:
+            return made
+        self.calls += 1
+        if self.calls >= _CALL:
+            spent = (time.perf_counter() - start) * 1e6
+            if spent > SMALL_US or not _are_few(args):
+                self.calls = -1
+            elif not _trains(made) or self._has_run_backward():
+                self.calls = -1
+                self.beside.compare(self.compiled, self.eager, self.number, args)
+        return made
+
+    def _has_run_backward(self) -> bool:
+        return bool(self.beside.clock.totals(f"backward {self.number}"))
+
+
+def _acts_on_nothing(gm: fx.GraphModule) -> bool:
+    """Return True if calls of a graph change nothing but what they are given."""
+
+    def is_plain(target: Any) -> bool:
+        namespace = getattr(target, "namespace", None) or _namespace(target)
+        return not isinstance(target, HigherOrderOperator) and namespace in (None, *_PLAIN)
+
+    kinds = {node.op for node in gm.graph.nodes}
+    targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    return "call_module" not in kinds and all(map(is_plain, targets))
+
+
+def _namespace(target: Any) -> str | None:
+    """Return the namespace of an operator's packet; None for a function of torch's."""
+    name = getattr(target, "_qualified_op_name", "")
+    return name.partition("::")[0] or None
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _are_few(args: Sequence[Any]) -> bool:
+    """Return True for real tensors on a CPU that a copy costs little of."""
+    tensors = _tensors(args)
+    plain = all(type(t) in _TYPES and t.device.type == "cpu" and not t.is_conj() for t in tensors)
+    return plain and sum(t.untyped_storage().nbytes() for t in tensors) <= _MOST_BYTES
+
+
+_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def _trains(made: Any) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(made))
+
+
+def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
+    """Return a call on copies of some arguments, with a backward where they are trained."""
+    own = _copies(args)
+    leaves = [t for t in _tensors(own) if t.requires_grad]
+
+    def call() -> None:
+        roots = [t for t in _tensors(fn(*own)) if t.requires_grad]
+        if roots and leaves:
+            ones = [torch.ones_like(root) for root in roots]
+            torch.autograd.grad(roots, leaves, ones, allow_unused=True)
+
+    return call
+
+
+def _copies(args: Sequence[Any]) -> list[Any]:
+    """Return arguments in other memory, with the same strides, offsets and sharing."""
+    memories: dict[int, torch.UntypedStorage] = {}
+    copies: list[Any] = []
+    for one in args:
+        made = one
+        if isinstance(one, torch.Tensor):
+            held = one.untyped_storage()
+            if held.data_ptr() not in memories:
+                memories[held.data_ptr()] = held.clone()
+            memory = memories[held.data_ptr()]
+            made = torch.empty(0, dtype=one.dtype)
+            made.set_(memory, one.storage_offset(), one.shape, one.stride())
+            made.requires_grad_(one.requires_grad)
+        copies.append(made)
+    return copies
+
+
+def _in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Return the medians of the microseconds of each call, in turn, so that both meet the same."""
+    spent: list[list[float]] = [[] for _ in calls]
+    for _ in range(_ROUNDS + 2):
+        for call, own in zip(calls, spent, strict=True):
+            start = time.perf_counter()
+            call()
+            own.append((time.perf_counter() - start) * 1e6)
+    return [statistics.median(own[2:]) for own in spent]

@@ -1,0 +1,341 @@
+"""Where Dynamo takes a program apart, and where it compiles again: line, reason and remedy.
+
+Both are read from torch's own trace, the one that ``tlparse`` reads: the text of a graph break, and
+the metrics of a compile. A remedy is what to change; where one line of settings does it, that line
+is the setting. ``tests/tools/report/test_breaks.py`` applies each of them and sees the break gone.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusec.frontend.origin import NO_TEXT, printable, unresumed
+from fusec.tools.report.terminal import wrapped
+
+_FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
+_PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+_LIBRARY = re.compile(
+    r"[/\\](torch|importlib|runpy)[/\\]|[/\\]runpy\.py$|^<(frozen|eval_with_key)\b"
+)
+_OPTIMIZER = re.compile(r"user code at .*[/\\]torch[/\\]optim[/\\]optimizer\.py:\d+$", re.MULTILINE)
+_SKIPPED = re.compile(r"Skipping the function|graph break in loop|results in a skip|skip tracing")
+_ADDRESS = re.compile(r"<\w+ (\S+) at 0x[0-9a-f]+>")
+_USELESS = re.compile("report an issue|is fundamental|caused by an earlier")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's: where it stands and what it says."""
+
+    path: str
+    line: int
+    function: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        text = f"{os.path.basename(self.path)}:{self.line} in {self.function}"
+        return printable(f"{text}: {self.code}" if self.code else text)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to change; ``setting`` is the one line that does it without, or "".
+
+    Attributes:
+        meant: nothing is to be changed: it is compiled for what the program does, as it has to be.
+    """
+
+    change: str
+    setting: str = ""
+    meant: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.change}; or {self.setting}" if self.setting else self.change
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One line at which Dynamo ends a graph.
+
+    Attributes:
+        reason: what Dynamo says of it.
+        skipped: the whole function runs eagerly, because Dynamo cannot go on behind the line.
+        count: how often it was compiled.
+    """
+
+    place: Place
+    reason: str
+    remedy: Remedy
+    skipped: bool = False
+    count: int = 1
+
+    @property
+    def said(self) -> str:
+        """What happens there, and why."""
+        what = f"all of {self.place.function} runs eagerly" if self.skipped else "a graph ends"
+        return f"{what}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recompile:
+    """One function that was compiled again: the guard that failed, and the seconds it took."""
+
+    place: Place
+    reason: str
+    remedy: Remedy
+    seconds: float = 0.0
+    count: int = 1
+
+    @property
+    def kind(self) -> str:
+        """The guard without names and numbers."""
+        return re.sub(r"'[^']*'|\d+", "#", self.reason)
+
+    @property
+    def said(self) -> str:
+        """How often it was compiled again, how long that took, and why."""
+        times = "once more" if self.count == 1 else f"{self.count} more times"
+        return f"compiled {times}, {self.seconds:.1f} s: {self.reason}"
+
+
+# -- breaks --------------------------------------------------------------------------------------
+
+
+def read_break(text: str) -> Break:
+    """Return what the text of a graph break says, as Dynamo writes it to torch's trace."""
+    title, explanation, hints = _message(text)
+    asked = f"{title}\n{explanation}"
+    reason = printable(_ADDRESS.sub(r"\1", explanation or title)).rstrip(".")
+    found = next((r(m) for p, r in _REMEDIES if (m := re.search(p, asked)) is not None), None)
+    useful = [hint for hint in hints if not _USELESS.search(hint)]
+    remedy = found or Remedy(printable(useful[0]).rstrip(".") if useful else "none is known")
+    return Break(_place(text), reason, remedy, bool(_SKIPPED.search(text)))
+
+
+def is_library(path: str) -> bool:
+    """Return True for a file of torch's, or of what Python starts programs with."""
+    return bool(_LIBRARY.search(path))
+
+
+def is_planned(text: str) -> bool:
+    """Return True for the break that torch has put around each optimizer's step: it costs nothing.
+
+    The step itself is a function of its own behind it, and one graph.
+    """
+    return bool(_OPTIMIZER.search(text))
+
+
+def merge_breaks(breaks: Iterable[Break]) -> tuple[Break, ...]:
+    """Return breaks of one line and reason as one, with their count; skipped functions first."""
+    found: dict[object, Break] = {}
+    for one in breaks:
+        key = (one.place, one.reason)
+        known = found.get(key)
+        found[key] = replace(
+            one,
+            count=one.count + (known.count if known else 0),
+            skipped=one.skipped or (known is not None and known.skipped),
+        )
+    return tuple(sorted(found.values(), key=lambda b: not b.skipped))
+
+
+def _message(text: str) -> tuple[str, str, list[str]]:
+    """Return title, explanation and hints of the first break that a text names."""
+    match = re.search(
+        r"(?:^|\n)(?P<title>[^\n]+)\n  Explanation: (?P<why>.*?)(?P<hints>(?:\n  Hint: .*?)*)"
+        r"\n\s*\n?  Developer debug context",
+        text,
+        re.DOTALL,
+    )
+    if match is None:
+        lines = [line for line in text.strip().splitlines() if line.strip()]
+        return (lines[-1].strip() if lines else "unknown"), "", []
+    title = re.sub(r"^(Graph Break Reason|[\w.]+Unsupported): ", "", match["title"].strip())
+    hints = [" ".join(hint.split()) for hint in match["hints"].split("\n  Hint: ") if hint.strip()]
+    why = match["why"].split("\n\n")[0]
+    return title, " ".join(why.split()), hints
+
+
+def _place(text: str) -> Place:
+    """Return the last line of the user's in a break's stack."""
+    stack = text.partition("Traceback (most recent call last)")[0]
+    frames = [Place(p, int(n), where.strip()) for p, n, where in _FRAME.findall(stack)]
+    named = _PLACE.search(text)
+    if not frames and named:
+        frames = [Place(named[1], int(named[2]), "")]
+    own = [frame for frame in frames if not is_library(frame.path)] or frames
+    return with_code(own[-1]) if own else Place("", 0, "")
+
+
+def with_code(place: Place) -> Place:
+    """Return a place with the text of its line, and a function's own name."""
+    function, _ = unresumed(place.function)
+    code = linecache.getline(place.path, place.line).strip() or NO_TEXT
+    return replace(place, function=function, code=code)
+
+
+_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+    (
+        r"builtin (?:operator )?`?print",
+        lambda m: Remedy(
+            "print outside of what is compiled",
+            "torch._dynamo.config.reorderable_logging_functions.add(print)",
+        ),
+    ),
+    (
+        r"logging\.Logger method",
+        lambda m: Remedy(
+            "log outside of what is compiled, or let Dynamo leave the call out: add the method to "
+            "torch._dynamo.config.ignore_logging_functions"
+        ),
+    ),
+    (
+        r"Tensor\.item\(\)|_local_scalar_dense",
+        lambda m: Remedy(
+            "keep the number a tensor, without .item()",
+            "torch._dynamo.config.capture_scalar_outputs = True",
+        ),
+    ),
+    (
+        r"Data-dependent branching|data-dependent control flow",
+        lambda m: Remedy(
+            "compute both and choose: torch.where(condition, a, b); torch.cond where both are too "
+            "much"
+        ),
+    ),
+    (
+        r"Dynamic (?:shape|slicing) operator|output shape depends on input Tensor data",
+        lambda m: Remedy(
+            "keep the shape: torch.where(mask, x, 0) in place of x[mask]",
+            "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+        ),
+    ),
+    (
+        r"function `<function (\S+) at .*torch\.compiler\.disable`",
+        lambda m: Remedy(f"remove torch.compiler.disable from {m[1]}, or call {m[1]} outside"),
+    ),
+    (
+        r"torch\.compiler\.disable`",
+        lambda m: Remedy("remove torch.compiler.disable, or call what it wraps outside"),
+    ),
+)
+"""Patterns of a break's title and reason -> its remedy."""
+
+# -- recompiles ----------------------------------------------------------------------------------
+
+
+def read_recompile(metrics: Mapping[str, Any], place: Place) -> Recompile | None:
+    """Return what the metrics of a compile say of why there was one again; None for a first one.
+
+    Args:
+        place: what was compiled.
+    """
+    reason = metrics.get("recompile_reason")
+    if not reason:
+        return None
+    guard = re.sub(r"^\d+/\d+: |\s{2,}# .*", "", str(reason).strip().splitlines()[0])
+    said = printable(guard)
+    remedies = (r(m) for p, r in _RECOMPILE_REMEDIES if (m := re.search(p, said)) is not None)
+    remedy = next(remedies, Remedy("keep the same what the guard names"))
+    seconds = float(metrics.get("entire_frame_compile_time_s") or 0.0)
+    return Recompile(place, said, remedy, seconds)
+
+
+def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
+    """Return recompiles of one function as one for each kind of reason, the longest first.
+
+    What is behind a graph break is a function of its own, compiled again for what its front was.
+    """
+    found: dict[object, Recompile] = {}
+    for one in recompiles:
+        key = (one.place.path, one.place.function, one.kind)
+        known = found.get(key, replace(one, seconds=0.0, count=0))
+        found[key] = replace(
+            known, seconds=known.seconds + one.seconds, count=known.count + one.count
+        )
+    return tuple(sorted(found.values(), key=lambda r: -r.seconds))
+
+
+def place_of_compile(metrics: Mapping[str, Any]) -> Place:
+    """Return the function that a compile was of."""
+    name, behind = unresumed(str(metrics.get("co_name") or ""))
+    path, first = str(metrics.get("co_filename") or ""), int(metrics.get("co_firstlineno") or 0)
+    return Place(path, behind or first, name)
+
+
+_RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+    (
+        r"___stack\d+",
+        lambda m: Remedy("it is compiled for what a graph break hands over: mend the break first"),
+    ),
+    (
+        r"len\(.*_modules\)|___check_obj_id|___check_type_id",
+        lambda m: Remedy(
+            "none: another object runs the same code, and is compiled for itself", meant=True
+        ),
+    ),
+    (
+        r"^len\((.+)\) == \d",
+        lambda m: Remedy(f"let {m[1]} keep its length, or change it outside of what is compiled"),
+    ),
+    (
+        r"tensor '(.+)' size mismatch at index (\d+)",
+        lambda m: Remedy(
+            f"torch._dynamo.mark_dynamic({m[1]}, {m[2]}), or torch.compile(..., dynamic=True)"
+        ),
+    ),
+    (
+        r"tensor '(.+)' (stride|rank|dtype|requires_grad) mismatch",
+        lambda m: Remedy(f"call it with the same {m[2]} of {m[1]} each time"),
+    ),
+    (
+        r"^Unexpected recompilation",
+        lambda m: Remedy("none: threads compiled it at the same time, or a guard depends on more"),
+    ),
+    (r"training", lambda m: Remedy("none: training and evaluation are two graphs", meant=True)),
+    (
+        r"grad_mode",
+        lambda m: Remedy("none: with and without gradients are two graphs", meant=True),
+    ),
+    (
+        r"^(.+?) == [-\d.]",
+        lambda m: Remedy(f"pass {m[1]} as a tensor where it changes with each call"),
+    ),
+)
+"""Patterns of a guard that failed -> the remedy."""
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def paragraph(mark: str, text: str) -> list[str]:
+    """Return a text as indented lines behind a mark; the setting of a remedy stays in one line."""
+    remedy = text.startswith("-> ")
+    _, either, setting = text.rpartition("; or ")
+    whole = setting if remedy and either else ""
+    return wrapped(text, f"  {mark:<3} ", " " * (9 if remedy else 6), whole=whole)
+
+
+def break_lines(breaks: Sequence[Break]) -> list[str]:
+    """Return each break with its line, reason and remedy; nothing if there are none."""
+    lines = [f"graph breaks: {len(breaks)}"] if breaks else []
+    for one in breaks:
+        times = f" ({one.count} times)" if one.count > 1 else ""
+        lines += paragraph("", f"{one.place}{times}")
+        lines += paragraph("", one.said)
+        lines += paragraph("", f"-> {one.remedy}")
+    return lines
+
+
+def recompile_lines(recompiles: Sequence[Recompile]) -> list[str]:
+    """Return each function that was compiled again; nothing if there are none."""
+    lines = [f"recompiles: {sum(one.count for one in recompiles)}"] if recompiles else []
+    for one in recompiles:
+        lines += paragraph("", str(one.place))
+        lines += paragraph("", one.said)
+        lines += paragraph("", f"-> {one.remedy}")
+    return lines

@@ -1,0 +1,326 @@
+"""What eager execution costs: the ATen operations it dispatches and the bytes they move.
+
+Counted on the graph that Dynamo captured, before any decomposition, while it runs on fake tensors:
+one launch for each operation that computes, its tensor inputs and outputs once each as traffic.
+Views, metadata and uninitialised memory cost nothing.
+
+Worked example: ``layer_norm(x + r)`` is two launches, ``add`` and ``native_layer_norm``, that read
+x, r, the sum, weight and bias, and write the sum, the result, mean and rstd.
+
+Each call is known with its module and the user's line: in a forward those of the node that runs; in
+a backward those of the node that made the gradient's function, which keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.errors import ModelError
+from fusec.frontend.fx_passes.flex_attention import is_flex_attention, spelled_out
+from fusec.frontend.origin import module_path, op_name, origin_of
+from fusec.frontend.size_facts import UNSEEN
+from fusec.passes.traffic import GATHERS
+from fusec.torch_interior import (
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    gradient_function,
+    pytree,
+)
+
+_FREE = {
+    "_unsafe_view",
+    "_reshape_alias",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "detach",
+    "set_",
+    "resize_",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+    "_local_scalar_dense",
+}
+_OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_"}
+"""Operations that write their first argument without reading it."""
+_ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
+"""Operations whose eager kernels refuse tensors of several types, which fake tensors let pass."""
+
+
+_PLACE = "fusec_place"
+"""The key of a place in what a gradient's function keeps for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerCall:
+    """One launch of eager execution: the operation, its bytes, its module and the user's line."""
+
+    op: str
+    bytes: int
+    module: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerCost:
+    """Kernels that eager execution launches, and the bytes that they read and write."""
+
+    calls: tuple[EagerCall, ...] = ()
+
+    @property
+    def launches(self) -> int:
+        return len(self.calls)
+
+    @property
+    def bytes(self) -> int:
+        return sum(call.bytes for call in self.calls)
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up what is dispatched while it is active, but not inside higher-order operations.
+
+    Attributes:
+        place: (module, line) of what runs, where no gradient's function says its own.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[EagerCall] = []
+        self.place = ("", "")
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return _any_number(args[0])
+        if is_flex_attention(func):  # its eager kernel is Python: what that calls is counted
+            with self:
+                return spelled_out(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):
+            return result
+        _check_types(func, args)
+        if _computes(func) and (traffic := _traffic(func, args, kwargs or {}, result)):
+            function = gradient_function()
+            kept = {} if function is None else function.metadata
+            self.calls.append(EagerCall(op_name(func), traffic, *kept.get(_PLACE, self.place)))
+        return result
+
+    @property
+    def cost(self) -> EagerCost:
+        return EagerCost(tuple(self.calls))
+
+
+class _Walk(fx.Interpreter):
+    """Runs a graph node by node, and tells a counter and gradients' functions where each is."""
+
+    def __init__(self, graph: fx.GraphModule, counter: _Counter) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # errors are the model's own
+        self.counter = counter
+
+    def run_node(self, n: fx.Node) -> Any:
+        place = module_path(n), next(iter(origin_of(n).source), "")
+        self.counter.place = place
+        result = super().run_node(n)
+        waiting: list[Any] = [tensor.grad_fn for tensor in _tensors(result)]
+        while waiting:
+            function = waiting.pop()
+            if function is not None and _PLACE not in function.metadata:
+                function.metadata[_PLACE] = place
+                waiting += [following for following, _ in function.next_functions]
+        return result
+
+
+def _any_number(tensor: torch.Tensor) -> Any:
+    """Return a number in place of ``tensor.item()``: costs follow from shapes.
+
+    With symbolic sizes, Dynamo passes a module's floats as tensors and reads them back.
+    """
+    if tensor.is_floating_point():
+        return 1.0
+    return True if tensor.dtype is torch.bool else 1
+
+
+def _check_types(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise what an eager kernel of a product would for tensors of several types."""
+    if func._schema.name.removeprefix("aten::") not in _ONE_TYPE:
+        return
+    dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in _tensors(args)))
+    if len(dtypes) > 1:
+        raise ModelError(f"RuntimeError: {func} of {' and '.join(dtypes)}: give it one type")
+
+
+def _computes(func: Any) -> bool:
+    if not isinstance(func, OpOverload) or func.namespace == "prim":
+        return False
+    name = func._schema.name.partition("::")[2]
+    return not (func.is_view or name in _FREE or torch.Tag.inplace_view in func.tags)
+
+
+def _traffic(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Return the bytes that one call reads and writes; 0 if no tensor comes out."""
+    name = func._schema.name.partition("::")[2]
+    written = sum(map(tensor_bytes, _tensors(result)))
+    inputs = _tensors((args, kwargs))
+    if name in _OVERWRITES:
+        inputs = inputs[1:]
+    sizes = [tensor_bytes(t) for t in inputs]
+    if name in GATHERS and sizes:
+        sizes[0] = min(sizes[0], written)
+    return written + sum(sizes) if written else 0
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's distinct elements: expanded axes count once."""
+    if tensor.layout is not torch.strided:
+        return int(tensor.numel()) * tensor.element_size()
+    total = tensor.element_size()
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        seen = _seen(extent)
+        if not (type(stride) is int and stride == 0) or seen == 0:
+            total *= seen
+    return total
+
+
+def _seen(extent: Any) -> int:
+    """Return a size as it was traced, a guess for one that depends on data."""
+    symbolic = isinstance(extent, torch.SymInt)
+    return UNSEEN if symbolic and not extent.node.has_hint() else int(extent)
+
+
+def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCost, EagerCost]:
+    """Return what a call of ``run`` costs eager execution, and what its backward costs.
+
+    Assumes that ``inputs`` are fake tensors and numbers. The backward is empty where nothing
+    requires a gradient, and ends at the inputs, whatever graph made them.
+    """
+    inputs = list(map(_apart, inputs))
+    with _Counter() as forward:
+        walk = _Walk(run, forward).run if isinstance(run, fx.GraphModule) else run
+        result = walk(*inputs)
+    roots = [t for t in _tensors(result) if t.requires_grad and t.grad_fn is not None]
+    leaves = [t for t in _tensors(tuple(inputs)) if t.requires_grad]
+    backward = _Counter()
+    if roots and leaves:
+        gradients = [torch.empty_like(root) for root in roots]
+        with backward:
+            torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
+    return forward.cost, backward.cost
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor without what computed it; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return value
+    return value.detach().requires_grad_().clone()  # which may be written in place
+
+
+def graph_cost(graph: fx.GraphModule) -> EagerCost:
+    """Return what the program whose ATen graph this is costs eager execution.
+
+    The nodes that one of its operations was taken apart into are one call, which reads what they
+    read from outside and writes what others read of them. In a backward, what no gradient is in is
+    computed again there: eager has it from the forward.
+    """
+    computing = [node for node, _ in node_costs(graph)]
+    if any(map(_is_tangent, graph.graph.nodes)):
+        gradients = _readers(filter(_is_tangent, graph.graph.nodes))
+        computing = [node for node in computing if node in gradients]
+    wholes = _wholes(graph)
+    members: dict[fx.Node, set[fx.Node]] = {}
+    for node, whole in wholes.items():
+        members.setdefault(whole, set()).add(node)
+    calls = {wholes[node]: node for node in reversed(computing)}  # the first of each that computes
+    return EagerCost(tuple(_whole_call(calls[w], members[w]) for w in members if w in calls))
+
+
+def _wholes(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """Return the first node of the program's operation that each node is a part of.
+
+    Autograd numbers operations; without it, those of one line have one number, and where the same
+    nodes follow once more, they are of the operation's next call.
+    """
+    alike: dict[object, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            alone = str(node.meta.get("original_aten")) in ("None", str(node.target))
+            alike.setdefault(node if alone else _whole_of(node), []).append(node)
+    steps = ((some, _period(some)) for some in alike.values())
+    return {node: some[k - k % step] for some, step in steps for k, node in enumerate(some)}
+
+
+def _whole_of(node: fx.Node) -> tuple[object, ...]:
+    """Return the program's operation of a node, by name: a copied graph has copies of them."""
+    meta = node.meta
+    whole, number = str(meta.get("original_aten")), meta.get("seq_nr")
+    return whole, number, meta.get("stack_trace"), module_path(node)
+
+
+def _period(nodes: Sequence[fx.Node]) -> int:
+    """Return after how many nodes the same ones begin again: all of them, if they never do."""
+    targets = [str(node.target) for node in nodes]
+    steps = (n for n in range(2, len(targets)) if len(targets) % n == 0)
+    return next((n for n in steps if targets == targets[:n] * (len(targets) // n)), len(targets))
+
+
+def _whole_call(first: fx.Node, members: set[fx.Node]) -> EagerCall:
+    """Return the call of eager's that some nodes were made of; ``first`` of them computes."""
+    whole = first.meta.get("original_aten") if len(members) > 1 else None
+    read = {source for node in members for source in node.all_input_nodes} - members
+    written = {node for node in members if any(user not in members for user in node.users)}
+    moved = sum(_bytes_of(node) for node in read | written)
+    if whole is None:
+        args, kwargs = fx.map_arg((first.args, first.kwargs), lambda n: n.meta.get("val"))
+        moved = _traffic(first.target, args, kwargs, first.meta.get("val"))
+    line = next(iter(origin_of(first).source), "")
+    return EagerCall(op_name(whole or first.target), moved, module_path(first), line)
+
+
+def _bytes_of(node: fx.Node) -> int:
+    return sum(map(tensor_bytes, _tensors(node.meta.get("val"))))
+
+
+def _readers(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return nodes and all that are computed from them."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.users
+    return found
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:
+    """Return the nodes of an ATen graph that compute, with the bytes that each moves."""
+    found = []
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and _computes(node.target):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            if traffic := _traffic(node.target, args, kwargs, node.meta.get("val")):
+                found.append((node, traffic))
+    return found

@@ -1,0 +1,278 @@
+"""An explanation as text: what ``fusec explain`` prints.
+
+Kernels, eager kernels and merges of alike layers are one line with their number; a table by module
+comes first where there are many. Lines are as wide as the terminal at most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from fusec.frontend.modules import BETWEEN
+from fusec.ir.decision import Decision
+from fusec.tools.report.breaks import break_lines, recompile_lines
+from fusec.tools.report.explanation import (
+    Explanation,
+    ExternReport,
+    GraphReport,
+    KernelReport,
+    LoopReport,
+)
+from fusec.tools.report.layers import Layers
+from fusec.tools.report.terminal import (
+    columns,
+    fitted_table,
+    format_bytes,
+    format_table,
+    indented,
+    shorten,
+    tail,
+    wrapped,
+)
+
+SHOWN = 12
+"""Modules in the printed form; the JSON form has all."""
+_DECISIONS = 5
+"""Merges of each kind, and ways to run something, in the printed form."""
+_LINES = 3
+"""Lines of the user's of one kernel."""
+_MERGED = 48
+"""Characters of what parts of a kernel are called together."""
+_MANY = 16
+"""Launches from which a table by module is of use."""
+_VALUES = "asks for the value of a tensor, which has none here; --run runs the model"
+_NARROW = 80
+"""Columns below which what goes on in the next line begins further left."""
+_NUMBER = re.compile(r"_v?\d+")
+
+
+def explanation_text(explained: Explanation) -> str:
+    """Return what ``fusec explain`` prints."""
+    if not (explained.graphs or explained.breaks or explained.unseen):
+        return "nothing was compiled: the call has no tensor operations"
+    parts = [
+        f"target {explained.target}",
+        "\n".join(break_lines(explained.breaks)),
+        "\n".join(recompile_lines(explained.recompiles)),
+        *map(graph_text, explained.graphs),
+    ]
+    if explained.unseen:
+        parts.append(
+            "\n".join(
+                [
+                    *wrapped(f"from here on not seen: {explained.unseen}", following="  "),
+                    *wrapped(_VALUES, "  ", "  "),
+                ]
+            )
+        )
+    elif not explained.graphs:
+        parts.append("nothing is compiled: all of the call runs eagerly")
+    return "\n\n".join(filter(None, parts))
+
+
+def graph_text(graph: GraphReport) -> str:
+    """Return what is printed of one graph."""
+    rows = [
+        ("", "eager", "fusec", "floor"),
+        ("launches", str(graph.launches_eager), str(graph.launches), ""),
+        ("bytes", *map(format_bytes, (graph.bytes_eager, graph.bytes_moved, graph.bytes_floor))),
+    ]
+    if graph.held:
+        rows.append(("held", "", format_bytes(graph.held), ""))
+    of = f" of {graph.called}" if graph.called else ""
+    lines = [f"graph {graph.name}{of}", *indented(format_table(rows, right=(1, 2, 3)))]
+    for remark in graph.remarks:
+        lines += wrapped(remark, "  note: ", "    ")
+    layers = Layers.of(graph.modules)
+    lines += _section("modules, by bytes", _module_lines(graph, layers))
+    lines += _section("kernels", _kernel_lines(graph.kernels, layers))
+    for loop in graph.loops:
+        lines += ["", *indented(_loop_lines(loop))]
+    lines += _section("eager kernels", _extern_lines(graph.externs))
+    taken = [d for d in graph.decisions if d.is_merge and d.taken]
+    rejected = [d for d in graph.decisions if d.is_merge and not d.taken]
+    saved = sum(d.saved_us or 0 for d in taken)
+    title = f"merges taken: {len(taken)}, modelled to save {saved:.3g} us"
+    lines += _section(title, _taken_lines(taken))
+    lines += _section(f"merges rejected: {len(rejected)}", _rejected_lines(rejected))
+    lines += _section("ways to run", _way_lines([d for d in graph.decisions if not d.is_merge]))
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"  {title}", *lines] if lines else []
+
+
+def _module_lines(graph: GraphReport, layers: Layers) -> list[str]:
+    """Return bytes and launches by module, layers folded; nothing for a small graph."""
+    if len(graph.kernels) + len(graph.externs) < _MANY:
+        return []
+    launches = [(k.module, k.bytes, 1, 0) for k in graph.kernels]
+    launches += [(e.module, e.bytes, 0, 1) for e in graph.externs]
+    found: dict[str, list[int]] = {}
+    alike: dict[str, set[str]] = {}
+    for module, moved, kernel, eager in launches:
+        place = _layer(module)
+        name = layers.folded(place)
+        row = found.setdefault(name, [0, 0, 0])
+        row[:] = [row[0] + moved, row[1] + kernel, row[2] + eager]
+        alike.setdefault(name, set()).add(place)
+    if len(found) < 2:
+        return []
+    ranked = sorted(found.items(), key=lambda item: -item[1][0])
+    total = sum(moved for _, (moved, _, _) in ranked) or 1
+    rows = [("", "", "kernels", "eager", "bytes", "")]
+    rows += [
+        (
+            f"{len(alike[name])} x" if len(alike[name]) > 1 else "",
+            name or "(the model itself)",
+            str(kernels),
+            str(eager),
+            format_bytes(moved),
+            f"{moved / total:.0%}",
+        )
+        for name, (moved, kernels, eager) in ranked[:SHOWN]
+    ]
+    lines = indented(format_table(rows, right=(0, 2, 3, 4, 5)), 4)
+    if (over := max(map(len, lines)) - columns()) > 0:  # of a path, the end tells most
+        room = max(len(row[1]) for row in rows) - over
+        rows = [(row[0], tail(row[1], room), *row[2:]) for row in rows]
+        lines = indented(format_table(rows, right=(0, 2, 3, 4, 5)), 4)
+    more = len(ranked) - SHOWN
+    return [*lines, f"    and {more} more"] if more > 0 else lines
+
+
+def _layer(module: str) -> str:
+    """Return a module's path up to the part of a layer: "h.3.attn" of "h.3.attn.c_proj"."""
+    parts = module.partition(BETWEEN)[0].split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 2 if numbers else 2])
+
+
+def _loop_lines(loop: LoopReport) -> list[str]:
+    count = f"{loop.chunk} of {loop.rows} rows at a time"
+    inside = ", ".join((*loop.externs, *loop.kernels))
+    return [
+        f"loop {loop.name}: {count}, {loop.rounds} times; {format_bytes(loop.bytes)} in all",
+        *wrapped(f"each time: {inside}", "  ", "    "),
+        f"  its largest buffer: {format_bytes(loop.largest)}; what it reads whole, such as weights,"
+        " it reads each time",
+    ]
+
+
+def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
+    """Return each kernel with its lines; those of alike layers are one, with their number."""
+    alike: dict[object, list[KernelReport]] = {}
+    for kernel in kernels:
+        outputs = tuple(map(_without_number, kernel.outputs))
+        place = layers.folded(kernel.module)
+        key = (kernel.bytes, kernel.source, kernel.members, place, outputs)
+        alike.setdefault(key, []).append(kernel)
+    if not alike:
+        return []
+    rows = [
+        (k.name, format_bytes(k.bytes), _written(k, len(more), layers))
+        for k, *more in alike.values()
+    ]
+    lines: list[str] = []
+    width = max(len(name) for name, _, _ in rows), max(len(size) for _, size, _ in rows)
+    for (kernel, *_), (name, size, text) in zip(alike.values(), rows, strict=True):
+        start = f"    {name:<{width[0]}}  {size:>{width[1]}}  "
+        lines += wrapped(text, start, " " * min(len(start), 8 if columns() < _NARROW else 99))
+        if kernel.expected is not None:
+            lines += wrapped(str(kernel.expected), " " * 10, " " * 12)
+        if kernel.function:
+            lines += wrapped(kernel.function, " " * 10, " " * 12)
+        lines += [shorten(f"{'':10}{line}", columns()) for line in kernel.source[:_LINES]]
+        if (more := len(kernel.source) - _LINES) > 0:
+            lines.append(f"{'':10}and {more} more line{'s' * (more > 1)}")
+    return lines
+
+
+def _written(kernel: KernelReport, more: int, layers: Layers) -> str:
+    alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
+    times = [f"{more + 1} times"] if more else []
+    if kernel.module and (more or not kernel.source):  # a line of the user's says where it is
+        times.append(f"in {layers.folded(kernel.module)}")
+    counted = f"{' '.join(times)}: " if times else ""
+    return counted + alike + ", ".join(kernel.outputs)
+
+
+def _without_number(name: str) -> str:
+    """Return a name without what tells it from alike ones: "var_mean" for "var_mean_12"."""
+    return _NUMBER.sub("", name)
+
+
+def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
+    counted = Counter((extern.op, extern.reason) for extern in externs)
+    rows = [(f"{n} x", op, reason) for (op, reason), n in counted.items()]
+    return fitted_table(rows, right=(0,), names=(1,), indent=4) if rows else []
+
+
+def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
+    """Return merges, the dearest first; those of alike layers are one, with their number."""
+    groups = _alike(decisions)
+    rows = [
+        (d.a, "with", d.b, _price(d.saved_us), _said(d, *more)) for d, *more in groups[:_DECISIONS]
+    ]
+    return _with_rest(fitted_table(rows, (3,), names=(0, 2), indent=4) if rows else [], groups)
+
+
+def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
+    """Return each reason, and below it the merges that it keeps apart."""
+    groups = _alike(decisions)
+    pairs: dict[str, list[str]] = {}
+    for d, *more in groups[:_DECISIONS]:
+        said = [
+            f"{shorten(d.a, _MERGED)} with {shorten(d.b, _MERGED)}",
+            _price(d.saved_us),
+            f"{len(more) + 1} times" if more else "",
+        ]
+        pairs.setdefault(d.reason, []).append(", ".join(filter(None, said)))
+    lines: list[str] = []
+    for reason, kept in pairs.items():
+        lines += wrapped(reason, "    ", "    ") + wrapped("; ".join(kept), "      ", "      ")
+    return _with_rest(lines, groups)
+
+
+def _way_lines(ways: Sequence[Decision]) -> list[str]:
+    """Return what runs where, what it could run in, and what that choice gains."""
+    groups, rows = _alike(ways), []
+    for way, *more in groups[:_DECISIONS]:
+        chosen, other = (way.b, way.against) if way.taken else (way.against, way.b)
+        gain = way.saved_us if way.taken or way.saved_us is None else 0.0 - way.saved_us
+        judged, *rest = way.reason.split("; ")
+        judge, _, times = judged.partition(": ")
+        told = judge if " us" in times else judged  # the times' difference stands before it
+        said = f"{'; '.join([told, *rest])}{f', {len(more) + 1} times' if more else ''}"
+        rows.append((way.a, "in", chosen, "not", other, _price(gain), said))
+    return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
+
+
+def _alike(decisions: Sequence[Decision]) -> list[list[Decision]]:
+    found: dict[object, list[Decision]] = {}
+    for decision in sorted(decisions, key=lambda d: -abs(d.saved_us or 0)):
+        found.setdefault(_decision_kind(decision), []).append(decision)
+    return list(found.values())
+
+
+def _said(decision: Decision, *more: Decision) -> str:
+    return f"{decision.reason}, {len(more) + 1} times" if more else decision.reason
+
+
+def _with_rest(lines: list[str], groups: Sequence[Sequence[Decision]]) -> list[str]:
+    if rest := sum(map(len, groups[_DECISIONS:])):
+        lines.append(f"    and {rest} more, which --json lists")
+    return lines
+
+
+def _decision_kind(decision: Decision) -> object:
+    """Return what merges of alike layers have in common."""
+    names = [_without_number(part) for part in f"{decision.a}+{decision.b}".split("+")]
+    return tuple(names), _price(decision.saved_us), decision.reason, decision.against
+
+
+def _price(saved_us: float | None) -> str:
+    return "" if saved_us is None else f"{saved_us:+.3g} us"

@@ -1,0 +1,357 @@
+"""What fusec made of a model: its kernels, what stays eager and why, bytes and launches, decisions.
+
+The JSON form, schema 1, is stable: fields are added, never renamed or removed::
+
+    {"schema": 1, "breaks": [as of ``seen.py``], "recompiles": [as there],
+     "unseen": where fake tensors ended, or "",
+     "graphs": [{
+        "name": "forward",
+        "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members",
+                     "module", "expected": {"us", "floor_us", "cause"} or null,
+                     "function"}],
+        "externs": [{"op", "reason", "module", "bytes"}],
+        "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
+        "bytes_eager", "bytes_moved", "bytes_floor", "held",
+        "launches_eager", "launches", "remarks": [text], "modules": {path: class},
+        "called",
+        "decisions": [{"a", "b", "taken", "reason", "saved_us", "against"}]}]}
+
+Decisions are the merges taken and the rejected ones that still hold, and ways to run something, of
+which ``b`` stands against ``against``; ``saved_us`` is null where a merge was not legal. A loop
+runs its kernels and externs, which stand among the others, once for each chunk of rows; ``largest``
+is the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
+``eager.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is what
+``expectation.py`` says of a kernel's machine code, if that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from torch import fx
+
+from fusec.codegen.generalise import describe_call
+from fusec.codegen.targets import Target
+from fusec.driver.pipeline import Compiled
+from fusec.driver.summary import launched_externs
+from fusec.frontend.modules import kernel_modules, module_kinds
+from fusec.frontend.origin import module_path
+from fusec.ir.decision import Decision
+from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_launches
+from fusec.passes.machine import Machine
+from fusec.tools.report.breaks import Break, Recompile
+from fusec.tools.report.eager import node_costs
+from fusec.tools.report.expectation import Expectation
+from fusec.tools.report.notebook import explanation_html
+from fusec.tools.report.stages import Staged
+from fusec.tools.report.traffic import (
+    buffer_bytes,
+    bytes_floor,
+    bytes_moved,
+    row_loop_bytes,
+    step_bytes,
+)
+
+SCHEMA = 1
+_LAUNCH_BOUND = 2.0
+"""How many times longer launches take than what they move, in a graph that they bound."""
+_LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One launch: the buffers it writes, the bytes it moves, the user's lines it computes.
+
+    Attributes:
+        members: how many alike kernels it runs.
+        module: where it belongs, "h.3.mlp"; "" for the model itself.
+        expected: its time by its machine code; None if nobody asked, or the model knows nothing.
+        function: "the function of k3, with n = 5 for 3"; "" for a kernel with one of its own.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    bytes: int
+    source: tuple[str, ...]
+    members: int = 1
+    module: str = ""
+    expected: Expectation | None = None
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternReport:
+    """One call of an eager kernel, why it is not lowered, and the module that it belongs to."""
+
+    op: str
+    reason: str
+    module: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopReport:
+    """One loop over chunks of rows: how many, what it moves in all, what one chunk launches."""
+
+    name: str
+    rows: int
+    chunk: int
+    rounds: int
+    bytes: int
+    kernels: tuple[str, ...]
+    externs: tuple[str, ...]
+    largest: int
+
+    @property
+    def launches(self) -> int:
+        return self.rounds * (len(self.kernels) + len(self.externs))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say.
+
+    Attributes:
+        remarks: what is worse than eager's, or bounded by launches.
+        modules: path -> class of what its nodes are in.
+        called: the module that it is of, where a graph break is before or in it: "h.3 (Block)".
+    """
+
+    name: str
+    kernels: tuple[KernelReport, ...]
+    externs: tuple[ExternReport, ...]
+    bytes_eager: int
+    bytes_moved: int
+    bytes_floor: int
+    launches_eager: int
+    launches: int
+    decisions: tuple[Decision, ...]
+    loops: tuple[LoopReport, ...] = ()
+    held: int = 0
+    remarks: tuple[str, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
+    called: str = ""
+
+    def __str__(self) -> str:
+        # Local: the text reads this module.
+        from fusec.tools.report.explained import graph_text
+
+        return graph_text(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What ``fusec explain`` shows: one entry for each compiled graph.
+
+    Attributes:
+        breaks: where Dynamo ended graphs.
+        recompiles: which functions the call has Dynamo compile more than once.
+        unseen: the line that asks for the value of a tensor that has none; what follows on it was
+            not followed.
+    """
+
+    target: str
+    graphs: tuple[GraphReport, ...]
+    breaks: tuple[Break, ...] = ()
+    unseen: str = ""
+    recompiles: tuple[Recompile, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form as dictionaries and lists."""
+        return {
+            "schema": SCHEMA,
+            "graphs": [asdict(graph) for graph in self.graphs],
+            "breaks": [asdict(one) for one in self.breaks],
+            "recompiles": [asdict(one) for one in self.recompiles],
+            "unseen": self.unseen,
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the JSON form; the module's docstring has its schema."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def _repr_html_(self) -> str:
+        return explanation_html(self)
+
+    def __str__(self) -> str:
+        # Local: as above.
+        from fusec.tools.report.explained import explanation_text
+
+        return explanation_text(self)
+
+
+def report_graph(staged: Staged) -> GraphReport:
+    """Return the report of one graph taken through the pipeline.
+
+    Raises:
+        Exception: what stopped its compile.
+    """
+    staged.check()
+    eager = staged.observed.eager
+    if staged.compiled is None:
+        return _report_eager(staged)
+    schedule = staged.compiled.schedule
+    graph = staged.observed.graph
+    nodes = {node.name: node for node in graph.graph.nodes}
+    modules = modules_of(schedule, graph)
+    kernels = tuple(
+        replace(
+            _report_kernel(launch, modules[launch.name], staged),
+            function=_function(staged.compiled, launch.name),
+        )
+        for launch in all_launches(schedule)
+    )
+    externs = tuple(
+        ExternReport(
+            on_target(staged.target, step.title),
+            step.reason,
+            module_path(nodes[step.node]) if step.node in nodes else "",
+            step_bytes(step),
+        )
+        for step in launched_externs(schedule)
+    )
+    loops = tuple(_report_loop(step) for step in schedule.loops)
+    launches = sum(step.is_launch for step in schedule.steps) - len(loops)
+    report = GraphReport(
+        staged.name,
+        kernels,
+        externs,
+        eager.bytes,
+        bytes_moved(schedule),
+        bytes_floor(schedule),
+        eager.launches,
+        launches + sum(loop.launches for loop in loops),
+        tuple(
+            _decision_on(staged.target, d) for d in _standing(staged.compiled.decisions, schedule)
+        ),
+        loops,
+        sum(buffer_bytes(c.buffer) for c in schedule.constants),
+        modules=module_kinds(graph),
+        called=staged.observed.called,
+    )
+    return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
+
+
+def modules_of(schedule: Schedule, graph: fx.GraphModule) -> dict[str, str]:
+    """Return the module that each kernel belongs to."""
+    stored = {launch.name: [b.name for b in launch.writes] for launch in all_launches(schedule)}
+    return kernel_modules(graph, stored, [step.node for step in launched_externs(schedule)])
+
+
+def on_target(target: Target, name: str) -> str:
+    """Return a name without the device on which the graph was traced, where it is another."""
+    return name.replace(_TRACED, "_attention") if target.assembly else name
+
+
+_TRACED = "_flash_attention_for_cpu"
+"""What attention is called where tensors are on CPUs."""
+
+
+def _decision_on(target: Target, made: Decision) -> Decision:
+    """Return a decision that names nothing by the device on which the graph was traced."""
+    a, b, reason, against = (
+        on_target(target, name) for name in (made.a, made.b, made.reason, made.against)
+    )
+    return replace(made, a=a, b=b, reason=reason, against=against)
+
+
+def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
+    """Yield what is worse than eager's, and whether launches take longer than what they do."""
+    if graph.launches > graph.launches_eager > 0:
+        yield f"{graph.launches} launches, eager has {graph.launches_eager}"
+    if graph.bytes_moved > graph.bytes_eager > 0:
+        more = graph.bytes_moved / graph.bytes_eager
+        yield f"moves {more:.3g} times the bytes that eager moves"
+    moving = graph.bytes_moved / machine.bytes_per_us
+    launching = graph.launches * machine.launch_us
+    if launching > _LAUNCH_BOUND * moving and not graph.externs:
+        yield (
+            f"launch-bound: launching takes some {launching:.2g} us, moving the bytes "
+            f"{moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
+        )
+
+
+def _report_loop(loop: RowLoop) -> LoopReport:
+    made = [b for k in all_kernels(loop.schedule) for b in k.writes]
+    made += [b for e in launched_externs(loop.schedule) for b in e.writes]
+    return LoopReport(
+        loop.name,
+        loop.rows.hint(),
+        loop.chunk,
+        loop.rounds,
+        row_loop_bytes(loop),
+        tuple(k.name for k in all_kernels(loop.schedule)),
+        tuple(e.title for e in launched_externs(loop.schedule)),
+        max(map(buffer_bytes, made), default=0),
+    )
+
+
+def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decision, ...]:
+    """Return the merges taken, and those rejected that still hold: of two kernels the last reason.
+
+    What was rejected between parts that share a kernel in the end is no news.
+    """
+    kernel_of = {
+        buffer.name: step.name
+        for step in all_kernels(schedule)
+        for buffer in (*step.defs, *(store.buffer.base for store in step.stores))
+    }
+    kept: dict[object, Decision] = {}
+    for number, decision in enumerate(decisions):
+        names = (*decision.a.split("+"), *decision.b.split("+"))
+        places = frozenset(kernel_of.get(name, name) for name in names)
+        if decision.taken:
+            kept[number] = decision
+        elif len(places) > 1:
+            kept.pop(places, None)
+            kept[places] = decision
+    return tuple(kept.values())
+
+
+def _report_kernel(launch: Kernel | Bundle, module: str, staged: Staged) -> KernelReport:
+    written = dict.fromkeys(buffer.name for buffer in launch.writes)
+    source, names = _in_order(launch.origin.source), staged.observed.names
+    outputs = tuple(on_target(staged.target, names.get(name, name)) for name in written)
+    return KernelReport(
+        launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
+    )
+
+
+def _function(compiled: Compiled, kernel: str) -> str:
+    """Return which other kernel's function one runs, with which number of its own."""
+    program = compiled.code[kernel]
+    call = compiled.functions.calls[program]
+    return "" if call.function == program else describe_call(compiled.functions, program)
+
+
+def _in_order(source: Sequence[str]) -> tuple[str, ...]:
+    """Return lines of the user's, those of one function together and by their number.
+
+    Definitions that are fused name them by their own order, an expression's innermost part first.
+    """
+    functions: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+    for line in source:
+        found = _LINE.match(line)
+        place, number = (found.group(1, 3), int(found[2])) if found else ((line,), 0)
+        functions.setdefault(place, []).append((number, line))
+    return tuple(line for lines in functions.values() for _, line in sorted(lines))
+
+
+def _report_eager(staged: Staged) -> GraphReport:
+    """Report a graph of which nothing was lowered: every operation is an extern."""
+    costs = node_costs(staged.observed.graph)
+    externs = tuple(
+        ExternReport(
+            str(node.target).removeprefix("aten."), staged.problem, module_path(node), moved
+        )
+        for node, moved in costs
+    )
+    moved = sum(size for _, size in costs)
+    eager = staged.observed.eager
+    return GraphReport(
+        staged.name, (), externs, eager.bytes, moved, moved, eager.launches, len(externs), ()
+    )

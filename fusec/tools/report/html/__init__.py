@@ -1,0 +1,96 @@
+"""``fusec report``: one HTML file that needs nothing else, not even a network.
+
+``document.py`` says what is in it, ``render`` prints that with jinja2, which escapes all text. What
+a click shows, and the texts of all kernels, is one compressed block, which the page's own script
+unpacks; what that shows, it shows as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusec.errors import EnvironmentProblem
+from fusec.frontend.modules import BETWEEN
+from fusec.tools.report.html.details import details_of
+from fusec.tools.report.html.document import Document
+from fusec.tools.report.html.leads import leads_of
+from fusec.tools.report.html.plots import memory_plot, roofline_plot
+from fusec.tools.report.terminal import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_HERE = Path(__file__).parent
+
+
+def render(document: Document) -> str:
+    """Return a report as HTML.
+
+    Raises:
+        EnvironmentProblem: if jinja2 is not installed.
+    """
+    page = environment().get_template("page.html")
+    return page.render(
+        document=document,
+        leads=leads_of(document.graphs),
+        plots=[
+            (roofline_plot(graph), None if graph.usage is None else memory_plot(graph.usage))
+            for graph in document.graphs
+        ],
+        style=_text("page.css"),
+        script=_text("page.js"),
+        data=packed(details_of(document)),
+    )
+
+
+def environment() -> Environment:
+    """Return what renders templates.
+
+    Raises:
+        EnvironmentProblem: if jinja2 is not installed.
+    """
+    try:
+        import jinja2  # an extra of the package
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "a report wants jinja2, which is not installed: pip install 'fusec[cli]'"
+        ) from error
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    made.filters.update(bytes=format_bytes, seconds=format_seconds, within=within)
+    return made
+
+
+def within(module: str, frame: str) -> str:
+    """Return a module's path from its frame on.
+
+    In the frame "h.*" that is "mlp" for "h.*.mlp", and "2: mlp" for the "h.2.mlp" of one layer.
+    """
+    return BETWEEN.join(_within(one, frame) for one in module.split(BETWEEN))
+
+
+def _within(module: str, frame: str) -> str:
+    outer = frame.removesuffix("*")
+    if outer == frame or not module.startswith(outer):
+        return module
+    layer, _, inner = module.removeprefix(outer).partition(".")
+    return inner if layer == "*" else f"{layer}: {inner}".rstrip(": ")
+
+
+def packed(value: Any) -> str:
+    """Return a value as base64 of compressed JSON: the same for the same value."""
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")

@@ -1,0 +1,100 @@
+"""What a click on a box shows, as JSON: strings alone, as the page prints them.
+
+::
+
+    {"texts": [text],
+     "boxes": {"g0-b3": {"title", "kind", "names", "where",
+                         "facts": [[name, value]], "expected", "reason", "lines": [line],
+                         "reads": [[name, type, size]], "writes": [...],
+                         "feeds": [id], "fed": [id], "calls": [id],
+                         "findings": [[kind, rule, seen, advice]],
+                         "decisions": [[taken, a, b, price, reason, against]],
+                         "listings": [[label, text]]}}}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusec.ir.decision import Decision
+from fusec.tools.report.html.document import Box, Document, Tensor
+from fusec.tools.report.terminal import format_bytes, format_seconds, in_units
+
+SHOWN_NAMES = 12
+KINDS = {
+    "kernel": "kernel of fusec",
+    "bundle": "one launch of many alike kernels",
+    "library": "eager kernel",
+}
+
+
+def details_of(document: Document) -> dict[str, Any]:
+    """Return what the page's script shows of each box."""
+    return {
+        "texts": list(document.texts),
+        "boxes": {
+            f"g{g}-b{k}": _details(box, g)
+            for g, graph in enumerate(document.graphs)
+            for k, box in enumerate(graph.boxes)
+        },
+    }
+
+
+def _details(box: Box, graph: int) -> dict[str, Any]:
+    return {
+        "title": box.title,
+        "kind": box.kind,
+        "names": _names(box),
+        "where": box.module,
+        "facts": [*_facts(box), *map(list, box.facts)],
+        "expected": box.expected,
+        "reason": box.reason,
+        "lines": list(box.lines),
+        "reads": list(map(_tensor, box.reads)),
+        "writes": list(map(_tensor, box.writes)),
+        "feeds": [f"g{graph}-b{k}" for k in box.feeds],
+        "fed": [f"g{graph}-b{k}" for k in box.fed_by],
+        "calls": [f"g{graph}-c{k}" for k in box.calls],
+        "findings": [
+            *(["fault", f.rule, f.seen, f.advice] for f in box.faults),
+            *(["warning", f.rule, f.seen, f.advice] for f in box.warnings),
+        ],
+        "decisions": list(map(_decision, box.decisions)),
+        "listings": [[listing.label, listing.text] for listing in box.listings],
+    }
+
+
+def _names(box: Box) -> str:
+    shown = ", ".join(box.names[:SHOWN_NAMES])
+    return shown + (f" and {box.count - SHOWN_NAMES} more" if box.count > SHOWN_NAMES else "")
+
+
+def _facts(box: Box) -> list[list[str]]:
+    each, together = (" each", "all ") if box.count > 1 else ("", "")
+    rows = [
+        ["kind", KINDS[box.kind]],
+        ["launches", f"{box.count}"],
+        [f"bytes{each}", f"{format_bytes(box.bytes)}, {together}{box.share:.1%} of the graph's"],
+        ["time", f"{format_seconds(box.timing.us / 1e6)}, {box.timing.word}"],
+        ["memory's floor", format_seconds(box.floor_us / 1e6)],
+    ]
+    if box.operations:
+        rate = f", {_count(box.operations / box.bytes)} a byte" if box.bytes else ""
+        rows.append(["operations", f"{_count(box.operations)}{rate}"])
+    return rows
+
+
+def _count(value: float) -> str:
+    return in_units(value, ("", "k", "M", "G", "T"))
+
+
+def _tensor(tensor: Tensor) -> list[str]:
+    return [tensor.name, tensor.type, format_bytes(tensor.bytes)]
+
+
+def _decision(decision: Decision) -> list[Any]:
+    saved = decision.saved_us
+    price = (
+        "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_seconds(abs(saved) / 1e6)}"
+    )
+    return [decision.taken, decision.a, decision.b, price, decision.reason, decision.against]

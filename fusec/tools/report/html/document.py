@@ -1,0 +1,448 @@
+"""All that a report shows, as plain data: ``document_of`` makes it, ``render`` prints it.
+
+Sizes are bytes, times microseconds, rates per microsecond; what a time is (modelled, expected of
+the machine code, measured) stands beside it. Texts that many boxes share, such as the source of
+alike kernels, are stored once: a box has their numbers.
+
+Worked example::
+
+    >>> document = document_of("block.py:Block", staged, seen)
+    >>> document.graphs[0].boxes[0].title
+    'add + layer_norm'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fusec.frontend.modules import module_kinds
+from fusec.ir import text
+from fusec.ir.decision import Decision
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Bundle, Extern, Kernel
+from fusec.ir.names import operation_words
+from fusec.passes.schedule.plan import print_plan
+from fusec.tools.report.breaks import Break, Recompile
+from fusec.tools.report.eager import EagerCall
+from fusec.tools.report.explanation import GraphReport, on_target, report_graph
+from fusec.tools.report.html.folding import Alike, Segment, fold_calls, fold_steps, segments
+from fusec.tools.report.html.layout import Layout, lay_out
+from fusec.tools.report.html.machine_code import Judged
+from fusec.tools.report.html.roofline import Roof, cost_of, roof_of
+from fusec.tools.report.html.steps import DrawnStep, drawn_steps
+from fusec.tools.report.html.usage import Usage, usage_of
+from fusec.tools.report.layers import Layers
+from fusec.tools.report.seen import Seen
+from fusec.tools.report.stages import Staged
+from fusec.tools.report.static_rules import CheckedKernel, Finding
+from fusec.tools.report.traffic import buffer_bytes
+
+SHOWN_OPS = 8
+SHOWN_DECISIONS = 24
+LANGUAGES = {"cpp": "C++", "triton": "Triton"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A text of a box: what it is, and its number among the document's texts."""
+
+    label: str
+    text: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A buffer that a launch reads or writes."""
+
+    name: str
+    type: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds of one launch, and whose word that is: "modelled", "expected", "measured"."""
+
+    us: float
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Alike launches of fusec's, drawn as one.
+
+    Attributes:
+        kind: "kernel", "bundle", or "library" for an eager kernel.
+        names: of all of them.
+        module: layers folded.
+        bytes, operations: of one launch; ``floor_us`` is the time that memory needs for the bytes.
+        share: of the bytes that the graph moves, all of them together.
+        facts: what the machine code says, as (name, value).
+        faults, warnings: rules of ``check --static`` that it breaks.
+        feeds, fed_by: positions of boxes.
+        calls: positions of the eager launches on whose lines it computes.
+    """
+
+    kind: str
+    title: str
+    names: tuple[str, ...]
+    module: str
+    bytes: int
+    share: float
+    operations: float
+    floor_us: float
+    timing: Timing
+    reason: str
+    lines: tuple[str, ...]
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    decisions: tuple[Decision, ...]
+    facts: tuple[tuple[str, str], ...]
+    faults: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    listings: tuple[Listing, ...]
+    feeds: tuple[int, ...]
+    fed_by: tuple[int, ...]
+    calls: tuple[int, ...]
+    expected: str = ""
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def spent_us(self) -> float:
+        """Microseconds of all of its launches in one call."""
+        return self.timing.us * self.count
+
+    @property
+    def name(self) -> str:
+        """What it is called where there is little room."""
+        return "eager" if self.kind == "library" else self.names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What eager execution launches of one operation in alike modules; bytes are of all."""
+
+    op: str
+    count: int
+    bytes: int
+    module: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One graph.
+
+    Attributes:
+        problem: why all of it runs as eager kernels, or "".
+    """
+
+    report: GraphReport
+    problem: str
+    boxes: tuple[Box, ...]
+    calls: tuple[Call, ...]
+    segments: tuple[Segment, ...]
+    layout: Layout
+    usage: Usage | None
+    roof: Roof
+
+    @property
+    def spent_us(self) -> float:
+        """Microseconds of all launches in one call."""
+        return sum(box.spent_us for box in self.boxes)
+
+    @property
+    def dearest(self) -> int | None:
+        """The position of the box that takes most time, or None in a graph without any."""
+        times = [box.spent_us for box in self.boxes]
+        return times.index(max(times)) if times else None
+
+    @property
+    def heading(self) -> str:
+        """The module whose graph it is, beside what the graph is called: "forward, h.3 (Block)"."""
+        return (
+            f"{self.report.name}, {self.report.called}" if self.report.called else self.report.name
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report.
+
+    Attributes:
+        title: the model or the script.
+        phases: of compiles -> their seconds.
+        advice: what to do, costliest first.
+        seconds, run_seconds: of the program, where one ran, and of them in graphs.
+    """
+
+    title: str
+    target: str
+    graphs: tuple[Drawing, ...]
+    texts: tuple[str, ...]
+    breaks: tuple[Break, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    unseen: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+    seconds: float = 0.0
+    run_seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def spent_us(self) -> float:
+        """Microseconds of all launches of all graphs."""
+        return sum(graph.spent_us for graph in self.graphs)
+
+    @property
+    def words(self) -> str:
+        """Whose word the times of launches are: "measured", "measured or modelled"."""
+        found = {box.timing.word for graph in self.graphs for box in graph.boxes}
+        return " or ".join(sorted(found))
+
+
+Measured = Callable[[Staged, DrawnStep], "Timing | None"]
+"""What is known of a launch's time from a run."""
+
+
+def document_of(
+    title: str,
+    target: str,
+    staged: Sequence[Staged],
+    seen: Seen,
+    *,
+    judged: Judged | None = None,
+    measured: Measured = lambda staged, step: None,
+) -> Document:
+    """Return all that a report shows of some graphs.
+
+    Args:
+        judged: their machine code.
+        measured: their launches' times.
+    """
+    texts = _Texts()
+    layers = Layers.of(*(module_kinds(one.observed.graph) for one in staged))
+    drawings = tuple(_Drawer(one, texts, judged, measured, layers).drawing() for one in staged)
+    phases = dict(seen.compile_seconds)
+    for one in staged:
+        for stage, seconds in one.trace.wall_seconds.items():
+            name = f"fusec: {stage}"
+            if not seen.graphs:  # of a run, they are in what was seen
+                phases[name] = phases.get(name, 0.0) + seconds
+    return Document(
+        title,
+        target,
+        drawings,
+        tuple(texts.numbers),
+        seen.breaks,
+        seen.recompiles,
+        seen.unseen,
+        phases | ({"machine code": judged.seconds} if judged else {}),
+        tuple(seen.advice()) if seen.graphs else (),
+        seen.seconds if seen.graphs else 0.0,
+        seen.run_seconds,
+        seen.peak_bytes if seen.graphs else 0,
+    )
+
+
+class _Texts:
+    """Texts by their number, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def listing(self, label: str, content: str) -> Listing:
+        return Listing(label, self.numbers.setdefault(content, len(self.numbers)))
+
+
+class _Drawer:
+    """What it takes to draw one graph."""
+
+    def __init__(
+        self,
+        staged: Staged,
+        texts: _Texts,
+        judged: Judged | None,
+        measured: Measured,
+        layers: Layers,
+    ) -> None:
+        self.staged, self.texts, self.measured = staged, texts, measured
+        self.judged, self.layers = judged, layers
+        self.report = report_graph(staged)
+        self.steps = fold_steps(drawn_steps(staged), layers)
+        self.calls = fold_calls(staged.observed.eager.calls, layers)
+
+    def drawing(self) -> Drawing:
+        parts = segments(self.steps, self.calls, self.layers)
+        edges = _edges(self.steps)
+        boxes = tuple(self.box(k, alike, edges) for k, alike in enumerate(self.steps))
+        return Drawing(
+            self.report,
+            self.staged.problem,
+            boxes,
+            tuple(map(_call, self.calls)),
+            parts,
+            lay_out(parts, edges),
+            usage_of(self.staged, self.layers),
+            roof_of(self.staged.target.machine),
+        )
+
+    def box(self, position: int, alike: Alike[DrawnStep], edges: Sequence[tuple[int, int]]) -> Box:
+        step, machine = alike.first, self.staged.target.machine
+        cost = cost_of(step.step, machine)
+        checked = self.checked(step)
+        moved = sum(s.bytes * (s.loop.rounds if s.loop else 1) for s in alike.members)
+        return Box(
+            kind=_kind(step),
+            title=on_target(self.staged.target, _shortened(operation_words(step.computes))),
+            names=tuple(s.name for s in alike.members),
+            module=alike.module,
+            bytes=step.bytes,
+            share=moved / self.report.bytes_moved if self.report.bytes_moved else 0.0,
+            operations=cost.operations,
+            floor_us=step.bytes / machine.bytes_per_us,
+            timing=self.timing(step, checked, cost.us),
+            reason=step.reason,
+            lines=step.step.origin.source,
+            reads=tuple(map(self.tensor, step.step.reads)),
+            writes=tuple(map(self.tensor, step.step.writes)),
+            decisions=_about(step, self.report.decisions),
+            facts=() if checked is None else self.judged_facts(checked),
+            faults=_of(step, self.staged, self.judged.faults if self.judged else ()),
+            warnings=_of(step, self.staged, self.judged.warnings if self.judged else ()),
+            listings=self.listings(step),
+            feeds=tuple(b for a, b in edges if a == position),
+            fed_by=tuple(a for a, b in edges if b == position),
+            calls=_calls_of(alike, self.calls, self.layers),
+            expected="" if checked is None or checked.expected is None else str(checked.expected),
+        )
+
+    def tensor(self, buffer: Buffer) -> Tensor:
+        """Return a buffer by the program's own name, where that has one for it."""
+        name = self.staged.observed.names.get(buffer.name, buffer.name)
+        name = on_target(self.staged.target, name)
+        return Tensor(name, text.print_type(buffer), buffer_bytes(buffer))
+
+    def timing(self, step: DrawnStep, checked: CheckedKernel | None, modelled_us: float) -> Timing:
+        seen = self.measured(self.staged, step)
+        if seen is not None:
+            return seen
+        if checked is not None and checked.expected is not None:
+            return Timing(checked.expected.us, "expected")
+        return Timing(modelled_us, "modelled")
+
+    def checked(self, step: DrawnStep) -> CheckedKernel | None:
+        if self.judged is None or not step.is_kernel:
+            return None
+        return self.judged.kernels.get((self.staged.name, step.name))
+
+    def judged_facts(self, checked: CheckedKernel) -> tuple[tuple[str, str], ...]:
+        static = checked.static
+        if static is None:
+            return (("does not build", checked.problem),)
+        return (
+            ("registers a thread", str(static.registers)),
+            ("spilled", f"{static.spill_bytes} B"),
+            ("shared memory", f"{static.shared_bytes} B"),
+            ("blocks a multiprocessor", f"{static.blocks}, occupancy {static.occupancy:.0%}"),
+            ("16 bytes at a time", f"{static.wide_share:.0%}" if static.accesses else "no access"),
+            ("barriers", str(static.barriers)),
+            ("instructions", str(static.instructions)),
+        )
+
+    def listings(self, step: DrawnStep) -> tuple[Listing, ...]:
+        """Return a step's texts, from index notation to machine code."""
+        compiled = self.staged.compiled
+        found = [self.texts.listing("Notation", text.print_step(step.step))]
+        if compiled is None or not step.is_kernel:
+            return tuple(found)
+        plan = print_plan(step.name, compiled.plans[step.name])
+        label = LANGUAGES[self.staged.target.language]
+        found += [
+            self.texts.listing("Schedule", plan.replace("    ", "\n    ")),
+            self.texts.listing(label, compiled.sources[step.name]),
+        ]
+        if self.judged is not None:
+            code = self.judged.texts.get((self.staged.name, step.code), {})
+            found += [self.texts.listing(stage, content) for stage, content in code.items()]
+        return tuple(found)
+
+
+def _of(step: DrawnStep, staged: Staged, found: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(f for f in found if (f.graph, f.kernel) == (staged.name, step.name))
+
+
+def _kind(step: DrawnStep) -> str:
+    match step.step:
+        case Kernel():
+            return "kernel"
+        case Bundle():
+            return "bundle"
+        case Extern():
+            return "library"
+
+
+def _call(alike: Alike[EagerCall]) -> Call:
+    members = alike.members
+    return Call(
+        operation_words([alike.first.op])[0],
+        alike.count,
+        sum(call.bytes for call in members),
+        alike.module,
+        tuple(dict.fromkeys(call.line for call in members)),
+    )
+
+
+def _shortened(ops: Sequence[str]) -> str:
+    return " + ".join([*ops[:SHOWN_OPS], *["…"] * (len(ops) > SHOWN_OPS)]) or "copy"
+
+
+def _edges(steps: Sequence[Alike[DrawnStep]]) -> list[tuple[int, int]]:
+    """Return which box feeds which: (producer, reader)."""
+    maker: dict[Buffer, int] = {}
+    found = set()
+    box_of = {id(step): k for k, alike in enumerate(steps) for step in alike.members}
+    everything = [step for alike in steps for step in alike.members]
+    for step in everything:
+        maker.update(dict.fromkeys(step.writes, box_of[id(step)]))
+    for step in everything:
+        here = box_of[id(step)]
+        found |= {(maker[b], here) for b in step.reads if b in maker and b not in step.writes}
+    return sorted(found)
+
+
+def _about(step: DrawnStep, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+    """Return the decisions about a kernel: merges in it, the dearest first, and rejected ones."""
+    own = step.buffers
+    found = [
+        d for d in decisions if own.intersection(d.a.split("+")) or own.intersection(d.b.split("+"))
+    ]
+    ranked = sorted(found, key=lambda d: (not d.taken, -abs(d.saved_us or 0)))
+    return tuple(ranked[:SHOWN_DECISIONS])
+
+
+def _calls_of(
+    alike: Alike[DrawnStep], calls: Sequence[Alike[EagerCall]], layers: Layers
+) -> tuple[int, ...]:
+    """Return the eager launches on whose lines a step computes.
+
+    Of those of one line, they are the ones in the step's modules; where none is, because another
+    kernel stores what is made there, the ones in its layer.
+    """
+    modules = set(alike.first.modules)
+    own_layers = set(map(layers.layer_of, modules))
+    found: set[int] = set()
+    for line in alike.first.step.origin.source:
+        on_line = [
+            (k, call.module)
+            for k, group in enumerate(calls)
+            for call in group.members
+            if call.line == line
+        ]
+        own = {k for k, module in on_line if module in modules or not modules}
+        found |= own or {k for k, module in on_line if layers.layer_of(module) in own_layers}
+    return tuple(sorted(found))

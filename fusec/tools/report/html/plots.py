@@ -1,0 +1,207 @@
+"""The plots of a report: where lines, points and ticks are, in pixels of an SVG.
+
+The roofline's axes are logarithms: operations a byte, operations a second. A launch is a point at
+its time, under the roof of its machine; what does no arithmetic has no place there. Memory has the
+steps of a call along it, and bytes upwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.tools.report.html.document import Drawing
+from fusec.tools.report.html.roofline import Roof
+from fusec.tools.report.html.usage import Usage
+from fusec.tools.report.terminal import format_bytes, in_units
+
+WIDTH, HEIGHT = 480, 300
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
+LABELLED = 5
+"""Points with their names beside them: those that move most bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A line of the grid, at so many pixels from the left or the top."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A launch in the roofline: box is its position."""
+
+    box: int
+    x: float
+    y: float
+    kind: str
+    word: str
+    label: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the roof, with its name at its end."""
+
+    path: str
+    label: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class RooflinePlot:
+    """A roofline; ``left_out`` are boxes without arithmetic."""
+
+    columns: tuple[Tick, ...]
+    rows: tuple[Tick, ...]
+    roof: tuple[Line, ...]
+    points: tuple[Point, ...]
+    left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlot:
+    """Memory over a call: two areas, one on the other, and the place of the peak."""
+
+    rows: tuple[Tick, ...]
+    given: str
+    made: str
+    peak_x: float
+    peak_y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A logarithmic axis of so many pixels, from ``low`` to ``high`` powers of ten."""
+
+    low: int
+    high: int
+    pixels: float
+
+    def at(self, value: float) -> float:
+        share = (math.log10(value) - self.low) / (self.high - self.low)
+        return min(max(share, 0.0), 1.0) * self.pixels
+
+
+def roofline_plot(drawing: Drawing) -> RooflinePlot | None:
+    """Return the roofline of a graph; None where nothing in it does arithmetic."""
+    rated = [(k, box) for k, box in enumerate(drawing.boxes) if box.operations and box.bytes]
+    if not rated:
+        return None
+    found = [(box.operations / box.bytes, box.operations / box.timing.us) for _, box in rated]
+    roof = drawing.roof
+    ridge = roof.ceilings[0].rate / roof.bytes_us
+    across = _axis([x for x, _ in found] + [ridge * 2], WIDTH - LEFT - RIGHT)
+    up = _axis([y for _, y in found] + [roof.ceilings[0].rate * 1.5], HEIGHT - TOP - BOTTOM)
+    own = [row for row in rated if row[1].kind != "library"]
+    named = {k for k, _ in sorted(own, key=lambda row: -row[1].share)[:LABELLED]}
+    points = tuple(
+        Point(
+            k,
+            round(LEFT + across.at(x), 1),
+            round(HEIGHT - BOTTOM - up.at(y), 1),
+            box.kind,
+            box.timing.word,
+            box.names[0] if k in named else "",
+            f"{box.names[0]}: {x:.3g} operations a byte, {_rate(y)}, {box.timing.word}",
+        )
+        for (k, box), (x, y) in zip(rated, found, strict=True)
+    )
+    columns = tuple(
+        Tick(round(LEFT + across.at(10.0**p), 1), _power(p))
+        for p in range(across.low, across.high + 1)
+    )
+    rows = tuple(
+        Tick(round(HEIGHT - BOTTOM - up.at(10.0**p), 1), _rate(10.0**p))
+        for p in range(up.low, up.high + 1)
+    )
+    left_out = tuple(k for k, box in enumerate(drawing.boxes) if not (box.operations and box.bytes))
+    return RooflinePlot(columns, rows, _roof(roof, across, up), points, left_out)
+
+
+def _axis(values: Sequence[float], pixels: float) -> _Log:
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return _Log(low, max(high, low + 1), pixels)
+
+
+def _roof(roof: Roof, across: _Log, up: _Log) -> tuple[Line, ...]:
+    """Return the slope of memory and a flat line for each ceiling."""
+    bottom, left = HEIGHT - BOTTOM, LEFT
+    low, high = 10.0**across.low, 10.0**across.high
+    start = max(low, 10.0**up.low / roof.bytes_us)
+    ridge = roof.ceilings[0].rate / roof.bytes_us
+    x, y = left + across.at(start), bottom - up.at(start * roof.bytes_us)
+    top_x, top_y = left + across.at(ridge), bottom - up.at(roof.ceilings[0].rate)
+    slope = f"memory, {format_bytes(int(roof.bytes_us * 1e6))}/s"
+    lines = [
+        Line(f"M{x:.1f} {y:.1f}L{top_x:.1f} {top_y:.1f}", slope, (x + top_x) / 2, (y + top_y) / 2)
+    ]
+    for ceiling in roof.ceilings:
+        x, y = left + across.at(ceiling.rate / roof.bytes_us), bottom - up.at(ceiling.rate)
+        end = left + across.at(high)
+        lines.append(
+            Line(f"M{x:.1f} {y:.1f}H{end:.1f}", f"{ceiling.name}, {_rate(ceiling.rate)}", end, y)
+        )
+    return tuple(lines)
+
+
+def _power(power: int) -> str:
+    return f"{10.0**power:g}"
+
+
+def _rate(per_us: float) -> str:
+    """Return operations a second: ``4.2 Gop/s`` of so many a microsecond."""
+    return in_units(per_us * 1e6, ("op/s", "kop/s", "Mop/s", "Gop/s", "Top/s", "Pop/s"))
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def memory_plot(usage: Usage) -> MemoryPlot:
+    """Return the plot of the memory that a graph holds."""
+    peak = usage.peak
+    step = _round_step(peak.bytes)
+    most = max(step * math.ceil(peak.bytes / step), 1)
+    width = (WIDTH - LEFT - RIGHT) / len(usage.moments)
+
+    def at(size: float) -> float:
+        return HEIGHT - BOTTOM - size / most * (HEIGHT - TOP - BOTTOM)
+
+    rows = tuple(
+        Tick(round(at(k * step), 1), format_bytes(int(k * step)))
+        for k in range(math.ceil(peak.bytes / step) + 1)
+    )
+    totals = [moment.bytes for moment in usage.moments]
+    where = usage.moments.index(peak)
+    return MemoryPlot(
+        rows,
+        _area([at(moment.given) for moment in usage.moments], width),
+        _area([at(total) for total in totals], width),
+        round(LEFT + (where + 0.5) * width, 1),
+        round(at(peak.bytes), 1),
+        f"{format_bytes(peak.bytes)} at {peak.step}",
+    )
+
+
+def _area(heights: Sequence[float], width: float) -> str:
+    """Return the area under stairs, a step for each height; equal ones are one step."""
+    parts = [f"M{LEFT} {HEIGHT - BOTTOM}"]
+    before = math.nan
+    for position, height in enumerate(heights):
+        if height != before:
+            parts.append(f"H{LEFT + position * width:.1f}V{height:.1f}")
+        before = height
+    return "".join([*parts, f"H{WIDTH - RIGHT}V{HEIGHT - BOTTOM}Z"])
+
+
+def _round_step(most: int) -> float:
+    """Return a step of 1, 2 or 5 times a power of ten, some four of which make the whole."""
+    rough = max(most, 1) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(k * power for k in (1, 2, 5, 10) if k * power >= rough)

@@ -1,0 +1,83 @@
+"""What a launch costs a machine, by the model that fusion ranks by, and the machine's roof over it.
+
+The *operations* of a kernel are those that ``passes/fusion/cost.py`` prices, a dear function as
+several, and two for each multiply-add of a product of matrices; of a library's kernel its products
+alone are known. The *roof* is what the machine could do at most at so many operations a byte: its
+memory's rate times these, or the rate of its lanes or products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.ir.contraction import factors
+from fusec.ir.dtype import BF16
+from fusec.ir.expr import Expr, Reduce, postorder
+from fusec.ir.graph import Bundle, Extern, Kernel
+from fusec.passes.fusion.cost import count, kernel_operations, price, price_call
+from fusec.passes.machine import Machine
+from fusec.tools.report.html.steps import Launched
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What a machine does at most: operations a microsecond, of one kind."""
+
+    name: str
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """A machine's roof: bytes a microsecond, and its ceilings, the highest first."""
+
+    bytes_us: float
+    ceilings: tuple[Ceiling, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a launch does: operations, and microseconds by the model."""
+
+    operations: float
+    us: float
+
+
+def roof_of(machine: Machine) -> Roof:
+    """Return the roof of a target's machine."""
+    wide = machine.slow_widened if BF16 in machine.widened else 1
+    found = [Ceiling("lanes", machine.operations_per_us)]
+    if machine.multiplies:
+        found += [
+            Ceiling("products in 16 bits", 2 * machine.products_per_us / wide),
+            Ceiling("products in f32", 2 * machine.products_per_us / machine.slow_f32),
+        ]
+    rates = {ceiling.rate: ceiling for ceiling in reversed(found)}
+    return Roof(machine.bytes_per_us, tuple(rates[rate] for rate in sorted(rates, reverse=True)))
+
+
+def cost_of(step: Launched, machine: Machine) -> Cost:
+    """Return what a launch costs."""
+    match step:
+        case Kernel():
+            products = multiply_adds(store.expr for store in step.stores)
+            return Cost(kernel_operations(step) + 2 * products, price(step, machine).us)
+        case Bundle():
+            costs = [cost_of(kernel, machine) for kernel in step.kernels]
+            spared = (len(costs) - 1) * machine.launch_us
+            return Cost(sum(c.operations for c in costs), sum(c.us for c in costs) - spared)
+        case Extern():
+            products = multiply_adds(line.expr for line in step.meaning)
+            return Cost(2 * products, price_call(step, machine).us)
+
+
+def multiply_adds(roots: Iterable[Expr]) -> float:
+    """Return the multiply-adds of the products of matrices in some values."""
+    return float(
+        sum(
+            count(node.axes | frozenset(node.over))
+            for node in postorder(roots)
+            if isinstance(node, Reduce) and factors(node) is not None
+        )
+    )

@@ -1,0 +1,162 @@
+"""What a graph launches, step by step, as a report draws it: where it belongs, what feeds it.
+
+Loops over rows are taken apart: what they launch stands in their place, and reads and writes the
+buffers around the loop. Views and sizes launch nothing; what reads a view reads what it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusec.frontend.origin import module_path
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import (
+    Bundle,
+    Extern,
+    Kernel,
+    RowLoop,
+    Schedule,
+    argument_views,
+)
+from fusec.ir.names import operation_words
+from fusec.tools.report.explanation import modules_of
+from fusec.tools.report.stages import Staged
+from fusec.tools.report.traffic import step_bytes
+
+Launched: TypeAlias = "Kernel | Bundle | Extern"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """One launch.
+
+    Attributes:
+        module: where it belongs, "h.3.mlp"; "" for the model itself.
+        modules: those of all that it computes.
+        code: of kernels, which code they run; of others, "".
+        bytes: of one launch.
+        reads, writes: buffers of the whole graph.
+        loop: the loop over rows that launches it, or None.
+    """
+
+    step: Launched
+    module: str
+    modules: tuple[str, ...]
+    code: str
+    bytes: int
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    loop: RowLoop | None = None
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether fusec generated it."""
+        return bool(self.code)
+
+    @property
+    def name(self) -> str:
+        match self.step:
+            case Extern():
+                return self.step.node
+            case Kernel() | Bundle():
+                return self.step.name
+
+    @property
+    def reason(self) -> str:
+        """Why an eager kernel is not lowered."""
+        match self.step:
+            case Extern():
+                return self.step.reason
+            case Kernel() | Bundle():
+                return ""
+
+    @property
+    def computes(self) -> tuple[str, ...]:
+        """The operations of the program's in it, each once: of an eager kernel its full name."""
+        match self.step:
+            case Extern():
+                return (self.step.title,)
+            case Kernel() | Bundle():
+                return operation_words(self.step.origin.ops)
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """The names of all that it defines, also of what is never stored: decisions name these."""
+        match self.step:
+            case Extern():
+                return frozenset(b.name for b in self.step.writes)
+            case Kernel() | Bundle():
+                made = [b for kernel in self.step.kernels for b in kernel.defs]
+                return frozenset(b.name for b in (*made, *self.step.writes))
+
+
+def drawn_steps(staged: Staged) -> list[DrawnStep]:
+    """Return what a graph launches, in order; nothing of one that runs as eager kernels."""
+    if staged.compiled is None:
+        return []
+    graph, schedule = staged.observed.graph, staged.compiled.schedule
+    modules = {node.name: module_path(node) for node in graph.graph.nodes}
+    walk = _Walk(modules, modules_of(schedule, graph), staged.compiled.code)
+    return list(walk.take(schedule, None))
+
+
+class _Walk:
+    """Goes through a schedule, and knows which buffer around it stands for one of its own."""
+
+    def __init__(
+        self, modules: Mapping[str, str], kernels: Mapping[str, str], code: Mapping[str, str]
+    ) -> None:
+        self.modules, self.kernels, self.code = modules, kernels, code
+        self.outside: dict[Buffer, Buffer] = {}
+
+    def take(self, schedule: Schedule, loop: RowLoop | None) -> Iterator[DrawnStep]:
+        for step in schedule.steps:
+            match step:
+                case RowLoop():
+                    self.enter(step)
+                    yield from self.take(step.schedule, step)
+                case Kernel() | Bundle():
+                    yield self.drawn(step, loop)
+                case Extern() if step.is_launch:
+                    yield self.drawn(step, loop)
+                case Extern() if step.reads:
+                    self.outside.update(dict.fromkeys(step.writes, self.whole(step.reads[0])))
+
+    def enter(self, loop: RowLoop) -> None:
+        """Let the buffers of a loop's body stand for what they are slices of."""
+        inner = [item for item in loop.graph.inputs if isinstance(item, Buffer)]
+        outer = [*(view.buffer.base for view in loop.views), *loop.added]
+        self.outside.update(zip(inner, map(self.whole, outer), strict=False))
+        made = [view.buffer for view in argument_views(loop.graph.outputs)]
+        self.outside.update(zip(made, (*loop.results, *loop.sums), strict=False))
+
+    def whole(self, buffer: Buffer) -> Buffer:
+        return self.outside.get(buffer.base, buffer.base)
+
+    def drawn(self, step: Launched, loop: RowLoop | None) -> DrawnStep:
+        code, first, every = self.places(step)
+        return DrawnStep(
+            step,
+            first,
+            every,
+            code,
+            step_bytes(step),
+            tuple(dict.fromkeys(map(self.whole, step.reads))),
+            tuple(dict.fromkeys(map(self.whole, step.writes))),
+            loop,
+        )
+
+    def places(self, step: Launched) -> tuple[str, str, tuple[str, ...]]:
+        """Return a step's code, the module it belongs to, and those of all that it computes."""
+        match step:
+            case Extern():
+                own = self.modules.get(step.node, "")
+                return "", own, (own,) if own else ()
+            case Kernel() | Bundle():
+                names = [b.name for b in step.writes]
+                names += [b.name for kernel in step.kernels for b in kernel.defs]
+                every = dict.fromkeys(self.modules.get(name, "") for name in names)
+                code = self.code.get(step.name, step.name)
+                return code, self.kernels[step.name], tuple(filter(None, every))

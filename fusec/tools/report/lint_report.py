@@ -1,0 +1,409 @@
+"""What is wrong with a model's kernels: the facts of each, the rules that it breaks, as text.
+
+The JSON form, schema 1, is stable: fields are added, never renamed or removed::
+
+    {"schema": 1, "target": "sm_90",
+     "graphs": [{"name", "eager_kernels", "bytes_moved", "bytes_floor"}],
+     "kernels": [{
+        "graph", "name", "code", "kind", "problem", "programs", "bytes", "floor_us",
+        "registers", "spill_bytes", "shared_bytes", "blocks", "occupancy",
+        "widest", "narrowest", "wide_share", "left_out": [{"buffer", "line", "width", "reason"}],
+        "wgmma", "mma", "tcgen05", "tma", "copies", "barriers", "convert_layouts",
+        "instructions", "instructions_per_byte", "expected_us", "expected_share", "cause"}],
+     "faults": [{"graph", "kernel", "rule", "seen", "advice"}],
+     "warnings": [the same]}
+
+Facts are null where a kernel does not build; ``instructions_per_byte`` also where it loops, the
+last three where the model of ``expectation.py`` knows nothing of the GPU or the kernel.
+``code`` names the kernel whose code this one runs, itself or an equal one.
+
+Worked example::
+
+    >>> print(judge([take_through(one, find_target("sm_90"), options) for one in seen]))
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from fusec.driver.pipeline import Compiled
+from fusec.errors import BuildError, UsageError
+from fusec.ir.expr import Dot, Reduce
+from fusec.ir.graph import Bundle, Kernel, all_launches
+from fusec.ir.index import product
+from fusec.ir.program import Carry, Let, Program, Update, statements
+from fusec.passes.fusion.cost import kernel_products, kernel_traffic
+from fusec.runtime.kernels.triton_kernel import CompiledAsm
+from fusec.tools.report.expectation import (
+    DEVICES,
+    SMALL,
+    Expectation,
+    Work,
+    executed,
+    expect,
+    section_runs,
+)
+from fusec.tools.report.explanation import Explanation, report_graph
+from fusec.tools.report.role_times import expect_roles, multiplied_by_tiles
+from fusec.tools.report.stages import Staged, assemble
+from fusec.tools.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
+from fusec.tools.report.terminal import format_bytes, format_table
+from fusec.tools.report.traffic import step_bytes
+from fusec.tools.report.widths import Access, match_accesses
+from fusec.tools.static_checks import PROCESSORS, StaticReport, inspect_kernel
+
+SCHEMA = 1
+_FACTS = (
+    "registers",
+    "spill_bytes",
+    "shared_bytes",
+    "blocks",
+    "occupancy",
+    "widest",
+    "narrowest",
+    "wide_share",
+    "wgmma",
+    "mma",
+    "tcgen05",
+    "tma",
+    "copies",
+    "barriers",
+    "convert_layouts",
+    "instructions",
+)
+"""Fields of ``StaticReport`` in the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGraph:
+    """One graph: what stays eager, and the bytes that it moves and must move."""
+
+    name: str
+    eager_kernels: int
+    bytes_moved: int
+    bytes_floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What ``fusec check --static`` shows."""
+
+    target: str
+    graphs: tuple[CheckedGraph, ...]
+    kernels: tuple[CheckedKernel, ...]
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        return find_faults(self.kernels)
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return find_faults(self.kernels, fault=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form as dictionaries and lists."""
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "graphs": [asdict(graph) for graph in self.graphs],
+            "kernels": [_kernel_dict(kernel) for kernel in self.kernels],
+            "faults": [asdict(finding) for finding in self.faults],
+            "warnings": [asdict(finding) for finding in self.warnings],
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the JSON form; the module's docstring has its schema."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+# -- facts ---------------------------------------------------------------------------------------
+
+
+def check_target(name: str) -> None:
+    """Raise UsageError for a target whose machine code is not known well enough to judge."""
+    if name not in PROCESSORS:
+        raise UsageError(
+            f"target {name!r} has no static checks. Use --target {'|'.join(PROCESSORS)}: "
+            "no GPU is needed."
+        )
+
+
+def judge(
+    staged: Sequence[Staged],
+    say: Callable[[str], None] = lambda _: None,
+    assembled: Callable[[Staged, str], CompiledAsm] | None = None,
+) -> LintReport:
+    """Compile the kernels of some graphs, all for one target, and report on them.
+
+    Args:
+        say: gets a line of progress for each graph.
+        assembled: compiles a kernel of a graph, by its name, if not ``assemble``; several are asked
+            for at a time.
+    Raises:
+        UsageError: for a target without static checks.
+        Exception: what stopped the compile of a graph.
+    """
+    kernels: list[CheckedKernel] = []
+    graphs = []
+    for one in staged:
+        check_target(one.target.name)
+        report = report_graph(one)
+        graphs.append(
+            CheckedGraph(one.name, len(report.externs), report.bytes_moved, report.bytes_floor)
+        )
+        if one.compiled is not None and one.compiled.distinct:
+            count = len(one.compiled.functions.functions)
+            say(f"graph {one.name}: machine code of {count} kernel{'s' * (count > 1)}")
+            kernels += _checked_kernels(one, assembled or assemble)
+    target = staged[0].target.name if staged else ""
+    return LintReport(target, tuple(graphs), tuple(kernels))
+
+
+def _checked_kernels(
+    staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
+) -> list[CheckedKernel]:
+    """Compile and read each function once, several at a time: ptxas is a process."""
+    compiled = staged.compiled
+    if compiled is None:
+        return []
+    names = list(compiled.functions.functions)
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
+        make = partial(assembled, staged)
+        inspected = pool.map(lambda name: _inspected(compiled, name, make), names)
+        facts = dict(zip(names, inspected, strict=True))
+    found = []
+    for step in all_launches(compiled.schedule):
+        code = compiled.code[step.name]
+        static, accesses, problem = facts[compiled.functions.calls[code].function]
+        moved = step_bytes(step)
+        found.append(
+            CheckedKernel(
+                graph=staged.name,
+                name=step.name,
+                kind=kind_of(compiled.programs[code]),
+                code=code,
+                static=static,
+                problem=problem,
+                accesses=accesses,
+                programs=product(a.extent for a in compiled.programs[step.name].grid).hint(),
+                bytes=moved,
+                floor_us=moved / staged.target.machine.bytes_per_us,
+                expected=_expected(staged, step, static),
+            )
+        )
+    return found
+
+
+def _expected(
+    staged: Staged, step: Kernel | Bundle, static: StaticReport | None
+) -> Expectation | None:
+    """Return what the model says of a kernel; None for tables, and GPUs unknown to it."""
+    device, compiled = DEVICES.get(staged.target.name), staged.compiled
+    if static is None or device is None or compiled is None:
+        return None
+    program = compiled.programs[step.name]
+    if program.table:
+        return None
+    (kernel,) = step.kernels
+    work = _work_of(staged, kernel, program, static)
+    if program.roles:
+        return expect_roles(program, static, work, device)
+    return expect(static, work, device)
+
+
+def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
+    """Return what a launch of a kernel does, at the hints of sizes."""
+    traffic, moved = kernel_traffic(step).values(), step_bytes(step)
+    programs = product(a.extent for a in program.grid).hint()
+    multiplied = kernel_products(step, staged.target.machine)
+    runs = section_runs(program, static, moved / max(1, programs), multiplied / max(1, programs))
+    read = [read for read, _ in traffic]
+    if multiplied:  # a causal mask leaves tiles out
+        once = executed(static, runs)
+        done = multiplied_by_tiles(program) if program.roles else programs * once
+        multiplied = min(multiplied, done)
+    small = sum(size for size in read if size <= SMALL)
+    return Work(max(1, programs), runs, moved, sum(read), small, multiplied)
+
+
+def _inspected(
+    compiled: Compiled, name: str, make: Callable[[str], CompiledAsm]
+) -> tuple[StaticReport | None, tuple[Access, ...], str]:
+    """Return the facts of a function and its accesses, or none and why it does not build."""
+    try:
+        static = inspect_kernel(make(name))
+    except BuildError as error:
+        return None, (), str(error)
+    program, source = compiled.functions.functions[name], compiled.sources[name]
+    return static, match_accesses(program, source, static.accesses), ""
+
+
+def kind_of(program: Program) -> str:
+    """Return "contraction" for a program with products of tiles, "reduction", or "pointwise"."""
+    body = tuple(statements(program.body))
+    values = [s.value for s in body if isinstance(s, Let | Update)]
+    if any(isinstance(value, Dot) for value in values):
+        return "contraction"
+    folds = any(isinstance(value, Reduce) for value in values)
+    return "reduction" if folds or any(isinstance(s, Carry) for s in body) else "pointwise"
+
+
+def with_expectations(explanation: Explanation, report: LintReport) -> Explanation:
+    """Return an explanation whose kernels have the times that their machine code lets expect."""
+    found = {(kernel.graph, kernel.name): kernel.expected for kernel in report.kernels}
+    return replace(
+        explanation,
+        graphs=tuple(
+            replace(
+                graph,
+                kernels=tuple(
+                    replace(kernel, expected=found.get((graph.name, kernel.name)))
+                    for kernel in graph.kernels
+                ),
+            )
+            for graph in explanation.graphs
+        ),
+    )
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def _kernel_dict(kernel: CheckedKernel) -> dict[str, Any]:
+    names = ("graph", "name", "code", "kind", "problem", "programs", "bytes", "floor_us")
+    facts = {
+        name: None if kernel.static is None else getattr(kernel.static, name) for name in _FACTS
+    }
+    left_out = [
+        {
+            "buffer": access.demand.buffer,
+            "line": access.line,
+            "width": access.narrowest,
+            "reason": access.demand.left_out,
+        }
+        for access in kernel.left_out
+    ]
+    rate, model = kernel.instructions_per_byte, kernel.expected
+    return {
+        **{name: getattr(kernel, name) for name in names},
+        **facts,
+        "left_out": left_out,
+        "instructions_per_byte": rate,
+        "expected_us": None if model is None else model.us,
+        "expected_share": None if model is None else model.share,
+        "cause": None if model is None else model.cause,
+    }
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+_HEADER = (
+    "",
+    "kind",
+    "regs",
+    "spill",
+    "shared",
+    "blocks",
+    "occ",
+    "widths",
+    "16 B",
+    "barriers",
+    "conv",
+    "inst",
+    "inst/B",
+    "bytes",
+    "floor",
+)
+
+
+def _lines(report: LintReport) -> list[str]:
+    if not report.graphs:
+        return ["nothing was compiled: the call has no tensor operations"]
+    lines = [f"target {report.target}"]
+    for graph in report.graphs:
+        lines += ["", *_graph_lines(graph, [k for k in report.kernels if k.graph == graph.name])]
+    for title, findings in (("faults", report.faults), ("warnings", report.warnings)):
+        lines += ["", f"{title}: {len(findings) or 'none'}"]
+        for finding in findings:
+            lines.append(f"  {finding.graph} {finding.kernel}  {finding.rule}: {finding.seen}")
+            lines.append(f"      {finding.advice}")
+    return lines
+
+
+def _graph_lines(graph: CheckedGraph, kernels: list[CheckedKernel]) -> list[str]:
+    moved, floor = format_bytes(graph.bytes_moved), format_bytes(graph.bytes_floor)
+    lines = [f"graph {graph.name}: {moved} moved, {floor} floor"]
+    if kernels:
+        rows = [_HEADER, *map(_row, kernels)]
+        lines += [f"  {line}" for line in format_table(rows, right=range(2, len(_HEADER)))]
+    else:
+        lines.append("  no kernels")
+    if graph.eager_kernels:
+        lines.append(f"  {graph.eager_kernels} eager kernels, which fusec explain lists")
+    for kernel in kernels:
+        lines += _notes(kernel)
+    return lines
+
+
+def _row(kernel: CheckedKernel) -> tuple[str, ...]:
+    static = kernel.static
+    costs = (format_bytes(kernel.bytes), f"{kernel.floor_us:.3g} us")
+    if static is None:
+        return (kernel.name, kernel.kind, *["?"] * (len(_HEADER) - 4), *costs)
+    rate = kernel.instructions_per_byte
+    widths = sorted({static.narrowest, static.widest})
+    return (
+        kernel.name,
+        kernel.kind,
+        str(static.registers),
+        str(static.spill_bytes),
+        str(static.shared_bytes),
+        str(static.blocks),
+        f"{static.occupancy:.0%}",
+        "-".join(map(str, widths)) if static.accesses else "",
+        f"{static.wide_share:.0%}" if static.accesses else "",
+        str(static.barriers),
+        str(static.convert_layouts),
+        str(static.instructions),
+        "loop" if rate is None else f"{rate:.1f}",
+        *costs,
+    )
+
+
+def _notes(kernel: CheckedKernel) -> list[str]:
+    """Return what the table has no column for: tensor cores, copies, accesses left out."""
+    lines = []
+    static, model = kernel.static, kernel.expected
+    if model is not None and model.floor_us >= SHORT_US:
+        lines.append(f"  {kernel.name}: {model}")
+    if static is not None and (static.dots or static.tma or static.copies):
+        counts = {
+            "wgmma": static.wgmma,
+            "mma.sync": static.mma,
+            "tcgen05.mma": static.tcgen05,
+            "TMA": static.tma,
+            "cp.async": static.copies,
+        }
+        shown = [f"{count} {name}" for name, count in counts.items() if count]
+        if static.dots and not (static.wgmma or static.mma or static.tcgen05):
+            shown.insert(0, "no tensor cores")
+        lines.append(f"  {kernel.name}: {', '.join(shown)}")
+    if kernel.code != kernel.name:
+        lines.append(f"  {kernel.name}: the code of {kernel.code}")
+    elif kernel.left_out:
+        reasons: dict[str, list[str]] = {}
+        for access in kernel.left_out:
+            reasons.setdefault(access.demand.left_out, []).append(access.demand.buffer)
+        for reason, buffers in reasons.items():
+            names = ", ".join(dict.fromkeys(buffers))
+            lines.append(f"  {kernel.name}: not held to 16 bytes: {names} ({reason})")
+    return lines

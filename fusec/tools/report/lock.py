@@ -1,0 +1,273 @@
+"""What a compile promises: the record that ``fusec lock`` writes and ``fusec lock --check`` reads.
+
+It has no timings, and names no machine but for the width of its vectors, which kernels depend on.
+Kernels and eager kernels of alike layers stand once, with their number; they are told by what they
+compute and by the user's lines, never by a number. ``lock_text.py`` has the form of the file, and
+``lock_changes.py`` what changed between two of them, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from fusec.codegen.targets import CPP, Target, find_target
+from fusec.driver.compiler import allows_tf32
+from fusec.driver.summary import launched_externs
+from fusec.errors import UsageError
+from fusec.ir.decision import Decision
+from fusec.ir.dtype import BF16
+from fusec.ir.expr import Reduce, postorder
+from fusec.ir.graph import Bundle, Extern, Kernel, Schedule, all_launches
+from fusec.ir.memory import peak_bytes
+from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
+from fusec.tools.report.explanation import GraphReport, report_graph
+from fusec.tools.report.parts import Part, Program, title, without_layer
+from fusec.tools.report.stages import Staged
+from fusec.tools.report.traffic import step_bytes
+from fusec.tools.report.ways import NAMED
+
+_Entry = TypeVar("_Entry", "LockedKernel", "LockedCall")
+
+
+@dataclass(frozen=True, slots=True)
+class LockedKernel:
+    """One kernel, or several that are alike.
+
+    Attributes:
+        parts: what it computes.
+        bytes: what one of them reads and writes.
+        sums: how what it sums up is ordered: axes and parts, "768 as lanes(1024), warps 1".
+        members: how many alike kernels one launch runs.
+        times: how many of them there are.
+        buffers: what it makes, for the decisions about it; no part of the file.
+    """
+
+    parts: tuple[Part, ...]
+    bytes: int
+    sums: str = ""
+    members: int = 1
+    times: int = 1
+    buffers: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def title(self) -> str:
+        return title(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LockedCall:
+    """One eager kernel, or several that are alike.
+
+    Attributes:
+        op: what is called, "sort.stable".
+        library: which computes it.
+        reason: why it is not lowered.
+    """
+
+    op: str
+    part: Part
+    library: str
+    reason: str
+    bytes: int
+    times: int = 1
+    buffers: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,)
+
+    @property
+    def title(self) -> str:
+        return self.op
+
+
+@dataclass(frozen=True, slots=True)
+class LockedGraph:
+    """One compiled graph.
+
+    Attributes:
+        peak: the most bytes that what it makes takes at once; its inputs are not counted.
+        loops: its loops over rows, "4096 rows by 512".
+        decisions: merges that were rejected; no part of the file.
+    """
+
+    name: str
+    launches: int
+    bytes: int
+    peak: int
+    kernels: tuple[LockedKernel, ...]
+    calls: tuple[LockedCall, ...]
+    loops: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = field(default=(), compare=False)
+
+    @property
+    def entries(self) -> tuple[LockedKernel | LockedCall, ...]:
+        """Kernels, then eager kernels."""
+        return (*self.kernels, *self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was compiled, as the command line says it.
+
+    Attributes:
+        flags: of "train", "dynamic" and "run", those that were given.
+    """
+
+    model: str
+    inputs: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """The whole file.
+
+    Attributes:
+        made_by: versions of fusec and torch, which explain a difference, and are none.
+        target: as of ``describe_target``.
+        ways: which way was taken where there are several (``ways.py``), in order.
+    """
+
+    made_by: str
+    asked: Asked
+    target: str
+    graphs: tuple[LockedGraph, ...]
+    ways: tuple[tuple[str, str], ...] = ()
+
+
+def make_lock(
+    made_by: str,
+    asked: Asked,
+    target: Target,
+    staged: Sequence[Staged],
+    ways: Iterable[tuple[str, str]],
+) -> Lock:
+    """Return the record of a compile."""
+    graphs = tuple(map(lock_graph, staged))
+    return Lock(made_by, asked, describe_target(target), graphs, tuple(ways))
+
+
+def describe_target(target: Target) -> str:
+    """Return a target with what its kernels depend on: "cpu, 16 lanes, 2 threads", "sm_90"."""
+    facts = [target.name]
+    if target.codegen is CPP:
+        facts += [f"{target.machine.vector} lanes"]
+        facts += ["tiles"] * (BF16 not in target.machine.widened)
+        facts += [f"{target.machine.threads} threads"] * (target.machine.threads > 1)
+    else:
+        facts += ["tf32"] * target.machine.sm.tf32
+    return ", ".join(facts)
+
+
+def read_target(described: str) -> Target:
+    """Return the target that a text describes; of TF32, what torch's settings say now.
+
+    Raises:
+        UsageError: if there is no such target, or it has no such facts.
+    """
+    name, *facts = described.split(", ")
+    widths = [width for width in _WIDTHS if f"{width} lanes" in facts]
+    numbers = [fact.removesuffix(" threads") for fact in facts if fact.endswith(" threads")]
+    counts = [int(number) for number in numbers if number.isdecimal()]
+    found = find_target(
+        name,
+        widths[0] if widths else 16,
+        tiles="tiles" in facts,
+        threads=counts[0] if counts else 1,
+        tf32=allows_tf32(),
+    )
+    if {*describe_target(found).split(", ")} - {"tf32"} != {name, *facts} - {"tf32"}:
+        raise UsageError(f"the lock's target {described!r} is none that this fusec knows.")
+    return found
+
+
+_WIDTHS = (16, 8, 4)
+"""Lanes of f32 of a CPU's vectors."""
+
+
+def lock_graph(staged: Staged) -> LockedGraph:
+    """Return what is promised of one graph.
+
+    Raises:
+        Exception: what stopped its compile.
+    """
+    report = report_graph(staged)
+    loops = tuple(f"{loop.rows} rows by {loop.chunk}" for loop in report.loops)
+    rejected = tuple(d for d in report.decisions if not d.taken)
+    numbers = (report.name, report.launches, report.bytes_moved)
+    if staged.compiled is None:
+        return LockedGraph(*numbers, 0, (), _eager_calls(report))
+    schedule = staged.compiled.schedule
+    calls = launched_externs(schedule)
+    program = Program(staged.observed.graph.graph, [call.node for call in calls])
+    kernels = [_kernel(launch, program, staged) for launch in all_launches(schedule)]
+    peak = _peak(schedule, staged.target)
+    called = _folded([_call(call, program) for call in calls])
+    return LockedGraph(*numbers, peak, _folded(kernels), called, loops, rejected)
+
+
+def _peak(schedule: Schedule, target: Target) -> int:
+    return peak_bytes(
+        schedule, plan_memory(schedule, target.codegen.overwritable, target.codegen.run_bytes)
+    )
+
+
+def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:
+    """Return the calls of a graph of which nothing was lowered."""
+    return _folded(
+        [
+            LockedCall(e.op, Part(e.op, without_layer(e.module)), NAMED, e.reason, e.bytes)
+            for e in report.externs
+        ]
+    )
+
+
+def _kernel(launch: Kernel | Bundle, program: Program, staged: Staged) -> LockedKernel:
+    assert staged.compiled is not None
+    made = frozenset(b.name for k in launch.kernels for b in (*k.defs, *k.writes))
+    plan, has_warps = staged.compiled.plans[launch.name], staged.target.codegen is not CPP
+    sums = _order_of_sums(launch, plan, has_warps=has_warps)
+    parts = program.parts(launch)
+    return LockedKernel(parts, step_bytes(launch), sums, len(launch.kernels), buffers=made)
+
+
+def _order_of_sums(launch: Kernel | Bundle, plan: Plan, *, has_warps: bool) -> str:
+    """Return how the axes run that are no grid's, and by how many warps; "" where none is reduced.
+
+    A symbolic extent is "any": what it is called depends on names in the program.
+
+    Lanes, tiles and parts are what the order of a sum's terms depends on.
+    """
+    values = [store.expr for kernel in launch.kernels for store in kernel.stores]
+    if not any(isinstance(node, Reduce) for node in postorder(values)):
+        return ""
+    inner = [b for b in plan.bindings if b.kind is not LoopKind.GRID]
+    extents = [str(b.axis.extent) if b.axis.extent.is_constant else "any" for b in inner]
+    axes = [f"{n} as {print_binding(b)}" for n, b in zip(extents, inner, strict=True)]
+    return ", ".join(axes + [f"warps {plan.warps}"] * has_warps)
+
+
+def _call(call: Extern, program: Program) -> LockedCall:
+    op = call.title.removesuffix(".default")
+    part, made = program.part(call.node, op), frozenset(b.name for b in call.writes)
+    return LockedCall(op, part, call.library or NAMED, call.reason, step_bytes(call), buffers=made)
+
+
+def _folded(entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
+    """Return entries that are equal as one with their number, in order."""
+    found: dict[_Entry, list[_Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry, []).append(entry)
+    return tuple(
+        replace(
+            entry,
+            times=len(alike),
+            buffers=frozenset(name for one in alike for name in one.buffers),
+        )
+        for entry, alike in found.items()
+    )

@@ -1,0 +1,373 @@
+"""Which graphs a call compiles to, seen without computing anything.
+
+The callable runs on fake tensors under ``torch.compile`` with a backend that keeps the graphs that
+AOTAutograd hands over. A module is copied without its weights' memory, so that its size does not
+matter, and neither its state nor its gradients change.
+
+Where the model asks for the values of its tensors (behind a graph break, say), fake tensors end:
+what follows is not seen, and torch's trace is told where (``UNSEEN``). ``observe_run`` sees all of
+it, on real tensors. Graph breaks and their reasons are in torch's trace, too: ``report.watching``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fusec.codegen.targets import Target, find_target
+from fusec.driver.backend import splitting, tell_kept
+from fusec.driver.compiler import explain_fallback, format_judge, run_eagerly
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
+from fusec.errors import (
+    FusecError,
+    ModelError,
+    Unsupported,
+    UsageError,
+    describe_failure,
+    describe_frame,
+)
+from fusec.frontend.modules import calling, name_in_model
+from fusec.frontend.origin import input_names, user_name
+from fusec.frontend.parts import find_parts
+from fusec.options import Options
+from fusec.runtime.heap import settled_heap
+from fusec.tools.report.arguments import Arguments, Given
+from fusec.tools.report.eager import EagerCost, count_eager, graph_cost
+from fusec.tools.report.subclasses import plain
+from fusec.torch_interior import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    GuardOnDataDependentSymNode,
+    compile_id,
+    dynamo_config,
+    forgetting_code,
+    pytree,
+    trace_artifact,
+    tracing,
+    unset_fake_temporarily,
+)
+
+NEEDS_VALUES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+"""What a fake tensor raises where a program asks for its value."""
+UNSEEN = "fusec_unseen"
+"""The artifact of torch's trace that says where an observation on fake tensors ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One graph that a call compiles to.
+
+    Attributes:
+        name: "forward", "backward" or "inference"; the second of a kind is "forward_1", a branch
+            or body of a higher-order operation "forward.true_graph_0".
+        graph: functional ATen, as the compiler gets it.
+        eager: what the same part of the model costs eager execution.
+        rewrites: what the stages before capture made; the forward's and the backward's are one.
+        names: placeholder -> what the program calls it: "net.1.running_mean", "x".
+        compile: Dynamo's number of the compile, "0/1".
+        called: the module that is compiled by itself, behind a graph break: "h.3 (Block)", or "".
+    """
+
+    name: str
+    graph: fx.GraphModule
+    eager: EagerCost
+    rewrites: Trace
+    names: Mapping[str, str] = field(default_factory=dict)
+    compile: str = ""
+    called: str = ""
+
+
+class _Observer:
+    """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
+
+    def __init__(self, mode: FakeTensorMode, context: Context) -> None:
+        self.mode = mode
+        self.context = context
+        self.observed: list[Observed] = []
+        self.untraced: list[Exception] = []
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        name_in_model(gm)
+        called = calling()
+        part = called if "(" in called else ""
+        plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
+        # Without its context branches were traced with fake tensors of Dynamo's mode.
+        with tracing(None), self.counting():
+            forward, backward = count_eager(gm, plain)
+
+        rewrites = Trace("joint", texts=self.context.trace.texts)
+        given = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
+
+        def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
+            cost = backward if name == "backward" else forward
+            whole = [o.name for o in self.observed if "." not in o.name]
+            count = sum(label.partition("_")[0] == name for label in whole)
+            label = f"{name}_{count}" if count else name
+            names = input_names(graph, given)
+            seen = Observed(label, graph, cost, rewrites, names, compile_id(), part)
+            self.observed.append(seen)
+            self.keep_parts(label, graph, rewrites)
+            return self.boxed(graph)
+
+        split = splitting(keep, replace(self.context, trace=rewrites))
+        try:
+            call = split.compile(gm, inputs)
+            tell_kept(split)
+            return call
+        except DynamicOutputShapeException as error:  # Dynamo would take the call apart, unsaid
+            self.untraced.append(error)
+            return gm.forward
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Let fake tensors make symbols of all sizes that depend on data: what eager runs has any.
+
+        In training, eager's gradient of ``h[mask] = token`` asks where the mask is true. A tensor
+        remembers how many of its elements are true, but in its own epoch alone.
+        """
+        symbols, self.mode.shape_env = self.mode.shape_env, ShapeEnv()
+        self.mode.epoch += 1
+        try:
+            yield
+        finally:
+            self.mode.shape_env = symbols
+            self.mode.epoch += 1
+
+    def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
+        """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
+        for attribute, part in find_parts(graph).items():
+            name = f"{label}.{attribute}"
+            self.observed.append(
+                Observed(name, part, graph_cost(part), rewrites, compile=compile_id())
+            )
+            self.keep_parts(name, part, rewrites)
+
+    def fake(self, value: Any) -> Any:
+        """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
+        real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return self.mode.from_tensor(plain(value)) if real else value
+
+    def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        def call(args: list[Any]) -> Any:
+            inputs = [self.fake(arg) for arg in args]
+            args.clear()
+            with self.mode:
+                return graph(*inputs)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+
+class _RunObserver(_Observer):
+    """An observer whose graphs run on the program's real tensors."""
+
+    def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        call = run_eagerly(graph)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """Return a mode under which tensors have no memory, and real ones may be used beside them."""
+    # Loops on tensors ask for an environment of symbols, though sizes are static here.
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=_symbols(), static_shapes=True)
+
+
+def _symbols() -> ShapeEnv:
+    """Return an environment with symbols for values that the program asks for in a graph alone.
+
+    Elsewhere, behind a graph break, such a value ends what fake tensors can show.
+    """
+    return ShapeEnv(
+        allow_scalar_outputs=dynamo_config.capture_scalar_outputs,
+        allow_dynamic_output_shape_ops=dynamo_config.capture_dynamic_output_shape_ops,
+    )
+
+
+@settled_heap()
+def observe(
+    fn: Callable[..., Any],
+    inputs: Given,
+    *,
+    train: bool = False,
+    dynamic: bool = False,
+    mode: FakeTensorMode | None = None,
+    options: Options | None = None,
+    target: Target | None = None,
+    texts: bool = False,
+    adapt: Callable[[Context], Context] = lambda context: context,
+) -> tuple[Observed, ...]:
+    """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
+
+    Args:
+        train: call the backward, too; floating inputs then require gradients.
+        dynamic: symbolic sizes; without, they are static whatever shapes were seen before.
+        options: those of the compile; by default what the environment says.
+        target: for which they are compiled; by default CPUs. A training step is cut in forward and
+            backward according to what its kernels can compute again.
+        texts: keep what the stages before capture made.
+        adapt: changes the context of the compile, its judges say.
+        mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
+    Raises:
+        ModelError: what the model itself raised.
+        Unsupported: why AOTAutograd traces none of the call's graphs.
+        UsageError: for a nested tensor.
+    """
+    fn = _uncompiled(fn)
+    mode = mode or new_fake_mode()
+    mode.shape_env = _symbols()  # after what the model's file sets in torch
+    chosen = options or Options.from_compile(None, None)
+    target = target or find_target("cpu")
+    known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
+    context = adapt(Context(target, chosen, Trace("joint", texts=texts), judge_format=known))
+    observer = _Observer(mode, context)
+    with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
+        fake = _without_memory(fn, mode)
+        args = Arguments.of(inputs).mapped(partial(_fake_input, mode=mode, train=train))
+        compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
+        try:
+            _call(compiled, args, train)
+        except Exception as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, FusecError):
+                raise inner from error
+            if isinstance(error, NEEDS_VALUES):
+                trace_artifact(UNSEEN, partial(describe_frame, error))
+            else:
+                _blame_model(fake, args, train)
+                raise
+    for untraced in observer.untraced:
+        if not observer.observed:
+            raise Unsupported(f"nothing is compiled: {describe_failure(untraced)}")
+        explain_fallback("a graph, forward and backward,", untraced)
+    return tuple(observer.observed)
+
+
+def observe_run(
+    fn: Callable[..., Any],
+    inputs: Given,
+    *,
+    train: bool = False,
+    dynamic: bool = False,
+    options: Options,
+    target: Target,
+    texts: bool = False,
+    adapt: Callable[[Context], Context] = lambda context: context,
+) -> tuple[Observed, ...]:
+    """Return what ``observe`` does, from a call on real tensors, whose values a model may ask for.
+
+    Raises:
+        ModelError: what the model itself raised.
+    """
+    known = format_judge(target, replace(options, race_budget_s=0.0))
+    context = adapt(Context(target, options, Trace("joint", texts=texts), judge_format=known))
+    observer = _RunObserver(new_fake_mode(), context)
+    args = Arguments.of(inputs).mapped(partial(_real_input, train=train))
+    with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
+        try:
+            _call(torch.compile(_uncompiled(fn), backend=observer, dynamic=dynamic), args, train)
+        except Exception:
+            _blame_model(fn, args, train)
+            raise
+    return tuple(observer.observed)
+
+
+def _real_input(value: Any, train: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(train and value.is_floating_point())
+
+
+def _call(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
+    result = args.call(fn)
+    if train:
+        _backward(result)
+
+
+def _blame_model(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
+    """Raise the model's own error, if it has one, without what ``torch.compile`` makes of it."""
+    try:
+        _call(fn, args, train)
+    except Exception as error:
+        raise ModelError.raised(error) from error
+
+
+def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what ``torch.compile`` was called with, if ``fn`` is its result."""
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
+    return fn if original is None else original
+
+
+def _many_compiles() -> AbstractContextManager[Any]:
+    """Lift Dynamo's limit, for each observation compiles the same code again."""
+    many = 1 << 20
+    patched: AbstractContextManager[Any] = dynamo_config.patch(
+        recompile_limit=many, accumulated_recompile_limit=many
+    )
+    return patched
+
+
+def _without_memory(fn: Callable[..., Any], mode: FakeTensorMode) -> Callable[..., Any]:
+    """Return a copy of a module whose tensors are fake; a function as it is."""
+    if not isinstance(fn, nn.Module):
+        return fn
+    with FakeCopyMode(mode):
+        return copy.deepcopy(fn)
+
+
+def _fake_input(value: Any, mode: FakeTensorMode, train: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_nested:
+        raise UsageError("a nested tensor cannot be traced without memory; give its values.")
+    fake = value if isinstance(value, FakeTensor) else mode.from_tensor(plain(value).detach())
+    if train and (fake.is_floating_point() or fake.is_complex()):
+        return fake.detach().requires_grad_()
+    return fake.detach()
+
+
+def _backward(result: Any) -> None:
+    """Run the backward from the sum of every output that has one."""
+    tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    roots = [t for t in tensors if t.requires_grad]
+    if not roots:
+        raise RuntimeError("no output requires a gradient, so there is no backward to compile")
+    leaves = [root for root in roots if root.is_leaf] + _leaves(roots)
+    gradients = [torch.ones_like(root) for root in roots]
+    # AOTAutograd copies a backward's graph before it compiles it, and with it constants of the
+    # model, which are real: no mode may be there to fake their memory.
+    with unset_fake_temporarily():
+        # Not backward(), which would leave fake gradients in parameters that a function refers to.
+        torch.autograd.grad(roots, leaves, gradients, allow_unused=True)
+
+
+def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors whose gradients a backward from ``roots`` would accumulate."""
+    waiting = [root.grad_fn for root in roots]
+    seen: set[Any] = set()
+    found: list[torch.Tensor] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(following for following, _ in node.next_functions)
+    return found

@@ -1,0 +1,203 @@
+"""How long a kernel should take whose warps have roles: what each role needs, side by side.
+
+Programs walk over the grid, and the warp that loads is at the next tiles while others multiply: the
+time is the norm of the roles' and of memory's (``expectation.py``: the largest decides). Who
+multiplies waits for no load but the first, and the time of a tile is
+
+1. of two groups in turn (ping-pong), that of the products, or half of the products and what follows
+   them: one group multiplies while the other is at that;
+2. of one group, the products and then what follows them;
+3. where products multiply what others make (``nested_roles.py``), in each iteration its first
+   product, then side by side the other products and what is computed of the first.
+
+Constants are those of ``expectation.py``. Of kernels by others that are built alike it is off by
+2 to 5 % (docs/performance.md); none of fusec's has been measured.
+
+Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps: an iteration
+has 512 clocks of scores, then 512 of the other product beside 1024 of the softmax: 0.62.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.ir.expr import Dot
+from fusec.ir.index import product
+from fusec.ir.program import GROUPS, For, Let, Program, Update
+from fusec.tools.report.expectation import (
+    FILL,
+    MULTIPLY_ADDS,
+    PRODUCT_BARRIER,
+    SHARED_BYTES,
+    START,
+    STEP,
+    Device,
+    Expectation,
+    Work,
+    floors,
+    loop_runs,
+    norm,
+    shared_bytes,
+    summed_up,
+)
+from fusec.tools.static_checks import DotTile, Section, StaticReport
+
+_ALONE = "one group multiplies: it does not while it is behind its loop"
+_SOFTMAX = "what is computed between products takes longer than those beside it"
+_FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """The machine code of each role, but for what it does once a launch.
+
+    Attributes:
+        walk, loops: of a group that multiplies, for each tile, and the loops in that.
+        copy_walk, copy_loops: of the warp that loads.
+    """
+
+    walk: Section
+    loops: tuple[Section, ...]
+    copy_walk: Section
+    copy_loops: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """What one tile takes: clocks of products, and others by their cause."""
+
+    products: float
+    lost: dict[str, float]
+
+
+def multiplied_by_tiles(program: Program) -> float:
+    """Return the multiply-adds of a launch, masked ones included."""
+    points = product(a.extent for a in program.grid).hint()
+    return points * sum(
+        n * sum(dot.m * dot.n * dot.k for dot in _dots(loop)) for loop, n in _innermost(program)
+    )
+
+
+def expect_roles(
+    program: Program, static: StaticReport, work: Work, device: Device
+) -> Expectation | None:
+    """Return how long a kernel should take, or None where its code is not what roles look like."""
+    roles, loops = _roles(static.sections), _innermost(program)
+    if roles is None or not len(loops) == len(roles.loops) == len(roles.copy_loops):
+        return None
+    runs = [n for _, n in loops]
+    points = product(a.extent for a in program.grid).hint()
+    turns = points / min(program.programs, points)
+    clocks = turns / device.tensor_clocks_us
+    tile = _tile(program, roles, loops)
+    whole = tile.products + sum(tile.lost.values())
+    waves = math.ceil(turns) / turns
+    lost = {**tile.lost, "the last turn leaves multiprocessors idle": whole * (waves - 1)}
+    copying = roles.copy_walk.instructions + sum(
+        s.instructions * n for s, n in zip(roles.copy_loops, runs, strict=True)
+    )
+    parts = {
+        "": work.bytes / device.bytes_us,
+        "the warp that loads: it issues one instruction at a time": STEP * copying * clocks,
+        max(lost, key=lost.__getitem__): whole * waves * clocks
+        + (START + FILL) / device.tensor_clocks_us,
+    }
+    return summed_up(parts, floors(work, device), device)
+
+
+def _innermost(program: Program) -> list[tuple[For, float]]:
+    """Return the loops without others in them, and how often they run for a point of the grid."""
+    return [
+        (loop, n)
+        for loop, n in loop_runs(program)
+        if not any(isinstance(s, For) for s in loop.body)
+    ]
+
+
+def _dots(loop: For) -> list[DotTile]:
+    """Return the products of an iteration, those first that no other one is made of."""
+    first = [s.value for s in loop.body if isinstance(s, Let) and isinstance(s.value, Dot)]
+    later = [s.value for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot)]
+
+    def tile(dot: Dot) -> DotTile:
+        over = frozenset(dot.over)
+        m, n, k = (
+            product(a.extent for a in axes).hint()
+            for axes in (dot.left.axes - over, dot.right.axes - over, over)
+        )
+        return DotTile(m, n, k, dot.left.dtype.name)
+
+    return [tile(dot) for dot in (*first, *later)]
+
+
+def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -> _Tile:
+    """Return what one tile takes the groups that multiply."""
+    products = fed = lasting = 0.0
+    nested = False
+    for section, (loop, n) in zip(roles.loops, loops, strict=True):
+        dots = _dots(loop)
+        clocks = [dot.m * dot.n * dot.k / MULTIPLY_ADDS for dot in dots]
+        beside = max(section.instructions * program.warps / 4, section.specials * program.warps * 2)
+        nested = len(dots) > sum(isinstance(s, Update) for s in loop.body if _is_product(s))
+        slow = max(1.0, shared_bytes(dots, nested) / SHARED_BYTES)
+        first = clocks[0] * slow if nested else 0.0
+        rest = sum(clocks) * slow - first
+        each = first + norm((rest, beside), 2) if nested else max(rest, beside)
+        products, fed = products + n * sum(clocks), fed + n * sum(clocks) * slow
+        lasting += n * (each + PRODUCT_BARRIER * section.barriers)
+    behind = roles.walk.instructions * program.warps / 4
+    if GROUPS[program.roles] > 1:
+        behind = norm((lasting, (lasting + behind) / 2)) - lasting
+    between = _SOFTMAX if nested else "instructions and barriers of its loop"
+    return _Tile(products, {_FED: fed - products, between: lasting - fed, _ALONE: behind})
+
+
+def _is_product(statement: object) -> bool:
+    return isinstance(statement, Let | Update) and isinstance(statement.value, Dot)
+
+
+def _roles(sections: Sequence[Section]) -> _Roles | None:
+    """Return the code of each role; of two groups, that of the second, which is the same.
+
+    Triton's other warps wait in a loop for what to do, the warp that loads among them; the first
+    ones run what is theirs beside that.
+    """
+    inside = [s.inside for s in sections]
+    multiplying = [n for n, s in enumerate(sections) if s.products and n not in inside]
+    if not multiplying:
+        return None
+    walk = _below(multiplying[-1], inside, 0)
+    loops = [n for n in multiplying if walk in _around(n, inside)]
+    busy = {n for one in multiplying for n in (one, *_around(one, inside))}
+    copying = [
+        n
+        for n in range(len(sections))
+        if n not in inside and busy.isdisjoint((n, inside[n])) and len(_around(n, inside)) > 2
+    ]
+    if not copying:
+        return None
+    waiting = _around(copying[0], inside)[-2]
+    copy_walk = _below(copying[0], inside, waiting)
+    return _Roles(
+        sections[walk],
+        tuple(sections[n] for n in loops),
+        sections[copy_walk],
+        tuple(sections[n] for n in copying),
+    )
+
+
+def _around(number: int, inside: Sequence[int]) -> list[int]:
+    """Return the sections around one, from the inside out; the last is what stands in no loop."""
+    found = []
+    while (number := inside[number]) >= 0:
+        found.append(number)
+    return found
+
+
+def _below(number: int, inside: Sequence[int], top: int) -> int:
+    """Return the section around one, or itself, that stands in another one."""
+    while inside[number] != top:
+        number = inside[number]
+    return number

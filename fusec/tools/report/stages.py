@@ -1,0 +1,155 @@
+"""Every stage of a graph's compile as text, for a target that need not be here.
+
+The IR has no device, so that a graph traced on the CPU compiles for any row of
+``codegen.targets``; Triton compiles down to machine code without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from fusec.codegen.targets import GPUS, Target, find_target
+from fusec.driver.build import triton_source
+from fusec.driver.compiler import allows_tf32, context_for, device_target
+from fusec.driver.dumps import BEFORE_CAPTURE
+from fusec.driver.pipeline import Compiled, compile_to_source
+from fusec.driver.stages import Context, all_stages
+from fusec.driver.trace import Record, Trace
+from fusec.errors import Unsupported, UsageError
+from fusec.options import Options
+from fusec.runtime.heap import settled_heap
+from fusec.runtime.kernels import cpp_kernel
+from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.report.observe import Observed
+
+LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+"""The structures on the way, each as it leaves the last stage that changes it."""
+REWRITES = tuple(stage.name for stage in all_stages())
+TEXT_STAGES = tuple(dict.fromkeys((*LEVELS, *REWRITES)))
+ASSEMBLY_STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
+STAGES = (*TEXT_STAGES, *ASSEMBLY_STAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One graph taken through the pipeline.
+
+    Attributes:
+        compiled: kernels, decisions and sources; None where the whole graph runs as eager kernels.
+        problem: why it does, or "".
+        failure: what stopped the compile, None if nothing did; earlier stages have texts.
+    """
+
+    observed: Observed
+    target: Target
+    trace: Trace
+    compiled: Compiled | None
+    problem: str = ""
+    failure: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        return self.observed.name
+
+    def text(self, stage: str) -> str:
+        """Return the text of a stage up to the wrapper, or that this compile does without it.
+
+        Raises:
+            UsageError: for an unknown stage.
+            Unsupported: if the graph never reached the stage, because it runs as eager kernels.
+            Exception: what stopped the compile before the stage.
+        """
+        if stage not in TEXT_STAGES:
+            raise UsageError.unknown("stage", stage, TEXT_STAGES)
+        made = self.made(stage)
+        if made is not None:
+            return made.text
+        self.check()
+        if self.compiled is not None:
+            return f"this compile has no stage {stage!r}"
+        raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
+
+    def made(self, stage: str) -> Record | None:
+        """Return what a stage made; None if this compile has no such stage, or never reached it."""
+        records = (self.observed.rewrites if stage in BEFORE_CAPTURE else self.trace).records
+        return records.get(stage)
+
+    def check(self) -> None:
+        """Raise what stopped the compile, if something did."""
+        if self.failure is not None:
+            raise self.failure
+
+
+def this_machine() -> str:
+    """Return the name of the target that graphs run on here: the GPU's, or "cpu"."""
+    return device_target(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def choose_target(name: str | None) -> Target:
+    """Return the row of a target; with no name, FUSEC_TARGET's, or else this machine's.
+
+    A CPU has the threads that torch has here: kernels of few long points depend on them.
+
+    Raises:
+        UsageError: if there is no such target.
+    """
+    wanted = name or Options.from_compile(None, None).target
+    return find_target(
+        wanted or this_machine(),
+        cpp_kernel.vector_width(),
+        tiles=cpp_kernel.has_tiles(),
+        threads=torch.get_num_threads(),
+        tf32=allows_tf32(),
+    )
+
+
+@settled_heap()
+def take_through(
+    observed: Observed,
+    target: Target,
+    options: Options,
+    adapt: Callable[[Context], Context] = lambda context: context,
+) -> Staged:
+    """Compile one graph to source text, keeping the text of each stage that it reaches.
+
+    Args:
+        adapt: changes the context of the compile, its judges say.
+    """
+    trace = Trace(observed.name, texts=True)
+    try:
+        # Nothing is timed for a report, but it shows what races here have measured.
+        untimed = replace(options, race_budget_s=0.0)
+        context = adapt(context_for(observed.graph, target, untimed, trace))
+        compiled = compile_to_source(observed.graph, context)
+    except Unsupported as problem:
+        return Staged(observed, target, trace, None, problem.reason)
+    except Exception as error:  # a defect: the stages before it are what its finder needs
+        return Staged(observed, target, trace, None, str(error), error)
+    return Staged(observed, target, trace, compiled)
+
+
+def check_stage(stage: str, target: Target) -> None:
+    """Raise UsageError if a target has no such stage; the message says which have."""
+    if stage not in STAGES:
+        raise UsageError.unknown("stage", stage, STAGES)
+    if stage in ASSEMBLY_STAGES and stage not in target.assembly:
+        raise UsageError(
+            f"target {target.name!r} has no stage {stage!r}: its kernels are {target.language}. "
+            f"Use --target {'|'.join(GPUS)}, or a stage out of {', '.join(LEVELS)}."
+        )
+
+
+def assemble(staged: Staged, kernel: str) -> CompiledAsm:
+    """Compile one kernel of a graph for its target, down to machine code.
+
+    Raises:
+        BuildError: if Triton or ptxas rejects it.
+    """
+    staged.check()
+    if staged.compiled is None:
+        raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
+    code = staged.compiled.code[kernel]  # kernels of one structure share the code of the first
+    return compile_kernel(triton_source(staged.compiled, code), staged.target.name)

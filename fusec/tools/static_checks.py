@@ -1,0 +1,442 @@
+"""What a compiled kernel will do on the device, read from its code: no device is needed.
+
+The text of stages is what compilers print, so that these are regular expressions over a foreign
+format; all of them are here. What is a fault and what is not, ``tools/report/static_rules.py``
+says.
+
+Worked example: ``inspect_kernel(compile_kernel(...)).load_widths == {16: 8}`` says that a thread
+loads eight times, 16 bytes at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusec.errors import BuildError, UsageError
+from fusec.runtime.kernels.triton_interior import assembler
+from fusec.runtime.kernels.triton_kernel import CompiledAsm
+
+_ACCESS = re.compile(r"\b(ld|st)\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)\b")
+_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b.*?\], *(0x[0-9a-f]+|\d+)")
+_PLACE = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
+_TENSOR_COPY = re.compile(r"\bcp\.(?:async|reduce\.async)\.bulk\.tensor\b")
+_WGMMA = re.compile(r"\bwgmma\.mma_async\b")
+_MMA = re.compile(r"\bmma\.sync\b")
+_TCGEN05 = re.compile(r"\btcgen05\.mma\b")
+_TILE = r"(?:tensor|!ttg\.memdesc)<(\d+)x(\d+)x(\w+)[^>]*>"
+_DOT = re.compile(rf"\b(?:tt\.dot|ttng\.warp_group_dot)\b.*?: {_TILE} \* {_TILE}")
+_CONVERSION = re.compile(r"\bttg\.convert_layout\b.*?: tensor<((?:\d+x)+)")
+_SERIALISED = re.compile(r"^.*(?:\bC75\d\d\b|instructions are serialized).*$", re.MULTILINE)
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
+_TENSOR_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA")
+_COPY_OPCODES = ("LDGSTS", "UTMALDG")
+_ROLES = "setmaxnreg"
+"""What gives registers of a warp to others, of which it is one that loads what they multiply."""
+_POLL = 4
+"""Instructions of a loop that waits for an mbarrier."""
+_WIDTH = re.compile(r"\.[SU]?(8|16|32|64|128)(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """One streaming multiprocessor: what blocks on it share (registers: 65536 on all of these).
+
+    Attributes:
+        has_wgmma: whether products of tiles are warp-group instructions.
+        issue_budget: thread-instructions that it can issue in the time in which its share of the
+            memory moves one byte: 128 lanes * processors * clock / bandwidth. H200: 132, 1.755 GHz,
+            4.3 TB/s; A100: 108, 1.41 GHz, 1.7 TB/s; B200: 148, 1.85 GHz, 7.2 TB/s; RTX 5090: 170,
+            2.4 GHz, 1.6 TB/s.
+    """
+
+    threads: int
+    shared_bytes: int
+    blocks: int
+    issue_budget: float
+    has_wgmma: bool = False
+
+    @property
+    def shared_limit(self) -> int:
+        """The most shared memory that one block may have, in bytes."""
+        return self.shared_bytes - _RESERVED_SHARED
+
+
+PROCESSORS: Mapping[str, Processor] = {
+    "sm_80": Processor(2048, 164 * 1024, 32, 11.5),
+    "sm_90": Processor(2048, 228 * 1024, 32, 6.9, has_wgmma=True),
+    "sm_100": Processor(2048, 228 * 1024, 32, 4.9),
+    "sm_120": Processor(1536, 100 * 1024, 24, 33.0),
+}
+REGISTERS = 65536
+_RESERVED_SHARED = 1024  # by the system, a block
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalAccess:
+    """Accesses of one thread to global memory that one line of the kernel's source asks for.
+
+    Attributes:
+        line: of the source, counted from 1; 0 where Triton was told to keep no lines.
+        kind: "load", "store", or "copy" (cp.async, to shared memory).
+        width: bytes of one access.
+        count: how many; a loop's body counts once.
+    """
+
+    line: int
+    kind: str
+    width: int
+    count: int
+
+    @property
+    def bytes(self) -> int:
+        return self.width * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class DotTile:
+    """A product in the source: ``[m, k] x [k, n]`` of elements of a type as of MLIR ("bf16")."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A loop of the machine code without the loops in it, or what stands in no loop.
+
+    Attributes:
+        inside: the number of the section around it; -1 for what stands in no loop.
+        instructions: that a warp issues each time.
+        specials: those among them that compute a function by table (MUFU).
+        barriers: of the block.
+        loaded, stored: bytes of global memory that one thread asks for; TMA moves tiles.
+        copied: bytes among those loaded that go to shared memory, and that nobody waits for yet.
+        products: instructions of tensor cores.
+    """
+
+    inside: int
+    instructions: int
+    specials: int = 0
+    barriers: int = 0
+    loaded: int = 0
+    stored: int = 0
+    copied: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StaticReport:
+    """Facts of one compiled kernel.
+
+    Attributes:
+        threads: of one block.
+        registers: of one thread.
+        spill_bytes: written to and read from local memory because registers ran out.
+        shared_bytes: of one block.
+        accesses: to global memory, by line of the source; TMA moves tiles and is not among them.
+        converted: elements of each tile that threads exchange, in the ttgir.
+        barriers, instructions: in the machine code, without padding.
+        blocks: that one multiprocessor holds at once.
+        occupancy: their threads, as a share of all it can hold.
+        dots: the products of tiles that the source asks for.
+        wgmma, mma, tcgen05: tensor core instructions of each kind.
+        tma: copies of tiles, either way.
+        loops: in the machine code.
+        dot_loops: those with tensor core instructions; ``idle_dot_loops`` of them have no
+            asynchronous copy, so that they wait for memory in each iteration, unless another warp
+            copies for them.
+        serialised: what ptxas says of wgmma that it could not overlap (C75xx).
+        sections: what stands in no loop, then each loop, outer ones before those in them.
+    """
+
+    target: str
+    threads: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    accesses: tuple[GlobalAccess, ...]
+    converted: tuple[int, ...]
+    barriers: int
+    instructions: int
+    blocks: int
+    occupancy: float
+    dots: tuple[DotTile, ...]
+    wgmma: int
+    mma: int
+    tcgen05: int
+    tma: int
+    loops: int
+    dot_loops: int
+    idle_dot_loops: int
+    serialised: tuple[str, ...]
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def convert_layouts(self) -> int:
+        """How many tiles threads exchange to get them into another layout."""
+        return len(self.converted)
+
+    @property
+    def load_widths(self) -> dict[int, int]:
+        """Bytes of one load of one thread from global memory -> how many."""
+        return self._widths("load")
+
+    @property
+    def store_widths(self) -> dict[int, int]:
+        """Bytes of one store of one thread to global memory -> how many."""
+        return self._widths("store")
+
+    @property
+    def copies(self) -> int:
+        """How many cp.async a thread starts."""
+        return sum(self._widths("copy").values())
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the widest access; 0 if there is none."""
+        return max((access.width for access in self.accesses), default=0)
+
+    @property
+    def narrowest(self) -> int:
+        """Bytes of the narrowest access; 0 if there is none."""
+        return min((access.width for access in self.accesses), default=0)
+
+    @property
+    def wide_share(self) -> float:
+        """The share of 16-byte accesses, by bytes; TMA does without; 1 if there is no access."""
+        total = sum(access.bytes for access in self.accesses)
+        wide = sum(access.bytes for access in self.accesses if access.width >= WIDE)
+        return wide / total if total else 1.0
+
+    @property
+    def processor(self) -> Processor:
+        return PROCESSORS[self.target]
+
+    def _widths(self, kind: str) -> dict[int, int]:
+        found: Counter[int] = Counter()
+        for access in self.accesses:
+            if access.kind == kind:
+                found[access.width] += access.count
+        return dict(found)
+
+
+WIDE = 16
+"""Bytes that one thread loads or stores at once at best."""
+
+
+def inspect_kernel(asm: CompiledAsm) -> StaticReport:
+    """Return the report of a kernel compiled for an NVIDIA target.
+
+    Raises:
+        UsageError: for a target whose multiprocessor is not in ``PROCESSORS``.
+        BuildError: if ptxas rejects the kernel.
+    """
+    processor = PROCESSORS.get(asm.target)
+    if processor is None:
+        raise UsageError.unknown("target", asm.target, PROCESSORS)
+    ptx = asm.text("ptx")
+    said = _assembler_output(asm)
+    registers, spill_bytes = _resources(said)
+    code = _Code.parse(asm.text("sass"))
+    shared_bytes = int(asm.metadata["shared"])
+    threads = _threads(ptx)
+    blocks = _resident_blocks(processor, threads, registers, shared_bytes)
+    dot_loops = [loop for loop in code.loops if code.has(loop, _TENSOR_OPCODES)]
+    fed = _ROLES in ptx
+    return StaticReport(
+        target=asm.target,
+        threads=threads,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_bytes=shared_bytes,
+        accesses=_accesses(ptx),
+        converted=_conversions(asm.text("ttgir")),
+        barriers=sum(opcode.startswith("BAR.") for opcode in code.opcodes),
+        instructions=sum(opcode != "NOP" for opcode in code.opcodes),
+        blocks=blocks,
+        occupancy=blocks * threads / processor.threads,
+        dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
+        wgmma=len(_WGMMA.findall(ptx)),
+        mma=len(_MMA.findall(ptx)),
+        tcgen05=len(_TCGEN05.findall(ptx)),
+        tma=len(_TENSOR_COPY.findall(ptx)),
+        loops=len(code.loops),
+        dot_loops=len(dot_loops),
+        idle_dot_loops=sum(not (fed or code.has(loop, _COPY_OPCODES)) for loop in dot_loops),
+        serialised=tuple(line.strip() for line in _SERIALISED.findall(said)),
+        sections=tuple(code.sections()),
+    )
+
+
+# -- PTX -----------------------------------------------------------------------------------------
+
+
+def _accesses(ptx: str) -> tuple[GlobalAccess, ...]:
+    """Return the accesses of a kernel to global memory, by line of its source.
+
+    Triton 3.9 counts the lines of inline assembly as if they were the source's: those do not count.
+    """
+    kinds = {"ld": "load", "st": "store"}
+    found: Counter[tuple[int, str, int]] = Counter()
+    home, line, inline = "", 0, False
+    for text in ptx.splitlines():
+        if "inline asm" in text:
+            inline = "begin" in text
+        elif place := _PLACE.match(text):
+            if inline:
+                continue
+            home = home or place[1]  # the kernel begins in its own file
+            line = int(place[2]) if place[1] == home else 0
+        elif copy := _COPY.search(text):
+            found[line, "copy", int(copy[1], 0)] += 1
+        elif access := _ACCESS.search(text):
+            width = int(access[2] or 1) * int(access[3]) // 8
+            found[line, kinds[access[1]], width] += 1
+    return tuple(GlobalAccess(*key, count) for key, count in sorted(found.items()))
+
+
+def _conversions(ttgir: str) -> tuple[int, ...]:
+    shapes = _CONVERSION.findall(ttgir)
+    return tuple(math.prod(map(int, shape.split("x")[:-1])) for shape in shapes)
+
+
+def _dots(ttir: str) -> tuple[DotTile, ...]:
+    found = _DOT.findall(ttir)
+    return tuple(DotTile(int(m), int(n), int(k), dtype) for m, k, dtype, _, n, _ in found)
+
+
+def _threads(ptx: str) -> int:
+    match = re.search(r"\.reqntid (\d+)", ptx)
+    return int(match[1]) if match else 32
+
+
+def _assembler_output(asm: CompiledAsm) -> str:
+    """Return what ptxas prints of a kernel: registers, spills, what it could not do."""
+    ptx = asm.text("ptx")
+    target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
+    name = target[1] if target else ""
+    with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        ptxas = assembler(asm.target)
+        command = [ptxas, "-v", "--regAllocOptLevel=2", f"--gpu-name={name}", str(source)]
+        done = subprocess.run(
+            [*command, "-o", f"{folder}/kernel.cubin"], capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        raise BuildError(command, done.stderr, done.returncode)
+    return done.stderr
+
+
+def _resources(said: str) -> tuple[int, int]:
+    """Return registers and spilled bytes (stores and loads) as ptxas reports them."""
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", said)]
+    return max(registers, default=0), sum(spills)
+
+
+def _resident_blocks(processor: Processor, threads: int, registers: int, shared_bytes: int) -> int:
+    registers_of_a_warp = -(-registers * 32 // 256) * 256
+    return min(
+        REGISTERS // (max(1, registers_of_a_warp) * (threads // 32)),
+        processor.threads // threads,
+        processor.shared_bytes // (shared_bytes + _RESERVED_SHARED),
+        processor.blocks,
+    )
+
+
+# -- machine code --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """Opcodes in order, and the loops among them: (first, past the last) of each.
+
+    A wait that takes long goes on behind the end of the code, and its way back is no loop.
+    """
+
+    opcodes: tuple[str, ...]
+    loops: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def parse(cls, sass: str) -> _Code:
+        opcodes: list[str] = []
+        labels: dict[str, int] = {}
+        loops: dict[int, int] = {}
+        end = 0
+        for text in sass.splitlines():
+            if label := _LABEL.match(text):
+                labels[label[1]] = len(opcodes)
+            elif instruction := _INSTRUCTION.match(text):
+                opcodes.append(instruction[1])
+                goal = _BRANCH.search(instruction[2])
+                start = labels.get(goal[1]) if goal and instruction[1].startswith("BRA") else None
+                if not end and instruction[1] == "EXIT" and "@" not in text:
+                    end = len(opcodes)
+                # A branch to itself, behind the code, is a trap and no loop.
+                back = end and start is not None and start < end
+                if start is not None and start < len(opcodes) - 1 and not back:
+                    loops[start] = len(opcodes)  # several branches to one label are one loop
+        return cls(tuple(opcodes), tuple(loops.items()))
+
+    def has(self, loop: tuple[int, int], families: tuple[str, ...]) -> bool:
+        """Return True if a loop has an instruction of one of some families."""
+        return any(opcode.split(".")[0] in families for opcode in self.opcodes[slice(*loop)])
+
+    def sections(self) -> Iterator[Section]:
+        """Yield what stands in no loop, then the loops in their order, but those that only wait."""
+        loops = [loop for loop in self.loops if not self._polls(loop)]
+        spans = [(0, len(self.opcodes)), *sorted(loops, key=lambda s: (s[0], -s[1]))]
+        around = [
+            max((n for n in range(k) if spans[n][0] <= first and last <= spans[n][1]), default=-1)
+            for k, (first, last) in enumerate(spans)
+        ]
+        for k, span in enumerate(spans):
+            inner = [spans[n] for n, outer in enumerate(around) if outer == k]
+            own = [
+                self.opcodes[n]
+                for n in range(*span)
+                if not any(first <= n < last for first, last in inner)
+            ]
+            yield _section(around[k], own)
+
+    def _polls(self, loop: tuple[int, int]) -> bool:
+        """Return True for a loop that looks whether an mbarrier's phase has ended."""
+        first, last = loop
+        return last - first <= _POLL and self.has(loop, ("SYNCS",))
+
+
+def _section(inside: int, opcodes: Sequence[str]) -> Section:
+    moved = Counter[str]()
+    for opcode in opcodes:
+        moved[opcode.split(".")[0]] += _width(opcode)
+    return Section(
+        inside,
+        sum(opcode != "NOP" for opcode in opcodes),
+        sum(opcode.startswith("MUFU") for opcode in opcodes),
+        sum(opcode.startswith("BAR.") for opcode in opcodes),
+        moved["LDG"] + moved["LDGSTS"],
+        moved["STG"],
+        moved["LDGSTS"],
+        sum(opcode.split(".")[0] in _TENSOR_OPCODES for opcode in opcodes),
+    )
+
+
+def _width(opcode: str) -> int:
+    """Return the bytes that one thread moves by an access; 4 where the opcode does not say."""
+    if not opcode.startswith(("LDG.", "STG.", "LDGSTS.")):
+        return 0
+    found = _WIDTH.findall(opcode)
+    return int(found[-1]) // 8 if found else 4

@@ -1,0 +1,319 @@
+"""Tiles as arrays and vectors: products and attentions of fusec's own on CPUs, against eager.
+
+Every program runs twice: as C++ that is built for this machine, and in the NumPy interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from fusec.codegen.lowering.orient import has_dots
+from fusec.codegen.targets import find_target
+from fusec.driver.pipeline import Compiled, compile_to_source
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
+from fusec.ir.interp.graph import run_kernel
+from fusec.ir.interp.program import run_program
+from fusec.ir.program import For, Multiply, Program, statements
+from fusec.options import Options
+from fusec.tools.report.observe import observe
+from tests.support import FUSED, OPTIONS, TRAINED, check
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def heads(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(tensor(*shape, dtype=dtype, seed=seed) for seed in range(3))  # type: ignore
+
+
+def fused(fn: Callable[..., Any], *inputs: Any, **how: Any) -> None:
+    """Check a program whose products are all fusec's own against eager and fp64."""
+    check(fn, *inputs, backend=FUSED, **how)
+
+
+def compiled(
+    fn: Callable[..., Any], *inputs: Tensor, width: int = 16, train: bool = False, threads: int = 1
+) -> tuple[fx.GraphModule, Compiled]:
+    """Return a program's graph, and it compiled with its products in kernels of fusec's own.
+
+    Of one that trains, the backward's.
+    """
+    *_, observed = observe(fn, inputs, train=train)
+    options = Options.from_compile(None, OPTIONS[FUSED])
+    target = find_target("cpu", width, threads=threads)
+    context = Context(target, options, Trace("t"))
+    return observed.graph, compile_to_source(observed.graph, context)
+
+
+def kernel(
+    fn: Callable[..., Any], *inputs: Tensor, width: int = 16
+) -> tuple[fx.GraphModule, Program]:
+    """Return a program's graph and its only kernel, over vectors."""
+    graph, made = compiled(fn, *inputs, width=width)
+    ((_, form),) = made.forms.items()
+    assert len(made.schedule.steps) == 1
+    return graph, form
+
+
+def products(program: Program) -> list[Multiply]:
+    return [s for s in statements(program.body) if isinstance(s, Multiply)]
+
+
+# -- spellings of attention ------------------------------------------------------------------------
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~keep, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(20 * torch.tanh(q @ k.transpose(-1, -2) / 80), -1) @ v
+
+
+def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    row = torch.arange(q.shape[-2])
+    slope = 2.0 ** -(torch.arange(q.shape[1]) + 1.0)
+    bias = (row - row[:, None]) * slope[:, None, None]
+    scores = q @ k.transpose(-1, -2) / 4 + bias
+    return torch.softmax(scores.masked_fill(row > row[:, None], float("-inf")), -1) @ v
+
+
+def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def library_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+SPELLINGS = (written_out, causal, capped, alibi, library, library_causal)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
+def test_an_attention_is_one_kernel_without_scores_in_memory(spelling: Callable) -> None:
+    _, program = kernel(spelling, *heads(1, 2, 200, 64))
+    sizes = [math.prod(e.const for e in b.shape) for b in program.buffers]
+    assert max(sizes) == 2 * 200 * 64
+    assert products(program)
+
+
+@pytest.mark.sampled(17)  # a diagonal
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("length", (1, 100, 320))
+def test_attention_of_any_length(spelling: Callable, length: int) -> None:
+    fused(spelling, *heads(1, 2, length, 16))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("depth", (8, 40, 128))
+def test_attention_with_heads_of_any_width(depth: int) -> None:
+    fused(causal, *heads(1, 2, 150, depth))
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
+def test_the_gradient_of_attention(spelling: Callable) -> None:
+    fused(spelling, *heads(1, 2, 150, 16), train=True)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
+def test_operands_of_other_types(dtype: torch.dtype) -> None:
+    fused(causal, *heads(1, 2, 150, 32, dtype=dtype))
+    fused(library_causal, *heads(1, 2, 150, 32, dtype=dtype), train=True)
+
+
+@pytest.mark.sampled(7)  # a diagonal
+def test_a_tile_is_a_left_operand_by_rows_and_a_right_one_in_panels() -> None:
+    """The gradient of the result is both, of f16 a copy of each kind."""
+    fused(written_out, *heads(1, 2, 97, 32, dtype=torch.float16), train=True)
+
+
+@pytest.mark.sampled(7)  # a diagonal
+@pytest.mark.parametrize("width", (16, 8, 4))
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda fn: fn.__name__)
+def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
+    spelling: Callable, width: int
+) -> None:
+    inputs = heads(1, 1, 130, 8)
+    graph, program = kernel(spelling, *inputs, width=width)
+    assert not has_dots(program)
+    assert [lane.extent.const for lane in program.lanes] == [width]
+    named = {b.name: t for b, t in zip(program.reads, inputs, strict=True)}
+    placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    (expected, *_) = graph(*(named[name] for name in placeholders))
+    storage = {b.base: named[b.name].numpy().ravel().copy() for b in program.reads}
+    with np.errstate(all="ignore"):
+        run_program(program, storage, {})
+    found = storage[program.writes[0].base].reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_an_attention_copies_its_queries_alone() -> None:
+    """Keys and values are read where they lie; vectors run along queries, then along features."""
+    _, program = kernel(library, *heads(1, 2, 256, 64))
+    arguments = {b.base for b in program.buffers}
+    scores, sums = products(program)
+    assert scores.left.buffer.base in arguments and scores.right.buffer.base not in arguments
+    assert sums.right.buffer.base in arguments and sums.left.buffer.base not in arguments
+    copies = [s for s in program.body if isinstance(s, For) and s.axis.name.startswith("d")]
+    assert not copies
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_exponentials_of_weights_in_16_bits_are_shorter(dtype: torch.dtype) -> None:
+    _, made = compiled(written_out, *heads(1, 1, 200, 64, dtype=dtype))
+    assert ("f_exp_rounded(v" in "".join(made.sources.values())) is (dtype is torch.bfloat16)
+
+
+def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero_and_no_others() -> None:
+    _, program = kernel(written_out, *heads(1, 2, 200, 64, dtype=torch.bfloat16))
+    fills = [s for s in statements(program.body) if isinstance(s, For) and s.start.axes]
+    (fill,) = (s for s in fills if isinstance(s.body[0], For))
+    (product,) = (s for s in products(program) if len(s.rows) > 1)
+    assert fill.start is product.rows[1] and fill.stops == (product.rows[0],)
+
+
+def test_the_gradient_of_attention_is_one_kernel_of_five_products() -> None:
+    _, made = compiled(library, *heads(1, 2, 256, 64), train=True)
+    (program,) = (form for form in made.forms.values() if products(form))
+    assert len(products(program)) == 5
+
+
+def test_the_gradient_of_attention_is_two_kernels_where_heads_are_fewer_than_threads() -> None:
+    _, made = compiled(library, *heads(1, 2, 256, 64), train=True, threads=64)
+    assert sorted(len(found) for form in made.forms.values() if (found := products(form))) == [3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.first
+@pytest.mark.parametrize("spelling", (library_causal, library), ids=lambda fn: fn.__name__)
+def test_the_program_of_a_gradient_means_in_numpy_what_its_kernel_does(spelling: Callable) -> None:
+    _, made = compiled(spelling, *heads(1, 1, 260, 8), train=True)
+    (kernel,) = (k for k in made.schedule.kernels if products(made.forms[k.name]))
+    random = np.random.default_rng(0)
+    read = {b.base: math.prod(e.const for e in b.base.shape) for b in kernel.reads}
+    memory = {b: random.standard_normal(length, np.float32) for b, length in read.items()}
+    expected, found = dict(memory), dict(memory)
+    run_kernel(kernel, expected, {})
+    run_program(made.forms[kernel.name], found, {})
+    for store in kernel.stores:
+        wanted = expected[store.buffer.base]
+        np.testing.assert_allclose(found[store.buffer.base], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_of_keys_that_is_read_along_them_is_turned_in_blocks() -> None:
+    q, k, v = heads(1, 2, 256, 64)
+    bias = tensor(2, 256, 256, seed=3)
+    _, made = compiled(
+        lambda q, k, v, b: torch.softmax(q @ k.transpose(-1, -2) / 8 + b, -1) @ v, q, k, v, bias
+    )
+    assert "ldt_f32" in "".join(made.sources.values())
+
+
+def test_a_mask_that_is_an_input() -> None:
+    q, k, v = tensor(1, 2, 100, 16), tensor(1, 2, 136, 16, seed=1), tensor(1, 2, 136, 16, seed=2)
+    mask = torch.rand(100, 136, generator=torch.Generator().manual_seed(0)) > 0.5
+    masked = lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m)  # noqa: E731
+    fused(masked, q, k, v, mask)
+
+
+@pytest.mark.sampled(3)  # a diagonal
+@pytest.mark.parametrize("additive", (False, True))
+@pytest.mark.parametrize("train", (False, True))
+def test_masks_that_hide_whole_rows(additive: bool, train: bool) -> None:
+    q, k, v = tensor(1, 2, 100, 16), tensor(1, 2, 136, 16, seed=1), tensor(1, 2, 136, 16, seed=2)
+    mask = torch.rand(100, 136, generator=torch.Generator().manual_seed(0)) > 0.5
+    mask[3] = False
+    if additive:
+        mask = torch.zeros(100, 136).masked_fill(~mask, float("-inf"))
+    masked = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # noqa: E731
+    fused(masked, q, k, v, train=train)
+
+
+def test_a_row_that_is_masked_as_a_whole_is_nan_where_eagers_is() -> None:
+    def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        row = torch.arange(q.shape[-2])
+        scores = (q @ k.transpose(-1, -2)).masked_fill(row[:, None] == 5, float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    fused(hidden, *heads(1, 2, 100, 16))
+
+
+@pytest.mark.parametrize("where", (lambda q: torch.tensor(-1e9), lambda q: q[..., :1]))
+def test_what_a_mask_puts_in_a_row_may_be_one_number_of_the_row(where: Callable) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        row = torch.arange(q.shape[-2])
+        scores = torch.where(row > row[:, None], where(q), q @ k.transpose(-1, -2))
+        return torch.softmax(scores, -1) @ v
+
+    fused(masked, *heads(1, 2, 64, 16))
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("value", (float("nan"), float("inf"), float("-inf")))
+def test_infinite_and_missing_numbers_go_where_they_go_in_eager(value: float) -> None:
+    q, k, v = heads(1, 1, 100, 16)
+    v = v.clone()
+    v[0, 0, 17, 3] = value
+    fused(written_out, q, k, v)
+    q = q.clone()
+    q[0, 0, 9, 2] = float("nan")
+    fused(written_out, q, k, v.nan_to_num(0, 0, 0))
+
+
+@TRAINED
+def test_grouped_heads(train: bool) -> None:
+    q, k, v = tensor(1, 4, 100, 16), tensor(1, 2, 100, 16, seed=1), tensor(1, 2, 100, 16, seed=2)
+    grouped = lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True)  # noqa: E731
+    fused(grouped, q, k, v, train=train)
+
+
+def test_lengths_that_change_from_call_to_call() -> None:
+    more = [heads(1, 2, length, 16) for length in (7, 129, 300)]
+    fused(causal, *heads(1, 2, 100, 16), dynamic=True, more=more)
+
+
+def test_a_product_with_what_stands_around_it() -> None:
+    x, w, b, r = tensor(100, 300), tensor(70, 300, seed=1), tensor(70, seed=2), tensor(100, 70)
+    fused(lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, x, w, b, r)
+    fused(lambda x, w, r: F.relu(F.silu(x).t() @ w.t() + r), tensor(300, 100), w, r)
+    fused(lambda x, w, v: F.silu(x @ w.t()) * (x @ v.t()), x, w, w.flip(0))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("threads", (1, 2))
+def test_any_number_of_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        fused(library_causal, *heads(2, 2, 200, 32), train=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_product_without_terms_is_zero() -> None:
+    x = torch.randn(0, 4)
+    torch._dynamo.reset()
+    options = {"strict": True, "race": "fused"}
+    made = torch.compile(lambda x: (x.mT @ x) * 2 + 1, backend="fusec", options=options)(x)
+    assert torch.equal(made, torch.ones(4, 4))

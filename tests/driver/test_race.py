@@ -1,0 +1,546 @@
+"""The judge that measures, on this machine: the library's calls against kernels in an interpreter.
+
+Nothing depends on how fast either is: where a verdict is wanted, it stands in the cache.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from fusec.codegen.targets import find_target
+from fusec.driver import compiler
+from fusec.driver.pipeline import Compiled, compile_to_source
+from fusec.driver.race import (
+    ATEN,
+    LIBRARY,
+    DeviceJudge,
+    FormatJudge,
+    LibraryJudge,
+    Races,
+    _fewer,
+    _lock,
+    timed_batch,
+)
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
+from fusec.errors import KernelFault
+from fusec.frontend.fx_passes.channels_last import IMAGES
+from fusec.frontend.fx_passes.memory_formats import Gain
+from fusec.frontend.fx_passes.packing import has_onednn
+from fusec.ir.graph import Extern, Kernel
+from fusec.options import Options
+from fusec.passes.fusion.contract import Choice, Cut
+from fusec.passes.fusion.libraries import multiply_adds
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.online_softmax import online_softmax
+from fusec.runtime.cache.store import Cache
+from fusec.runtime.calls import executable
+from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.race.autotune import Way
+from fusec.runtime.race.verdicts import Lap, Verdict, all_verdicts
+from fusec.tools.report import explain
+from fusec.tools.report.observe import Observed, observe
+from tests.frontend.fx_passes.test_memory_formats import rewritten
+from tests.triton_backend import InterpretedKernel
+
+CPU = torch.device("cpu")
+
+
+def linear_and_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+@pytest.fixture
+def observed() -> Observed:
+    inputs = (torch.randn(32, 16), torch.randn(48, 16), torch.randn(48))
+    (seen,) = observe(linear_and_gelu, inputs, train=False, dynamic=False)
+    return seen
+
+
+def compiled(seen: Observed, judge: Callable[[Cut], DeviceJudge] | None, **more: Any) -> Compiled:
+    options = Options.from_compile(None, {"strict": True, "cache": False, **more})
+    context = Context(find_target("sm_90"), options, Trace("g"), judge)
+    return compile_to_source(seen.graph, context)
+
+
+def make_judge(
+    seen: Observed, cache: Cache, kind: type[DeviceJudge] = DeviceJudge, **chosen: str
+) -> Callable[[Cut], DeviceJudge]:
+    def prepare(made: Compiled) -> Callable[[list[Any]], Any]:
+        kernels = {name: InterpretedKernel(p) for name, p in made.programs.items()}
+        return executable.bind(made.wrapper, kernels, of_graph(seen.graph), CPU)
+
+    def make(cut: Cut) -> DeviceJudge:
+        options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
+        context = Context(find_target("sm_90"), options, Trace("race"))
+        races = Races(CPU, options.race_seconds("cuda"), "salt", cache)
+        return kind(cut, context, prepare, races)
+
+    return make
+
+
+class Ruled(DeviceJudge):
+    """A judge whose races end as it is told."""
+
+    winner = LIBRARY
+    races = 0
+
+    def race(self, group: Any, budget_s: float) -> Verdict:
+        type(self).races += 1
+        laps = tuple(Lap(w.name, 10.0 if w.name == self.winner else 20.0) for w in self.ways(group))
+        return Verdict(self.winner, laps)
+
+
+class Sized(Ruled):
+    """One whose verdicts have sizes."""
+
+    def race(self, group: Any, budget_s: float) -> Verdict:
+        return replace(super().race(group, budget_s), sizes=tuple(s.hint for s in group.sizes))
+
+
+def kinds(made: Compiled) -> list[str]:
+    return ["kernel" if isinstance(s, Kernel) else s.target for s in made.schedule.steps]
+
+
+def test_a_race_runs_both_ways_and_each_computes_the_same(observed: Observed, tmp_path: Path):
+    seen: list[Verdict] = []
+
+    class Kept(DeviceJudge):
+        def race(self, group: Any, budget_s: float) -> Verdict:
+            seen.append(super().race(group, budget_s))
+            return seen[-1]
+
+    compiled(observed, make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), Kept))
+    (verdict,) = seen
+    assert {lap.name for lap in verdict.laps} >= {LIBRARY, "fused #0", "fused #1"}
+    assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
+    assert all(lap.us is not None for lap in verdict.laps if lap.name in (LIBRARY, "fused #0"))
+
+
+def test_a_verdict_on_kernels_is_that_of_the_sources_which_make_them(
+    observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kind, cache = type("Once", (Ruled,), {"races": 0}), Cache(tmp_path, limit_bytes=1 << 20)
+    for version, races in (("this", 1), ("this", 1), ("next", 2)):
+        monkeypatch.setattr("fusec.driver.race.fingerprint", lambda version=version: version)
+        compiled(observed, make_judge(observed, cache, kind))
+        assert kind.races == races
+
+
+@pytest.mark.parametrize("winner", (LIBRARY, "fused #0", "fused #2"))
+def test_the_winner_is_compiled_and_said_with_its_times(
+    observed: Observed, tmp_path: Path, winner: str
+):
+    kind = type("Once", (Ruled,), {"winner": winner, "races": 0})
+    judge = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
+    made = compiled(observed, judge)
+    library = any(isinstance(s, Extern) for s in made.schedule.steps)
+    assert library is (winner == LIBRARY), kinds(made)
+    (said,) = [d for d in made.decisions if d.reason.startswith("measured")]
+    assert said.taken is (winner != LIBRARY)
+    assert f"{winner} 10" in said.reason
+    if not library:
+        number = int(winner[-1])
+        (name,) = made.plans
+        (step,) = made.schedule.steps
+        assert isinstance(step, Kernel)
+        target = find_target("sm_90")
+        expected = target.plans(coalesce(online_softmax(step)))[number]
+        assert made.plans[name].warps == expected.warps
+        assert [b.tile for b in made.plans[name].bindings] == [b.tile for b in expected.bindings]
+    compiled(observed, judge)
+    assert kind.races == 1, "the second compile takes the verdict from the cache"
+
+
+def test_a_raced_configuration_reaches_a_product_that_writes_an_input(tmp_path: Path):
+    def update(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
+        y.copy_(F.gelu(x @ w))
+
+    inputs = (torch.randn(256, 64), torch.randn(64, 256), torch.randn(256, 256))
+    (seen,) = observe(update, tuple(i.bfloat16() for i in inputs), train=False, dynamic=False)
+    kind = type("Third", (Ruled,), {"winner": "fused #2", "races": 0})
+    made = compiled(seen, make_judge(seen, Cache(tmp_path, limit_bytes=1 << 20), kind))
+    (step,) = made.schedule.steps
+    assert isinstance(step, Kernel) and step.stores[0].buffer in made.schedule.graph.inputs
+    target = find_target("sm_90")
+    chosen = target.plans(coalesce(online_softmax(step)))[2]
+    (plan,) = made.plans.values()
+    assert [b.tile for b in plan.bindings] == [b.tile for b in chosen.bindings]
+    assert (plan.warps, plan.descriptors) == (chosen.warps, chosen.descriptors)
+
+
+def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_path: Path):
+    kind = type("Spent", (Ruled,), {"races": 0})
+    base = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
+
+    def spent(cut: Cut) -> DeviceJudge:
+        judge = base(cut)
+        judge.races.left_s = 0.0
+        return judge
+
+    made = compiled(observed, spent)
+    assert kind.races == 0
+    assert any("modelled" in d.reason for d in made.decisions)
+
+
+@pytest.mark.parametrize("us", [None, 10.0], ids=["nothing timed", "the reference alone"])
+def test_a_race_without_time_to_compare_leaves_no_verdict(
+    observed: Observed, tmp_path: Path, us: float | None
+):
+    class Late(Ruled):
+        races = 0
+
+        def race(self, group: Any, budget_s: float) -> Verdict:
+            type(self).races += 1
+            first, *others = (way.name for way in self.ways(group))
+            late = tuple(Lap(name, dropped="no time left") for name in others)
+            return Verdict(LIBRARY, (Lap(first, us, us, us), *late), exhausted=True)
+
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge = make_judge(observed, cache, Late)
+    made = compiled(observed, judge)
+    assert any("modelled" in d.reason for d in made.decisions)
+    assert not all_verdicts(cache)
+    compiled(observed, judge)
+    assert Late.races == 2, "a later compile may have the time"
+
+
+def test_forced_ways_are_never_raced(observed: Observed, tmp_path: Path):
+    kind = type("Never", (Ruled,), {"races": 0})
+    judge = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
+    assert kinds(compiled(observed, judge, race="fused")) == ["kernel"]
+    assert "aten.mm.default" in kinds(compiled(observed, judge, race="library"))
+    assert kind.races == 0
+
+
+def test_configurations_that_options_leave_out_have_verdicts_of_their_own(
+    observed: Observed, tmp_path: Path
+):
+    kind = type("Counted", (Ruled,), {"winner": "fused #0", "races": 0})
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    for way in ("always", "never", "always"):
+        compiled(observed, make_judge(observed, cache, kind, descriptors=way), descriptors=way)
+    assert kind.races == 2
+
+
+def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypatch):
+    kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
+    context = Context(find_target("sm_90"), Options(), Trace("race"))
+    judge = kind(lambda graph: None, context, lambda made: None, races())
+    ways = [Way(LIBRARY, list), Way("fused #0", list)]
+    for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
+        monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
+        monkeypatch.setattr(judge, "ways", lambda group: ways)
+        kind.races = 0
+        choice = judge(SimpleNamespace(signature=f"{ratio}", sizes=()))
+        assert kind.races == raced and choice.fused is (ratio > 1)
+
+
+def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    gate, up = w.chunk(2)
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("winner", "fused"), [("oneDNN", False), ("fused #0", True)])
+@pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
+def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: bool, monkeypatch):
+    """One that beats ATen may still lose to oneDNN."""
+    verdicts: list[Verdict] = []
+
+    def told(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
+        verdicts.append(race(self, group, 60.0))
+        times = {LIBRARY: 30.0, "oneDNN": 20.0, "fused #0": 25.0, winner: 10.0}
+        return Verdict(winner, tuple(Lap(name, us, us, us) for name, us in times.items()))
+
+    race = DeviceJudge.race
+    monkeypatch.setattr(DeviceJudge, "race", told)
+    monkeypatch.setattr("fusec.driver.race.CLEAR", float("inf"))
+    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    torch._dynamo.reset()
+    choices: list[Choice] = []
+    choose = DeviceJudge.choice
+    monkeypatch.setattr(
+        DeviceJudge, "choice", lambda *given: (choices.append(choose(*given)), choices[-1])[1]
+    )
+    with torch.no_grad():
+        torch.compile(gated, backend="fusec", options={"strict": True})(
+            torch.randn(4, 256), torch.randn(1024, 256)
+        )
+    (verdict,), (choice,) = verdicts, choices
+    assert set(verdict.times) == {LIBRARY, "oneDNN", "fused #0"}, verdict
+    assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
+    assert choice.fused is fused
+    assert choice.saved_us == (10.0 if fused else -15.0)
+
+
+# -- libraries -------------------------------------------------------------------------------------
+
+
+class Measured(LibraryJudge):
+    """A judge of libraries whose races measure what they are told."""
+
+    def __init__(self, races: Races, onednn: float, spread: float = 0.0) -> None:
+        super().__init__(races)
+        self.onednn, self.spread, self.raced = onednn, spread, 0
+
+    def race(self, call: Extern, budget_s: float) -> Verdict:
+        self.raced += 1
+        laps = (
+            Lap(ATEN, 10.0, 10.0 - self.spread, 10.0 + self.spread),
+            Lap("oneDNN", self.onednn, self.onednn, self.onednn),
+        )
+        return Verdict(min(laps, key=lambda lap: lap.us or 0.0).name, laps)
+
+
+def linear_call(m: int = 64, k: int = 128, n: int = 256) -> Extern:
+    (seen,) = observe(torch.nn.Linear(k, n), (torch.randn(m, k),), train=False, dynamic=False)
+    context = Context(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(seen.graph, context).schedule.externs
+    return call
+
+
+def races(cache: Cache | None = None, left_s: float = 20.0) -> Races:
+    return Races(CPU, left_s, "salt", cache)
+
+
+@pytest.mark.parametrize(("onednn", "winner"), [(5.0, "oneDNN"), (20.0, None)])
+def test_the_faster_library_is_named_with_both_times(onednn: float, winner: str | None):
+    answer = Measured(races(), onednn)(linear_call())
+    assert answer.library == winner
+    assert answer.saved_us == 10.0 - onednn
+    assert "ATen 10.0 us" in answer.reason and "oneDNN" in answer.reason
+
+
+@pytest.mark.parametrize(("spread", "raced"), [(0.1, 1), (3.0, 2)])
+def test_a_verdict_is_kept_if_its_reference_ran_steadily(tmp_path: Path, spread, raced):
+    judge = Measured(races(Cache(tmp_path, limit_bytes=1 << 20)), 5.0, spread)
+    for _ in range(2):
+        assert judge(linear_call()).library == "oneDNN"
+    assert judge.raced == raced
+
+
+def test_a_product_that_is_not_raced_goes_by_rule():
+    judge = Measured(races(left_s=0.0), 5.0)
+    answer = judge(linear_call())
+    assert judge.raced == 0 and answer.library is None
+    assert answer.reason == "by rule: no time for a race"
+
+
+def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    held = _lock(CPU).lock_file
+    code = (
+        "import sys; from filelock import FileLock\n"
+        f"with FileLock({held!r}): print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    judge = Measured(races(left_s=0.2), 5.0)
+    assert judge(linear_call()).library is None
+    assert judge.raced == 0 and judge.races.left_s <= 0
+    other.communicate()
+    judge = Measured(races(left_s=20.0), 5.0)
+    assert judge(linear_call()).library == "oneDNN"
+
+
+def times(weight: torch.Tensor, rows: int = 64) -> Extern:
+    """Return the call that multiplies by a weight [terms, columns] as it lies."""
+    given = torch.randn(rows, len(weight)), weight
+    (seen,) = observe(torch.mm, given, train=False, dynamic=False)
+    context = Context(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(seen.graph, context).schedule.externs
+    return call
+
+
+@pytest.mark.parametrize("transposed", (False, True))
+def test_a_race_of_libraries_times_a_part_of_a_long_product(
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fusec.driver.race.TIMED_PRODUCT", 1 << 19)
+    call = times(torch.randn(256, 128).t() if transposed else torch.randn(128, 256))
+    timed = _fewer(call)
+    *_, a, b = timed.views
+    assert multiply_adds(timed) <= 1 << 19 < multiply_adds(call)
+    assert (a.shape[1], b.shape[0]) == (call.views[-2].shape[1], call.views[-1].shape[0])
+    assert a.is_dense and b.is_dense
+    verdict = LibraryJudge(races()).race(call, 20.0)
+    assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
+    assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
+    assert all(lap.us is not None for lap in verdict.laps), verdict
+
+
+def test_a_library_that_gives_other_numbers_never_wins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    call = linear_call()
+    doubled = replace(call, kwargs=(("alpha", 2.0),))
+    monkeypatch.setattr(Extern, "others", property(lambda self: {"oneDNN": doubled}))
+    with caplog.at_level("WARNING", logger="fusec.race"):
+        verdict = LibraryJudge(races()).race(call, 20.0)
+    assert verdict.winner == ATEN
+
+
+def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def told(self: LibraryJudge, call: Extern, budget_s: float) -> Verdict:
+        return Verdict("oneDNN", (Lap(ATEN, 20.0, 20.0, 20.0), Lap("oneDNN", 10.0, 10.0, 10.0)))
+
+    monkeypatch.setattr(LibraryJudge, "race", told)
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "20")
+    layer, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        made = torch.compile(layer, backend="fusec", options={"strict": True})(x)
+        torch.testing.assert_close(made, layer(x))
+        (graph,) = explain(layer, x).graphs
+    (said,) = [d for d in graph.decisions if d.b == "oneDNN"]
+    assert said.taken and said.reason.startswith("measured: oneDNN 10.0 us, ATen 20.0 us")
+    assert [call.op for call in graph.externs] == ["mkldnn._linear_pointwise.default"]
+
+
+# -- symbolic sizes ----------------------------------------------------------------------------
+
+
+def observed_rows(rows: int) -> Observed:
+    layer = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU())
+    (seen,) = observe(layer, (torch.randn(rows, 128),), train=False, dynamic=True)
+    return seen
+
+
+def symbolic_call(rows: int) -> Extern:
+    context = Context(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(observed_rows(rows).graph, context).schedule.externs
+    return call
+
+
+def test_a_product_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_path: Path):
+    judge = LibraryJudge(races(Cache(tmp_path, limit_bytes=1 << 20)))
+    judge.races.keeps_all = True
+    for rows, timed, kept in ((100, 100, 1), (120, 100, 1), (300, 300, 2)):
+        answer = judge(symbolic_call(rows))
+        assert answer.reason.startswith(f"measured at {timed} x 128 x 256: "), answer
+        keys = list(all_verdicts(judge.races.cache))
+        assert len(keys) == kept
+        assert not any(str(rows) in key for key in keys)
+
+
+def test_a_group_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_path: Path):
+    kind = type("Once", (Sized,), {"races": 0})
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    for rows, timed, raced in ((100, 100, 1), (120, 100, 1), (300, 300, 2)):
+        seen = observed_rows(rows)
+        made = compiled(seen, make_judge(seen, cache, kind))
+        (said,) = [d for d in made.decisions if d.reason.startswith("measured")]
+        assert re.match(rf"measured at \w+={timed}: ", said.reason), said
+        assert kind.races == raced
+
+
+# -- memory formats --------------------------------------------------------------------------------
+
+
+def formats(
+    cache: Cache, budget_s: float, *, train: bool = False
+) -> tuple[FormatJudge, list[fx.Node]]:
+    """Return a judge, and the convolutions of a graph of which two are alike."""
+    races = Races(CPU, budget_s, "salt", cache, keeps_all=budget_s > 0)
+    judge = FormatJudge(races, lambda node: Gain(7.0, "by rule"))
+    x, w = torch.randn(4, 8, 16, 16), torch.randn(8, 1, 3, 3, requires_grad=train)
+
+    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w, padding=1, groups=8)
+        return F.conv2d(F.conv2d(y, w, padding=1, groups=8), w, stride=2, groups=8)
+
+    found = rewritten(convolve, x, w, train=train, judge=lambda node: Gain(-1.0, "not now"))
+    return judge, [n for gm in found for n in gm.graph.nodes if n.target in IMAGES]
+
+
+@pytest.mark.parametrize("train", (False, True))
+def test_a_convolution_is_timed_in_both_formats(tmp_path: Path, train: bool):
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge, convolutions = formats(cache, 60.0, train=train)
+    gains = [judge(node) for node in convolutions]
+    assert all("contiguous" in gain.reason and "channels-last" in gain.reason for gain in gains)
+    assert gains[0] == gains[1]  # alike
+    assert len(list(all_verdicts(cache))) == (5 if train else 2)  # x has no gradient
+    again, convolutions = formats(cache, 0.0, train=train)
+    assert [again(node) for node in convolutions] == gains
+
+
+def test_formats_go_by_rule_where_there_is_no_time(tmp_path: Path):
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge, convolutions = formats(cache, 0.0)
+    assert [judge(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    assert not list(all_verdicts(cache))
+
+
+def test_what_there_was_no_time_for_is_not_raced_at_the_next_start(tmp_path: Path):
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    judge, convolutions = formats(cache, 60.0)
+    judge.races.left_s = 0.0
+    assert [judge(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    again, convolutions = formats(cache, 60.0)
+    assert [again(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+
+
+def test_a_long_convolution_is_timed_with_fewer_images():
+    def dense(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, padding=1)
+
+    (gm,) = rewritten(dense, torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3))
+    (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
+    assert timed_batch(node) == (1, 8.0)
+
+
+def test_a_convolution_without_images_is_timed_with_one_that_counts_for_nothing():
+    (gm,) = rewritten(lambda x, w: F.conv2d(x, w), torch.randn(0, 4, 8, 8), torch.randn(4, 4, 3, 3))
+    (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
+    assert timed_batch(node) == (1, 0.0)
+
+
+@pytest.mark.parametrize("race", ["fused", "library"])
+def test_kernels_for_a_gpu_run_first_in_another_process(
+    race: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that faults there is never loaded here. What calls a library has no part in that."""
+    done: list[str] = []
+
+    def rehearse(wrapper: str, blobs: Any, arguments: Any, device: torch.device) -> None:
+        done.append("rehearsed")
+        assert [one.shape for one in arguments] == [(32, 16), (48, 16), (48,)]
+        if "crash" in blobs:
+            raise KernelFault("did not end in 20 s")
+
+    for blobs in ({}, {"crash": b""}):
+        monkeypatch.setitem(compiler.BUILDS, "triton", lambda *_, blobs=blobs: blobs)
+        monkeypatch.setattr(compiler, "load_kernels", lambda *_: done.append("loaded") or {})
+        monkeypatch.setattr(compiler, "rehearse", rehearse)
+        options = Options.from_compile(None, {"cache": False})
+        races = Races(torch.device("cuda", 0), 20.0, "salt", None)
+        make = compiler._device_judge(observed.graph, find_target("sm_90"), options, races, None)
+        made = compiled(observed, None, race=race)
+        if race == "fused" and blobs:
+            with pytest.raises(KernelFault):
+                make.prepare(made)
+        else:
+            make.prepare(made)
+    assert done == (["rehearsed", "loaded", "rehearsed"] if race == "fused" else ["loaded"] * 2)

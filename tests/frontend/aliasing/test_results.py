@@ -1,0 +1,141 @@
+"""What a graph returns: one object a node, in the memory of what it is a view of, detached or not.
+
+What a caller sees of it, trained, from the cache and at random: tests/fuzz/test_training.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusec.driver import compiler
+from fusec.frontend.aliasing.results import detach_again
+from fusec.frontend.capture import capture
+from fusec.ir.graph import OwnTensor
+from fusec.ir.text import print_argument
+from tests.support import BACKEND, compile_with, values
+
+
+def returned(fn: Callable[..., Any]) -> list[str]:
+    """Return what the graph of a function of a 2 x 3 tensor returns, as it is printed."""
+    traced = make_fx(fn, tracing_mode="fake")(torch.ones(2, 3))
+    detach_again(traced)  # from torch 2.15 on a trace has views for them
+    graph = capture(traced, "g")
+    return [print_argument(argument) for argument in graph.outputs]
+
+
+def sine(results: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    return lambda x: results(torch.sin(x))
+
+
+RESULTS = {
+    "one node twice": (lambda y: (y, y), ["sin", "sin"]),
+    "a detached one beside its maker": (lambda y: (y.detach(), y), ["detached sin", "sin"]),
+    "a view of the same shape": (lambda y: (y.view(2, 3), y), ["view of sin", "sin"]),
+    "a detached one by itself": (lambda y: (y.detach(),), ["sin"]),
+    "a view of a detached one": (lambda y: (y.detach()[0],), ["detached sin[3 : 1 + 0]"]),
+    "two views alike": (lambda y: (y[0], y[0]), ["sin[3 : 1 + 0]", "view of sin[3 : 1 + 0]"]),
+    "a copy": (lambda y: (y, y.clone()), ["sin", "clone"]),
+    "views of a copy": (
+        lambda y: [y, *(lambda c: (c[0], c.view(-1)))(y.clone())],
+        ["sin", "clone[3 : 1 + 0]", "clone[6 : 1 + 0]"],
+    ),
+    "views of what no memory has": (
+        lambda y: (lambda a: (a.view(2, 2), a))(torch.arange(4)),
+        ["arange[2, 2 : 2, 1 + 0]", "arange"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_each_node_is_one_object(name: str) -> None:
+    results, printed = RESULTS[name]
+    assert returned(sine(results)) == printed
+
+
+def test_equal_results_are_one_object_and_others_are_not() -> None:
+    def fn(x):
+        y = x + 1
+        v = y[0]
+        return v, v, y[0]
+
+    graph = capture(make_fx(fn, tracing_mode="fake")(torch.ones(2, 3)), "g")
+    first, again, other = graph.outputs
+    assert first == again != other
+    assert isinstance(other, OwnTensor)
+    assert first == other.view
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="reads fusec's own wrapper")
+def test_a_window_that_is_returned_twice_has_a_name() -> None:
+    def fn(x):
+        v = (x + 1)[0]
+        return v, x * 2, v.view(3, 1), v.detach()
+
+    compile_with(fn)(values(2, 3))
+    last = compiler.RECENT[-1].wrapper.rstrip().splitlines()[-1]
+    assert last.count("window(") == 3
+    assert last.count(".detach()") == 1
+
+
+def test_a_view_that_is_resized_leaves_what_it_was_a_view_of() -> None:
+    def fn(x):
+        b = x + 1
+        a = b.view(-1)
+        a.resize_(12)
+        return b + 1
+
+    torch._dynamo.reset()
+    made = torch.compile(fn, backend=BACKEND)(torch.ones(4))
+    assert torch.equal(made, fn(torch.ones(4)))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(values(3, 4))
+
+    def forward(self, x):
+        scaled = self.weight * 2
+        return scaled, scaled.t(), x @ scaled
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="an option of fusec")
+def test_a_frozen_constant_that_is_returned_is_the_caller_s_own() -> None:
+    module = Scaled()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="fusec", options={"freeze": True, "autotune": False})
+    with torch.no_grad():
+        for _ in range(2):
+            made, expected = compiled(values(2, 3)), module(values(2, 3))
+            for one, other in zip(made, expected, strict=True):
+                torch.testing.assert_close(one, other)
+            assert made[0].data_ptr() == made[1].data_ptr()
+            made[0].zero_()
+
+
+def test_a_conjugate_beside_what_it_conjugates_stays_one() -> None:
+    """The gradient of ``eig`` saves the conjugate of a result: bits of a view, no memory."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, vectors = torch.linalg.eig(x)
+        return values, vectors.abs()
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.fft.fft(x)
+        return y, y.conj(), y.t().conj(), y.conj().imag
+
+    x = torch.arange(25.0).reshape(5, 5).sin().requires_grad_()
+    for one in (fn, both):
+        torch.compiler.reset()
+        made, wanted = compile_with(one)(x), one(x)
+        torch.testing.assert_close(made, wanted)
+        assert [t.is_conj() for t in made] == [t.is_conj() for t in wanted]
+        found, expected = (torch.autograd.grad(sum(t.abs().sum() for t in r), x)
+                           for r in (made, wanted))  # fmt: skip
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

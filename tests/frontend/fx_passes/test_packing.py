@@ -1,0 +1,423 @@
+"""Weights that are packed once: the calls that read them, what these compute, and what changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.utils import counters
+
+import fusec
+from fusec.driver import race
+from fusec.driver.race import ATEN, DeviceJudge, FormatJudge, LibraryJudge, Races
+from fusec.frontend.fx_passes import freezing
+from fusec.frontend.fx_passes.memory_formats import Gain
+from fusec.frontend.fx_passes.packing import (
+    PACKED,
+    PACKED_MKL,
+    PACKED_ONEDNN,
+    PACKS,
+    PANEL,
+    PANELS,
+    convolve_packed,
+    has_onednn,
+    has_packing,
+)
+from fusec.ir.graph import Extern
+from fusec.passes.fusion.libraries import Answer
+from fusec.runtime.cache.store import Cache
+from fusec.runtime.calls.frozen import _frozen as frozen_graphs
+from fusec.runtime.race.verdicts import Verdict
+from fusec.tools.report import explain
+from tests.support import seeded, tune
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
+
+CONVOLUTION = "mkldnn._convolution_pointwise.default"
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Conv2d(8, 6, 3, bias=False),
+    "strided": lambda: nn.Conv2d(8, 6, (3, 1), stride=2, padding=(1, 0), dilation=(2, 1)),
+    "depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
+    "folded": lambda: nn.Sequential(nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6)),
+}
+
+
+def frozen(module: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    options = {"strict": True, "freeze": True}
+    return torch.compile(module, backend="fusec", dynamic=dynamic, options=options)
+
+
+def images(dtype: torch.dtype = torch.float32, side: int = 12) -> Tensor:
+    with seeded(2):
+        made = torch.randn(2, 8, side, side).to(dtype)
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def operations(module: nn.Module, x: Tensor) -> list[str]:
+    with torch.no_grad():
+        (graph,) = explain(module, x).graphs
+    return [call.op for call in graph.externs]
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize(
+    "dtype", (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow))
+)
+def test_a_convolution_of_channels_last_images_reads_a_packed_weight(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_packing(torch.empty(0, dtype=dtype)):
+        pytest.skip("oneDNN has no kernels of this type here")
+    monkeypatch.setenv("FUSEC_FREEZE", "1")
+    with seeded(0):
+        module, x = CONVOLUTIONS[name]().eval().to(dtype), images(dtype)
+    assert operations(module, x) == [CONVOLUTION]
+    with torch.no_grad():
+        exact = copy.deepcopy(module).double()(x.double())
+        eager, made = module(x), frozen(module)(x)
+    assert made.stride() == eager.stride()
+    worst, floor = (eager - exact).abs().max(), torch.finfo(dtype).eps * exact.abs().max()
+    assert (made - exact).abs().max() <= 4 * worst + floor
+
+
+def test_one_channel_of_the_whole_image_is_computed_by_the_plain_weight() -> None:
+    """oneDNN computes something else with a packed one (torch 2.13)."""
+    with seeded(0), torch.no_grad():
+        module, x = nn.Conv2d(8, 1, 12).eval(), images()
+        torch.testing.assert_close(frozen(module)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_changes_of_packed_weights_are_seen() -> None:
+    with seeded(0):
+        module, x = nn.Sequential(nn.Conv2d(8, 6, 3), nn.ReLU()).eval(), images()
+    compiled = frozen(module)
+
+    def agree() -> bool:
+        with torch.no_grad():
+            return torch.allclose(compiled(x), module(x), atol=1e-4)
+
+    assert agree()
+    with torch.no_grad():
+        module[0].weight.mul_(2.0)
+    assert agree(), "written in place"
+    module[0].weight = nn.Parameter(torch.randn_like(module[0].weight))
+    assert agree(), "another object"
+    module[0].weight.data.mul_(2.0)
+    assert not agree(), "past torch"
+    assert fusec.refreeze(module) == 1
+    assert agree()
+
+
+def test_images_of_other_sizes_read_the_same_packed_weight() -> None:
+    with seeded(0):
+        module = nn.Conv2d(8, 6, 3).eval()
+    compiled = frozen(module, dynamic=True)
+    with torch.no_grad():
+        for side in (12, 9, 31):
+            x = images(side=side)
+            torch.testing.assert_close(compiled(x), module(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.parametrize("library", (PACKED_ONEDNN, PACKED_MKL, "oneDNN", None))
+def test_a_product_may_read_a_packed_weight_which_no_other_way_computes(
+    bias: bool, library: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen(library, monkeypatch)
+    with seeded(0):
+        layer, x = nn.Linear(24, 40, bias=bias), torch.randn(32, 24)
+    x[0, 0], x[1, 1], x[2, 2] = float("nan"), float("inf"), -float("inf")
+    compiled = frozen(lambda x: layer(layer(x)[:, :24]))
+
+    def agree() -> None:
+        with torch.no_grad():
+            made, wanted = compiled(x), layer(layer(x)[:, :24])
+        torch.testing.assert_close(made, wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+        assert made.stride() == wanted.stride()
+
+    agree()
+    for _ in range(2):
+        with torch.no_grad():
+            layer.weight.mul_(0.5)
+        agree()
+    readers = [graph for graph in frozen_graphs if graph.reads([layer.weight])]
+    assert bool(readers) is (library in (PACKED_ONEDNN, PACKED_MKL))
+
+
+def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library == PACKED_MKL and not torch.backends.mkl.is_available():
+        pytest.skip("this torch is built without MKL")
+    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer(library, "said", 1.0))
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+
+
+class Tied(nn.Module):
+    """Two products by one weight [inputs, hidden], as it is and transposed."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, hidden) / inputs**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.weight) @ self.weight.t()
+
+
+@pytest.mark.parametrize("hidden", (64, 96))
+@pytest.mark.parametrize("library", (PACKED_ONEDNN, PACKED_MKL))
+def test_a_weight_is_packed_for_each_way_that_it_lies(
+    library: str, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen(library, monkeypatch)
+    with seeded(0):
+        module, x = Tied(64, hidden).eval(), torch.randn(32, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(module)(x), module(x), atol=1e-4, rtol=1e-4)
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int = 32,
+    dtype: torch.dtype = torch.float32,
+    dynamic: bool | None = None,
+) -> list[Extern]:
+    """Return the products of a frozen layer for which a library is asked for."""
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+    calls: list[Extern] = []
+    monkeypatch.setattr(
+        LibraryJudge, "__call__", lambda _, call: (calls.append(call), Answer(None, "asked"))[1]
+    )
+    with seeded(0):
+        layer, x = nn.Linear(24, 512).to(dtype), torch.randn(rows, 24).to(dtype)
+    with torch.no_grad():
+        frozen(layer, dynamic=dynamic)(x)
+    return calls
+
+
+@pytest.mark.slow
+def test_the_race_times_each_library_with_its_own_packed_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (call,) = asked(monkeypatch, 8192)
+    verdict = LibraryJudge(Races(torch.device("cpu"), 20.0, "salt", None)).race(call, 20.0)
+    assert set(verdict.times) == {ATEN, *call.others} and PACKED_ONEDNN in verdict.times
+
+
+def test_mkl_packs_f32_for_one_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (call,) = asked(monkeypatch)
+    assert (PACKED_MKL in call.others) is torch.backends.mkl.is_available()
+    (half,) = asked(monkeypatch, dtype=torch.bfloat16)
+    (dynamic,) = asked(monkeypatch, dynamic=True)
+    assert PACKED_MKL not in {**half.others, **dynamic.others}
+    assert PACKED_ONEDNN in dynamic.others
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("library", (PACKED_ONEDNN, "oneDNN", None))
+def test_one_graph_multiplies_any_number_of_rows(
+    library: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, one, a prime number, and far more than was seen when a library was chosen."""
+    if library is not None and not has_packing(torch.empty(0, dtype=dtype)):
+        pytest.skip("oneDNN has no kernels of this type here")
+    chosen(library, monkeypatch)
+    with seeded(0):
+        module = Residual().eval().to(dtype)
+    compiled, exact = frozen(module), copy.deepcopy(module).double()
+    traced = counters["stats"]["unique_graphs"]
+    for rows in (5, 0, 1, 37, 2048):
+        x = torch.randn(rows, 24).to(dtype)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        with torch.no_grad():
+            made, eager, wanted = compiled(x), module(x), exact(x.double())
+        assert (made.shape, made.stride()) == (eager.shape, eager.stride())
+        worst = (eager - wanted).abs().amax() if rows else 0.0
+        floor = torch.finfo(dtype).eps * 4
+        torch.testing.assert_close(made.double(), wanted, rtol=0.0, atol=float(2 * worst + floor))
+    assert counters["stats"]["unique_graphs"] == traced + 1
+
+
+def test_sizes_of_other_classes_call_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen("oneDNN", monkeypatch)
+    module = Residual().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="fusec", dynamic=True, options={"strict": True})
+    traced = counters["stats"]["unique_graphs"]
+    with torch.no_grad():
+        for rows in (4, 7, 100, 3, 5000):
+            x = torch.randn(rows, 24)
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == traced + 1
+
+
+# -- panels ----------------------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """A gated layer behind a norm, with a residual: what a step of decoding multiplies."""
+
+    def __init__(self, width: int = 48, hidden: int = 96) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width + 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        y = self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+        return y + x.repeat(1, 2)[:, : y.shape[1]]
+
+
+def fused(module: nn.Module, **more: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    options = {"strict": True, "freeze": True, "race": "fused", "verify": True, **more}
+    return torch.compile(module, backend="fusec", dynamic=False, options=options)
+
+
+def panels_held(module: nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of the panels that compiled graphs read for a module."""
+    weights = [module.gate.weight]
+    assert isinstance(weights[0], Tensor)
+    (graph,) = (graph for graph in frozen_graphs if graph.reads(weights))
+    made = graph.compute(*(p for p in module.parameters() if graph.reads([p])))
+    return [tuple(m.shape) for m in made]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("rows", (1, 3, 14))
+def test_products_of_few_rows_read_panels_and_see_changed_weights(
+    rows: int, dtype: torch.dtype
+) -> None:
+    if not has_packing(torch.empty(0, dtype=dtype)):
+        pytest.skip("oneDNN has no kernels of this type here")
+    with seeded(0):
+        module, x = Gated().eval().to(dtype), torch.randn(rows, 48).to(dtype)
+    compiled = fused(module)
+    for _ in range(2):
+        exact = copy.deepcopy(module).double()(x.double())
+        with torch.no_grad():
+            made, eager = compiled(x), module(x)
+        assert (made.dtype, made.stride()) == (eager.dtype, eager.stride())
+        worst = (eager - exact).abs().max() + torch.finfo(dtype).eps * exact.abs().max()
+        assert (made - exact).abs().max() <= 2 * worst
+        with torch.no_grad():
+            module.gate.weight.mul_(0.5)
+    assert (3, 48, PANEL) in panels_held(module)
+
+
+def test_a_weight_has_panels_for_each_way_that_it_lies() -> None:
+    with seeded(0):
+        module, x = Tied(128, 128).eval().bfloat16(), torch.randn(4, 128).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(module)(x), module(x), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("rows", (1, 2))
+def test_a_number_that_is_none_stays_in_its_row(rows: int) -> None:
+    with seeded(0):
+        module, x = Gated().eval().bfloat16(), torch.randn(rows, 48).bfloat16()
+    x[0, 0] = float("nan")
+    with torch.no_grad():
+        made, eager = fused(module)(x), module(x)
+    torch.testing.assert_close(made, eager, equal_nan=True)
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="oneDNN multiplies no bf16 on this processor, so nothing is packed",
+)
+@pytest.mark.parametrize(
+    ("columns", "rows", "dtype", "offered"),
+    [
+        (96, 3, torch.bfloat16, True),
+        (96, 3, torch.float32, False),
+        (80, 3, torch.bfloat16, False),
+        (32, 3, torch.bfloat16, False),
+        (96, 64, torch.bfloat16, False),
+        (96, None, torch.bfloat16, False),
+    ],
+)
+def test_panels_are_of_sixteen_bits_without_gaps_where_rows_are_few(
+    columns: int,
+    rows: int | None,
+    dtype: torch.dtype,
+    offered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[set[str]] = []
+
+    def packed(*given: Any) -> None:
+        pack(*given)
+        (node,) = given[0].graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        found.append(set(node.meta[PACKED]))
+
+    pack = freezing.pack_products
+    monkeypatch.setattr(freezing, "pack_products", packed)
+    layer = nn.Linear(24, columns, bias=False).to(dtype)
+    with torch.no_grad():
+        frozen(layer, dynamic=rows is None)(torch.randn(rows or 3, 24).to(dtype))
+    assert [PANELS in one for one in found] == [offered]
+
+
+def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Verdict] = []
+
+    def raced(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
+        seen.append(race(self, group, 20.0))
+        return seen[-1]
+
+    race = DeviceJudge.race
+    monkeypatch.setattr(DeviceJudge, "race", raced)
+    monkeypatch.setattr("fusec.driver.race.CLEAR", float("inf"))
+    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    with seeded(0):
+        module, x = Gated(512, 1024).eval().bfloat16(), torch.randn(4, 512).bfloat16()
+    with torch.no_grad():
+        fused(module, race="auto", verify=False)(x)
+    assert len(seen) == 2
+    for verdict in seen:
+        assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps), verdict
+        assert {"library", "fused #0"} <= verdict.times.keys()
+
+
+def test_the_race_of_formats_times_the_weight_that_is_packed(monkeypatch, tmp_path) -> None:
+    """Else channels-last images paid for the order that each call makes: 1.2 of a ResNet's time."""
+    module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False)).eval()
+    seen: list[fx.Node] = []
+    chosen = lambda _, node: seen.append(node) or Gain(-1.0, "")  # noqa: E731
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(FormatJudge, "__call__", chosen)
+        for freezes in (True, False):
+            torch._dynamo.reset()
+            compiled = torch.compile(module, backend="fusec", options={"freeze": freezes})
+            compiled(images().contiguous())
+    assert [node.meta.get(PACKS, False) for node in seen] == [True, True, False, False]
+    given: list[Any] = []
+    watched = lambda *a: given.append(a[1]) or convolve_packed(*a)  # noqa: E731
+    monkeypatch.setattr(race, "convolve_packed", watched)
+    races = Races(torch.device("cpu"), 60.0, "salt", Cache(tmp_path, limit_bytes=1 << 20))
+    judge = FormatJudge(races, lambda node: Gain(0.0, "by rule"))
+    for node, packs in zip(seen, (True, True, False, False), strict=True):
+        given.clear()
+        assert "channels-last" in judge(node).reason
+        assert bool(given) is packs and all(w.layout is torch._mkldnn for w in given)

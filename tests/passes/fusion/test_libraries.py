@@ -1,0 +1,176 @@
+"""Products are called in the library that a chooser names; alike ones share its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusec.codegen.targets import find_target
+from fusec.driver.pipeline import compile_to_source
+from fusec.driver.race import LibraryJudge
+from fusec.driver.stages import Context
+from fusec.driver.trace import Trace
+from fusec.ir.decision import Decision
+from fusec.ir.extern import BiasedProduct, Linear, Product
+from fusec.ir.graph import Extern, Schedule
+from fusec.ir.index import Size, index
+from fusec.options import Options
+from fusec.passes.fusion.fuse import separate
+from fusec.passes.fusion.libraries import Answer, choose_libraries, describe_call, multiply_adds
+from fusec.runtime.calls import executable
+from fusec.tools.report.observe import observe
+from tests.ir.graphs import buffer, graph, mm, whole
+from tests.support import check, tune, values
+
+ONEDNN = Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), ""))
+LIBRARIES = frozenset(("oneDNN",))
+
+
+def product(name: str, m: int, k: int, n: int) -> Extern:
+    a, b = whole(buffer(f"{name}_a", m, k)), whole(buffer(f"{name}_b", k, n))
+    effect = Product("aten.addmm.default", "aten.addmm_.default", (ONEDNN,))
+    return replace(mm(name, a, b, buffer(name, m, n)), effect=effect)
+
+
+def schedule(*calls: Extern) -> Schedule:
+    inputs = [view.buffer for call in calls for view in call.views]
+    return separate(graph(tuple(inputs), calls, *(call.writes[0] for call in calls)))
+
+
+def targets(made: Schedule) -> list[str]:
+    return [call.target for call in made.externs]
+
+
+def test_the_named_library_gets_the_call_with_its_second_factor_transposed() -> None:
+    call = product("p", 4, 3, 6)
+    made = choose_libraries(schedule(call), LIBRARIES, 0, lambda _: Answer("oneDNN", "said", 2.0))
+    (taken,) = made.externs
+    a, b, *rest = taken.args
+    assert taken.target == ONEDNN.target and rest == [None, "none", (), ""]
+    assert a == call.args[0]
+    assert b.shape == (index(6), index(3)) and b.strides == (index(1), index(6))
+    (said,) = made.decisions
+    assert said == Decision("mm.default", "oneDNN", True, "said", 2.0, "ATen")
+
+
+def test_a_small_part_of_the_products_is_not_raced() -> None:
+    raced = []
+
+    def choose(call: Extern) -> Answer:
+        raced.append(call.writes[0].name)
+        return Answer(None, "said")
+
+    many = [product(f"p{k}", 4, 3, 6) for k in range(2)]
+    choose_libraries(schedule(*many, product("q", 64, 32, 32)), LIBRARIES, 0, choose)
+    assert raced == ["q"]
+    raced.clear()
+    choose_libraries(schedule(*many, product("q", 64, 4, 4)), LIBRARIES, 0, choose)
+    assert raced == ["q", "p0"]
+
+
+def test_a_bias_goes_along() -> None:
+    call = product("p", 4, 3, 6)
+    bias = whole(buffer("bias", 6))
+    biased = replace(call, args=(bias, *call.args), effect=BiasedProduct((ONEDNN,)))
+    (other,) = biased.others.values()
+    assert other.args[:3] == (call.args[0], call.args[1].transposed, bias)
+
+
+def test_a_bias_with_gaps_is_offered_to_no_other_library() -> None:
+    call = product("p", 4, 3, 6)
+    every_other = replace(whole(buffer("bias", 6)), strides=(index(2),))
+    biased = replace(call, args=(every_other, *call.args), effect=BiasedProduct((ONEDNN,)))
+    assert not biased.others
+
+
+def test_sums_that_may_have_no_term_are_offered_to_no_other_library() -> None:
+    call = product("p", 4, 3, 6)
+    a, b = call.args
+
+    def terms(least: int) -> Extern:
+        k = index(Size("k", 3, least))
+        return replace(
+            call, args=(replace(a, shape=(a.shape[0], k)), replace(b, shape=(k, b.shape[1])))
+        )
+
+    assert terms(1).others and not terms(0).others
+
+
+def test_a_target_without_the_library_keeps_the_call() -> None:
+    before = schedule(product("p", 4, 3, 6))
+    assert choose_libraries(before, frozenset(), 0, lambda _: Answer("oneDNN", "", 1.0)) is before
+
+
+def test_alike_calls_are_asked_for_once_and_those_with_most_work_first() -> None:
+    asked = []
+
+    def choose(call: Extern) -> Answer:
+        asked.append(multiply_adds(call))
+        return Answer("oneDNN" if multiply_adds(call) == 64 else None, "said", 1.0)
+
+    calls = (product("wide", 4, 4, 5), *(product(f"p{i}", 4, 4, 4) for i in range(3)))
+    made = choose_libraries(schedule(*calls), LIBRARIES, 0, choose)
+    assert asked == [64, 80]
+    assert targets(made) == ["aten.mm.default", *[ONEDNN.target] * 3]
+    assert [d.reason for d in made.decisions] == ["said"] * 4
+
+
+def test_small_products_go_by_rule_and_so_do_all_where_nothing_is_timed() -> None:
+    calls = (product("small", 4, 4, 4), product("large", 4, 4, 40))
+    asked: list[Extern] = []
+
+    def choose(call: Extern) -> Answer:
+        asked.append(call)
+        return Answer("oneDNN", "said", 1.0)
+
+    made = choose_libraries(schedule(*calls), LIBRARIES, 100, choose)
+    assert targets(made) == ["aten.mm.default", ONEDNN.target]
+    assert len(asked) == 1
+    assert sorted(d.taken for d in made.decisions) == [False, True]
+    ruled = choose_libraries(schedule(*calls), LIBRARIES, 100, None)
+    assert targets(ruled) == ["aten.mm.default"] * 2
+    assert all(d.reason.startswith("by rule") for d in ruled.decisions)
+
+
+@pytest.mark.parametrize(("hint", "shown"), [(1, "<=1"), (100, "<=128"), (128, "<=128")])
+def test_a_symbolic_size_is_described_by_its_class(hint: int, shown: str) -> None:
+    rows = index(Size("rows", hint))
+    call = product("p", 4, 3, 6)
+    a, b = call.views
+    dynamic = replace(call, args=(replace(a, shape=(rows, a.shape[1])), b))
+    assert describe_call(dynamic) == f"mm.default f32[{shown},3](3,1) f32[3,6](6,1)"
+
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch is built without oneDNN"
+)
+
+
+@needs_onednn
+@pytest.mark.parametrize("train", (False, True))
+def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
+    answer = Answer("oneDNN", "said", 1.0)
+    context = Context(find_target("cpu"), Options(), Trace("g"), choose_library=lambda _: answer)
+    layer, found = torch.nn.Linear(128, 256), []
+    for seen in observe(layer, (torch.randn(64, 128),), train=train, dynamic=False):
+        found += compile_to_source(seen.graph, context).schedule.externs
+    assert len(found) == (3 if train else 1)  # the gradients of the rows and of the weight
+    assert {call.target for call in found} == {ONEDNN.target}
+
+
+@needs_onednn
+def test_what_onednn_computes_is_eager_s_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer("oneDNN", "said", 1.0))
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+    called = []
+    direct = executable._Operators.__getattr__
+    monkeypatch.setattr(
+        executable._Operators, "__getattr__",
+        lambda self, name: (called.append(name), direct(self, name))[1],
+    )  # fmt: skip
+    layer = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU(), torch.nn.Linear(40, 8))
+    check(layer, values(16, 24), train=True)
+    assert "_linear_pointwise" in called

@@ -1,0 +1,117 @@
+"""The clock: what graphs call is counted and timed while somebody watches, and only then."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from fusec.runtime.calls.clock import COLLECTION, Clock, clock_running, current_clock
+
+CPU = torch.device("cpu")
+
+
+def test_there_is_a_clock_only_while_somebody_watches() -> None:
+    assert current_clock() is None
+    with clock_running() as outer:
+        with clock_running() as inner:
+            assert current_clock() is inner
+        assert current_clock() is outer
+    assert current_clock() is None
+
+
+def test_launches_are_timed_by_their_names() -> None:
+    clock = Clock()
+    graph = clock.of_graph("forward 0/0", CPU)
+
+    def wrapper(args: list[Any]) -> Any:
+        graph.named("k0", lambda: None)
+        return graph.named("mm_1", add, graph.named("mm", add, args[0]), by=1)
+
+    call: Callable[[list[Any]], Any] = graph.graph(wrapper)
+    assert [call([n]) for n in range(3)] == [2, 3, 4]
+    totals = clock.totals("forward 0/0")
+    assert {name: calls for name, (calls, _) in totals.items()} == {
+        "": 3,
+        "k0": 3,
+        "mm": 3,
+        "mm_1": 3,
+    }
+    assert totals[""][1] >= totals["mm"][1] + totals["mm_1"][1] > 0
+
+
+def add(x: int, by: int = 1) -> int:
+    return x + by
+
+
+def test_a_lap_is_what_was_spent_since_the_last() -> None:
+    clock = Clock()
+    begun: list[str] = []
+    clock.at_graph = begun.append
+    graph = clock.of_graph("forward 0/0", CPU)
+    call = graph.graph(lambda args: graph.named("k0", add, args[0]))
+    call([1])
+    first = clock.lap()
+    assert first.compiled and first.spent[("forward 0/0", "k0")][0] == 1
+    assert first.seconds >= first.spent[("forward 0/0", "")][1]
+    call([1])
+    call([2])
+    clock.of_graph("backward 0/0", CPU)
+    second = clock.lap()
+    assert second.compiled and second.spent[("forward 0/0", "k0")][0] == 2
+    assert clock.lap().spent == {}
+    assert not clock.lap().compiled
+    assert begun == ["forward 0/0"] * 3
+
+
+def test_a_call_that_raises_is_counted_and_raises() -> None:
+    clock = Clock()
+
+    def fail() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        clock.of_graph("g", CPU).named("k0", fail)
+    assert clock.totals("g")["k0"][0] == 1
+    assert clock.totals("another") == {}
+
+
+@pytest.mark.parametrize("name", ["k0", "mm"])
+def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
+    def slow(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0.05 if phase == "start" else 0.0)
+
+    with clock_running() as clock:
+        gc.callbacks.append(slow)  # behind the clock's own: within what that times
+        try:
+            graph = clock.of_graph("forward 0/0", CPU)
+            graph.graph(lambda args: graph.named(name, gc.collect))([])
+        finally:
+            gc.callbacks.remove(slow)
+    totals = clock.totals("forward 0/0")
+    assert all(0 <= seconds < 0.04 for _, seconds in totals.values())
+    assert clock.lap().spent[COLLECTION][0] >= 1
+    assert clock.collected.seconds >= 0.05
+    assert not [one for one in gc.callbacks if getattr(one, "__self__", None) is clock]
+
+
+def test_a_collection_of_garbage_in_a_compile_is_part_of_the_compile() -> None:
+    def collecting(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        gc.collect()
+        return gm.forward
+
+    torch._dynamo.reset()
+    gc.disable()
+    try:
+        with clock_running() as clock:
+            torch.compile(lambda x: x + 1, backend=collecting)(torch.ones(2))
+            assert clock.collected.calls == 0
+            gc.collect()
+            assert clock.collected.calls == 1
+    finally:
+        gc.enable()

@@ -1,0 +1,189 @@
+"""The model of a kernel's time: planted causes are named, published kernels are met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusec.codegen.targets import Target, find_target
+from fusec.ir.graph import FlatKernel
+from fusec.options import Options
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.plan import Plan
+from fusec.tools.report import expectation
+from fusec.tools.report.expectation import H100, H200, Device, Expectation, Work, expect
+from fusec.tools.report.lint_report import judge
+from fusec.tools.report.observe import new_fake_mode, observe
+from fusec.tools.report.stages import take_through
+from fusec.tools.static_checks import DotTile, GlobalAccess, Section, StaticReport
+from tests.tools.report.test_static_rules import CLEAN, PRODUCT
+
+STREAM = replace(CLEAN, sections=(Section(-1, 40, loaded=32, stored=32),), blocks=16)
+"""A pointwise kernel: 128 threads, two loads of 16 bytes each."""
+STREAMED = Work(32768, (1.0,), 32768 * 128 * 64, 32768 * 128 * 32)
+NARROW = (GlobalAccess(1, "load", 2, 16), GlobalAccess(2, "store", 2, 16))
+LOOPING = Work(8192, (1.0, 64.0), 8192 * 64 * 128 * 16, 8192 * 64 * 128 * 16)
+
+
+def looping(blocks: int = 12, **fields: int) -> StaticReport:
+    section = replace(Section(0, 40, loaded=16), **fields)
+    return replace(CLEAN, sections=(Section(-1, 100), section), blocks=blocks, loops=1)
+
+
+ATTENTION = replace(
+    PRODUCT, threads=256, blocks=1, dots=(DotTile(128, 64, 128, "bf16"),) * 2,
+    sections=(Section(-1, 1000), Section(0, 445, specials=34, barriers=4, products=12)),
+)  # fmt: skip
+ATTENDED = Work(4096, (1.0, 64.0), 1 << 27, 3 << 25, multiplied=4096 * 64 * 2.0 * 128 * 64 * 128)
+
+Planted = tuple[StaticReport, Work, str]
+PLANTED: dict[str, Planted] = {
+    "few bytes in flight": (
+        looping(2), LOOPING, "few bytes in flight: 4 KB on a multiprocessor"),
+    "barriers in its loop": (
+        looping(barriers=12), LOOPING, "barriers of the block in its loop: 12 each time"),
+    "narrow accesses": (
+        replace(STREAM, accesses=NARROW, sections=(Section(-1, 700, loaded=32, stored=32),)),
+        STREAMED, "narrow accesses: 0% of the bytes move 16 at a time"),
+    "instructions": (
+        replace(STREAM, sections=(Section(-1, 900, loaded=32, stored=32),)), STREAMED,
+        "instructions: 14.1 a byte"),
+    "functions by table": (
+        replace(STREAM, sections=(Section(-1, 300, specials=150, loaded=32, stored=32),)),
+        STREAMED, "functions by table"),
+    "rows that are read again": (
+        replace(CLEAN, blocks=8, sections=(Section(-1, 50), Section(0, 40, loaded=64),
+            Section(0, 40, loaded=64, stored=64))),
+        Work(8192, (1.0, 64.0, 64.0), 8192 * 2 << 19, 8192 << 19),
+        "rows are read again, and do not stay in the cache"),
+    "a short launch": (
+        STREAM, Work(64, (1.0,), 1 << 19, 1 << 18), "the launch itself: it is short"),
+    "one block a multiprocessor": (
+        ATTENTION, ATTENDED, "one block a multiprocessor: softmax and products alternate"),
+    "a tile that is too small": (
+        replace(PRODUCT, threads=256, sections=(Section(-1, 300), Section(0, 80, products=8))),
+        Work(4096, (1.0, 64.0), 1 << 28, 1 << 27, multiplied=4096 * 64.0 * 128 * 128 * 64),
+        "shared memory feeds tensor cores too slowly: a wider tile reads less"),
+    "an empty wave": (
+        ATTENTION, replace(ATTENDED, programs=140, multiplied=140 * 64 * 2.0 * 128 * 64 * 128),
+        "the last wave of blocks fills a part of the multiprocessors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_is_named(name: str) -> None:
+    static, work, cause = PLANTED[name]
+    found = expect(static, work, H200)
+    assert found.cause == cause, found
+    assert found.share < 0.8
+
+
+def test_a_kernel_that_only_waits_for_memory_is_near_the_floor() -> None:
+    assert expect(STREAM, STREAMED, H200).share > 0.95
+
+
+def test_a_second_block_multiplies_while_the_first_one_is_at_its_softmax() -> None:
+    alone, beside = (expect(replace(ATTENTION, blocks=n), ATTENDED, H200).share for n in (1, 2))
+    assert 0.4 < alone < 0.5 < beside < 0.8
+
+
+def test_an_expectation_is_a_sentence() -> None:
+    said = str(Expectation(200.0, 150.0, "instructions: 7.0 a byte"))
+    assert said == "expected 200 us, 0.75 of the floor: instructions: 7.0 a byte"
+
+
+# -- published measurements ------------------------------------------------------------------------
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A kernel that somebody measured, and one of fusec's that is built alike.
+
+    Attributes:
+        share: of what a copy moves, or of 790 TFLOP/s (docs/performance.md has the sources).
+        number: of the plan that is like theirs, among those without roles.
+    """
+
+    fn: Callable[..., Any]
+    shapes: tuple[Shape, ...]
+    share: float
+    device: Device = H100
+    dtype: torch.dtype = torch.bfloat16
+    number: int = 0
+
+
+F32 = torch.float32
+SQUARE, WIDE = (8192, 8192), (4096, 16384)
+PUBLISHED = {
+    "a + b": Published(torch.add, (SQUARE, SQUARE), 0.99, H200),
+    "RMSNorm of 16384": Published(
+        lambda x, w: F.rms_norm(x, (16384,), w), (WIDE, WIDE[1:]), 0.94),
+    "RMSNorm of 4096": Published(
+        lambda x, w: F.rms_norm(x, (4096,), w), ((4096, 4096), (4096,)), 0.77),
+    "a sum and its RMSNorm": Published(
+        lambda x, r, w: (x + r, F.rms_norm(x + r, (16384,), w)),
+        ((2048, 16384), (2048, 16384), (16384,)), 0.97, dtype=F32),
+    "LayerNorm of 16384": Published(
+        lambda x, w, b: F.layer_norm(x, (16384,), w, b), (WIDE, WIDE[1:], WIDE[1:]), 0.97,
+        dtype=F32),
+    "softmax of 131072": Published(lambda x: x.softmax(-1), ((16384, 131072),), 0.65, dtype=F32),
+    "a product by descriptors": Published(
+        lambda x, w, b: F.relu(F.linear(x, w, b)), ((8192, 4096), (14336, 4096), (14336,)), 0.93,
+        number=2),
+    "attention of 16384": Published(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v), ((1, 16, 16384, 128),) * 3, 0.55,
+        number=1),
+}  # fmt: skip
+
+
+def choosing(target: Target, number: int) -> Target:
+    """Return a target that offers the n-th plan of each kernel alone, of those without roles."""
+    theirs = target.codegen.plans
+
+    def plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+        plain = tuple(plan for plan in theirs(kernel, machine) if not plan.roles)
+        return plain[number : number + 1]
+
+    return replace(target, codegen=replace(target.codegen, plans=plans)) if number else target
+
+
+def modelled(row: Published, *, train: bool = False, labels: int = 0) -> list[Expectation]:
+    """Return what the model says of a function's kernels, but those of less than 10 us."""
+    torch._dynamo.reset()
+    target = choosing(find_target("sm_90"), row.number)
+    options, mode = Options(race="fused", autotune=False, cache=False), new_fake_mode()
+    with mode:
+        inputs = [torch.empty(shape, dtype=row.dtype, requires_grad=train) for shape in row.shapes]
+        inputs += [torch.empty(labels, dtype=torch.int64)] if labels else []
+    seen = observe(row.fn, inputs, train=train, mode=mode, options=options, target=target)
+    with mock.patch.dict(expectation.DEVICES, {"sm_90": row.device}):
+        report = judge([take_through(one, target, options) for one in seen])
+    found = [one.expected for one in report.kernels if one.expected is not None]
+    return [one for one in found if one.floor_us > 10]
+
+
+@pytest.mark.slow
+def test_the_model_meets_what_was_published() -> None:
+    errors = {}
+    for name, row in PUBLISHED.items():
+        (found,) = modelled(row)
+        errors[name] = found.share / row.share - 1
+    assert max(map(abs, errors.values())) < 0.25, errors
+    assert fmean(map(abs, errors.values())) < 0.08, errors
+
+
+@pytest.mark.slow
+def test_cross_entropy_of_long_rows_is_expected_near_the_floor() -> None:
+    row = Published(F.cross_entropy, ((8192, 128256),), 0.0, H200)
+    found = modelled(row, train=True, labels=8192)
+    assert len(found) == 2
+    assert all(one.share >= 0.85 for one in found), found

@@ -1,0 +1,245 @@
+"""The file of ``fusec lock``: what is written is read, all else refused, changes are in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+from fusec.errors import UsageError
+from fusec.ir.decision import Decision
+from fusec.passes.fusion.fuse import DETOUR
+from fusec.tools.report.lock import (
+    Asked,
+    Lock,
+    LockedCall,
+    LockedGraph,
+    LockedKernel,
+    describe_target,
+    read_target,
+)
+from fusec.tools.report.lock_changes import Changes, compare_locks
+from fusec.tools.report.lock_text import parse_lock, print_lock
+from fusec.tools.report.parts import Part
+from fusec.tools.report.stages import choose_target
+
+ADD = Part("add", "h.*", "model.py:40 in forward: h = x + self.attn(x)")
+NORM = Part("layer_norm", "h.*.ln_2", "model.py:41 in forward: h = self.ln_2(h)")
+GELU = Part("gelu", "h.*.c_fc", "model.py:42 in forward: return F.gelu(self.c_fc(h))")
+MM = Part("mm", "h.*.c_fc", GELU.line)
+MEAN = Part("mean", "h.*", "model.py:42 in forward: h = h - h.mean(0)")
+
+WHOLE = LockedKernel((ADD, NORM, GELU), 3_145_728, "768 as lanes(1024), warps 1", times=2)
+CALL = LockedCall("mm", MM, "ATen", "contraction: runs in the library", 4096)
+GRAPH = LockedGraph("forward", 3, 6_295_552, 1 << 20, (WHOLE,), (CALL,), ("4096 rows by 512",))
+ASKED = Asked("model.py:Block(64)", ("f32[8,64]", "x=i64[8]<100"), ("train",), ("race=library",))
+LOCK = Lock(
+    "fusec 0.1.0, torch 2.9.0",
+    ASKED,
+    "cpu, 16 lanes, tiles",
+    (GRAPH, replace(GRAPH, name="backward", kernels=(), loops=())),
+    (("group 0123456789abcdef mm + gelu", "fused #2"), ("product mm f32[4,2](2,1)", "oneDNN")),
+)
+
+UPPER = LockedKernel((ADD, NORM), 2048, buffers=frozenset({"add", "var_mean_mean"}))
+LOWER = LockedKernel((GELU,), 1024, buffers=frozenset({"gelu"}))
+SLOWER = Decision("add+var_mean_mean", "gelu", False, "modelled slower than two kernels", -12.5)
+
+
+def changes(old: LockedGraph, new: LockedGraph) -> list[str]:
+    """What changed between two graphs, the numbers of the whole graph aside."""
+    found = compare_locks(replace(LOCK, graphs=(old,)), replace(LOCK, graphs=(new,)))
+    numbers = ("forward: launches", "forward: bytes", "forward: peak")
+    return [line for line in found if not line.startswith(numbers)]
+
+
+def with_kernels(*kernels: LockedKernel, decisions: tuple[Decision, ...] = ()) -> LockedGraph:
+    return replace(GRAPH, kernels=kernels, decisions=decisions)
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def test_a_file_is_one_fact_a_line() -> None:
+    text = print_lock(LOCK)
+    assert text.splitlines()[:22] == [
+        "fusec lock 1",
+        "# What fusec makes of a model. `fusec lock --check FILE` compares, and says what changed.",
+        "made by fusec 0.1.0, torch 2.9.0",
+        "model model.py:Block(64)",
+        "input f32[8,64]",
+        "input x=i64[8]<100",
+        "train",
+        "option race=library",
+        "target cpu, 16 lanes, tiles",
+        "",
+        "graph forward",
+        "  launches 3",
+        "  bytes 6,295,552",
+        "  peak 1,048,576",
+        "  loop 4096 rows by 512",
+        "",
+        "  kernel add + layer_norm + gelu, 2 times",
+        "    computes add of h.* at model.py:40 in forward: h = x + self.attn(x)",
+        "    computes layer_norm of h.*.ln_2 at model.py:41 in forward: h = self.ln_2(h)",
+        "    computes gelu of h.*.c_fc at model.py:42 in forward: return F.gelu(self.c_fc(h))",
+        "    bytes 3,145,728",
+        "    sums 768 as lanes(1024), warps 1",
+    ]
+    assert "way product mm f32[4,2](2,1) -> oneDNN" in text
+
+
+def test_what_was_written_is_read() -> None:
+    assert parse_lock(print_lock(LOCK), "model.lock") == LOCK
+    commented = print_lock(LOCK).replace("train\n", "train\n# agreed in review\n\n")
+    assert parse_lock(commented, "model.lock") == LOCK
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "why"),
+    [
+        ("fusec lock 1", "fusec lock 2", 1, "begins with 'fusec lock 1'"),
+        ("model model", "modl model", 4, "'model' belongs here"),
+        ("launches 3", "launches three", 12, "'three' is no number"),
+        ("bytes 6,295,552", "bytes 6295552", 13, "it would be written 'bytes 6,295,552'"),
+        ("bytes 6,295,552", "bytes -1", 13, "'-1' is no number"),
+        ("kernel add +", "kernel sub +", 17, "it would be written 'kernel add + layer_norm"),
+        ("gelu, 2 times", "gelu, 02 times", 17, "it would be written"),
+        ("    computes add of", "    add of", 18, "'computes' belongs here"),
+        ("-> oneDNN", "-> fast?", 40, "no way that there is"),
+        ("-> fused #2", "-> fused", 39, "no way that there is"),
+        ("\nend", "\nend\nthe end", 43, "belongs nowhere here"),
+        ("    because contraction", "    as contraction", 26, "'because' belongs here"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong_is_refused_with_its_line(
+    old: str, new: str, line: int, why: str
+) -> None:
+    text = print_lock(LOCK)
+    assert old in text
+    with pytest.raises(UsageError) as raised:
+        parse_lock(text.replace(old, new, 1), "model.lock")
+    assert f"at line {line}, " in str(raised.value) and why in str(raised.value)
+
+
+def test_a_file_that_ends_too_soon_is_refused_at_any_line() -> None:
+    lines = print_lock(LOCK).splitlines(keepends=True)
+    for count in range(len(lines)):
+        with pytest.raises(UsageError, match=r"'model.lock' is no file of `fusec lock`, at"):
+            parse_lock("".join(lines[:count]), "model.lock")
+
+
+@pytest.mark.parametrize(
+    "described",
+    ["cpu, 16 lanes, tiles", "cpu, 8 lanes", "cpu, 16 lanes, tiles, 3 threads", "sm_90"],
+)
+def test_a_target_is_read_as_it_is_described(described: str) -> None:
+    assert describe_target(read_target(described)) == described
+
+
+@pytest.mark.parametrize(
+    "described",
+    ["cpu", "cpu, 3 lanes", "cpu, 8 lanes, 1 threads", "cpu, x lanes", "sm_90, tiles", "sm_1"],
+)
+def test_a_target_that_is_none_is_refused(described: str) -> None:
+    with pytest.raises(UsageError):
+        read_target(described)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cpu_is_looked_at_with_the_threads_that_a_run_has(threads: int) -> None:
+    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+        assert choose_target("cpu").machine.threads == threads
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def test_nothing_changed() -> None:
+    assert compare_locks(LOCK, LOCK) == ()
+    assert str(Changes("model.lock", ())) == "model.lock: as it was"
+
+
+def test_lines_that_moved_and_modules_of_other_names_are_no_change() -> None:
+    moved = replace(NORM, line=NORM.line.replace(":41", ":57"))
+    renamed = replace(moved, module="h.*.norm", line="model.py:57 in forward: h = self.norm(h)")
+    for part in (moved, renamed):
+        assert changes(GRAPH, with_kernels(replace(WHOLE, parts=(ADD, part, GELU)))) == []
+
+
+def test_a_fusion_that_was_lost_names_the_pair_the_price_and_the_line() -> None:
+    one = replace(WHOLE, times=1)
+    new = with_kernels(UPPER, LOWER, decisions=(SLOWER,))
+    assert changes(with_kernels(one), new) == [
+        "forward: `h.*.ln_2` no longer fuses with `h.*.c_fc`: modelled slower than two kernels, "
+        f"by 12.5 us, at {GELU.line}"
+    ]
+    parts = (ADD, replace(GELU, module="h.*"))
+    apart = [replace(UPPER, parts=parts[:1]), replace(LOWER, parts=parts[1:])]
+    (only,) = changes(with_kernels(replace(one, parts=parts)), with_kernels(*apart))
+    assert only.startswith("forward: `add` no longer fuses with `gelu`: the one reads nothing")
+
+
+def test_a_line_that_the_lock_does_not_have_is_named_first() -> None:
+    mean = LockedKernel((MEAN,), 64, buffers=frozenset({"mean"}))
+    decision = replace(SLOWER, reason=DETOUR, saved_us=None)
+    new = with_kernels(UPPER, mean, LOWER, decisions=(decision,))
+    first, second = changes(with_kernels(replace(WHOLE, times=1)), new)
+    assert first.endswith(f"{DETOUR}; new is `mean`, at {MEAN.line}")
+    assert second == f"forward: a kernel is new: `mean`, at {MEAN.line}"
+
+
+def test_alike_layers_are_one_sentence() -> None:
+    pair = (replace(UPPER, times=2), replace(LOWER, times=2))
+    (only,) = changes(GRAPH, with_kernels(*pair, decisions=(SLOWER,)))
+    assert "no longer fuses with" in only and only.endswith("(2 times)")
+
+
+def test_kernels_that_fuse_now_are_a_change() -> None:
+    (only,) = changes(with_kernels(UPPER, LOWER), with_kernels(replace(WHOLE, times=1)))
+    assert only.startswith("forward: `h.*.ln_2` and `h.*.c_fc` fuse now")
+
+
+def test_a_new_eager_kernel_has_its_reason_and_line() -> None:
+    sort = LockedCall("sort", replace(MEAN, op="sort"), "ATen", "sorting", 64)
+    new = replace(GRAPH, calls=(CALL, sort))
+    assert changes(GRAPH, new) == [
+        f"forward: `sort` is an eager kernel now: sorting, at {MEAN.line}"
+    ]
+    assert changes(new, GRAPH) == [f"forward: `sort` is no eager kernel any more, at {MEAN.line}"]
+
+
+def test_an_operation_that_left_its_kernel_is_named() -> None:
+    (left,) = changes(GRAPH, with_kernels(replace(WHOLE, parts=(ADD, NORM), times=2)))
+    assert left.startswith("forward: `gelu` is not computed with `h.*.ln_2` any more")
+    (came,) = changes(with_kernels(replace(WHOLE, parts=(ADD, NORM), times=2)), GRAPH)
+    assert came.startswith("forward: `gelu` is computed with `h.*.ln_2` now")
+
+
+def test_details_of_a_launch_are_changes() -> None:
+    other = replace(WHOLE, bytes=2 * WHOLE.bytes, sums="768 as loop*16", members=4)
+    found = changes(GRAPH, replace(with_kernels(other), calls=(replace(CALL, library="oneDNN"),)))
+    assert [line.partition(", at ")[0] for line in found] == [
+        "forward: `add + layer_norm + gelu` sums in another order: 768 as loop*16; was: 768 as "
+        "lanes(1024), warps 1",
+        "forward: `add + layer_norm + gelu` runs 4 alike kernels, was 1 (2 times)",
+        "forward: `add + layer_norm + gelu` moves 6.29 MB, was 3.15 MB (+100%)",
+        "forward: `mm` is computed by oneDNN, was by ATen",
+    ]
+
+
+def test_numbers_of_a_graph_graphs_targets_and_ways_are_changes() -> None:
+    graph = replace(GRAPH, launches=5, bytes=2 * GRAPH.bytes, peak=GRAPH.peak // 2, loops=())
+    ways = (LOCK.ways[0], (LOCK.ways[1][0], "ATen"))
+    new = replace(LOCK, target="cpu, 8 lanes", graphs=(graph,), ways=ways)
+    assert compare_locks(LOCK, new) == (
+        "target: cpu, 8 lanes, was cpu, 16 lanes, tiles",
+        "graph backward is gone",
+        "forward: loops: none; were 4096 rows by 512",
+        "forward: launches: 5, were 3",
+        "forward: bytes moved: 12.6 MB, was 6.3 MB (+100%)",
+        "forward: peak memory: 524 kB, was 1.05 MB (-50%)",
+        "product mm f32[4,2](2,1): ATen, was oneDNN",
+    )

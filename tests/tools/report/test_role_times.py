@@ -1,0 +1,104 @@
+"""The time of kernels whose warps have roles: who hides what, and what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusec.codegen.lowering.lower import lower
+from fusec.codegen.targets import find_target
+from fusec.ir.graph import FlatKernel
+from fusec.ir.program import Program
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.plan import Plan
+from fusec.tools.report.expectation import H100, H200, Expectation, Work
+from fusec.tools.report.role_times import expect_roles, multiplied_by_tiles
+from fusec.tools.static_checks import Section
+from tests.codegen.test_contraction_static import offered, staged, tensors
+from tests.tools.report import test_expectation
+from tests.tools.report.test_expectation import Published, modelled
+from tests.tools.report.test_static_rules import PRODUCT
+
+WAITING = (Section(-1, 200), Section(0, 30), Section(1, 3), Section(1, 30), Section(3, 40))
+"""Triton's loop of other warps, and in it the warp that loads: its walk, and the loop in that."""
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.linear(x, w))
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def program_of(fn: Callable[..., torch.Tensor], roles: str, *shapes: tuple[int, ...]) -> Program:
+    (one,) = staged(fn, *tensors(*shapes))
+    flat, plans = offered(one)
+    return lower(flat, next(plan for plan in plans if plan.roles == roles))
+
+
+def expected(program: Program, walk: int, loop: Section) -> Expectation | None:
+    """Return what is said of a program with so many instructions behind its loop."""
+    number = len(WAITING)
+    code = replace(PRODUCT, sections=(*WAITING, Section(0, walk), replace(loop, inside=number)))
+    done = Work(1, (), 1 << 20, 1 << 19, multiplied=multiplied_by_tiles(program))
+    return expect_roles(program, code, done, H200)
+
+
+def test_the_second_group_hides_what_stands_behind_the_loop_of_the_first() -> None:
+    shapes = (8192, 4096), (4096, 4096)
+    lost = {}
+    for roles in ("cooperative", "pingpong"):
+        program = program_of(linear, roles, *shapes)
+        short, long = (
+            expected(program, walk, Section(0, 50, barriers=2, products=4)) for walk in (200, 4000)
+        )
+        assert short is not None and long is not None
+        lost[roles] = long.us / short.us - 1
+    assert lost["cooperative"] > 0.1 > 0.02 > lost["pingpong"]
+
+
+def test_a_softmax_runs_beside_one_of_two_products() -> None:
+    program = program_of(attention, "cooperative", *[(1, 16, 16384, 128)] * 3)
+    # an iteration of 128 keys: 1024 clocks of scores, then 1024 beside 100 or 2000
+    shares = []
+    for instructions in (50, 1000):
+        found = expected(program, 1600, Section(0, instructions, products=12))
+        assert found is not None
+        shares.append(found.share)
+    assert shares[0] > 0.9 and 0.6 < shares[1] < 0.7
+
+
+def test_code_that_is_not_of_roles_has_no_time() -> None:
+    program = program_of(linear, "cooperative", (8192, 4096), (4096, 4096))
+    alone = replace(PRODUCT, sections=(Section(-1, 300), Section(0, 50, products=4)))
+    assert expect_roles(program, alone, Work(1, (), 1 << 20, 1 << 19), H200) is None
+
+
+PUBLISHED = {
+    "cuBLAS": Published(linear, ((8192, 8192),) * 2, 0.96, H200),
+    "cuBLAS, long": Published(linear, ((4096, 14336),) * 2, 0.99, H200),
+    "FlashAttention-3": Published(attention, ((1, 16, 16384, 128),) * 3, 0.82, H100),
+}
+"""Kernels by others, whose warps have roles, too (docs/performance.md has the sources)."""
+
+
+@pytest.mark.slow
+def test_roles_are_expected_near_what_others_reach_by_them(monkeypatch) -> None:
+    target = find_target("sm_90")
+    theirs = target.codegen.plans
+
+    def plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+        return tuple(plan for plan in theirs(kernel, machine) if plan.roles)[:1]
+
+    with_roles = replace(target, codegen=replace(target.codegen, plans=plans))
+    monkeypatch.setattr(test_expectation, "choosing", lambda *_: with_roles)
+    errors = {}
+    for name, row in PUBLISHED.items():
+        (found,) = modelled(row)
+        errors[name] = found.share / row.share - 1
+    assert max(map(abs, errors.values())) < 0.1, errors

@@ -1,0 +1,144 @@
+"""``fusec lock``: what it writes, that it is stable, and what it says when a fusion is lost."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from pathlib import Path
+
+import pytest
+
+from fusec.driver import race
+from fusec.tools.cli import main
+from tests.docs.console import inside
+
+MODEL = """
+import torch
+from torch import nn
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.act = nn.GELU()
+        self.out = nn.Linear(64, 512)
+
+    def forward(self, x, r):
+        h = self.norm(x + r)
+        return self.out(self.act(h))
+
+def softmax(x):
+    return torch.softmax(x, -1) * 2
+
+def reads(x):
+    return x * x.max().item()
+"""
+INPUTS = ("--input", "f32[48,64]", "f32[48,64]")
+LOST = "        h = self.norm(x + r)\n        h = h - h.mean(0)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with inside(folder):
+        code = main([*args])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def lock(folder: Path, capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    code, out, err = run(folder, capsys, "lock", *args, "-o", "model.lock")
+    assert code == 0 and out == "", err
+    return (folder / "model.lock").read_text()
+
+
+def check(folder: Path, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code, out, _ = run(folder, capsys, "lock", "--check", "model.lock", *args)
+    return code, out
+
+
+def test_a_refactoring_that_loses_a_fusion_fails_with_its_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = lock(folder, capsys, "model.py:Head", *INPUTS, "--target", "cpu")
+    assert "  kernel add + layer_norm + gelu\n    computes add at model.py:13 in forward" in text
+    assert "    computes layer_norm of norm at" in text and "    computes gelu of act at" in text
+    assert "\n    sums 64 as loop*16\n" in text or "\n    sums 64 as loop*8\n" in text
+    assert check(folder, capsys) == (0, "model.lock: as it was\n")
+
+    (folder / "model.py").write_text(MODEL.replace("        h = self.norm(x + r)\n", LOST))
+    linecache.checkcache()  # another process would read the file anew
+    code, out = check(folder, capsys)
+    assert code == 1
+    first, second, *rest = out.splitlines()[1:]
+    assert first.startswith("  inference: `norm` no longer fuses with `act`: merging would close")
+    assert first.endswith("; new is `mean`, at model.py:14 in forward: h = h - h.mean(0)")
+    assert second.startswith("  inference: a kernel is new: `") and "mean" in second
+    assert "  inference: launches: 4, were 2" in rest
+    assert rest[-1].startswith("if that is meant: fusec lock model.py:Head --input 'f32[48,64]'")
+    code, out = check(folder, capsys, "--json")
+    assert code == 1 and len(json.loads(out)["changes"]) >= 3
+
+
+def test_a_line_that_moved_is_no_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = lock(folder, capsys, "model.py:Head", *INPUTS, "--train", "--target", "cpu")
+    assert "\ntrain\n" in first and "\ngraph backward\n" in first
+    (folder / "model.py").write_text("# A comment.\n" + MODEL)
+    assert check(folder, capsys)[0] == 0
+
+
+def test_the_text_is_the_same_each_time_and_has_no_timing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("model.py:softmax", "--input", "f32[8,64]", "--target", "sm_90")
+    first = lock(folder, capsys, *given)
+    assert run(folder, capsys, "lock", *given)[1] == first
+    assert "\ntarget sm_90\n" in first and "warps 1" in first
+    assert " us" not in first and " ms" not in first
+    assert check(folder, capsys)[0] == 0
+    dynamic = lock(folder, capsys, *given, "--dynamic")
+    assert "\ndynamic\n" in dynamic and "sums any as loop*64, warps 1" in dynamic
+
+
+def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **how: object) -> None:
+        pytest.fail("a race was run")
+
+    monkeypatch.setattr(race, "race", refuse)
+    inputs = ("--input", "f32[1024,64]", "f32[1024,64]")
+    text = lock(folder, capsys, "model.py:Head", *inputs, "--target", "cpu")
+    assert "-> ATen" in text
+    (folder / "model.lock").write_text(text.replace("-> ATen", "-> oneDNN"))
+    code, out = check(folder, capsys)
+    assert code == 1 and "is computed by oneDNN, was by ATen" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--check", "model.lock", "model.py:Head"), "--check takes the file alone"),
+        (("--check", "none.lock"), "there is no file 'none.lock'"),
+        (("--check", "model.py"), "is no file of `fusec lock`, which begin"),
+        (("model.py:softmax", "--input", "f32[8]", "--json"), "--json is for --check"),
+        (("model.py:reads", "--input", "f32[8]"), "Add --run"),
+    ],
+)
+def test_a_wrong_line_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(folder, capsys, "lock", *args)
+    assert code == 2 and message in err and (out == "" or "--json" in args)
+
+
+def test_a_file_that_cannot_be_written_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("model.py:softmax", "--input", "f32[8]", "-o", "no/where/model.lock")
+    code, _, err = run(folder, capsys, "lock", *given)
+    assert code == 4 and "cannot write no/where/model.lock" in err
