@@ -35,12 +35,12 @@ INTERIORS := tests/runtime/kernels/test_triton_kernel.py tests/runtime/kernels/t
 EMULATED := gpt2 bert llama vit
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
-.PHONY: help demo examples site emulate test test-all test-newest test-newest-quick test-oldest fuzz bench lint format clean
+.PHONY: help demo examples docs emulate test test-all test-newest test-newest-quick test-oldest fuzz bench lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
 	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
-	@echo "make site      docs/ as pages to look at, in build/site"
+	@echo "make docs      docs/ as a site, in build/site; what a link misses is an error"
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests; with TORCH_TESTS=PATH, PyTorch's folder test, its own"
 	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
@@ -77,7 +77,7 @@ examples: $(STAMP)
 	$(BIN)/python examples/hf_trainer.py
 	$(BIN)/python examples/ddp.py
 
-site: $(STAMP)
+docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict
 
 test: $(STAMP)

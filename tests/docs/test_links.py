@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import FENCE, ROOT
 
 PAGES = [
-    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

@@ -12,7 +12,7 @@ import fusec
 from tests.docs.pages import ROOT, files, python, steps
 from tests.docs.session import play
 
-DOCS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/*.md"))]
+DOCS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))]
 PAGES = [page for page in DOCS if steps(page)]
 GIVEN = {"torch": torch, "fusec": fusec, "model": nn.Linear(4, 4), "train": lambda model: None}
 """What the snippets that are no files take for granted."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def test_the_site_is_built_of_all_pages_without_a_warning(tmp_path: Path) -> None:
@@ -17,10 +19,19 @@ def test_the_site_is_built_of_all_pages_without_a_warning(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
-    assert {page.stem for page in tmp_path.glob("*.html")} - {"search", "404"} == pages
+    made_of = {page.relative_to(tmp_path).with_suffix("") for page in tmp_path.rglob("*.html")}
+    assert made_of - {Path("404")} == {page.relative_to(DOCS).with_suffix("") for page in PAGES}
 
 
 def test_each_page_is_in_the_site_s_menu() -> None:
-    menu = re.findall(r"- (?:\w+: )?(\w+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(menu) == sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    menu = re.findall(r"- (?:\w+: )?([\w/]+\.md)$", text, re.MULTILINE)
+    named = [page.relative_to(DOCS).as_posix() for page in PAGES]
+    decisions = [page for page in named if re.match("decisions/(?!index)", page)]
+    assert sorted(menu + decisions) == sorted(named)
+
+
+def test_each_decision_is_in_the_index_of_decisions() -> None:
+    listed = re.findall(r"\(([\w-]+\.md)\)", (DOCS / "decisions/index.md").read_text(encoding="utf-8"))
+    pages = [page.name for page in PAGES if page.parent.name == "decisions"]
+    assert sorted([*listed, "index.md"]) == sorted(pages)
