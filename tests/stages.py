@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.passes.fusion.libraries import Answer
@@ -225,7 +225,7 @@ def steps(name: str) -> tuple[Step, ...]:
     """Return the runs of stages that changed something while an example was compiled."""
     example = EXAMPLES[name]
     options = Options.from_compile(None, {"verify": True, **example.options})
-    context = Context(find_target(example.target), options, Trace("joint"))
+    context = CompileContext(find_target(example.target), options, Trace("joint"))
     if example.library is not None:
         answer = Answer(example.library, "as told", 1.0)
         context = replace(context, choose_library=lambda call: answer)

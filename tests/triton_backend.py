@@ -23,7 +23,7 @@ from torch._dynamo import register_backend
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.verification import Verification
 from fusec.errors import Unsupported
@@ -66,7 +66,7 @@ class InterpretedTable:
     def __init__(self, program: Program) -> None:
         self.kernel = triton_source(program)
 
-    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+    def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
         places = table.find_places(sizes, str(self.kernel.blocks))
         addresses = table.addresses(rows)
         kept = table.are_multiples(addresses, 16)
@@ -80,12 +80,12 @@ def gpu_pipeline(gm: fx.GraphModule, name: str, **chosen: str) -> Compiled:
     options = Options.from_compile(
         None, {"strict": True, "verify": True, "race": "library", **chosen}
     )
-    return compile_to_source(gm, Context(find_target(TARGET), options, Trace(name)))
+    return compile_to_source(gm, CompileContext(find_target(TARGET), options, Trace(name)))
 
 
-def context(target: str = "cpu", **chosen: str) -> Context:
+def context(target: str = "cpu", **chosen: str) -> CompileContext:
     """Return the context of what comes before capture."""
-    return Context(find_target(target), Options.from_compile(None, chosen), Trace("joint"))
+    return CompileContext(find_target(target), Options.from_compile(None, chosen), Trace("joint"))
 
 
 @register_backend

@@ -59,7 +59,7 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """What a program does: it runs a function.
 
     Attributes:
@@ -83,7 +83,7 @@ class Functions:
 
     programs: Mapping[str, Program]
     functions: Mapping[str, Program]
-    calls: Mapping[str, Call]
+    calls: Mapping[str, FunctionCall]
 
     def instance(self, name: str) -> Program:
         """Return a function with a program's numbers and buffers in the place of its own."""
@@ -98,7 +98,7 @@ class Functions:
 
 def one_each(programs: Mapping[str, Program]) -> Functions:
     """Return a function for each program."""
-    return Functions(programs, programs, {name: Call(name) for name in programs})
+    return Functions(programs, programs, {name: FunctionCall(name) for name in programs})
 
 
 def generalise(functions: Functions, multiple: int = 1) -> Functions:
@@ -114,7 +114,7 @@ def generalise(functions: Functions, multiple: int = 1) -> Functions:
         function, passed = _generalisation(members, list(family.values()))
         if max(passed) > MAX_SIZE or not _is_verified(function):
             continue
-        calls.update((name, Call(first, n)) for name, n in zip(family, passed, strict=True))
+        calls.update((name, FunctionCall(first, n)) for name, n in zip(family, passed, strict=True))
         runs = ", ".join(f"{n} in {name}" for name, n in zip(family, passed, strict=True))
         said = f"{function.sizes[-1].name} is {runs}"
         made[first] = replace(function, notation=(*function.notation, said))
@@ -193,13 +193,15 @@ def print_entries(functions: Functions, forms: Mapping[str, Program]) -> dict[st
         if call.number is None:
             found[name] = cpp.print_kernel(function)
             continue
-        printer = cpp.Printer(functions.programs[name])
+        printer = cpp.CppPrinter(functions.programs[name])
         own = [*map(printer.name, printer.program.buffers)]
         own += map(printer.name, printer.program.sizes)
         called = f"{function.name}({', '.join((*own, str(call.number), 'status'))});"
         parts = [f"// {describe_call(functions, name)}\n{printer.head()} {{ {called} }}\n"]
         if name == call.function:
-            parts.insert(0, cpp.Printer(function, "static __attribute__((noinline)) void").print())
+            parts.insert(
+                0, cpp.CppPrinter(function, "static __attribute__((noinline)) void").print()
+            )
         found[name] = "\n".join(parts)
     return found
 

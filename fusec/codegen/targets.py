@@ -22,7 +22,7 @@ from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
 from fusec.passes.fusion.split_loop import split_loop
-from fusec.passes.machine import Machine, Rates, Resources, Tuning
+from fusec.passes.machine import Machine, ProductRates, Resources, Tuning
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage
@@ -143,7 +143,7 @@ CPU_MACHINE = Machine(
     widened=frozenset((F16, BF16)),
     slow_widened=4,
     # Linear layers of an MLP with their GELU: 0.83 to 0.97 of the library's speed (2026-11).
-    rates=Rates(tiled=0.7, nested=0.9, library_nested=0.7, alone=False),
+    rates=ProductRates(tiled=0.7, nested=0.9, library_nested=0.7, alone=False),
     cache_bytes=1 << 19,
     few_rows=16,
 )

@@ -19,7 +19,7 @@ from typing import Any
 from fusec.codegen.targets import Target
 from fusec.runtime.archive import loading
 from fusec.runtime.archive.loading import BadArchive, Spec
-from fusec.runtime.archive.sizes import Condition
+from fusec.runtime.archive.sizes import SizeCondition
 from fusec.runtime.cache.entry import encode
 from fusec.runtime.calls.convention import Convention
 from fusec.torch_interior import SerializableCallable
@@ -41,7 +41,7 @@ class Packed:
     row: Mapping[str, Any]
     blobs: Mapping[str, bytes]
     arguments: tuple[Spec, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
 
 
 def pack(

@@ -26,8 +26,8 @@ from fusec.driver.compiler import (
 )
 from fusec.driver.partition import Joint
 from fusec.driver.reference import REFERENCE, Reference, draws_random_numbers_in
-from fusec.driver.splitting import Split
-from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, Context
+from fusec.driver.splitting import SplittingCompiler
+from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, CompileContext
 from fusec.driver.summary import announce
 from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
@@ -118,7 +118,7 @@ def fusec(
     return call
 
 
-def splitting(compile_one: Callable[..., Any], context: Context) -> Split:
+def splitting(compile_one: Callable[..., Any], context: CompileContext) -> SplittingCompiler:
     """Return what compiles a graph, cut around operations that AOTAutograd does not trace.
 
     Args:
@@ -131,10 +131,10 @@ def splitting(compile_one: Callable[..., Any], context: Context) -> Split:
     def try_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         return compile_with(part, given, lambda graph, inputs, name: graph, context)
 
-    return Split(compile_part, try_part)
+    return SplittingCompiler(compile_part, try_part)
 
 
-def tell_kept(split: Split) -> None:
+def tell_kept(split: SplittingCompiler) -> None:
     """Note the operations that run between compiled parts."""
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
@@ -149,7 +149,7 @@ def start(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     compile_one: Callable[..., Any],
-    context: Context,
+    context: CompileContext,
 ) -> Callable[..., Any]:
     """Return what Dynamo calls: from the cache, without AOTAutograd, where that has it."""
     if is_shipping():
@@ -170,7 +170,7 @@ def compile_with(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     compile_one: Callable[..., Any],
-    context: Context,
+    context: CompileContext,
 ) -> Callable[..., Any]:
     """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     gm = fold(DYNAMO, gm, context)
@@ -233,7 +233,7 @@ def _compile_forward(
 
 def _compile_inference(
     compile_one: Callable[..., Any],
-    context: Context,
+    context: CompileContext,
     beside: Callable[..., Reference | None],
     given: Sequence[Any],
     gm: fx.GraphModule,
@@ -248,7 +248,7 @@ def _compile_inference(
 
 
 def _partition(
-    context: Context,
+    context: CompileContext,
     beside: Callable[..., Reference | None],
     joint: fx.GraphModule,
     inputs: Any,
@@ -267,7 +267,7 @@ def _partition(
 
 
 def _reference(
-    context: Context,
+    context: CompileContext,
     names: Sequence[str],
     gm: fx.GraphModule,
     outputs: int | None,
@@ -287,14 +287,16 @@ def _reference(
     return Reference(gm, outputs, input_names(gm, names), strict=options.strict)
 
 
-def context_of(inputs: Sequence[Any], options: Options) -> Context:
+def context_of(inputs: Sequence[Any], options: Options) -> CompileContext:
     """Return the context of what comes before capture: the target of the inputs' device."""
     devices = (i.device for i in inputs if isinstance(i, torch.Tensor) and i.device.type != "cpu")
     try:
         target = target_for(next(devices, torch.device("cpu")), options)
     except FusecError:  # graphs on it run as eager kernels
         target, options = find_target("cpu"), replace(options, race="library")
-    return Context(target, options, Trace("joint"), judge_format=format_judge(target, options))
+    return CompileContext(
+        target, options, Trace("joint"), judge_format=format_judge(target, options)
+    )
 
 
 def compile_one_graph(

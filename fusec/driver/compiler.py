@@ -36,7 +36,7 @@ from fusec.driver.pipeline import (
 )
 from fusec.driver.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
 from fusec.driver.size_formulas import asked_of
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.summary import (
     announce,
     announce_code,
@@ -64,7 +64,7 @@ from fusec.frontend.parts import find_parts, runs_again, traced_strides
 from fusec.ir.graph import all_launches
 from fusec.ir.text import print_schedule
 from fusec.options import Options
-from fusec.passes.fusion.contract import Cut, Judge
+from fusec.passes.fusion.contract import FuseGraph, Judge
 from fusec.runtime.archive.loading import Stored, load_kernels
 from fusec.runtime.cache.entry import ABOUT
 from fusec.runtime.cache.store import fingerprint, open_cache
@@ -458,12 +458,14 @@ def _announce_cached(gm: fx.GraphModule, name: str, target: Target, options: Opt
         logger.debug("no code of %s for the trace", name, exc_info=True)
 
 
-def context_for(gm: fx.GraphModule, target: Target, options: Options, trace: Trace) -> Context:
+def context_for(
+    gm: fx.GraphModule, target: Target, options: Options, trace: Trace
+) -> CompileContext:
     """Return the context of a compile, with judges that time the ways to run a product here.
 
     With no time for races (``race_budget_s`` 0) they know what earlier ones measured.
     """
-    context = Context(target, options, trace)
+    context = CompileContext(target, options, trace)
     device = main_device(gm)
     if not _races(options) or target.device != device.type:
         return context
@@ -502,7 +504,7 @@ def _processor(device: torch.device) -> str:
 
 
 def _device_judge(
-    gm: fx.GraphModule, target: Target, options: Options, races: Races, cut: Cut
+    gm: fx.GraphModule, target: Target, options: Options, races: Races, cut: FuseGraph
 ) -> Judge:
     device = races.device
     build = BUILDS[target.language]
@@ -517,7 +519,7 @@ def _device_judge(
         kernels = load_kernels(blobs, rows, device)
         return executable.bind(compiled.wrapper, kernels, of_graph(gm), device)
 
-    return DeviceJudge(cut, Context(target, options, Trace("race")), prepare, races)
+    return DeviceJudge(cut, CompileContext(target, options, Trace("race")), prepare, races)
 
 
 def _dump(trace: Trace, language: str, directory: str) -> None:

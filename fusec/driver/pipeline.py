@@ -24,10 +24,10 @@ from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.host.table import print_blocks
 from fusec.codegen.triton.form import by_pointers
 from fusec.driver.size_formulas import asked_of
-from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, Context
+from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
 from fusec.driver.structures import verify
 from fusec.driver.summary import facts, launched_externs
-from fusec.frontend.capture import Held
+from fusec.frontend.capture import NodeOfBuffer
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
@@ -87,8 +87,8 @@ class Compiled:
 
 def generate(
     schedule: Schedule,
-    context: Context,
-    held: Held | None = None,
+    context: CompileContext,
+    held: NodeOfBuffer | None = None,
     asked: Callable[[], Sequence[Formula]] = tuple,
 ) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
@@ -150,7 +150,9 @@ def _with_overlaid(
     }
 
 
-def flat_kernels(launches: Iterable[Kernel | Bundle], context: Context) -> Mapping[str, FlatKernel]:
+def flat_kernels(
+    launches: Iterable[Kernel | Bundle], context: CompileContext
+) -> Mapping[str, FlatKernel]:
     """Return the kernels that are planned for some launches, by name."""
     kernels = {k.name: k for k in launches if isinstance(k, Kernel)}
     flat = fold_each(KERNEL, kernels, context)
@@ -171,7 +173,7 @@ def _titled(program: Program, launch: Kernel | Bundle) -> Program:
     return replace(named, notation=tuple(text.print_kernel(launch).splitlines()))
 
 
-def compile_to_source(gm: fx.GraphModule, context: Context) -> Compiled:
+def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
     """Take an FX graph through all stages up to source text; the trace has its name.
 
     Raises:
@@ -242,7 +244,7 @@ def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
     launching += [compiled.native.source] if compiled.native is not None else []
     if launching and len(parts) > 1:
         elsewhere = [name for part in parts[1:] for name in part]
-        launching[:0] = [f"{cpp.Printer(compiled.programs[k]).head()};" for k in elsewhere]
+        launching[:0] = [f"{cpp.CppPrinter(compiled.programs[k]).head()};" for k in elsewhere]
     return [
         prelude(products=any(cpp.multiplies(compiled.programs[name]) for name in part))
         + "\n".join([*(compiled.sources[name] for name in part), *(launching if k == 0 else ())])

@@ -43,7 +43,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, fx
 
 from fusec.driver.pipeline import Compiled, flat_kernels, generate
-from fusec.driver.stages import Context, offered_plans
+from fusec.driver.stages import CompileContext, offered_plans
 from fusec.frontend.fx_passes.channels_last import images_of
 from fusec.frontend.fx_passes.fx_nodes import hint_of
 from fusec.frontend.fx_passes.memory_formats import Gain
@@ -59,7 +59,7 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
-from fusec.passes.fusion.contract import Choice, Cut, Group, judge_by_model, open_calls
+from fusec.passes.fusion.contract import Choice, FuseGraph, Group, judge_by_model, open_calls
 from fusec.passes.fusion.libraries import (
     ATEN,
     Answer,
@@ -73,7 +73,7 @@ from fusec.runtime.race.autotune import Way, race
 from fusec.runtime.race.ranks import Ranks
 from fusec.runtime.race.rehearsal import TensorSpec
 from fusec.runtime.race.stopwatch import warm_stopwatch
-from fusec.runtime.race.verdicts import NO_TIME, Lap, Verdict, load_verdict, store_verdict
+from fusec.runtime.race.verdicts import NO_TIME, CandidateTime, Verdict, load_verdict, store_verdict
 
 logger = logging.getLogger("fusec.race")
 
@@ -150,7 +150,9 @@ class Races:
             verdict = None
         self.left_s -= time.monotonic() - started
         if verdict is None:
-            verdict = Verdict(reference, (Lap(reference, dropped=NO_TIME),), exhausted=True)
+            verdict = Verdict(
+                reference, (CandidateTime(reference, dropped=NO_TIME),), exhausted=True
+            )
         if self.cache is not None and (self.keeps_all or _is_kept(verdict, reference)):
             store_verdict(self.cache, key, verdict)
         return verdict
@@ -184,7 +186,9 @@ class DeviceJudge:
         prepare: builds and loads what was generated.
     """
 
-    def __init__(self, cut: Cut, context: Context, prepare: Prepare, races: Races) -> None:
+    def __init__(
+        self, cut: FuseGraph, context: CompileContext, prepare: Prepare, races: Races
+    ) -> None:
         self.cut = cut
         self.context = context
         self.options = context.options

@@ -58,7 +58,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PureSlice:
     """Some results of a graph, and what they follow from, without any write.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Judge:
         logger.info("graph %s is left out: %s", self.graph, reason)
 
     def compare(
-        self, part: _Part, made: Sequence[Any], call: _Call, tangents: Mapping[str, Any]
+        self, part: _PureSlice, made: Sequence[Any], call: _Call, tangents: Mapping[str, Any]
     ) -> None:
         """Compare results with eager's.
 
@@ -233,7 +233,7 @@ class _Judge:
 # -- parts of a graph ------------------------------------------------------------------------------
 
 
-def _forward_of(gm: fx.GraphModule, outputs: int | None, names: Mapping[str, str]) -> _Part:
+def _forward_of(gm: fx.GraphModule, outputs: int | None, names: Mapping[str, str]) -> _PureSlice:
     """Return the forward's results, and behind them what it writes to inputs."""
     values = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
     results = values if outputs is None else values[:outputs]
@@ -247,14 +247,14 @@ def _forward_of(gm: fx.GraphModule, outputs: int | None, names: Mapping[str, str
     return _part(gm, [*results, *writes.values()], said)
 
 
-def _backward_of(gm: fx.GraphModule, outputs: int, names: Mapping[str, str]) -> _Part:
+def _backward_of(gm: fx.GraphModule, outputs: int, names: Mapping[str, str]) -> _PureSlice:
     values = list(gm.graph.output_node().args[0])[outputs:]  # type: ignore[arg-type]
     inputs = [node.name for node in gm.graph.find_nodes(op="placeholder")]
     said = [f"the gradient of {names.get(name, name)}" for name in inputs[: len(values)]]
     return _part(gm, values, said)
 
 
-def _part(gm: fx.GraphModule, results: Sequence[Any], names: Sequence[str]) -> _Part:
+def _part(gm: fx.GraphModule, results: Sequence[Any], names: Sequence[str]) -> _PureSlice:
     """Return a graph of its own for some results; writes to inputs make tensors there."""
     needed = {node for node in results if isinstance(node, fx.Node)}
     for node in reversed(gm.graph.nodes):
@@ -268,7 +268,7 @@ def _part(gm: fx.GraphModule, results: Sequence[Any], names: Sequence[str]) -> _
                 known[node].target = aten.copy.default
     made = tuple(known[node] if isinstance(node, fx.Node) else node for node in results)
     graph.output(made)
-    return _Part(fx.GraphModule(gm, graph), tuple(names), made)
+    return _PureSlice(fx.GraphModule(gm, graph), tuple(names), made)
 
 
 def _is_write(node: fx.Node) -> bool:

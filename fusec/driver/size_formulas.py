@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fusec.errors import Unsupported
-from fusec.frontend.shapes import Sizes
+from fusec.frontend.shapes import SizeMap
 from fusec.ir.argument import Comparison, Condition, Junction
 from fusec.ir.atoms import Size
 from fusec.ir.formula import formula_of
@@ -26,7 +26,7 @@ from fusec.runtime.archive.loading import NAMES, Spec
 from fusec.torch_interior import pytree
 
 
-def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.Condition, ...]]:
+def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeCondition, ...]]:
     """Return what some traced arguments are, and what is asked of their sizes.
 
     What is no tensor with plain memory, and no size, is None.
@@ -34,19 +34,19 @@ def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.Condi
     Raises:
         Unsupported: for sizes that are no sums, products, quotients and least ones of symbols.
     """
-    known = Sizes().plain()
+    known = SizeMap().plain()
     specs = tuple(_spec(value, known) for value in values)
     bounds = [bound for size in known.used.values() for bound in _bounds(size)]
     asked = [_condition(one) for env in _environments(values) for one in known.asked(env)]
     return specs, tuple(dict.fromkeys((*bounds, *asked)))
 
 
-def not_empty(values: Sequence[Any]) -> tuple[sizes.Condition, ...]:
+def not_empty(values: Sequence[Any]) -> tuple[sizes.SizeCondition, ...]:
     """Return what has to hold so that no traced tensor is empty.
 
     A trace for sizes of any value does not ask it, and ``x[:, -1]`` reads what is not there.
     """
-    known = Sizes().plain()
+    known = SizeMap().plain()
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     extents = dict.fromkeys(n for tensor in tensors for n in known.tensor(tensor).shape)
     return tuple(
@@ -56,7 +56,7 @@ def not_empty(values: Sequence[Any]) -> tuple[sizes.Condition, ...]:
     )
 
 
-def asked_of(gm: fx.GraphModule) -> tuple[sizes.Condition, ...]:
+def asked_of(gm: fx.GraphModule) -> tuple[sizes.SizeCondition, ...]:
     """Return what has to hold of sizes so that a graph of ATen runs as it was traced.
 
     Raises:
@@ -83,7 +83,7 @@ def _environments(values: Sequence[Any]) -> Iterator[Any]:
                 return
 
 
-def _spec(value: Any, known: Sizes) -> Spec:
+def _spec(value: Any, known: SizeMap) -> Spec:
     if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
         return "size", formula_of(known.index(value))
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -93,14 +93,14 @@ def _spec(value: Any, known: Sizes) -> Spec:
     return NAMES.get(value.dtype, str(value.dtype)), shape, strides
 
 
-def _bounds(size: Size) -> Iterator[sizes.Condition]:
+def _bounds(size: Size) -> Iterator[sizes.SizeCondition]:
     if size.least:
         yield ">=", size.name, size.least
     if size.most is not None:
         yield "<=", size.name, size.most
 
 
-def _condition(condition: Condition) -> sizes.Condition:
+def _condition(condition: Condition) -> sizes.SizeCondition:
     match condition:
         case Comparison():
             made = condition.sign, formula_of(condition.left), formula_of(condition.right)

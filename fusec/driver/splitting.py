@@ -63,7 +63,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Split:
+class SplittingCompiler:
     """What compiles graphs, in parts where that must be.
 
     Attributes:
@@ -128,7 +128,7 @@ class Split:
                 call = part.forward
             else:
                 call = _with_values(self.compile, part, gm, inputs)
-            setattr(whole, name, _Part(call, is_last=name == list(parts)[-1]))
+            setattr(whole, name, _CompiledPart(call, is_last=name == list(parts)[-1]))
         if not self.made:
             raise error
         return whole.forward
@@ -175,7 +175,7 @@ def _depth() -> int:
     return torch.autocast_decrement_nesting()
 
 
-class _Part(torch.nn.Module):
+class _CompiledPart(torch.nn.Module):
     """A part, where the graph calls it: each begins with the graph's own mode of gradients."""
 
     def __init__(self, call: Callable[..., Any], *, is_last: bool) -> None:

@@ -36,7 +36,7 @@ from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.freezing import freeze
 from fusec.frontend.fx_passes.longer_cats import lengthen_cats
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
-from fusec.frontend.fx_passes.memory_formats import Judge as FormatJudge
+from fusec.frontend.fx_passes.memory_formats import GainJudge as FormatJudge
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.softmax_gradients import sum_gradients_of_outputs
@@ -45,7 +45,7 @@ from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
 from fusec.passes.fusion.bundle import bundle
-from fusec.passes.fusion.contract import Cut, Judge, cut_with_products, judge_by_model
+from fusec.passes.fusion.contract import FuseGraph, Judge, cut_with_products, judge_by_model
 from fusec.passes.fusion.fuse import Judged, fuse, separate
 from fusec.passes.fusion.libraries import Chooser, choose_libraries
 from fusec.passes.fusion.library_bias import library_bias
@@ -72,7 +72,7 @@ from fusec.passes.stage import Stage, fold
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CompileContext:
     """What stages know of a compile beside their structure.
 
     Attributes:
@@ -86,7 +86,7 @@ class Context:
     target: Target
     options: Options
     trace: Trace
-    make_judge: Callable[[Cut], Judge] | None = None
+    make_judge: Callable[[FuseGraph], Judge] | None = None
     choose_library: Chooser | None = None
     judge_format: FormatJudge | None = None
     judged: Judged = field(default_factory=Judged, compare=False)
@@ -117,7 +117,7 @@ class Context:
     def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what a stage makes of each of some structures; see ``apply``."""
 
-        def run(given: Mapping[str, Any], context: Context) -> Mapping[str, Any]:
+        def run(given: Mapping[str, Any], context: CompileContext) -> Mapping[str, Any]:
             return {name: stage.run(one, context) for name, one in given.items()}
 
         def check(several: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ class Context:
         made: Mapping[str, Any] = self.apply(replace(stage, run=run, check=check), structures)
         return made
 
-    def quiet(self) -> Context:
+    def quiet(self) -> CompileContext:
         """Return the context of a run that is only tried: it leaves no record."""
         return replace(self, trace=Trace(self.trace.name))
 
@@ -135,29 +135,29 @@ class Context:
 # -- which compiles have a stage, and how its function is called -----------------------------------
 
 
-def _stateless(context: Context) -> bool:
+def _stateless(context: CompileContext) -> bool:
     return not context.options.fallback_random
 
 
-def _fuses(context: Context) -> bool:
+def _fuses(context: CompileContext) -> bool:
     return context.options.fusion
 
 
-def _bundles(context: Context) -> bool:
+def _bundles(context: CompileContext) -> bool:
     # A recording, and a function in C, launch at no cost.
     options = context.options
     return options.fusion and not options.cudagraphs and not options.native
 
 
-def _multiplies_channels(context: Context) -> bool:
+def _multiplies_channels(context: CompileContext) -> bool:
     return context.target.formats and context.options.precision == "best"
 
 
-def _follows_convolutions(context: Context) -> bool:
+def _follows_convolutions(context: CompileContext) -> bool:
     return _fuses(context) and context.target.formats and context.options.precision == "best"
 
 
-def _fuses_products(context: Context) -> bool:
+def _fuses_products(context: CompileContext) -> bool:
     return (
         context.target.machine.multiplies
         and context.options.fusion
@@ -173,7 +173,7 @@ def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 def _changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], Any]:
     """Return the run of a stage that changes an FX graph where it is."""
 
-    def run(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+    def run(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
         rewrite(gm)
         return gm
 
@@ -219,7 +219,7 @@ DYNAMO = (
 """Rewrites of what Dynamo captured, before AOTAutograd."""
 
 
-def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+def _formats(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     drawn = context.options.fallback_random
     if _freezes(context) and context.target.libraries:
         mark_packed(gm)
@@ -227,11 +227,11 @@ def _formats(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
     return gm
 
 
-def _freezes(context: Context) -> bool:
+def _freezes(context: CompileContext) -> bool:
     return context.options.freeze
 
 
-def _freeze(gm: fx.GraphModule, context: Context) -> fx.GraphModule:
+def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     target = context.target
     few_rows = target.machine.few_rows if _fuses_products(context) else 0
     freeze(gm, packs=bool(target.libraries), few_rows=few_rows)
@@ -332,7 +332,7 @@ CAPTURE = Stage(
 # -- from a graph to kernels -----------------------------------------------------------------------
 
 
-def _cut(graph: Graph, context: Context) -> Schedule:
+def _cut(graph: Graph, context: CompileContext) -> Schedule:
     if not context.options.fusion:
         return separate(graph)
     target = context.target
@@ -424,18 +424,18 @@ CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
 """What ``chunk`` runs first: then views, casts and biases do not hide who reads a row."""
 
 
-def _chunk(graph: Graph, context: Context) -> Graph:
+def _chunk(graph: Graph, context: CompileContext) -> Graph:
     clean = partial(fold, CLEAN, context=context.quiet())
     return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.tuning)
 
 
-def _libraries(schedule: Schedule, context: Context) -> Schedule:
+def _libraries(schedule: Schedule, context: CompileContext) -> Schedule:
     target = context.target
     small = target.machine.tuning.raced_product
     return choose_libraries(schedule, target.libraries, small, context.choose_library)
 
 
-def _contract(graph: Graph, context: Context) -> Schedule:
+def _contract(graph: Graph, context: CompileContext) -> Schedule:
     cut = partial(fold, FUSE, context=context)
     if not _fuses_products(context):
         schedule: Schedule = cut(graph)
@@ -519,7 +519,7 @@ MEMORY = Stage(
 # -- from a kernel to a program --------------------------------------------------------------------
 
 
-def offered_plans(flat: FlatKernel, context: Context) -> tuple[Plan, ...]:
+def offered_plans(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]:
     """Return the plans of a kernel that the options leave, the first by rule."""
     offered = context.target.plans(flat)
     if context.options.descriptors != "auto":
@@ -531,7 +531,7 @@ def offered_plans(flat: FlatKernel, context: Context) -> tuple[Plan, ...]:
     return offered
 
 
-def _plan(flat: FlatKernel, context: Context) -> Planned:
+def _plan(flat: FlatKernel, context: CompileContext) -> Planned:
     offered = offered_plans(flat, context)
     return Planned(flat, offered[min(flat.configuration, len(offered) - 1)])
 

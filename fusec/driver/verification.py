@@ -44,7 +44,7 @@ from fusec.torch_interior import pytree, trace_artifact
 
 logger = logging.getLogger("fusec.verify")
 
-Held: TypeAlias = tuple[str, int | None]
+NodeResult: TypeAlias = tuple[str, int | None]
 """The name of an FX node, and which of its results."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -56,11 +56,11 @@ class LeftOut(Exception):
 
 
 @dataclass(slots=True)
-class _Run:
+class _VerifiedCall:
     """One call: its arguments by placeholder, and the values stored so far."""
 
     inputs: dict[str, Any]
-    stored: dict[Held, torch.Tensor] = field(default_factory=dict)
+    stored: dict[NodeResult, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class Verification:
                 node.name: copy_of(arg) if node in self.written else arg
                 for node, arg in zip(placeholders, args, strict=True)
             }
-            self.local.run = _Run(inputs)
+            self.local.run = _VerifiedCall(inputs)
             try:
                 return call(args)
             finally:
@@ -169,14 +169,14 @@ class Verification:
         return boxed
 
     def watch(
-        self, kernel: str | None, held: Sequence[Held], tensors: Sequence[torch.Tensor]
+        self, kernel: str | None, held: Sequence[NodeResult], tensors: Sequence[torch.Tensor]
     ) -> None:
         """Compare what a launch has just stored; with None, keep an eager kernel's results.
 
         Raises:
             WrongKernel: if a value is off, where the options are strict.
         """
-        run: _Run = self.local.run
+        run: _VerifiedCall = self.local.run
         if kernel is not None:
             with torch.no_grad():
                 for value, tensor in zip(held, tensors, strict=True):
@@ -184,7 +184,9 @@ class Verification:
         # After the comparison, so that what one kernel stores is not compared with itself.
         run.stored.update((v, copy_of(t)) for v, t in zip(held, tensors, strict=True))
 
-    def _compare(self, run: _Run, kernel: str, held: Held, tensor: torch.Tensor) -> None:
+    def _compare(
+        self, run: _VerifiedCall, kernel: str, held: NodeResult, tensor: torch.Tensor
+    ) -> None:
         exact = functools.partial(self._expected, run, held, exact=True)
         try:
             eager = self._expected(run, held)
@@ -203,7 +205,7 @@ class Verification:
             said = f"{problem.partition(': ')[2]}{place_of(tensor, eager, exact)}"
             self._tell(kernel, held, said, run)
 
-    def _tell(self, kernel: str, held: Held, what: str, run: _Run) -> None:
+    def _tell(self, kernel: str, held: NodeResult, what: str, run: _VerifiedCall) -> None:
         node = self.nodes[held[0]]
         if node.target is _COPY and isinstance(node.args[1], fx.Node):
             node = node.args[1]
@@ -216,7 +218,9 @@ class Verification:
 
     # -- eager values ------------------------------------------------------------------------------
 
-    def _expected(self, run: _Run, held: Held, *, exact: bool = False) -> torch.Tensor:
+    def _expected(
+        self, run: _VerifiedCall, held: NodeResult, *, exact: bool = False
+    ) -> torch.Tensor:
         """Return a node's value by eager kernels, from stored ones.
 
         Args:
@@ -236,17 +240,19 @@ class Verification:
         value = known[self.nodes[held[0]]]
         return value if held[1] is None else value[held[1]]  # type: ignore[no-any-return]
 
-    def _sources(self, run: _Run, node: fx.Node) -> list[fx.Node]:
+    def _sources(self, run: _VerifiedCall, node: fx.Node) -> list[fx.Node]:
         if self._stored(run, node) is not None:
             return []
         if node.target is _COPY:  # the tensor that is written gives its type and shape
             return [n for n in node.args[:2] if isinstance(n, fx.Node)]
         return list(node.all_input_nodes)
 
-    def _stored(self, run: _Run, node: fx.Node) -> torch.Tensor | None:
+    def _stored(self, run: _VerifiedCall, node: fx.Node) -> torch.Tensor | None:
         return run.stored.get(_identity(node))
 
-    def _value(self, run: _Run, node: fx.Node, known: dict[fx.Node, Any], exact: bool) -> Any:
+    def _value(
+        self, run: _VerifiedCall, node: fx.Node, known: dict[fx.Node, Any], exact: bool
+    ) -> Any:
         if node in self.unsteady:
             raise LeftOut(f"{node.name} is written by an eager kernel")
         stored = self._stored(run, node)
@@ -286,7 +292,7 @@ class Exact(fx.Interpreter):
         return _double(super().placeholder(target, args, kwargs))
 
 
-def _identity(node: fx.Node) -> Held:
+def _identity(node: fx.Node) -> NodeResult:
     """Return which value a node is; an element of a tuple is a result of what made the tuple."""
     source = node.args[0] if node.args else None
     if getattr(node.target, "__name__", "") == "getitem" and isinstance(source, fx.Node):

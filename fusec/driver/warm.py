@@ -26,7 +26,7 @@ from fusec.driver.archive import Packed, Shipped, pack
 from fusec.driver.calling import NoConvention, convention_of
 from fusec.driver.compiler import bind_stored, is_unseen, salt_of
 from fusec.driver.size_formulas import specs_of
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.summary import launch_titles
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported
@@ -52,7 +52,7 @@ logger = logging.getLogger("fusec.compile")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _CachedGraph:
     """A graph that was compiled, forward, backward or inference."""
 
     gm: fx.GraphModule
@@ -99,12 +99,12 @@ class Start:
     gm: fx.GraphModule
     key: str
     options: Options
-    parts: dict[str, _Part] = field(default_factory=dict)
+    parts: dict[str, _CachedGraph] = field(default_factory=dict)
     said: Callable[[fx.GraphModule | None], Convention | None] | None = None
     called: _Called | None = None
 
     @staticmethod
-    def of(gm: fx.GraphModule, inputs: Sequence[Any], context: Context) -> Start | None:
+    def of(gm: fx.GraphModule, inputs: Sequence[Any], context: CompileContext) -> Start | None:
         """Return a graph's start; None where the graph goes the long way."""
         options = context.options
         if options.freeze or options.cudagraphs:  # their calls need the graphs
@@ -150,7 +150,7 @@ class Start:
         def note(gm: fx.GraphModule, inputs: Sequence[Any], *, name: str) -> Any:
             trace = Trace(name, phase=compile_phase)
             call = compile_one(gm, inputs, name=name, trace=trace)
-            self.parts[name] = _Part(gm, call, trace)
+            self.parts[name] = _CachedGraph(gm, call, trace)
             if name == "backward" and self.said is not None:
                 convention = self.said(gm)
                 self._store(convention)
@@ -185,7 +185,7 @@ class Start:
         """Return what was compiled, inference, or forward and backward, for tensors with memory."""
         return [unchecked(part.call) for part in self.parts.values()]
 
-    def ship(self, context: Context) -> Shipped:
+    def ship(self, context: CompileContext) -> Shipped:
         """Return what was compiled, ahead of time and whole, as what can be saved.
 
         Raises:

@@ -17,14 +17,14 @@ from fusec.driver.archive import Packed
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import compile_entry
 from fusec.driver.size_formulas import not_empty, renamed, renamed_spec
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
 from fusec.errors import Unsupported, UsageError
 from fusec.frontend.fx_passes.freezing import Recipe, take_constants
 from fusec.options import Options
 from fusec.runtime.archive.loading import formulas_in, names_bound_by
-from fusec.runtime.archive.sizes import Condition, names_in
+from fusec.runtime.archive.sizes import SizeCondition, names_in
 from fusec.runtime.calls.convention import Convention
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.torch_interior import (
@@ -65,7 +65,7 @@ class Seen:
     traced: tuple[Any, ...] = ()
     recipe: Recipe | None = None
     unread: frozenset[int] = frozenset()
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
     given: tuple[Any, ...] = ()
     returned: tuple[Any, ...] = ()
 
@@ -95,7 +95,7 @@ def compile_graph(
 
     context = context_of(inputs, options)
     if options.target is not None:
-        context = Context(find_target(options.target), options, Trace("joint"))
+        context = CompileContext(find_target(options.target), options, Trace("joint"))
     # What is packed for a library has no elements that a file could hold.
     context = replace(context, target=replace(context.target, libraries=frozenset()))
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from fusec.errors import InternalError, Unsupported
-from fusec.frontend.shapes import Sizes, TensorType
+from fusec.frontend.shapes import SizeMap, TensorType
 from fusec.frontend.value import Number, Value, broadcast, make_axes, positions, whole
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
@@ -41,7 +41,7 @@ class Lines:
         device: the type of device that the code is for.
     """
 
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: SizeMap = field(default_factory=SizeMap)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
     alone: bool = False
@@ -60,7 +60,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AtenCall:
     """One call of an ATen operation.
 
     Attributes:

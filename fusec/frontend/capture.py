@@ -28,7 +28,7 @@ from fusec.errors import InvalidIR, Unsupported
 from fusec.frontend.aliasing.results import results_of
 from fusec.frontend.aliasing.written_parts import parts_of_inputs
 from fusec.frontend.aot.refusals import may_refuse
-from fusec.frontend.call import Call, Lines
+from fusec.frontend.call import AtenCall, Lines
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import EagerCall
 from fusec.frontend.fx_passes.memory_formats import DECISION
@@ -76,7 +76,7 @@ _PLACED = {
     aten.diagonal_scatter.default,
 }
 
-Held: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
+NodeOfBuffer: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 """Which node's value a buffer holds, by the node's name, and which of its results.
 
 For an input that is the ``copy_`` which writes it at the graph's end."""
@@ -94,7 +94,7 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
 
 def capture_with_values(
     gm: fx.GraphModule, name: str, *, alone: bool = False, device: str = "cpu"
-) -> tuple[Graph, Held]:
+) -> tuple[Graph, NodeOfBuffer]:
     """Return what ``capture`` does, and whose values its buffers hold.
 
     Args:
@@ -214,7 +214,7 @@ class _Capture:
             reason = "an empty tensor"
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
-        call = Call(self.lines, node.name, results, origin_of(node))
+        call = AtenCall(self.lines, node.name, results, origin_of(node))
         preferred = lowering.library(call)
         if preferred is not None:
             return self._extern(node, value, preferred, lowering)
@@ -243,7 +243,7 @@ class _Capture:
         except Unsupported:
             return Opaque(node, symbolic=True)
 
-    def _lower(self, node: fx.Node, call: Call, lowering: Lowering) -> Any:
+    def _lower(self, node: fx.Node, call: AtenCall, lowering: Lowering) -> Any:
         args = [self.operands.for_lowering(a) for a in node.args]
         kwargs = {k: self.operands.for_lowering(a) for k, a in node.kwargs.items()}
         made = lowering.rule(call, *args, **kwargs)
@@ -396,7 +396,7 @@ class _Capture:
         None where an operand's sizes are not known to be those that the call asks for: the eager
         kernel looks at them when it runs.
         """
-        call = Call(self.lines, "", self.types[node], origin_of(node), outputs)
+        call = AtenCall(self.lines, "", self.types[node], origin_of(node), outputs)
         mark = len(self.lines.nodes)
         panels = node.meta.get(PACKED, {}).get(PANELS)
         if panels is not None:

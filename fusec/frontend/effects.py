@@ -20,14 +20,14 @@ from fusec.ir.extern import (
     Alias,
     Constant,
     Convolution,
-    Copy,
+    CopyInto,
     Effect,
     Fresh,
     Linear,
     Pending,
     Product,
+    Scatter,
     Unknown,
-    Update,
     Window,
     WindowUpdate,
 )
@@ -86,11 +86,11 @@ def effect_of(
             packed for.
     """
     if target in UPDATES and args and isinstance(args[0], View):
-        return Update(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
+        return Scatter(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
     if target in WINDOW_UPDATES and _are_views(args[:2], 2):
         return WindowUpdate(_window(target, args, dict(kwargs)), extern_name(aten.copy_.default))
     if target is aten.copy_.default and _are_views(args[:2], 2):
-        return Copy()
+        return CopyInto()
     if target is aten.mm.default and _are_views(args, 2):
         return Product(
             extern_name(aten.addmm.default),

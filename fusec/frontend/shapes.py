@@ -1,6 +1,6 @@
 """Torch's types and symbolic sizes as the IR's. Beside ``size_facts.py``, nobody sees sympy.
 
-A ``SymInt`` holds a sympy expression over symbols of a ShapeEnv. ``Sizes`` turns it into an
+A ``SymInt`` holds a sympy expression over symbols of a ShapeEnv. ``SizeMap`` turns it into an
 ``Index`` over ``Size`` atoms without evaluating any condition on it, since that would add a guard.
 Equal sizes become equal indices: where the trace has proven that n divides a symbol s, s is written
 as n times ``Quotient(s, n)``.
@@ -111,7 +111,7 @@ class TensorType:
         )
 
 
-class Sizes:
+class SizeMap:
     """Symbolic sizes of one graph: sympy expressions to indices, each converted once."""
 
     def __init__(self) -> None:
@@ -200,9 +200,9 @@ class Sizes:
         """
         return self.plain()._condition(value.node.expr, value.node.shape_env)
 
-    def plain(self) -> Sizes:
+    def plain(self) -> SizeMap:
         """Return what writes sizes in the trace's own symbols, by none of what is known of them."""
-        plain = Sizes()
+        plain = SizeMap()
         plain._normal, plain._unseen = False, self._unseen
         plain.used, plain.minima, plain._asked = self.used, self.minima, self._asked
         return plain

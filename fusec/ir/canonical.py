@@ -72,13 +72,13 @@ def canonical(*things: Any) -> Canonical:
     Raises:
         InternalError: for what is no such structure.
     """
-    walk = _Walk()
+    walk = _Numbering()
     roots = tuple(map(walk.form, things))
     form = (roots, tuple(walk.rows), tuple(walk.described))
     return Canonical(form, tuple(walk.leaves), len(walk.rows))
 
 
-class _Walk:
+class _Numbering:
     """What was met so far: leaves and values by number, and what each of them is."""
 
     def __init__(self) -> None:

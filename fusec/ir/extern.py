@@ -128,7 +128,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyInto:
     """``args[1]`` is written over ``args[0]``."""
 
 
@@ -171,7 +171,7 @@ class WindowUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Scatter:
     """The result is a copy of ``args[0]`` in which the other arguments change some elements.
 
     Attributes:
@@ -184,7 +184,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteInto:
     """A part of ``args[0]`` is written: ``moved`` elements of it are read and written."""
 
     moved: Index
@@ -198,10 +198,10 @@ Effect: TypeAlias = (
     | Product
     | BiasedProduct
     | Convolution
-    | Copy
+    | CopyInto
     | WindowUpdate
-    | Update
-    | Write
+    | Scatter
+    | WriteInto
 )
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Extern:
     def written(self) -> View | None:
         """The argument that it is known to write."""
         match self.effect, self.args:
-            case ((Copy() | Write()), (View() as target, *_)):
+            case ((CopyInto() | WriteInto()), (View() as target, *_)):
                 return target
         return None
 
@@ -427,5 +427,5 @@ class SizeMinimum:
         return (self.size,)
 
 
-Call: TypeAlias = Extern | Constant | SizeMinimum
+CallStep: TypeAlias = Extern | Constant | SizeMinimum
 """What stands in a graph and in a schedule as it is: no pass takes it apart."""

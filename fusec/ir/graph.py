@@ -4,7 +4,7 @@ Grammar of the printed form::
 
     graph  ::= 'graph' name '(' buffer: dtype[shape], ... ')' line*  'return' buffer, ...
     line   ::= buffer '[' axis, ... ']' '=' expr            Def
-             | buffer, ... '=' 'extern' target '(' ... ')'  a ``Call``, with the reason
+             | buffer, ... '=' 'extern' target '(' ... ')'  a ``CallStep``, with the reason
     kernel ::= 'kernel' name '->' buffer, ...  'grid' axis:extent ... 'inside' axis:extent ...
                (buffer '[' index, ... ']' '=' expr)*
 
@@ -58,14 +58,14 @@ from fusec.ir.expr import (
     substitute,
     substitute_all,
 )
-from fusec.ir.extern import BoundSize, Call, Constant, Extern, SizeMinimum
+from fusec.ir.extern import BoundSize, CallStep, Constant, Extern, SizeMinimum
 from fusec.ir.index import Axis, Index, Size
 
 __all__ = [
     "Argument",
     "BoundSize",
     "Bundle",
-    "Call",
+    "CallStep",
     "Comparison",
     "Condition",
     "Constant",
@@ -96,7 +96,7 @@ __all__ = [
     "whole_view",
 ]
 
-Line: TypeAlias = "Def | Call | RowLoop"
+Line: TypeAlias = "Def | CallStep | RowLoop"
 """What a graph is made of: one after the other."""
 
 
@@ -457,7 +457,7 @@ class Bundle:
         return sum((kernel.origin for kernel in self.kernels), NOWHERE)
 
 
-Step: TypeAlias = "Kernel | Bundle | RowLoop | Call"
+Step: TypeAlias = "Kernel | Bundle | RowLoop | CallStep"
 """What a schedule runs: one after the other."""
 
 

@@ -61,7 +61,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NativeRun:
     """Kernels that follow each other, which one call launches.
 
     What any of them allocates is there before the first; what they free goes after the last.
@@ -94,9 +94,9 @@ class Memory:
     unread: tuple[Buffer, ...]
     steps: tuple[StepMemory, ...]
     bodies: tuple[Memory, ...] = ()
-    runs: tuple[Run, ...] = ()
+    runs: tuple[NativeRun, ...] = ()
 
-    def of_run(self, run: Run) -> StepMemory:
+    def of_run(self, run: NativeRun) -> StepMemory:
         """Return what happens before a run, and after it."""
         steps = self.steps[run.first : run.last + 1]
         allocated = tuple(a for step in steps for a in step.allocated)
@@ -273,7 +273,7 @@ def verify_memory(schedule: Schedule, memory: Memory) -> None:
     """
     if len(memory.steps) != len(schedule.steps) or len(memory.bodies) != len(schedule.loops):
         raise InvalidIR("the memory of another schedule")
-    walk = _Walk(schedule)
+    walk = _Residents(schedule)
     for buffer in memory.unread:
         walk.free(buffer, "the first step")
     for position, (step, plan) in enumerate(zip(schedule.steps, memory.steps, strict=True)):
@@ -296,7 +296,7 @@ def _check_runs(schedule: Schedule, memory: Memory) -> None:
         behind = run.last + 1
 
 
-class _Walk:
+class _Residents:
     """What is in memory at one moment of a run.
 
     Attributes:

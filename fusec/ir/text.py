@@ -24,7 +24,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import (
     Argument,
     Bundle,
-    Call,
+    CallStep,
     Comparison,
     Constant,
     Def,
@@ -176,7 +176,7 @@ def print_def(line: Def) -> str:
     return f"{line.buffer.name}[{axes}] = {line.expr!r}"
 
 
-def print_call(line: Call) -> str:
+def print_call(line: CallStep) -> str:
     match line:
         case Constant():
             names, args = [line.buffer.name], []

@@ -39,7 +39,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import (
     Bundle,
-    Call,
+    CallStep,
     Def,
     Extern,
     FlatKernel,
@@ -221,7 +221,7 @@ def _define(buffer: Buffer, defined: set[Buffer], line: str) -> None:
     defined.add(buffer.base)
 
 
-def _verify_call(node: Call, defined: set[Buffer]) -> None:
+def _verify_call(node: CallStep, defined: set[Buffer]) -> None:
     line = f"{', '.join(map(repr, node.writes)) or '_'} = extern {node.target}(...)"
     if isinstance(node, Extern):
         for view in node.views:

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class BufferReaders:
     """The readers of each buffer.
 
     Attributes:
@@ -32,7 +32,7 @@ class Uses:
     live_out: frozenset[Buffer]
 
 
-def find_uses(graph: Graph) -> Uses:
+def find_uses(graph: Graph) -> BufferReaders:
     """Return producers, readers and live-out buffers of a graph."""
     producer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
@@ -44,7 +44,7 @@ def find_uses(graph: Graph) -> Uses:
                 readers.setdefault(buffer, []).append(position)
         else:
             live_out.update(node.reads)
-    return Uses(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
+    return BufferReaders(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
 
 
 class Overwrites:
@@ -117,7 +117,7 @@ def between(dag: Dag, members: set[int]) -> set[int]:
     return below(dag, members) & set(above)
 
 
-class Order:
+class TopologicalOrder:
     """A topological order of a DAG that is kept while nodes are merged, two at a time.
 
     Whether a merge would close a cycle is asked for every pair that fusion considers. A path from

@@ -97,7 +97,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ProductRates:
     """Rates of products of matrices beside the library's of one product.
 
     Attributes:
@@ -151,7 +151,7 @@ class Machine:
     slow_exact: int = 8
     widened: frozenset[DType] = frozenset()
     slow_widened: int = 1
-    rates: Rates = Rates()
+    rates: ProductRates = ProductRates()
     cache_bytes: int = 0
     few_rows: int = 0
     threads: int = 1

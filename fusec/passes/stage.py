@@ -37,7 +37,7 @@ class Stage:
     check: Callable[[Any], None] = lambda made: None
 
 
-class Context(Protocol):
+class StageContext(Protocol):
     """What runs stages: it knows the compile's target and options, checks and records."""
 
     def apply(self, stage: Stage, structure: Any) -> Any:
@@ -47,7 +47,7 @@ class Context(Protocol):
         """Return what a stage makes of each of some structures."""
 
 
-def fold(stages: Iterable[Stage], structure: Any, context: Context) -> Any:
+def fold(stages: Iterable[Stage], structure: Any, context: StageContext) -> Any:
     """Return what stages make of a structure, one after another."""
     for stage in stages:
         if stage.only(context):
@@ -56,7 +56,7 @@ def fold(stages: Iterable[Stage], structure: Any, context: Context) -> Any:
 
 
 def fold_each(
-    stages: Iterable[Stage], structures: Mapping[str, Any], context: Context
+    stages: Iterable[Stage], structures: Mapping[str, Any], context: StageContext
 ) -> Mapping[str, Any]:
     """Return what stages make of structures by name: each stage of all, then the next."""
     for stage in stages:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fusec.errors import InternalError
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Reduce
-from fusec.ir.extern import Write
+from fusec.ir.extern import WriteInto
 from fusec.ir.graph import Bundle, Extern, Kernel, View, kernel_nodes
 from fusec.ir.index import index
 from fusec.passes.fusion.cost import count, kernel_traffic, numel, price, price_call
@@ -23,7 +23,7 @@ GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_inde
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LaunchCost:
     """What one launch does, by its shapes.
 
     Attributes:
@@ -38,12 +38,12 @@ class Work:
     us: float | None
 
 
-def work_of(launch: Kernel | Bundle | Extern, machine: Machine) -> Work:
+def work_of(launch: Kernel | Bundle | Extern, machine: Machine) -> LaunchCost:
     """Return what a launch does."""
     match launch:
         case Extern():
             us = price_call(launch, machine).us if launch.meaning else None
-            return Work(extern_bytes(launch), {}, us)
+            return LaunchCost(extern_bytes(launch), {}, us)
         case Kernel() | Bundle():
             kernels = launch.kernels
             multiplied: Counter[str] = Counter()
@@ -51,7 +51,7 @@ def work_of(launch: Kernel | Bundle | Extern, machine: Machine) -> Work:
                 multiplied.update(_multiplied(kernel))
             us = sum(price(kernel, machine).us for kernel in kernels)
             once = us - (len(kernels) - 1) * machine.launch_us
-            return Work(sum(map(kernel_bytes, kernels)), dict(multiplied), once)
+            return LaunchCost(sum(map(kernel_bytes, kernels)), dict(multiplied), once)
         case _:
             raise InternalError(launch, stage="codegen")
 
@@ -77,7 +77,7 @@ def extern_bytes(extern: Extern) -> int:
     written = sum(map(buffer_bytes, extern.writes))
     views = list(dict.fromkeys(extern.views))
     match extern.effect:
-        case Write() as part:
+        case WriteInto() as part:
             changed, *views = views
             written += part.moved.hint() * changed.buffer.dtype.itemsize
     reads = [view_bytes(view) for view in views]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusec.codegen.targets import TARGETS, find_target
 from fusec.ir.graph import Kernel
-from fusec.passes.fusion.split_loop import Split, split_loop
+from fusec.passes.fusion.split_loop import SplitKernel, split_loop
 from tests import triton_backend
 from tests.support import check
 
@@ -51,7 +51,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     _fuse_all(monkeypatch, lambda kernel: None)
 
 
-def _fuse_all(monkeypatch: pytest.MonkeyPatch, divide: Split) -> None:
+def _fuse_all(monkeypatch: pytest.MonkeyPatch, divide: SplitKernel) -> None:
     machine = replace(ROW.machine, launch_us=1e3)
     codegen = replace(ROW.codegen, split=lambda kernel, machine: divide(kernel))
     row = replace(ROW, machine=machine, codegen=codegen)

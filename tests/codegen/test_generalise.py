@@ -10,7 +10,7 @@ import torch
 import fusec
 from fusec.codegen import generalise as generalisation
 from fusec.codegen.generalise import (
-    Call,
+    FunctionCall,
     Functions,
     describe_call,
     generalise,
@@ -92,7 +92,7 @@ def test_programs_with_other_loops_masks_or_statements_stay_apart() -> None:
     )
     for other in others:
         made = shared(*FAMILY, other)
-        assert list(made.functions) == ["k0", "k3"] and made.calls["k3"] == Call("k3")
+        assert list(made.functions) == ["k0", "k3"] and made.calls["k3"] == FunctionCall("k3")
 
 
 def test_a_number_stands_behind_the_sizes_of_a_program() -> None:
@@ -216,7 +216,7 @@ def test_axes_made_in_another_order_are_the_same() -> None:
 @pytest.mark.parametrize("number", [6, 3, None])
 def test_a_wrong_number_is_found(number: int | None) -> None:
     made = shared(*FAMILY)
-    calls = {**made.calls, "k1": Call("k0", number)}
+    calls = {**made.calls, "k1": FunctionCall("k0", number)}
     with pytest.raises(InvalidIR):
         verify_functions(replace(made, calls=calls))
 

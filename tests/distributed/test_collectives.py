@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options
@@ -75,7 +75,7 @@ def kept(schedule: Schedule) -> list[str]:
 def test_collectives_keep_their_number_and_order_through_all_passes(target, race):
     (seen,) = observe(mixed, (values(32, 16), values(16, 24)))
     options = Options.from_compile(None, {"verify": True, "race": race})
-    made = compile_to_source(seen.graph, Context(find_target(target), options, Trace("g")))
+    made = compile_to_source(seen.graph, CompileContext(find_target(target), options, Trace("g")))
     expected = said(seen.graph)
     assert len(expected) == 12, "each is a call and a wait"
     assert kept(made.schedule) == expected
@@ -95,7 +95,7 @@ def test_collectives_keep_their_order_around_a_loop_over_rows():
     inputs = values(64, 8), values(8, 128), torch.zeros(64, dtype=torch.int64)
     (seen,) = observe(loss, inputs)
     options = Options.from_compile(None, {"chunk_bytes": 64 * 128})
-    made = compile_to_source(seen.graph, Context(find_target("sm_90"), options, Trace("g")))
+    made = compile_to_source(seen.graph, CompileContext(find_target("sm_90"), options, Trace("g")))
     assert any(isinstance(step, RowLoop) for step in made.schedule.steps)
     assert kept(made.schedule) == said(seen.graph)
 
@@ -111,7 +111,7 @@ def test_inputs_that_are_written_in_place_leave_collectives_in_order_and_what_th
         return *mixed(x, w), torch.ops._c10d_functional.wait_tensor(under_way).sin()
 
     (seen,) = observe(fn, (values(32, 16), values(16, 24), values(9), values(9)))
-    made = compile_to_source(seen.graph, Context(find_target("cpu"), Options(), Trace("g")))
+    made = compile_to_source(seen.graph, CompileContext(find_target("cpu"), Options(), Trace("g")))
     assert kept(made.schedule) == said(seen.graph)
     writes = made.wrapper.index("aten.copy_.default(")
     assert made.wrapper.count("aten.copy_.default(") == 1, "own is written by its kernel"
@@ -181,7 +181,7 @@ def test_a_result_of_other_strides_is_copied_after_it_was_waited_for():
     (seen,) = observe(transposed, (values(8, 16),))
     (node,) = [n for n in seen.graph.graph.nodes if n.name == "broadcast"]
     assert node.meta["val"].stride() == (1, 16), "torch has changed: choose another collective"
-    made = compile_to_source(seen.graph, Context(find_target("cpu"), Options(), Trace("g")))
+    made = compile_to_source(seen.graph, CompileContext(find_target("cpu"), Options(), Trace("g")))
     assert "broadcast = extern_broadcast(" in made.wrapper
     assert "wait_tensor = restride(extern_wait_tensor(broadcast), (1, 16))" in made.wrapper
 

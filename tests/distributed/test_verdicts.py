@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fusec.driver.race import LIBRARY, DeviceJudge
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.ranks import Ranks, find_ranks
-from fusec.runtime.race.verdicts import Lap, Verdict, all_verdicts
+from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
 from fusec.tools.report.observe import Observed
 from tests.distributed.ranks import run_ranks
 from tests.driver.test_race import Ruled, compiled, kinds, make_judge, observed
@@ -107,7 +107,7 @@ def agree(rank: int) -> None:
     ranks = find_ranks()
     assert ranks is not None and ranks.published("key") is None
     dist.barrier()
-    own = Verdict(f"way {rank}", (Lap(f"way {rank}", 1.0),))
+    own = Verdict(f"way {rank}", (CandidateTime(f"way {rank}", 1.0),))
     agreed = ranks.agree("key", own)
     everybody: list[Any] = [None, None]
     dist.all_gather_object(everybody, agreed.winner)

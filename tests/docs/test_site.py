@@ -32,6 +32,8 @@ def test_each_page_is_in_the_site_s_menu() -> None:
 
 
 def test_each_decision_is_in_the_index_of_decisions() -> None:
-    listed = re.findall(r"\(([\w-]+\.md)\)", (DOCS / "decisions/index.md").read_text(encoding="utf-8"))
+    listed = re.findall(
+        r"\(([\w-]+\.md)\)", (DOCS / "decisions/index.md").read_text(encoding="utf-8")
+    )
     pages = [page.name for page in PAGES if page.parent.name == "decisions"]
     assert sorted([*listed, "index.md"]) == sorted(pages)

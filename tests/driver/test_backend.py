@@ -8,7 +8,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.driver import backend, compiler
-from fusec.driver.stages import JOINT, Context
+from fusec.driver.stages import JOINT, CompileContext
 from fusec.errors import Unsupported
 
 
@@ -28,7 +28,7 @@ def test_scores_are_computed_again_only_for_kernels_that_are_made(
 
     def compile_with(*arguments: object) -> bool:
         context = arguments[-1]
-        assert isinstance(context, Context)
+        assert isinstance(context, CompileContext)
         (stage,) = (stage for stage in JOINT if stage.name == "wide_products")
         return stage.only(context)
 

@@ -34,7 +34,7 @@ from fusec.driver.race import (
     _lock,
     timed_batch,
 )
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import KernelFault
 from fusec.frontend.fx_passes.channels_last import IMAGES
@@ -42,7 +42,7 @@ from fusec.frontend.fx_passes.memory_formats import Gain
 from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
-from fusec.passes.fusion.contract import Choice, Cut
+from fusec.passes.fusion.contract import Choice, FuseGraph
 from fusec.passes.fusion.libraries import multiply_adds
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.online_softmax import online_softmax
@@ -50,7 +50,7 @@ from fusec.runtime.cache.store import Cache
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.race.autotune import Way
-from fusec.runtime.race.verdicts import Lap, Verdict, all_verdicts
+from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
 from fusec.tools.report import explain
 from fusec.tools.report.observe import Observed, observe
 from tests.frontend.fx_passes.test_memory_formats import rewritten
@@ -70,22 +70,24 @@ def observed() -> Observed:
     return seen
 
 
-def compiled(seen: Observed, judge: Callable[[Cut], DeviceJudge] | None, **more: Any) -> Compiled:
+def compiled(
+    seen: Observed, judge: Callable[[FuseGraph], DeviceJudge] | None, **more: Any
+) -> Compiled:
     options = Options.from_compile(None, {"strict": True, "cache": False, **more})
-    context = Context(find_target("sm_90"), options, Trace("g"), judge)
+    context = CompileContext(find_target("sm_90"), options, Trace("g"), judge)
     return compile_to_source(seen.graph, context)
 
 
 def make_judge(
     seen: Observed, cache: Cache, kind: type[DeviceJudge] = DeviceJudge, **chosen: str
-) -> Callable[[Cut], DeviceJudge]:
+) -> Callable[[FuseGraph], DeviceJudge]:
     def prepare(made: Compiled) -> Callable[[list[Any]], Any]:
         kernels = {name: InterpretedKernel(p) for name, p in made.programs.items()}
         return executable.bind(made.wrapper, kernels, of_graph(seen.graph), CPU)
 
-    def make(cut: Cut) -> DeviceJudge:
+    def make(cut: FuseGraph) -> DeviceJudge:
         options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
-        context = Context(find_target("sm_90"), options, Trace("race"))
+        context = CompileContext(find_target("sm_90"), options, Trace("race"))
         races = Races(CPU, options.race_seconds("cuda"), "salt", cache)
         return kind(cut, context, prepare, races)
 
@@ -100,7 +102,9 @@ class Ruled(DeviceJudge):
 
     def race(self, group: Any, budget_s: float) -> Verdict:
         type(self).races += 1
-        laps = tuple(Lap(w.name, 10.0 if w.name == self.winner else 20.0) for w in self.ways(group))
+        laps = tuple(
+            CandidateTime(w.name, 10.0 if w.name == self.winner else 20.0) for w in self.ways(group)
+        )
         return Verdict(self.winner, laps)
 
 
@@ -186,7 +190,7 @@ def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_p
     kind = type("Spent", (Ruled,), {"races": 0})
     base = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
 
-    def spent(cut: Cut) -> DeviceJudge:
+    def spent(cut: FuseGraph) -> DeviceJudge:
         judge = base(cut)
         judge.races.left_s = 0.0
         return judge
@@ -206,8 +210,8 @@ def test_a_race_without_time_to_compare_leaves_no_verdict(
         def race(self, group: Any, budget_s: float) -> Verdict:
             type(self).races += 1
             first, *others = (way.name for way in self.ways(group))
-            late = tuple(Lap(name, dropped="no time left") for name in others)
-            return Verdict(LIBRARY, (Lap(first, us, us, us), *late), exhausted=True)
+            late = tuple(CandidateTime(name, dropped="no time left") for name in others)
+            return Verdict(LIBRARY, (CandidateTime(first, us, us, us), *late), exhausted=True)
 
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     judge = make_judge(observed, cache, Late)
@@ -238,7 +242,7 @@ def test_configurations_that_options_leave_out_have_verdicts_of_their_own(
 
 def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypatch):
     kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
-    context = Context(find_target("sm_90"), Options(), Trace("race"))
+    context = CompileContext(find_target("sm_90"), Options(), Trace("race"))
     judge = kind(lambda graph: None, context, lambda made: None, races())
     ways = [Way(LIBRARY, list), Way("fused #0", list)]
     for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
@@ -264,7 +268,7 @@ def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: b
     def told(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
         verdicts.append(race(self, group, 60.0))
         times = {LIBRARY: 30.0, "oneDNN": 20.0, "fused #0": 25.0, winner: 10.0}
-        return Verdict(winner, tuple(Lap(name, us, us, us) for name, us in times.items()))
+        return Verdict(winner, tuple(CandidateTime(name, us, us, us) for name, us in times.items()))
 
     race = DeviceJudge.race
     monkeypatch.setattr(DeviceJudge, "race", told)
@@ -301,15 +305,15 @@ class Measured(LibraryJudge):
     def race(self, call: Extern, budget_s: float) -> Verdict:
         self.raced += 1
         laps = (
-            Lap(ATEN, 10.0, 10.0 - self.spread, 10.0 + self.spread),
-            Lap("oneDNN", self.onednn, self.onednn, self.onednn),
+            CandidateTime(ATEN, 10.0, 10.0 - self.spread, 10.0 + self.spread),
+            CandidateTime("oneDNN", self.onednn, self.onednn, self.onednn),
         )
         return Verdict(min(laps, key=lambda lap: lap.us or 0.0).name, laps)
 
 
 def linear_call(m: int = 64, k: int = 128, n: int = 256) -> Extern:
     (seen,) = observe(torch.nn.Linear(k, n), (torch.randn(m, k),), train=False, dynamic=False)
-    context = Context(find_target("cpu"), Options(), Trace("g"))
+    context = CompileContext(find_target("cpu"), Options(), Trace("g"))
     (call,) = compile_to_source(seen.graph, context).schedule.externs
     return call
 
@@ -365,7 +369,7 @@ def times(weight: torch.Tensor, rows: int = 64) -> Extern:
     """Return the call that multiplies by a weight [terms, columns] as it lies."""
     given = torch.randn(rows, len(weight)), weight
     (seen,) = observe(torch.mm, given, train=False, dynamic=False)
-    context = Context(find_target("cpu"), Options(), Trace("g"))
+    context = CompileContext(find_target("cpu"), Options(), Trace("g"))
     (call,) = compile_to_source(seen.graph, context).schedule.externs
     return call
 
@@ -402,7 +406,10 @@ def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def told(self: LibraryJudge, call: Extern, budget_s: float) -> Verdict:
-        return Verdict("oneDNN", (Lap(ATEN, 20.0, 20.0, 20.0), Lap("oneDNN", 10.0, 10.0, 10.0)))
+        return Verdict(
+            "oneDNN",
+            (CandidateTime(ATEN, 20.0, 20.0, 20.0), CandidateTime("oneDNN", 10.0, 10.0, 10.0)),
+        )
 
     monkeypatch.setattr(LibraryJudge, "race", told)
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
@@ -428,7 +435,7 @@ def observed_rows(rows: int) -> Observed:
 
 
 def symbolic_call(rows: int) -> Extern:
-    context = Context(find_target("cpu"), Options(), Trace("g"))
+    context = CompileContext(find_target("cpu"), Options(), Trace("g"))
     (call,) = compile_to_source(observed_rows(rows).graph, context).schedule.externs
     return call
 

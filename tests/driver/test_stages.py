@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fusec.codegen.generalise import Call, Functions
+from fusec.codegen.generalise import FunctionCall, Functions
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton.form import Form
 from fusec.driver.partition import Joint
-from fusec.driver.stages import FUSE, PASSES, Context, all_stages
+from fusec.driver.stages import FUSE, PASSES, CompileContext, all_stages
 from fusec.driver.structures import Placed, Planned
 from fusec.driver.trace import Trace
 from fusec.errors import InvalidIR
@@ -32,7 +32,7 @@ from fusec.ir.index import Axis, index
 from fusec.ir.memory import Memory
 from fusec.ir.program import Program, Put
 from fusec.options import Options
-from fusec.passes.fusion.contract import Choice, Cut, Judge
+from fusec.passes.fusion.contract import Choice, FuseGraph, Judge
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
 from fusec.tools.report.observe import observe
@@ -178,13 +178,13 @@ ILLEGAL: dict[str, Any] = {
     "Memory": lambda: Placed(Schedule(graph((), ()), ()), Memory((buffer("x", 4),), ())),
     "Program": _program,
     "Form": lambda: Form(_program(), {}),
-    "Functions": lambda: Functions({"k": _program()}, {}, {"k": Call("k")}),
+    "Functions": lambda: Functions({"k": _program()}, {}, {"k": FunctionCall("k")}),
 }
 
 
-def context(target: str = "cpu", **chosen: Any) -> Context:
+def context(target: str = "cpu", **chosen: Any) -> CompileContext:
     options = Options.from_compile(None, {"verify": True, **chosen})
-    return Context(find_target(target), options, Trace("test", texts=True))
+    return CompileContext(find_target(target), options, Trace("test", texts=True))
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "capture"])
@@ -250,7 +250,7 @@ def judged(count: int) -> int:
     """Return how many groups of a model's layers are judged."""
     groups = []
 
-    def make(cut: Cut) -> Judge:
+    def make(cut: FuseGraph) -> Judge:
         def judge(group: Any) -> Choice:
             groups.append(group)
             return Choice(True, 0, "said", 1.0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fusec.driver import verification
 from fusec.errors import WrongKernel
-from fusec.runtime.race.verdicts import Lap, Verdict
+from fusec.runtime.race.verdicts import CandidateTime, Verdict
 from tests.planted import plant
 from tests.support import seeded, tune, values
 
@@ -171,7 +171,7 @@ def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("fusec.runtime.calls.executable._PYTHON", off)
 
     def won(*_: object) -> Verdict:
-        return Verdict("oneDNN", (Lap("ATen", 2.0), Lap("oneDNN", 1.0)))
+        return Verdict("oneDNN", (CandidateTime("ATen", 2.0), CandidateTime("oneDNN", 1.0)))
 
     monkeypatch.setattr("fusec.driver.race.LibraryJudge.race", won)
     tune(monkeypatch, raced_product=1)

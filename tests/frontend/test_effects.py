@@ -11,14 +11,14 @@ from fusec.frontend.effects import effect_of
 from fusec.ir.dtype import F32, F64
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import (
-    Copy,
+    CopyInto,
     Effect,
     Fresh,
     Linear,
     Pending,
     Product,
+    Scatter,
     Unknown,
-    Update,
     Window,
     WindowUpdate,
 )
@@ -38,8 +38,8 @@ def window(axis: int, start: object, step: int | None) -> WindowUpdate:
     return WindowUpdate(found, "aten.copy_.default")
 
 
-def update(in_place: str, moved: int) -> Update:
-    return Update(f"aten.{in_place}", index(moved))
+def update(in_place: str, moved: int) -> Scatter:
+    return Scatter(f"aten.{in_place}", index(moved))
 
 
 PUT = aten._unsafe_index_put.default
@@ -51,7 +51,7 @@ PUT = aten._unsafe_index_put.default
         (aten.mm.default, (X, X), Product("aten.addmm.default", "aten.addmm_.default", LINEAR)),
         (aten.bmm.default, (X, X), Fresh()),
         (aten.convolution_backward.default, (X, X), Fresh()),
-        (aten.copy_.default, (X, PART), Copy()),
+        (aten.copy_.default, (X, PART), CopyInto()),
         (aten.sort.default, (X,), Unknown()),
         (aten.slice_scatter.default, (X, PART, 1, 2, 4), window(1, 2, 1)),
         (aten.slice_scatter.default, (X, PART, -1, -2, None, 3), window(1, 4, 3)),

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.capture import capture
 from fusec.frontend.key import graph_key
@@ -55,7 +55,9 @@ def test_an_object_is_an_input_that_externs_and_outputs_name():
 
 def test_an_object_reaches_the_eager_kernel_and_leaves_as_it_is():
     gm, device = graph_with_an_object(), torch.device("cpu")
-    made = compile_to_source(gm, Context(find_target("cpu"), Options(verify=True), Trace("g")))
+    made = compile_to_source(
+        gm, CompileContext(find_target("cpu"), Options(verify=True), Trace("g"))
+    )
     kernels = {name: lambda source, out: torch.exp(source, out=out) for name in made.programs}
     call = executable.bind(made.wrapper, kernels, of_graph(gm), device)
     given, x = Factor(3.0), torch.randn(4, 3)

@@ -17,7 +17,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.ops.promotion import result_type
 from fusec.frontend.origin import printable, source_line
-from fusec.frontend.shapes import Sizes, from_torch_dtype, to_torch_dtype
+from fusec.frontend.shapes import SizeMap, from_torch_dtype, to_torch_dtype
 from fusec.frontend.size_facts import UNSEEN, facts_of
 from fusec.frontend.value import Value, make_axes
 from fusec.ir.dtype import DTYPES
@@ -39,7 +39,7 @@ class Environment:
 
 
 def converted(expr: Any) -> str:
-    return repr(Sizes()._convert(sympy.sympify(expr), Environment()))
+    return repr(SizeMap()._convert(sympy.sympify(expr), Environment()))
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_sympy_becomes_an_index(expr: Any, text: str) -> None:
 
 def test_a_stride_allows_for_an_empty_extent_and_a_size_is_what_it_says() -> None:
     few = Max(1, FloorDiv(S, 2) - 3)
-    sizes, environment = Sizes(), Environment()
+    sizes, environment = SizeMap(), Environment()
     written = "(s0)//(2)*s1 - min_0*s1 + s1"
     assert repr(sizes._convert(T * few, environment, True)) == written
-    sizes = Sizes()
+    sizes = SizeMap()
     sizes._extents.add(sizes._convert(FloorDiv(S, 2) - 3, environment))
     assert repr(sizes._convert(T * few, environment, True)) == "(s0)//(2)*s1 - 3*s1"
     assert repr(sizes._convert(T * few, environment)) == written
@@ -82,7 +82,7 @@ def test_what_an_index_cannot_say_is_unsupported() -> None:
 
 
 def test_the_least_of_two_is_one_size_however_it_is_written() -> None:
-    sizes, environment, u = Sizes(), Environment(), sympy.Symbol("u0")
+    sizes, environment, u = SizeMap(), Environment(), sympy.Symbol("u0")
     environment.var_to_range[u] = ValueRanges(0, 99)
     rows = [Max(0, u - 1), u - Min(1, u), Max(0, u - Min(1, u)), Min(2 * u, 2 * u - Min(u, 1))]
     made = [sizes._convert(expr, environment) for expr in rows]
@@ -96,7 +96,7 @@ def test_the_least_of_two_is_one_size_however_it_is_written() -> None:
 def test_the_least_of_two_is_the_one_that_a_guard_says() -> None:
     environment = Environment()
     environment.guards = [SimpleNamespace(expr=sympy.Eq(S, Min(S, 20)))]
-    sizes = Sizes()
+    sizes = SizeMap()
     assert sizes._convert(Min(S, 20), environment) is index(sizes.used["s0"])
     assert sizes._convert(T * Min(S, 20), environment) is index(sizes.used["s0"]) * index(
         sizes.used["s1"]
@@ -112,12 +112,12 @@ def test_sizes_of_data_equal_and_bound_each_other_as_asserted() -> None:
         environment.var_to_range[symbol] = ValueRanges(0, 99)
     asserted = [sympy.Eq(u, v), u <= S, w + u < T]
     environment.deferred_runtime_asserts = {w: list(map(Guard, asserted))}
-    sizes = Sizes()
+    sizes = SizeMap()
     texts = [repr(sizes._convert(symbol, environment)) for symbol in (S, T, u, v, w)]
     assert texts == ["s0", "s1", "u0", "u0", "u2"]
     bounds = [list(map(repr, sizes.used[name].bounds)) for name in ("u0", "u2")]
     assert bounds == [["s0"], ["s1 - u0 - 1"]]
-    assert repr(Sizes()._convert(v, environment)) == "u1"  # u0 may not be known yet
+    assert repr(SizeMap()._convert(v, environment)) == "u1"  # u0 may not be known yet
 
 
 @dataclass(frozen=True)
@@ -146,17 +146,17 @@ def test_a_size_is_written_as_a_product_where_the_trace_knows_a_divisor(
 ) -> None:
     environment = Environment()
     environment.divisible, environment.guards = divisible, list(map(Guard, guards))
-    assert repr(Sizes()._convert(expr, environment)) == text
+    assert repr(SizeMap()._convert(expr, environment)) == text
 
 
 def test_a_size_that_was_never_seen_has_a_guess_and_may_be_anything() -> None:
-    unseen = Sizes()._convert(sympy.Symbol("u0"), Environment())
+    unseen = SizeMap()._convert(sympy.Symbol("u0"), Environment())
     assert repr(unseen) == "u0" and unseen.hint() == UNSEEN
     assert not is_nonnegative(unseen)
 
 
 def test_a_size_remembers_its_hint() -> None:
-    sizes = Sizes()
+    sizes = SizeMap()
     assert sizes._convert(S * T, Environment()).hint() == 60
     assert set(sizes.used) == {"s0", "s1"}
 

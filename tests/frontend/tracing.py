@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
-from fusec.driver.stages import DYNAMO, Context
+from fusec.driver.stages import DYNAMO, CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.capture import capture
@@ -51,7 +51,7 @@ class Captured:
     def _compile(self, fn: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
         torch._dynamo.reset()
         backend = aot_autograd(**self._how())
-        context = Context(find_target("cpu"), Options(), Trace("captured"))
+        context = CompileContext(find_target("cpu"), Options(), Trace("captured"))
 
         def rewritten(gm: fx.GraphModule, inputs: list[Any]) -> Any:
             return backend(fold(DYNAMO, gm, context), inputs)
@@ -120,7 +120,7 @@ class CapturedAhead(Captured):
 
 
 def captured_graphs(
-    fn: Callable[..., Any], *inputs: torch.Tensor, context: Context, train: bool = False
+    fn: Callable[..., Any], *inputs: torch.Tensor, context: CompileContext, train: bool = False
 ) -> list[fx.GraphModule]:
     """Return the graphs that go to capture, rewritten for a target."""
     found = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.pipeline import flat_kernels
-from fusec.driver.stages import FUSE, LOWER, Context
+from fusec.driver.stages import FUSE, LOWER, CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.interp.expression import Env
@@ -51,10 +51,10 @@ class Mismatch(AssertionError):
     """A stage changed what a graph computes."""
 
 
-def context(target: Target, **chosen: Any) -> Context:
+def context(target: Target, **chosen: Any) -> CompileContext:
     """Return a context under which each stage is verified."""
     options = Options.from_compile(None, {"verify": True, **chosen})
-    return Context(target, options, Trace("fuzz"))
+    return CompileContext(target, options, Trace("fuzz"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Comparing:
         run: returns what a structure computes.
     """
 
-    context: Context
+    context: CompileContext
     expected: list[Any]
     run: Callable[[Any], list[Any]]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fusec.codegen.cpp.printer import Printer
+from fusec.codegen.cpp.printer import CppPrinter
 from fusec.codegen.lowering.values import Values
 from fusec.frontend.ops import views
 from fusec.ir.dtype import BF16, F32
@@ -21,7 +21,7 @@ from fusec.ir.scalar import ROUND
 from tests.fuzz.programs import draw, failure
 
 slice_start = views.slice_start
-as_printed = Printer.statement
+as_printed = CppPrinter.statement
 
 
 def one_too_early(call: object, start: object, extent: Index) -> Index:
@@ -29,7 +29,7 @@ def one_too_early(call: object, start: object, extent: Index) -> Index:
     return index(first.const - 1) if first.is_constant and first.const > 0 else first
 
 
-def rounded(printer: Printer, statement: Statement) -> None:
+def rounded(printer: CppPrinter, statement: Statement) -> None:
     """Print a statement; after an update of an accumulator in f32, round it to bf16."""
     as_printed(printer, statement)
     if isinstance(statement, Update) and statement.var.dtype is F32:
@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[int, Callable[[pytest.MonkeyPatch], None]]] = {
         lambda patch: patch.setattr(Values, "_masked", unmasked),
     ),
     "a slice off by one": (3, lambda patch: patch.setattr(views, "slice_start", one_too_early)),
-    "a bf16 accumulator": (31, lambda patch: patch.setattr(Printer, "statement", rounded)),
+    "a bf16 accumulator": (31, lambda patch: patch.setattr(CppPrinter, "statement", rounded)),
 }
 
 

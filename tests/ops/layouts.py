@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.aot.eager_strides import tracing_as_eager
@@ -241,7 +241,7 @@ def calls_unlike_eager(op: OpInfo, dtype: torch.dtype) -> dict[str, str]:
 def compile_as_traced(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose graphs run as eager kernels, with the strides that were traced."""
     options = Options.from_compile(None, {"strict": True, "cache": False})
-    context = Context(find_target("cpu"), options, Trace("joint"))
+    context = CompileContext(find_target("cpu"), options, Trace("joint"))
     return torch.compile(
         fn,
         backend=lambda gm, inputs: compile_with(gm, inputs, run_as_traced, context),

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
 from fusec.driver.compiler import compile_graph, run_eagerly
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options
@@ -201,7 +201,7 @@ def compiled(call: Callable[..., Any], outcome: Outcome, **options: Any) -> Call
             gm,
             inputs,
             partial(_compile_one, chosen, outcome),
-            Context(find_target("cpu"), chosen, Trace("joint")),
+            CompileContext(find_target("cpu"), chosen, Trace("joint")),
         )
 
     return torch.compile(call, backend=backend, dynamic=False)

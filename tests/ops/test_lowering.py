@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CAPTURE, Context
+from fusec.driver.stages import CAPTURE, CompileContext
 from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.tools.report.observe import observe
@@ -34,7 +34,7 @@ SCATTERS = {"index_put.default", "scatter.src", "scatter.value", "scatter_add.de
 
 def left_to_eager(fn, *inputs, train=False):
     """Return the calls that capture leaves: what comes after it lowers nothing more."""
-    context = Context(find_target("cpu"), Options(), Trace("lowered"))
+    context = CompileContext(find_target("cpu"), Options(), Trace("lowered"))
     seen = observe(fn, inputs, train=train)
     graphs = [CAPTURE.run(one.graph, context)[0] for one in seen]
     return {call.target.removeprefix("aten.") for graph in graphs for call in graph.externs}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fusec.ir.expr import Buffer, Op
-from fusec.ir.extern import Write
+from fusec.ir.extern import WriteInto
 from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store, View
 from fusec.ir.index import Size, index
 from fusec.passes.dag import dependencies
@@ -55,7 +55,7 @@ def kernel(source: Buffer, made: Buffer) -> Kernel:
 
 def write_into(target: Buffer, source: Buffer) -> Extern:
     args = (whole(target), whole(source))
-    return Extern("w", "aten.f_", args, (), (), "", effect=Write(index(8)), impure=True)
+    return Extern("w", "aten.f_", args, (), (), "", effect=WriteInto(index(8)), impure=True)
 
 
 @pytest.mark.parametrize(

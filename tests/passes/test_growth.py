@@ -25,7 +25,7 @@ from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
-from fusec.passes.dag import Order
+from fusec.passes.dag import TopologicalOrder
 from fusec.passes.fusion import fuse as fusion
 from fusec.passes.fusion.fuse import TOO_LARGE, Judged, fuse
 from fusec.passes.graph.inline import inline
@@ -207,7 +207,7 @@ def test_order_finds_the_detours_that_a_search_finds(seed: int) -> None:
     draw = random.Random(seed)
     dag: nx.DiGraph[int] = nx.gnp_random_graph(14, 0.2, seed=seed, directed=True)
     dag = nx.DiGraph((a, b) for a, b in dag.edges if a < b)
-    order = Order(dag)
+    order = TopologicalOrder(dag)
     for merged in range(100, 110):
         if len(dag) < 2:
             break

@@ -9,7 +9,7 @@ import fusec
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.driver.summary import launched_externs
 from fusec.ir.graph import Extern, Kernel, all_launches
-from fusec.passes.traffic import Work, work_of
+from fusec.passes.traffic import LaunchCost, work_of
 from fusec.tools.report import KernelText
 
 
@@ -23,7 +23,7 @@ X, W = torch.empty(64, 128), torch.empty(128, 256)
 READ, WRITTEN = 4 * (64 * 128 + 128 * 256), 4 * 64 * 256
 
 
-def work(kernel: KernelText) -> dict[type, Work]:
+def work(kernel: KernelText) -> dict[type, LaunchCost]:
     compiled = kernel.staged.compiled
     assert compiled is not None
     launches = (*all_launches(compiled.schedule), *launched_externs(compiled.schedule))

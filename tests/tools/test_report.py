@@ -14,7 +14,7 @@ from torch import nn
 import fusec
 from fusec.codegen import targets
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.errors import ModelError, UsageError
 from fusec.ir.decision import Decision
 from fusec.options import Options
@@ -208,7 +208,7 @@ def test_explaining_changes_nothing() -> None:
 def test_tracing_and_each_compile_spare_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     spared = []
 
-    def adapt(context: Context) -> Context:
+    def adapt(context: CompileContext) -> CompileContext:
         spared.append(gc.get_freeze_count() > 0)
         return context
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fusec.codegen.cpp.tile_uses import Place, Uses, placed
+from fusec.codegen.cpp.tile_uses import Place, TileUses, placed
 from fusec.ir.expr import Dot, Expr, IndexValue, Load, Op, Reduce, Var
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Let, Program, Put, Statement, Update
@@ -47,7 +47,7 @@ class LaneOrder:
         return (dot.left, dot.right) if column in dot.right.axes else (dot.right, dot.left)
 
 
-def lane_order(program: Program, uses: Uses) -> LaneOrder:
+def lane_order(program: Program, uses: TileUses) -> LaneOrder:
     """Return the order by which a program of tiles copies least."""
     if len(program.lanes) > MOST_AXES:
         return LaneOrder(program.lanes)
@@ -56,7 +56,9 @@ def lane_order(program: Program, uses: Uses) -> LaneOrder:
     return min(orders, key=lambda order: sum(_costs(body, uses, order)))
 
 
-def _costs(body: list[tuple[Place, Statement]], uses: Uses, order: LaneOrder) -> Iterator[float]:
+def _costs(
+    body: list[tuple[Place, Statement]], uses: TileUses, order: LaneOrder
+) -> Iterator[float]:
     for place, statement in body:
         match statement:
             case Let(value=Dot() as dot) | Update(value=Dot() as dot):
@@ -67,7 +69,7 @@ def _costs(body: list[tuple[Place, Statement]], uses: Uses, order: LaneOrder) ->
                 yield OFTEN ** len(place) * points * _cost(statement, uses, order)
 
 
-def _cost(statement: Statement, uses: Uses, order: LaneOrder) -> float:
+def _cost(statement: Statement, uses: TileUses, order: LaneOrder) -> float:
     match statement:
         case Let(var=var, value=Load() as load) if len(var.axes) == 2 and uses.elementwise(var):
             return _access(load.indices[0], order, uses)
@@ -86,14 +88,14 @@ def _cost(statement: Statement, uses: Uses, order: LaneOrder) -> float:
     return 0.0
 
 
-def _access(offset: Index, order: LaneOrder, uses: Uses) -> float:
+def _access(offset: Index, order: LaneOrder, uses: TileUses) -> float:
     steps = [offset.coefficient(lane) for lane in order.sorted(offset.axes & uses.lanes)]
     if steps[-1] is index(1):
         return 0.0
     return COPIED if steps[0] is index(1) else SCATTERED
 
 
-def _slot(dot: Dot, uses: Uses, order: LaneOrder) -> float:
+def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
     """Return what it costs to add to a tile of a longer array: it is done where neighbours are
     columns."""
     load = uses.load(dot.into) if dot.into is not None else None
@@ -103,7 +105,7 @@ def _slot(dot: Dot, uses: Uses, order: LaneOrder) -> float:
     return 0.0 if load.indices[0].steps_by_one(column) else math.inf
 
 
-def _right(dot: Dot, uses: Uses, order: LaneOrder) -> float:
+def _right(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
     """Return what it costs to have the right operand as rows of neighbours, by its elements.
 
     A load is counted where it stands: what loops share is copied once.

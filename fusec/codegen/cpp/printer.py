@@ -99,10 +99,10 @@ def multiplies(program: Program) -> bool:
 
 def print_kernel(program: Program) -> str:
     """Return the C++ function of a program."""
-    return Printer(program).print()
+    return CppPrinter(program).print()
 
 
-class Printer:
+class CppPrinter:
     """Prints a program; ``kind`` says who may call the function."""
 
     def __init__(self, program: Program, kind: str = 'extern "C" void') -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fusec.codegen.cpp.lane_order import LaneOrder
-from fusec.codegen.cpp.tile_uses import Uses
+from fusec.codegen.cpp.tile_uses import TileUses
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children, reach
 from fusec.ir.index import Axis
@@ -34,13 +34,13 @@ class Storage:
         panels: copies in panels: value -> pairs of a row and a column.
     """
 
-    uses: Uses
+    uses: TileUses
     order: LaneOrder
     stored: set[Var] = field(default_factory=set)
     panels: dict[Var, list[tuple[Axis, Axis]]] = field(default_factory=dict)
 
     @staticmethod
-    def of(uses: Uses, order: LaneOrder) -> Storage:
+    def of(uses: TileUses, order: LaneOrder) -> Storage:
         """Return what of a program's values lies in memory."""
         storage = Storage(uses, order)
         for var, value in uses.values.items():

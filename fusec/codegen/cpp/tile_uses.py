@@ -1,7 +1,7 @@
 """What is known of the values of a program of tiles, before its tiles become arrays and vectors.
 
-``Uses`` says of each value who reads it and where, which loads end at a count along an axis, and
-what a statement needs once cheap values are computed where they are used.
+``TileUses`` says of each value who reads it and where, which loads end at a count along an axis,
+and what a statement needs once cheap values are computed where they are used.
 
 Worked example: in ``for n: s<m, n> = dot(k: a, b); e<m, n> = exp(s); c := dot(n: e, v, c)`` the
 value e is the left operand of a product, v the right one, and both are read in the loop alone.
@@ -31,7 +31,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Uses:
+class TileUses:
     """The values of a program of tiles.
 
     Attributes:
@@ -51,9 +51,9 @@ class Uses:
     updates: dict[Var, list[Place]] = field(default_factory=dict)
 
     @staticmethod
-    def of(program: Program) -> Uses:
+    def of(program: Program) -> TileUses:
         """Return what is known of a program's values."""
-        uses = Uses(frozenset(program.lanes), frozenset(b.base for b in program.writes))
+        uses = TileUses(frozenset(program.lanes), frozenset(b.base for b in program.writes))
         for place, statement in placed(program.body):
             if isinstance(statement, Let | Carry):
                 uses.defined[statement.var] = place

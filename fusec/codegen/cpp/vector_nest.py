@@ -56,7 +56,7 @@ Item: TypeAlias = Let | Update | Put | Carry
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class TileArray:
     """A tile in memory, row after row, or in panels of W columns, each row after row.
 
     Attributes:
@@ -93,7 +93,7 @@ class Array:
 
 
 @dataclass(slots=True, eq=False)
-class Scope:
+class LaneScope:
     """Statements at some coordinates of lane axes, and the names that values have there."""
 
     at: dict[Axis, Index]
@@ -116,15 +116,15 @@ class Writer:
         self.storage, self.names, self.width = storage, names, width
         self.rounded, self.exponentials = rounded, list[Var]()
         self.lane = Axis("l", index(width))
-        self.arrays: dict[Var, Array] = {}
-        self.scopes: list[Scope] = []
+        self.arrays: dict[Var, TileArray] = {}
+        self.scopes: list[LaneScope] = []
         self.serial = max((v.serial for v in storage.uses.defined), default=0)
 
     def at(self) -> dict[Axis, Index]:
         """Return the coordinates of all open scopes."""
         return {lane: where for scope in self.scopes for lane, where in scope.at.items()}
 
-    def home(self, axes: Iterable[Axis]) -> Scope:
+    def home(self, axes: Iterable[Axis]) -> LaneScope:
         """Return the outermost scope in which lanes are bound."""
         needed = set(axes) & self.storage.uses.lanes
         for scope in self.scopes:
@@ -187,7 +187,7 @@ class Writer:
         scope.memo[key] = shown
         return shown
 
-    def let(self, scope: Scope, hint: str, value: Expr) -> Var:
+    def let(self, scope: LaneScope, hint: str, value: Expr) -> Var:
         var = self.var(hint, value.dtype, value.axes & {self.lane})
         scope.body.append(Let(var, value))
         return var
@@ -200,7 +200,7 @@ class Writer:
         """Return an offset at the open scopes' coordinates, its gathers by name."""
         return substitute(value, self.at(), self.value if list(index_exprs(value)) else None)
 
-    def store(self, array: Array, value: Var | Const) -> None:
+    def store(self, array: TileArray, value: Var | Const) -> None:
         """Append a store of a value to its place in an array, in the innermost scope."""
         kind = array.buffer.dtype
         if value.dtype is not kind:
@@ -233,7 +233,7 @@ class _Inner:
 
     lanes: tuple[Axis, ...]
     axes: list[Axis]
-    copies: list[list[Scope]]
+    copies: list[list[LaneScope]]
     sums: list[_Sum] = field(default_factory=list)
 
 
@@ -292,14 +292,14 @@ class Nest:
             writer.scopes.pop()
             writer.scopes[-1].body.append(For(axis, index(0), (axis.extent,), tuple(scope.body)))
 
-    def _loop(self, lane: Axis, vectors: bool) -> tuple[Axis, Scope]:
+    def _loop(self, lane: Axis, vectors: bool) -> tuple[Axis, LaneScope]:
         """Return a loop's axis, and the scope inside."""
         if not vectors:
             axis = Axis(f"{lane.name}r", lane.extent)
-            return axis, Scope({lane: index(axis)})
+            return axis, LaneScope({lane: index(axis)})
         axis = Axis(f"{lane.name}v", index(lane.extent.const // self.writer.width))
         where = index(axis) * self.writer.width + index(self.writer.lane)
-        return axis, Scope({lane: where})
+        return axis, LaneScope({lane: where})
 
     def _item(self, item: Item, outer: Axis | None, vectors: bool) -> None:
         lanes = self.writer.storage.order.sorted(self.uses.domain(item) - {outer})
@@ -334,7 +334,7 @@ class Nest:
             (lane,) = lanes
             axis = Axis(f"{lane.name}j", index(lane.extent.const // JAM))
             body: list[Statement] = []
-            copies = [[Scope({lane: index(axis) * JAM + copy}, body)] for copy in range(JAM)]
+            copies = [[LaneScope({lane: index(axis) * JAM + copy}, body)] for copy in range(JAM)]
             return _Inner(lanes, [axis], copies)
         loops = [self._loop(lane, lane is lanes[-1]) for lane in lanes]
         return _Inner(lanes, [axis for axis, _ in loops], [[scope for _, scope in loops]])

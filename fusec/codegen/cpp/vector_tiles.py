@@ -30,8 +30,8 @@ from dataclasses import replace
 
 from fusec.codegen.cpp.lane_order import lane_order
 from fusec.codegen.cpp.tile_storage import Storage
-from fusec.codegen.cpp.tile_uses import Uses
-from fusec.codegen.cpp.vector_nest import Array, Item, Nest, Scope, Writer, held_type
+from fusec.codegen.cpp.tile_uses import TileUses
+from fusec.codegen.cpp.vector_nest import Item, LaneScope, Nest, TileArray, Writer, held_type
 from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.ir.dtype import BOOL, I64, DType
@@ -75,21 +75,21 @@ class _Rewrite:
     """
 
     def __init__(self, program: Program, width: int) -> None:
-        uses = Uses.of(program)
+        uses = TileUses.of(program)
         self.uses, self.order, self.width = uses, lane_order(program, uses), width
         self.storage = Storage.of(uses, self.order)
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.names = Names(named)
         self.writer = Writer(self.storage, self.names, width, rounded_to_16_bits(program))
         self.nest = Nest(self.writer)
-        self.panels: dict[tuple[Var, Axis], Array] = {}
-        self.slots: dict[Var, Array] = {}
+        self.panels: dict[tuple[Var, Axis], TileArray] = {}
+        self.slots: dict[Var, TileArray] = {}
 
     # -- blocks ------------------------------------------------------------------------------------
 
     def block(self, body: Iterable[Statement]) -> tuple[Statement, ...]:
         """Return what a block of statements becomes."""
-        self.writer.scopes.append(Scope({}))
+        self.writer.scopes.append(LaneScope({}))
         for statement in body:
             self.statement(statement)
         self.flush()
@@ -142,14 +142,14 @@ class _Rewrite:
                 self.flush()
                 self.out.append(statement)
 
-    def array(self, var: Var) -> Array:
+    def array(self, var: Var) -> TileArray:
         """Declare the array of a tile."""
         *rows, column = self.order.sorted(var.axes & self.uses.lanes)
         made = self.scratch(var.name, (*rows, column), held_type(var.dtype))
-        self.writer.arrays[var] = Array(made, rows[0] if rows else None, column)
+        self.writer.arrays[var] = TileArray(made, rows[0] if rows else None, column)
         return self.writer.arrays[var]
 
-    def slot(self, var: Var) -> Array:
+    def slot(self, var: Var) -> TileArray:
         """Return the tile of a longer array that a value was loaded from."""
         if var in self.slots:
             return self.slots[var]
@@ -160,7 +160,7 @@ class _Rewrite:
         assert offset.coefficient(column) is index(1)
         assert offset.coefficient(row) is column.extent
         start = substitute(offset, dict.fromkeys((row, column), index(0)))
-        return Array(load.buffer.base, row, column, start=start)
+        return TileArray(load.buffer.base, row, column, start=start)
 
     def scratch(self, hint: str, lanes: Iterable[Axis], dtype: DType) -> Buffer:
         length = index(1)
@@ -173,7 +173,7 @@ class _Rewrite:
 
     # -- products ----------------------------------------------------------------------------------
 
-    def multiply(self, dot: Dot, into: Array, *, adds: bool) -> None:
+    def multiply(self, dot: Dot, into: TileArray, *, adds: bool) -> None:
         """Append the product that a ``Dot`` of tiles is."""
         left, right = self.order.sides(dot)
         (terms,), rows, columns = dot.over, into.row, into.column
@@ -214,7 +214,7 @@ class _Rewrite:
         start = substitute(offset, dict.fromkeys((rows, columns), index(0)))
         return Matrix(load.buffer.base, start, row, column, column * self.width)
 
-    def fill(self, array: Array, counts: Sequence[Index] = ()) -> None:
+    def fill(self, array: TileArray, counts: Sequence[Index] = ()) -> None:
         """Let a tile be 0, but for its first rows, which will be written.
 
         Args:
@@ -243,7 +243,7 @@ class _Rewrite:
         for row, column in self.storage.panels.get(var, ()):
             self.flush()
             buffer = self.scratch(var.name, (row, column), held_type(var.dtype))
-            array = Array(buffer, row, column, panels=True)
+            array = TileArray(buffer, row, column, panels=True)
             load = self.uses.load(var)
             if load is None:
                 source = self.writer.arrays[var]
@@ -253,7 +253,7 @@ class _Rewrite:
                 self.turn(load, array)
             else:
                 each, panel, at = self.loops(row, column)
-                self.writer.scopes.append(Scope(at))
+                self.writer.scopes.append(LaneScope(at))
                 self.writer.store(array, self.writer.value(var))
                 inner = self.writer.scopes.pop().body
                 self.out.append(_loop(panel, _loop(each, *inner)))
@@ -261,7 +261,7 @@ class _Rewrite:
             if self.storage.is_turned(var) and var not in self.storage.stored:
                 self.writer.arrays[var] = array
 
-    def turn(self, load: Load, array: Array) -> None:
+    def turn(self, load: Load, array: TileArray) -> None:
         """Copy a tile whose neighbours in memory lie along its rows, in blocks of W x W."""
         row, column, width, lane = array.row, array.column, self.width, self.writer.lane
         assert row is not None
@@ -297,7 +297,7 @@ class _Rewrite:
             ),
         )
         again = self.writer.var("v_block", load.dtype, frozenset({lane}))
-        scope = Scope({row: at[row], column: at[column]})
+        scope = LaneScope({row: at[row], column: at[column]})
         scope.body.append(Let(again, Load(temporary.flat(), (slot,))))
         self.writer.scopes.append(scope)
         self.writer.store(array, again)

@@ -52,7 +52,7 @@ from fusec.codegen.host.native_sizes import (
     print_places,
     print_size,
 )
-from fusec.codegen.host.native_writes import Write, dense, print_write, write_of
+from fusec.codegen.host.native_writes import NativeWrite, dense, print_write, write_of
 from fusec.errors import InternalError, UsageError
 from fusec.ir.arena import Arena, verify_arena
 from fusec.ir.argument import View, argument_views
@@ -274,7 +274,7 @@ class _Function:
         for k, view in enumerate(self.views):
             if self.arena.results.get(view.buffer) != k:
                 result = f"((m_{view.buffer.dtype} *)results[{k}])"
-                made = Write(dense(view), view)
+                made = NativeWrite(dense(view), view)
                 self.lines += print_write(made, result, self.names, self.size)
         body = "".join(f"  {line}\n" for line in self.lines)
         text = "".join(f'\n    "{line}\\n"' for line in signature.splitlines())

@@ -1,7 +1,7 @@
 """Calls that write to an input, as loops: what a model in C keeps from one call to the next.
 
 A cache of keys, whose next position is written, stays a call of torch in Python. Here such calls
-are one form, ``Write``: the elements of a part go to where they belong, in place.
+are one form, ``NativeWrite``: the elements of a part go to where they belong, in place.
 
 Worked example: ``cache[:, pos] = k`` for a ``pos`` of one element::
 
@@ -23,14 +23,13 @@ from dataclasses import dataclass, replace
 from fusec.ir.argument import View
 from fusec.ir.dtype import I64
 from fusec.ir.expr import Buffer
-from fusec.ir.extern import Copy, Extern
-from fusec.ir.extern import Write as Writes
+from fusec.ir.extern import CopyInto, Extern, WriteInto
 from fusec.ir.index import Index, index
 from fusec.ir.strides import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class NativeWrite:
     """The elements of ``part`` go to where those of ``into`` lie.
 
     Attributes:
@@ -45,29 +44,33 @@ class Write:
     wraps: bool = False
 
 
-def write_of(call: Extern) -> Write | None:
+def write_of(call: Extern) -> NativeWrite | None:
     """Return what a call writes in place; None where it does anything else."""
     if call.kwargs or call.writes:
         return None
-    made: Write | None = None
+    made: NativeWrite | None = None
     match call.effect, call.target, call.args:
-        case Copy(), _, (View() as into, View() as part):
-            made = Write(into, part)
-        case Writes(), "aten.index_copy_.default", (View() as into, int(axis), View() as places,
+        case CopyInto(), _, (View() as into, View() as part):
+            made = NativeWrite(into, part)
+        case WriteInto(), "aten.index_copy_.default", (View() as into, int(axis), View() as places,
                                                    View() as part):  # fmt: skip
-            made = Write(into, part, axis % len(into.shape), places)
-        case Writes(), "aten.index_put_.default", (View() as into, tuple(indices), View() as part):
+            made = NativeWrite(into, part, axis % len(into.shape), places)
+        case WriteInto(), "aten.index_put_.default", (
+            View() as into,
+            tuple(indices),
+            View() as part,
+        ):
             made = _put(into, indices, part)
     return made if made is not None and _is_plain(made) else None
 
 
-def _put(into: View, indices: Sequence[object], part: View) -> Write | None:
+def _put(into: View, indices: Sequence[object], part: View) -> NativeWrite | None:
     """Return ``into[:, places] = part``, which is spread over what it is put into."""
     given = [(axis, value) for axis, value in enumerate(indices) if value is not None]
     match given:
         case [(axis, View(shape=(count,)) as places)]:
             shape = (*into.shape[:axis], count, *into.shape[axis + 1 :])
-            return Write(into, _spread(part, shape), axis, places, wraps=True)
+            return NativeWrite(into, _spread(part, shape), axis, places, wraps=True)
     return None
 
 
@@ -82,7 +85,7 @@ def _spread(view: View, shape: tuple[Index, ...]) -> View:
     return replace(view, shape=shape, strides=(none,) * new + strides)
 
 
-def _is_plain(write: Write) -> bool:
+def _is_plain(write: NativeWrite) -> bool:
     """Return True if elements keep their type, and are read nowhere that is written."""
     places = write.places
     shape = list(write.into.shape)
@@ -101,7 +104,7 @@ def dense(view: View) -> View:
 
 
 def print_write(
-    write: Write, target: str, name: Callable[[Buffer], str], size: Callable[[Index], str]
+    write: NativeWrite, target: str, name: Callable[[Buffer], str], size: Callable[[Index], str]
 ) -> Iterator[str]:
     """Yield loops over a part, the last axis fastest.
 

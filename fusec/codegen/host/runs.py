@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
 from fusec.ir.index import Size
-from fusec.ir.memory import Memory, Run
+from fusec.ir.memory import Memory, NativeRun
 from fusec.ir.program import Program
 
 
@@ -45,7 +45,7 @@ class RunCode:
 
 def run_codes(
     memory: Memory, programs: Mapping[str, Program], code: Mapping[str, str]
-) -> dict[Run, RunCode]:
+) -> dict[NativeRun, RunCode]:
     """Return how each run is called.
 
     Args:

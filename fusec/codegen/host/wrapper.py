@@ -54,7 +54,7 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
-from fusec.ir.memory import Allocation, Memory, Run, StepMemory
+from fusec.ir.memory import Allocation, Memory, NativeRun, StepMemory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
@@ -169,7 +169,7 @@ class _Wrapper:
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
         self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
 
-    def _run(self, run: Run, code: RunCode) -> None:
+    def _run(self, run: NativeRun, code: RunCode) -> None:
         """Print the one call of a run, around it what its kernels allocate and free."""
         memory = self.memory.of_run(run)
         for allocation in memory.allocated:

@@ -36,7 +36,7 @@ from fusec.ir.names import Names
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, statements
 
 ROWS, COLUMNS = 0, 1
-Order = dict[Axis, int]
+TileDims = dict[Axis, int]
 """Lane axis -> its dimension in one tile."""
 
 
@@ -44,9 +44,9 @@ Order = dict[Axis, int]
 class _Shapes:
     """How one value is needed: the order it is made in, and others."""
 
-    orders: list[Order] = field(default_factory=list)
+    orders: list[TileDims] = field(default_factory=list)
 
-    def need(self, order: Order) -> None:
+    def need(self, order: TileDims) -> None:
         if order not in self.orders:
             self.orders.append(order)
 
@@ -104,10 +104,10 @@ class _Orienter:
             self.dimension[known] = dimension
         return known
 
-    def mapping(self, order: Order) -> dict[Axis, Index]:
+    def mapping(self, order: TileDims) -> dict[Axis, Index]:
         return {axis: index(self.twin(axis, d)) for axis, d in order.items()}
 
-    def named(self, var: Var, order: Order) -> Var:
+    def named(self, var: Var, order: TileDims) -> Var:
         """Return the variable that holds a value in an order."""
         key = (var, tuple(sorted(order.items(), key=lambda item: item[0].serial)))
         known = self.made.get(key)
@@ -126,19 +126,19 @@ class _Orienter:
 
     # -- orders ------------------------------------------------------------------------------------
 
-    def need(self, value: Expr, order: Order) -> None:
+    def need(self, value: Expr, order: TileDims) -> None:
         """Say that a value is needed in the part of an order that it has axes for."""
         if isinstance(value, Var):
             own = {a: order[a] for a in value.axes if a in order}
             self.needs.setdefault(value, _Shapes()).need(own)
 
-    def used(self, value: Expr, order: Order) -> Expr:
+    def used(self, value: Expr, order: TileDims) -> Expr:
         """Return the name of a value in an order."""
         if not isinstance(value, Var):
             return value
         return self.named(value, {a: order[a] for a in value.axes if a in order})
 
-    def free_order(self, axes: Iterable[Axis], offset: Index | None = None) -> Order:
+    def free_order(self, axes: Iterable[Axis], offset: Index | None = None) -> TileDims:
         """Return an order where none is prescribed: the fastest axis in the columns."""
         lanes = sorted((a for a in axes if a in self.lanes), key=lambda a: a.serial)
         if len(lanes) > 2:
@@ -183,7 +183,7 @@ class _Orienter:
             case _:
                 raise InternalError(statement, stage="codegen.orient")
 
-    def orders(self, var: Var) -> list[Order]:
+    def orders(self, var: Var) -> list[TileDims]:
         """Return the orders a value is needed in, the first being the one it is made in."""
         found = self.needs.setdefault(var, _Shapes())
         if not found.orders:
@@ -224,7 +224,7 @@ class _Orienter:
         assert isinstance(value, Var | Const) and not isinstance(guard, Const)
         return Put(put.buffer, offset, value, guard)  # type: ignore[arg-type]
 
-    def followed(self, value: Expr, order: Order) -> Order:
+    def followed(self, value: Expr, order: TileDims) -> TileDims:
         """Return the order of one axis that a value, or what it is made of, has already."""
         (axis,) = order
         stack = [value]
@@ -240,7 +240,7 @@ class _Orienter:
                 stack.extend(children(self.definitions[node]))
         return order
 
-    def value(self, value: Expr, order: Order) -> Expr:
+    def value(self, value: Expr, order: TileDims) -> Expr:
         """Return one node over values in the orders that the result's order asks for."""
         if isinstance(value, Dot):
             return self.dot(value, order)
@@ -254,10 +254,10 @@ class _Orienter:
         new = {child: self.used(child, order) for child in children(value)}
         return rebuild(value, new, self.mapping(order))
 
-    def value_index(self, value: Index, order: Order) -> Index:
+    def value_index(self, value: Index, order: TileDims) -> Index:
         return substitute(value, self.mapping(order), lambda e: self.used(e, order))
 
-    def dot(self, dot: Dot, order: Order) -> Dot:
+    def dot(self, dot: Dot, order: TileDims) -> Dot:
         (over,) = dot.over
         rows = next((a for a, d in order.items() if d == ROWS), None)
         left, right = dot.left, dot.right
@@ -276,7 +276,7 @@ class _Orienter:
         operands = self.used(left, left_order), self.used(right, right_order)
         return Dot(*operands, both, into, dot.tf32)
 
-    def reduce(self, value: Reduce, order: Order) -> Reduce:
+    def reduce(self, value: Reduce, order: TileDims) -> Reduce:
         body = dict(order)
         taken = set(order.values())
         for axis in value.over:

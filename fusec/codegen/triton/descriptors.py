@@ -89,7 +89,7 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class DescriptorCopy:
     """An access by descriptor: where its tile begins.
 
     Attributes:
@@ -101,7 +101,7 @@ class Copy:
     transposed: bool
 
 
-Copies: TypeAlias = Mapping[Var | Put, Copy]
+Copies: TypeAlias = Mapping[Var | Put, DescriptorCopy]
 """By the value that a load names, or by the store."""
 
 
@@ -129,7 +129,7 @@ class _Finder:
         self.operands = self._operands(body)
         self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
         self.written = {s.buffer.base for s in body if isinstance(s, Put)}
-        self.copies: dict[Var | Put, Copy] = {}
+        self.copies: dict[Var | Put, DescriptorCopy] = {}
 
     def _operands(self, body: Iterable[Statement]) -> set[Expr]:
         """Return the values that tensor cores multiply, as they are or but for type and order."""
@@ -162,7 +162,7 @@ class _Finder:
                     return (put,)
         return (statement,)
 
-    def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> Copy | None:
+    def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> DescriptorCopy | None:
         """Return the copy that stands for an access, or None."""
         lanes = offset.axes & self.lanes
         box = _Box.of(offset, lanes, MULTIPLE // buffer.dtype.itemsize)
@@ -179,7 +179,7 @@ class _Finder:
             (*(1 for _ in axes[2:]), box.rows.extent.const, box.columns.extent.const),
         )
         transposed = self.dimension[box.columns] == ROWS
-        return Copy(descriptor, tuple(a.start for a in axes), transposed)
+        return DescriptorCopy(descriptor, tuple(a.start for a in axes), transposed)
 
     def bounds(self, guard: Expr | None, lanes: frozenset[Axis]) -> _Bounds | None:
         """Return where a guard says that lane axes end; None if it says anything else."""

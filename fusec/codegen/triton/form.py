@@ -19,7 +19,7 @@ from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.codegen.triton.base_two import base_two
 from fusec.codegen.triton.descriptors import Copies, Descriptor, find_copies
 from fusec.codegen.triton.nested_roles import split_nested
-from fusec.codegen.triton.roles import Split, print_split, split
+from fusec.codegen.triton.roles import RoleStatements, print_split, split
 from fusec.codegen.triton.sink import sink
 from fusec.ir.expr import Load, Var
 from fusec.ir.index import Axis
@@ -44,7 +44,7 @@ class Form:
     dimension: Mapping[Axis, int]
     approximate: frozenset[Var] = frozenset()
     copies: Copies = field(default_factory=dict)
-    roles: Split | None = None
+    roles: RoleStatements | None = None
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:

@@ -34,12 +34,12 @@ from dataclasses import dataclass
 
 from fusec.codegen.lowering.orient import ROWS
 from fusec.codegen.triton import printer as triton
-from fusec.codegen.triton.descriptors import Copy, Descriptor
+from fusec.codegen.triton.descriptors import Descriptor, DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText
-from fusec.codegen.triton.printer import TYPES, Printer, lane_extent
-from fusec.codegen.triton.roles import Split, touched
+from fusec.codegen.triton.printer import TYPES, TritonPrinter, lane_extent
+from fusec.codegen.triton.roles import RoleStatements, touched
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
 from fusec.ir.index import Axis
@@ -76,11 +76,11 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
     """
     if form.roles is None:
         return triton.print_kernel(form, aligned=aligned)
-    return _Printer(form, form.roles).module()
+    return _GluonPrinter(form, form.roles).module()
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _RingNames:
     """Names of what a ring consists of.
 
     Attributes:
@@ -101,7 +101,7 @@ class _Places:
         return sum(math.prod(d.tile) * d.buffer.dtype.itemsize for _, d in self.tiles)
 
 
-class _Printer(Printer):
+class _GluonPrinter(TritonPrinter):
     """One print; a module has several functions, which share their names.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Printer(Printer):
             where operands stay as they are.
     """
 
-    def __init__(self, form: Form, roles: Split) -> None:
+    def __init__(self, form: Form, roles: RoleStatements) -> None:
         super().__init__(form, True)
         self.roles = roles
         self.copies = {**form.copies, **roles.copies}
@@ -136,12 +136,12 @@ class _Printer(Printer):
             "from fusec.runtime.kernels.triton_interior import load_tile, store_tile",
         ]
 
-    def _places(self, fill: Fill) -> _Places:
+    def _places(self, fill: Fill) -> _RingNames:
         boxes = [self.copies[load.var].descriptor for load in fill.loads]
         tiles = tuple((self.names.new(f"{box.buffer.name}_slots"), box) for box in boxes)
         name = fill.ring.name
         ready, free, step = (self.names.new(f"{name}_{what}") for what in ("ready", "free", "step"))
-        return _Places(ready, free, step, tiles)
+        return _RingNames(ready, free, step, tiles)
 
     def _staged(self) -> dict[Descriptor, str]:
         """Return the memory by way of which tiles are stored: one for those of each type."""
@@ -390,7 +390,7 @@ class _Printer(Printer):
         pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
         return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
 
-    def _stage(self, copy: Copy, value: str) -> list[str]:
+    def _stage(self, copy: DescriptorCopy, value: str) -> list[str]:
         """Store a tile by way of shared memory, which the last one has left."""
         box, memory = copy.descriptor, f"{self.staged[copy.descriptor]}.index(who)"
         value = f"tl.trans({value})" if copy.transposed else value
@@ -410,7 +410,7 @@ def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
     return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
 
 
-def _multiplied_from_registers(roles: Split) -> dict[Expr, Var]:
+def _multiplied_from_registers(roles: RoleStatements) -> dict[Expr, Var]:
     """Return the sums to which products of weights are added, by these."""
     found = (s for s in statements(roles.multiply) if isinstance(s, Update))
     products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}

@@ -40,8 +40,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fusec.codegen.triton.descriptors import Copy
-from fusec.codegen.triton.roles import TENSOR_BYTES, Split
+from fusec.codegen.triton.descriptors import DescriptorCopy
+from fusec.codegen.triton.roles import TENSOR_BYTES, RoleStatements
 from fusec.ir.expr import Const, Dot, Expr, Load, Op, Var
 from fusec.ir.index import index
 from fusec.ir.program import (
@@ -130,7 +130,9 @@ def _sides(statement: Let | Update) -> tuple[Expr, Expr]:
     return dot.left, dot.right
 
 
-def split_nested(program: Program, copied: Mapping[Var | Put, Copy]) -> Split | None:
+def split_nested(
+    program: Program, copied: Mapping[Var | Put, DescriptorCopy]
+) -> RoleStatements | None:
     """Return a program by roles, or None unless its loops all multiply what products make."""
     loops = _innermost(program.body)
     views = _views(program, copied)
@@ -162,7 +164,9 @@ def _innermost(body: tuple[Statement, ...]) -> list[For]:
     return [s for s in loops if not any(isinstance(inner, For) for inner in s.body)]
 
 
-def _is_nest(body: tuple[Statement, ...], copied: Mapping[Var | Put, Copy], sums: set[Var]) -> bool:
+def _is_nest(
+    body: tuple[Statement, ...], copied: Mapping[Var | Put, DescriptorCopy], sums: set[Var]
+) -> bool:
     """Return True if nothing between loops has to do with their tiles and sums."""
     at = [n for n, s in enumerate(body) if isinstance(s, For)]
     return all(
@@ -179,7 +183,7 @@ def _is_loops(loop: For) -> bool:
     return not inside or (len(inside) == len(loop.body) and all(map(_is_loops, inside)))
 
 
-def _views(program: Program, copied: Mapping[Var | Put, Copy]) -> dict[Expr, Let]:
+def _views(program: Program, copied: Mapping[Var | Put, DescriptorCopy]) -> dict[Expr, Let]:
     """Return what names a tile with its axes in another order."""
     body = (s for s in statements(program.body) if isinstance(s, Let))
     return {s.var: s for s in body if isinstance(s.value, Var) and s.value in copied}
@@ -202,7 +206,7 @@ def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
 
 
 def _iteration(
-    loop: For, copied: Mapping[Var | Put, Copy], views: Mapping[Expr, Let]
+    loop: For, copied: Mapping[Var | Put, DescriptorCopy], views: Mapping[Expr, Let]
 ) -> _Iteration | None:
     """Return what a loop's body consists of, or None where that is something else."""
 
@@ -353,7 +357,7 @@ class _Splitter:
     def __init__(
         self,
         program: Program,
-        copied: Mapping[Var | Put, Copy],
+        copied: Mapping[Var | Put, DescriptorCopy],
         views: Mapping[Expr, Let],
         shared: tuple[Let, ...],
         iterations: list[_Iteration],
@@ -362,7 +366,7 @@ class _Splitter:
         self.serial = min(made)
         self.program, self.copied, self.views = program, copied, views
         self.last = iterations[-1]
-        self.copies: dict[Var | Put, Copy] = {}
+        self.copies: dict[Var | Put, DescriptorCopy] = {}
         self.shared = tuple(map(self._shared, shared))
         self.names = {s.var: t.var for s, t in zip(shared, self.shared, strict=True)}
         self.whole = Ring("tiles", 1)
@@ -394,7 +398,7 @@ class _Splitter:
         factor = None if later.factor is None else self._var("factor", later.factor)
         return _Carried(self._var("weights", later.weights), factor)
 
-    def split(self, made: Mapping[For, _Iteration], bounds: tuple[Let, ...]) -> Split:
+    def split(self, made: Mapping[For, _Iteration], bounds: tuple[Let, ...]) -> RoleStatements:
         nothing = {ring: self._nothing(t) for ring, t in self._tiles(self.last) if t.later}
         load: list[Statement] = [*bounds, Fill(self.whole, self.shared)]
         load += [Fill(ring, (let,)) for ring, let in nothing.items()]
@@ -412,7 +416,7 @@ class _Splitter:
                 multiply += [*self._scaled(self.last), *self._multiplied(self.last, 1)]
                 multiply += [Free(ring, 0, None) for ring in (*nothing, self.whole)]
         weights = tuple(one.weights for one in self.carried)
-        return Split(tuple(load), tuple(multiply), self.copies, weights)
+        return RoleStatements(tuple(load), tuple(multiply), self.copies, weights)
 
     def _tiles(self, one: _Iteration) -> Iterator[tuple[Ring, _Tile]]:
         return zip(self.rings, one.tiles, strict=True)

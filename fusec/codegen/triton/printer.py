@@ -45,7 +45,7 @@ from fusec.codegen.triton.arguments import (
     print_grid,
     signature,
 )
-from fusec.codegen.triton.descriptors import Copy
+from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
@@ -103,7 +103,7 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
     Raises:
         InternalError: for a scratch array, or an operation that its operands do not have.
     """
-    return Printer(form, aligned).module()
+    return TritonPrinter(form, aligned).module()
 
 
 def _comment(text: str) -> str:
@@ -114,7 +114,7 @@ def _comment(text: str) -> str:
 # -- the walk ------------------------------------------------------------------------------------
 
 
-class Printer:
+class TritonPrinter:
     """One print: the names, the lines so far, and what they need.
 
     ``gluon.py`` extends it by what warps with roles say to each other.
@@ -438,21 +438,21 @@ class Printer:
         other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)
         return f"tl.load({pointer}, mask={self._given(load.guard)}, other={other})"
 
-    def _load_tile(self, copy: Copy) -> str:
+    def _load_tile(self, copy: DescriptorCopy) -> str:
         text = f"{self.names(copy.descriptor)}.load([{self._start(copy)}])"
         *outer, rows, columns = copy.descriptor.tile
         if outer:
             text = f"tl.reshape({text}, ({rows}, {columns}))"
         return f"tl.trans({text})" if copy.transposed else text
 
-    def _store_tile(self, copy: Copy, value: str) -> str:
+    def _store_tile(self, copy: DescriptorCopy, value: str) -> str:
         tile = copy.descriptor.tile
         value = f"tl.trans({value})" if copy.transposed else value
         if len(tile) > 2:
             value = f"tl.reshape({value}, ({', '.join(map(str, tile))}))"
         return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
 
-    def _start(self, copy: Copy) -> str:
+    def _start(self, copy: DescriptorCopy) -> str:
         return ", ".join(map(self.index.text, copy.start))
 
     def _index_value(self, value: IndexValue, narrow: bool) -> str:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fusec.codegen.triton.descriptors import Copy
+from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.ir.expr import Buffer, Dot, Load, Var
 from fusec.ir.index import index, is_nonnegative
 from fusec.ir.program import (
@@ -54,7 +54,7 @@ TENSOR_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class RoleStatements:
     """The statements of each role, for each point of the grid.
 
     Attributes:
@@ -66,7 +66,7 @@ class Split:
 
     load: tuple[Statement, ...]
     multiply: tuple[Statement, ...]
-    copies: Mapping[Var | Put, Copy] = field(default_factory=dict)
+    copies: Mapping[Var | Put, DescriptorCopy] = field(default_factory=dict)
     weights: tuple[Var, ...] = ()
 
     @property
@@ -76,7 +76,7 @@ class Split:
         return tuple(reversed(found.values()))
 
 
-def split(program: Program, copied: Mapping[Var | Put, object]) -> Split | None:
+def split(program: Program, copied: Mapping[Var | Put, object]) -> RoleStatements | None:
     """Return a program by roles, or None where its loop does anything but to multiply tiles.
 
     Args:
@@ -110,7 +110,7 @@ def _operands(dot: Dot) -> tuple[object, ...]:
 
 def _split(
     program: Program, loop: For, loads: tuple[Let, ...], products: tuple[Update, ...]
-) -> Split:
+) -> RoleStatements:
     ring = Ring("operands", program.stages)
     sums = tuple(dict.fromkeys(s.var for s in products))
     taken: tuple[Statement, ...] = (
@@ -127,10 +127,10 @@ def _split(
         Free(ring, 0, None),
         *(s for s in program.body if s is not loop and s not in carries),
     )
-    return Split((replace(loop, body=(Fill(ring, loads),)),), multiply)
+    return RoleStatements((replace(loop, body=(Fill(ring, loads),)),), multiply)
 
 
-def print_split(roles: Split) -> str:
+def print_split(roles: RoleStatements) -> str:
     """Return the statements of each role as text."""
     lines: list[str] = []
     for name, body in (("load", roles.load), ("multiply", roles.multiply)):

@@ -45,15 +45,15 @@ def sink(program: Program) -> Program:
     return replace(program, body=_sink_block(body))
 
 
-_Group: TypeAlias = tuple[Statement, ...]
+_Region: TypeAlias = tuple[Statement, ...]
 """Statements whose values are all computed before the first of them."""
 
 
-def _each(body: Iterable[Statement]) -> Iterator[_Group]:
+def _each(body: Iterable[Statement]) -> Iterator[_Region]:
     return ((statement,) for statement in body)
 
 
-def _sink_block(body: Iterable[_Group]) -> tuple[Statement, ...]:
+def _sink_block(body: Iterable[_Region]) -> tuple[Statement, ...]:
     block = _Block()
     for group in body:
         if isinstance(group[0], Let):
@@ -117,7 +117,7 @@ def _changed(statement: Put | Update | Carry) -> Buffer | Expr:
 # -- stores that share tiles -----------------------------------------------------------------------
 
 
-def _together(body: Sequence[Statement]) -> Iterator[_Group]:
+def _together(body: Sequence[Statement]) -> Iterator[_Region]:
     """Yield the statements of a block, each store with the last one that shares tiles with it."""
     made: dict[Expr, Let] = {s.var: s for s in body if isinstance(s, Let)}
     waiting: dict[Statement, list[Statement]] = {}

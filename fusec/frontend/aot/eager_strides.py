@@ -58,7 +58,7 @@ _NO_TRIES = (
     torch.Tag.nondeterministic_seeded,
 )
 
-Order: TypeAlias = tuple[int, ...]
+DimOrder: TypeAlias = tuple[int, ...]
 """A tensor's axes from the outermost in memory to the innermost."""
 
 
@@ -94,7 +94,7 @@ def laid_out_as_eager(target: Any, rule: Callable[..., Any]) -> Callable[..., An
     return as_eager
 
 
-def _moved(mode: FakeTensorMode, value: FakeTensor, order: Order) -> torch.Tensor:
+def _moved(mode: FakeTensorMode, value: FakeTensor, order: DimOrder) -> torch.Tensor:
     strides: list[Any] = [1] * len(order)
     step: Any = 1
     for axis in reversed(order):
@@ -104,7 +104,7 @@ def _moved(mode: FakeTensorMode, value: FakeTensor, order: Order) -> torch.Tenso
         return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
 
-def _copied(value: torch.Tensor, order: Order) -> torch.Tensor:
+def _copied(value: torch.Tensor, order: DimOrder) -> torch.Tensor:
     back = [order.index(axis) for axis in range(len(order))]
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
     laid_out: torch.Tensor = dense.permute(back)
@@ -116,7 +116,7 @@ def _corrected(
     args: Any,
     kwargs: Any,
     made: Any,
-    relaid: Callable[[FakeTensor, Order], torch.Tensor],
+    relaid: Callable[[FakeTensor, DimOrder], torch.Tensor],
 ) -> Any:
     """Return a call's results, those in eager's order that have another one."""
     if made is NotImplemented or not may_be_tried(func):
@@ -189,12 +189,12 @@ def _is_row_major(value: torch.Tensor) -> bool:
     return _lies_in(value, tuple(range(value.dim())))
 
 
-def _lies_in(value: torch.Tensor, order: Order) -> bool:
+def _lies_in(value: torch.Tensor, order: DimOrder) -> bool:
     """Return True if a tensor is dense in this order, or has no elements."""
     return _is_dense(*_layout(value), order)
 
 
-def _is_dense(shape: Sequence[int], strides: Sequence[int], order: Order) -> bool:
+def _is_dense(shape: Sequence[int], strides: Sequence[int], order: DimOrder) -> bool:
     step = 1
     for axis in reversed(order):
         if shape[axis] != 1 and strides[axis] != step:
@@ -203,7 +203,7 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int], order: Order) -> boo
     return True
 
 
-def _order_of(value: torch.Tensor) -> Order | None:
+def _order_of(value: torch.Tensor) -> DimOrder | None:
     """Return the order of a tensor's axes, or None where it has no elements, or gaps."""
     if value.layout is not torch.strided or value.numel() == 0:
         return None
@@ -254,7 +254,7 @@ class _Zeros:
 
 
 Key: TypeAlias = tuple[Any, ...]
-Outcome: TypeAlias = tuple[Order | None, ...] | Exception
+Outcome: TypeAlias = tuple[DimOrder | None, ...] | Exception
 """The order of each tensor that a call makes, or what it raises."""
 _known: dict[Key, Outcome] = {}
 

@@ -19,7 +19,7 @@ import torch
 
 aten = torch.ops.aten
 
-Rule = Callable[..., Any]
+ScalarCall = Callable[..., Any]
 
 _UNARY = (
     *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor"),
@@ -33,14 +33,14 @@ _LIMITS = {"clamp_min": "clamp_min", "maximum": "clamp_min", "clamp_max": "clamp
 """What a limit is called for tensors of their own -> for a number, or a list of them."""
 
 
-def _each(rule: Rule, *items: Any, **settings: Any) -> list[Any]:
+def _each(rule: ScalarCall, *items: Any, **settings: Any) -> list[Any]:
     """Return ``rule`` of the first of all lists, of the second... what is no list goes to all."""
     lists = [item for item in items if isinstance(item, list | tuple)]
     rows = [item if isinstance(item, list | tuple) else [item] * len(lists[0]) for item in items]
     return [rule(*row, **settings) for row in zip(*rows, strict=True)]
 
 
-def _with_value(rule: Rule, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+def _with_value(rule: ScalarCall, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
     """Return ``x + value * (a op b)``; a value that is a tensor multiplies as one."""
     if not isinstance(value, torch.Tensor):
         return rule(x, a, b, value=value)
@@ -48,7 +48,7 @@ def _with_value(rule: Rule, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
     return aten.add.Tensor(x, aten.mul.Tensor(value, product(a, b)))
 
 
-def _each_value(rule: Rule, x: Any, a: Any, b: Any, values: Any) -> list[Any]:
+def _each_value(rule: ScalarCall, x: Any, a: Any, b: Any, values: Any) -> list[Any]:
     """Return ``_with_value`` of each row; values come as a tensor with one for each."""
     return [_with_value(rule, *row) for row in zip(x, a, b, values.unbind(0), strict=True)]
 
@@ -57,9 +57,9 @@ def _norm(x: Any, ord: Any = 2, dtype: torch.dtype | None = None) -> Any:
     return aten.linalg_vector_norm.default(x, ord, None, False, dtype=dtype)
 
 
-def foreach_decompositions() -> dict[Any, Rule]:
+def foreach_decompositions() -> dict[Any, ScalarCall]:
     """Return the rules by overload; each takes an overload's arguments and returns a list."""
-    table: dict[Any, Rule] = {}
+    table: dict[Any, ScalarCall] = {}
     for name in _UNARY:
         table[getattr(aten, f"_foreach_{name}").default] = getattr(aten, name).default
     for name in _BINARY:
@@ -86,7 +86,7 @@ def foreach_decompositions() -> dict[Any, Rule]:
     table[aten._foreach_copy.default] = aten.copy.default
     table[aten._foreach_zero.default] = aten.zeros_like.default
     table[aten._foreach_norm.Scalar] = _norm
-    rules: dict[Any, Rule] = {target: partial(_each, rule) for target, rule in table.items()}
+    rules: dict[Any, ScalarCall] = {target: partial(_each, rule) for target, rule in table.items()}
     for name in ("addcmul", "addcdiv"):
         packet = getattr(aten, f"_foreach_{name}")
         rules[packet.Tensor] = partial(_each_value, getattr(aten, name).default)

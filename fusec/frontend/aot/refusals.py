@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fusec.frontend.aot.eager_strides import error_of_zeros, may_be_tried
-from fusec.frontend.call import Call
+from fusec.frontend.call import AtenCall
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.expr import op
@@ -53,7 +53,7 @@ torch.library.register_fake("fusec::probability", torch.empty_like, lib=_library
 
 
 @lowers(torch.ops.fusec.probability.default)
-def checked_probability(call: Call, x: Value) -> Value:
+def checked_probability(call: AtenCall, x: Value) -> Value:
     return call.pointwise_exact(lambda a: op("probability", a), x)
 
 

@@ -31,7 +31,7 @@ from fusec.torch_interior import FakeTensor
 
 aten = torch.ops.aten
 
-Rule: TypeAlias = "Callable[..., fx.Node | tuple[fx.Node, ...] | None]"
+DrawRule: TypeAlias = "Callable[..., fx.Node | tuple[fx.Node, ...] | None]"
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -46,7 +46,7 @@ def replace_draws(gm: fx.GraphModule) -> None:
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         if rule is None or not _is_replaceable(node):
             continue
-        line = _Line(gm.graph, node, seeds, counts)
+        line = _DrawSite(gm.graph, node, seeds, counts)
         with gm.graph.inserting_before(node):
             made = rule(line, *node.args, **{k: v for k, v in node.kwargs.items() if k in _NAMED})
         if made is not None:
@@ -89,7 +89,7 @@ def _replace(node: fx.Node, made: fx.Node | tuple[fx.Node, ...]) -> None:
     node.graph.erase_node(node)
 
 
-class _Line:
+class _DrawSite:
     """One draw of the graph, and how to write nodes in its place."""
 
     def __init__(
@@ -165,7 +165,9 @@ def _has_shape(node: fx.Node, shape: torch.Size) -> bool:
 # -- rules: what a draw becomes, or None where it stays --------------------------------------------
 
 
-def _dropout(line: _Line, x: fx.Node, p: float, train: bool | None) -> tuple[fx.Node, ...] | None:
+def _dropout(
+    line: _DrawSite, x: fx.Node, p: float, train: bool | None
+) -> tuple[fx.Node, ...] | None:
     """x * (1 / (1 - p) where u >= p, else 0), rounded once, and the mask ``u >= p``."""
     dtype = line.result.dtype
     if dtype not in _FLOATS or not isinstance(p, float | int):
@@ -184,12 +186,12 @@ def _dropout(line: _Line, x: fx.Node, p: float, train: bool | None) -> tuple[fx.
     return line.cast(product, dtype), kept
 
 
-def _drawn(kind: str, line: _Line, *_: Any) -> fx.Node | None:
+def _drawn(kind: str, line: _DrawSite, *_: Any) -> fx.Node | None:
     dtype = line.result.dtype
     return line.draw(kind, dtype) if dtype in _FLOATS else None
 
 
-def _randint(line: _Line, low: Any, high: Any) -> fx.Node | None:
+def _randint(line: _DrawSite, low: Any, high: Any) -> fx.Node | None:
     dtype = line.result.dtype
     static = isinstance(low, int) and isinstance(high, int)
     if not static or not 0 < high - low <= LARGEST_RANGE or dtype not in (*_FLOATS, *_INTEGERS):
@@ -197,7 +199,7 @@ def _randint(line: _Line, low: Any, high: Any) -> fx.Node | None:
     return line.draw("integer", dtype, low, high)
 
 
-def _bernoulli(line: _Line, x: fx.Node, p: Any = None) -> fx.Node | None:
+def _bernoulli(line: _DrawSite, x: fx.Node, p: Any = None) -> fx.Node | None:
     """u < p, as the result's type; the probabilities are ``x`` itself if no other are given."""
     probability = x if p is None else p
     if isinstance(probability, fx.Node):
@@ -214,7 +216,7 @@ def _bernoulli(line: _Line, x: fx.Node, p: Any = None) -> fx.Node | None:
     return line.cast(line.again(drawn), line.result.dtype)
 
 
-def _uniform(line: _Line, x: fx.Node, low: float = 0.0, high: float = 1.0) -> fx.Node | None:
+def _uniform(line: _DrawSite, x: fx.Node, low: float = 0.0, high: float = 1.0) -> fx.Node | None:
     """low + (high - low) * u; what is rounded to ``high`` is ``low``."""
     dtype = line.result.dtype
     if dtype not in _FLOATS or not all(isinstance(v, float | int) for v in (low, high)):
@@ -225,7 +227,7 @@ def _uniform(line: _Line, x: fx.Node, low: float = 0.0, high: float = 1.0) -> fx
     return line.call(aten.where.self, outside, line.number(low, dtype), value)
 
 
-def _normal(line: _Line, x: fx.Node, mean: float = 0.0, std: float = 1.0) -> fx.Node | None:
+def _normal(line: _DrawSite, x: fx.Node, mean: float = 0.0, std: float = 1.0) -> fx.Node | None:
     dtype = line.result.dtype
     if dtype not in _FLOATS or not all(isinstance(v, float | int) for v in (mean, std)):
         return None
@@ -234,7 +236,7 @@ def _normal(line: _Line, x: fx.Node, mean: float = 0.0, std: float = 1.0) -> fx.
     return line.cast(line.call(aten.add.Scalar, spread, mean), dtype)
 
 
-def _exponential(line: _Line, x: fx.Node, lambd: float = 1.0) -> fx.Node | None:
+def _exponential(line: _DrawSite, x: fx.Node, lambd: float = 1.0) -> fx.Node | None:
     """-log(1 - u) / lambd, at least 2^-25 / lambd: eager's is never 0 either."""
     dtype = line.result.dtype
     if dtype not in _FLOATS or not isinstance(lambd, float | int):
@@ -244,7 +246,7 @@ def _exponential(line: _Line, x: fx.Node, lambd: float = 1.0) -> fx.Node | None:
     return line.cast(line.call(aten.mul.Scalar, positive, 1.0 / lambd), dtype)
 
 
-_RULES: dict[Any, Rule] = {
+_RULES: dict[Any, DrawRule] = {
     aten.native_dropout.default: _dropout,
     aten.rand.default: partial(_drawn, "uniform"),
     aten.rand_like.default: partial(_drawn, "uniform"),

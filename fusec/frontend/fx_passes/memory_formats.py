@@ -62,10 +62,10 @@ class Gain:
     of_us: float = 0.0
 
 
-Judge: TypeAlias = Callable[[fx.Node], Gain]
+GainJudge: TypeAlias = Callable[[fx.Node], Gain]
 
 
-class Rates(Protocol):
+class MachineRates(Protocol):
     """How fast the machine is: see ``passes/machine.py``."""
 
     @property
@@ -76,7 +76,7 @@ class Rates(Protocol):
 
 
 def choose_formats(
-    gm: fx.GraphModule, rates: Rates, judge: Judge | None, *, eager_draws: bool
+    gm: fx.GraphModule, rates: MachineRates, judge: GainJudge | None, *, eager_draws: bool
 ) -> None:
     """Let the images of convolutions be channels-last where that saves time, in place.
 
@@ -163,8 +163,8 @@ def _is_weight_gradient(node: fx.Node) -> bool:
 
 def _decide(
     images: list[fx.Node],
-    rates: Rates,
-    judge: Judge | None,
+    rates: MachineRates,
+    judge: GainJudge | None,
     convert: Callable[[], list[torch.Tensor]],
 ) -> bool:
     """Return True if a component is to be channels-last; each convolution knows why.
@@ -194,7 +194,9 @@ def _decide(
     return taken
 
 
-def _gains(convolutions: list[fx.Node], rates: Rates, judge: Judge | None) -> dict[fx.Node, Gain]:
+def _gains(
+    convolutions: list[fx.Node], rates: MachineRates, judge: GainJudge | None
+) -> dict[fx.Node, Gain]:
     """Return what each convolution gains: those that matter most are judged."""
     ruled = {node: gain_by_rule(node, rates) for node in convolutions}
     if judge is None:
@@ -217,7 +219,7 @@ def _is_last_already(convolution: fx.Node) -> bool:
     return all(is_last(image.meta["val"]) for image in images_of(convolution))
 
 
-def gain_by_rule(convolution: fx.Node, rates: Rates) -> Gain:
+def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Gain:
     """Return what is gained where nothing is measured.
 
     oneDNN computes in a format of its own if images are contiguous, and converts them, and what it

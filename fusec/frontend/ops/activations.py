@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from fusec.frontend.call import Call, Indices, Scalar, read, read_exact
+from fusec.frontend.call import AtenCall, Indices, Scalar, read, read_exact
 from fusec.frontend.ops.arithmetic import add, greater, like, mul, select, sub
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value
@@ -29,7 +29,7 @@ _TANH_CUBE = 0.044715
 
 
 @lowers(aten.gelu.default)
-def gelu(call: Call, x: Value, *, approximate: str = "none") -> Value:
+def gelu(call: AtenCall, x: Value, *, approximate: str = "none") -> Value:
     return call.pointwise(gelu_tanh if approximate == "tanh" else gelu_erf, x)
 
 
@@ -47,7 +47,7 @@ def tanh_argument(x: Expr) -> Expr:
 
 
 @lowers(aten.gelu_backward.default)
-def gelu_backward(call: Call, grad: Value, x: Value, *, approximate: str = "none") -> Value:
+def gelu_backward(call: AtenCall, grad: Value, x: Value, *, approximate: str = "none") -> Value:
     slope = gelu_tanh_slope if approximate == "tanh" else gelu_erf_slope
     return call.pointwise(lambda g, a: op("mul", g, slope(a)), grad, x)
 
@@ -69,12 +69,12 @@ def gelu_tanh_slope(x: Expr) -> Expr:
 
 
 @lowers(aten.silu.default)
-def silu(call: Call, x: Value) -> Value:
+def silu(call: AtenCall, x: Value) -> Value:
     return call.pointwise(lambda a: op("mul", a, op("sigmoid", a)), x)
 
 
 @lowers(aten.silu_backward.default)
-def silu_backward(call: Call, grad: Value, x: Value) -> Value:
+def silu_backward(call: AtenCall, grad: Value, x: Value) -> Value:
     def slope(g: Expr, a: Expr) -> Expr:
         s = op("sigmoid", a)
         return op("mul", g, op("mul", s, add(op("mul", a, sub(like(1.0, s), s)), 1.0)))
@@ -86,12 +86,12 @@ def silu_backward(call: Call, grad: Value, x: Value) -> Value:
 
 
 @lowers(aten.relu.default)
-def relu(call: Call, x: Value) -> Value:
+def relu(call: AtenCall, x: Value) -> Value:
     return call.pointwise(lambda a: op("maximum", a, like(0, a)), x)
 
 
 @lowers(aten.threshold_backward.default)
-def threshold_backward(call: Call, grad: Value, x: Value, limit: Scalar) -> Value:
+def threshold_backward(call: AtenCall, grad: Value, x: Value, limit: Scalar) -> Value:
     """The gradient where ``x`` is above the limit, or is NaN; read exactly, for the slope jumps."""
     kind = compute_type(call.out.dtype)
     edge = read(limit, (), kind)
@@ -104,10 +104,10 @@ def threshold_backward(call: Call, grad: Value, x: Value, limit: Scalar) -> Valu
 
 
 @lowers(aten.leaky_relu.default)
-def leaky_relu(call: Call, x: Value, negative_slope: Scalar = 0.01) -> Value:
+def leaky_relu(call: AtenCall, x: Value, negative_slope: Scalar = 0.01) -> Value:
     return call.pointwise(lambda a, k: select(greater(a, 0), a, mul(a, k)), x, negative_slope)
 
 
 @lowers(aten.hardtanh.default)
-def hardtanh(call: Call, x: Value, low: float = -1, high: float = 1) -> Value:
+def hardtanh(call: AtenCall, x: Value, low: float = -1, high: float = 1) -> Value:
     return call.pointwise(lambda a: op("minimum", op("maximum", a, like(low, a)), like(high, a)), x)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Body, Call, Indices, read
+from fusec.frontend.call import AtenCall, Body, Indices, read
 from fusec.frontend.fallbacks import ATTENTION
 from fusec.frontend.ops.products import contraction, exact, is_matrix
 from fusec.frontend.ops.registry import lowers
@@ -87,7 +87,7 @@ def _weight(value: Expr, dtype: DType) -> Expr:
     return Op(ROUND[dtype], (value,)) if dtype in ROUND else value
 
 
-def _forward(call: Call, a: _Attention, *, statistics: bool = True) -> None:
+def _forward(call: AtenCall, a: _Attention, *, statistics: bool = True) -> None:
     """Emit the result and, if they are asked for, the logarithms of the rows' sums.
 
     Raises:
@@ -145,7 +145,7 @@ def _forward(call: Call, a: _Attention, *, statistics: bool = True) -> None:
     library=lambda _: ATTENTION,
 )
 def flash(
-    call: Call,
+    call: AtenCall,
     q: Value,
     k: Value,
     v: Value,
@@ -168,7 +168,7 @@ def flash(
     library=lambda _: ATTENTION,
 )
 def efficient(
-    call: Call,
+    call: AtenCall,
     q: Value,
     k: Value,
     v: Value,
@@ -264,7 +264,7 @@ class _Gradient:
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default, library=lambda _: ATTENTION
 )
 def flash_cpu_backward(
-    call: Call,
+    call: AtenCall,
     grad: Value,
     q: Value,
     k: Value,

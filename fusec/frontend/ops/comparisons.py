@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from fusec.frontend.call import (
-    Call,
+    AtenCall,
     Indices,
     Scalar,
     common_type,
@@ -33,7 +33,7 @@ from fusec.ir.expr import Expr, cast, op
 aten = torch.ops.aten
 
 
-def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
+def compare(call: AtenCall, test: Callable[..., Expr], *args: Scalar) -> Value:
     """Emit a condition on arguments brought to their common type.
 
     On the CPU eager mode rounds a number beside a 16-bit tensor to its type; on a GPU it does not.
@@ -43,7 +43,7 @@ def compare(call: Call, test: Callable[..., Expr], *args: Scalar) -> Value:
     return call.pointwise_exact(test, *read_as, kind=common_type(common))
 
 
-def compare_by(name: str, call: Call, x: Scalar, y: Scalar) -> Value:
+def compare_by(name: str, call: AtenCall, x: Scalar, y: Scalar) -> Value:
     """Emit ``x name y`` for tensors and numbers."""
     return compare(call, partial(op, name), x, y)
 
@@ -54,21 +54,21 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 @lowers(aten.isnan.default)
-def isnan(call: Call, x: Value) -> Value:
+def isnan(call: AtenCall, x: Value) -> Value:
     if not x.dtype.is_float:
         return call.define(lambda at: number(False, BOOL))
     return call.pointwise(lambda a: op("isnan", a), x, kind=compute_type(x.dtype))
 
 
 @lowers(aten.isinf.default)
-def isinf(call: Call, x: Value) -> Value:
+def isinf(call: AtenCall, x: Value) -> Value:
     if not x.dtype.is_float:
         return call.define(lambda at: number(False, BOOL))
     return compare(call, lambda a: op("isinf", a), x)
 
 
 @lowers(aten.signbit.default)
-def signbit(call: Call, x: Value) -> Value:
+def signbit(call: AtenCall, x: Value) -> Value:
     def test(a: Expr) -> Expr:
         return less(op("copysign", like(1.0, a), a) if a.dtype.is_float else a, 0)
 
@@ -83,16 +83,16 @@ def truth(x: Scalar, at: Indices) -> Expr:
 
 
 @lowers(aten.logical_not.default)
-def logical_not(call: Call, x: Value) -> Value:
+def logical_not(call: AtenCall, x: Value) -> Value:
     return call.define(lambda at: negate(truth(x, at)))
 
 
-def logical(name: str, call: Call, x: Value, y: Value) -> Value:
+def logical(name: str, call: AtenCall, x: Value, y: Value) -> Value:
     """Emit a connective of truth values."""
     return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
 
 
-def bitwise(name: str, call: Call, *args: Scalar) -> Value:
+def bitwise(name: str, call: AtenCall, *args: Scalar) -> Value:
     """Emit a bitwise operation; on bool it is the logical one."""
     return call.pointwise(partial(op, name), *args, kind=compute_type(call.out.dtype))
 
@@ -111,7 +111,7 @@ lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
     aten.__lshift__.Tensor,
     aten.__lshift__.Scalar,
 )
-def shift_left(call: Call, x: Scalar, y: Scalar) -> Value:
+def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     """Shifts of the width and beyond give 0."""
     bits = call.out.dtype.itemsize * 8
 
@@ -128,7 +128,7 @@ def shift_left(call: Call, x: Scalar, y: Scalar) -> Value:
     aten.__rshift__.Tensor,
     aten.__rshift__.Scalar,
 )
-def shift_right(call: Call, x: Scalar, y: Scalar) -> Value:
+def shift_right(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     """Shifts of the width and beyond give the sign, and 0 where there is none."""
     bits = call.out.dtype.itemsize * 8
     last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed with more bits

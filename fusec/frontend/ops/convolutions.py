@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices, read_exact
+from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.ops.domain import Domain
 from fusec.frontend.ops.pooling import Affine, affine, over_places
 from fusec.frontend.ops.registry import lowers
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 @lowers(aten.convolution.default, alone=True)
 def convolution(
-    call: Call,
+    call: AtenCall,
     x: Value,
     weight: Value,
     bias: Value | None,

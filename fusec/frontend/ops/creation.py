@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Scalar, read, round_number
+from fusec.frontend.call import AtenCall, Scalar, read, round_number
 from fusec.frontend.ops.arithmetic import add, mul
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def constant(call: Call, value: Scalar) -> Value:
+def constant(call: AtenCall, value: Scalar) -> Value:
     """Return a tensor of one number, rounded to its type."""
     if isinstance(value, Value):
         raise Unsupported("a number read from memory")
@@ -31,12 +31,12 @@ def constant(call: Call, value: Scalar) -> Value:
 
 
 @lowers(aten.full.default, aten.full_like.default)
-def full(call: Call, like: Any, *args: Any, **_: Any) -> Value:
+def full(call: AtenCall, like: Any, *args: Any, **_: Any) -> Value:
     return constant(call, args[-1])
 
 
 @lowers(aten.scalar_tensor.default)
-def scalar_tensor(call: Call, value: Scalar, **_: Any) -> Value:
+def scalar_tensor(call: AtenCall, value: Scalar, **_: Any) -> Value:
     return constant(call, value)
 
 
@@ -48,13 +48,13 @@ def scalar_tensor(call: Call, value: Scalar, **_: Any) -> Value:
     aten.new_empty_strided.default,
     aten.empty_permuted.default,
 )
-def zeros(call: Call, *_: Any, **__: Any) -> Value:
+def zeros(call: AtenCall, *_: Any, **__: Any) -> Value:
     """Of an empty tensor anything, so 0: no memory, where all is replaced before it is read."""
     return constant(call, 0)
 
 
 @lowers(aten.arange.start_step)
-def arange_step(call: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any) -> Value:
+def arange_step(call: AtenCall, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any) -> Value:
     """start + step * i, in integers where both are, else in floats."""
     if isinstance(start, int | Index) and isinstance(step, int | Index):
         first, stride = index(start), index(step)
@@ -71,5 +71,5 @@ def arange_step(call: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: A
 
 
 @lowers(prims.iota.default)
-def iota(call: Call, length: Scalar, *, start: Scalar, step: Scalar, **_: Any) -> Value:
+def iota(call: AtenCall, length: Scalar, *, start: Scalar, step: Scalar, **_: Any) -> Value:
     return arange_step(call, start, length, step)

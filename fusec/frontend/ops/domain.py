@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Body, Call, Indices
+from fusec.frontend.call import AtenCall, Body, Indices
 from fusec.frontend.ops.arithmetic import less, select
 from fusec.frontend.ops.views import linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value
@@ -249,7 +249,7 @@ class Extreme:
         """The type in which elements are compared; of bools the extreme is any or all."""
         return BOOL if self.x.dtype is BOOL else compute_type(self.x.dtype)
 
-    def define(self, call: Call) -> tuple[Value, Value]:
+    def define(self, call: AtenCall) -> tuple[Value, Value]:
         """Emit a call's two results: the extremes and their numbers."""
         return call.define(self.value, 0), call.define(self.place, 1)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices, Scalar, read
+from fusec.frontend.call import AtenCall, Indices, Scalar, read
 from fusec.frontend.ops.arithmetic import add, less, select
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import (
@@ -76,7 +76,7 @@ def counted_from_front(value: Expr, extent: Index) -> Expr:
 
 
 @lowers(aten.index_select.default)
-def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
+def index_select(call: AtenCall, x: Value, dim: int, indices: Value) -> Value:
     if not x.shape:
         return call.define(lambda at: x.at(()))
     axis = wrap(dim, len(x.shape))
@@ -90,7 +90,9 @@ def index_select(call: Call, x: Value, dim: int, indices: Value) -> Value:
 
 
 @lowers(aten.gather.default)
-def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False) -> Value:
+def gather(
+    call: AtenCall, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False
+) -> Value:
     if not x.shape or not indices.shape:  # a tensor without axes counts as one of one element
         return call.define(
             lambda at: fetched(x, tuple(gathered(indices, (), e, wraps=False) for e in x.shape))
@@ -104,7 +106,7 @@ def gather(call: Call, x: Value, dim: int, indices: Value, *, sparse_grad: bool 
 
 
 @lowers(aten.take.default)
-def take(call: Call, x: Value, indices: Value) -> Value:
+def take(call: AtenCall, x: Value, indices: Value) -> Value:
     """Elements of the flattened tensor."""
     count = product(x.shape)
 
@@ -116,7 +118,7 @@ def take(call: Call, x: Value, indices: Value) -> Value:
 
 
 @lowers(aten.index.Tensor)
-def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+def index_tensor(call: AtenCall, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing: adjacent index tensors stay in place, others come first."""
     used = [k for k, i in enumerate(indices) if i is not None]
     rank = max((len(i.shape) for i in indices if i is not None), default=0)
@@ -139,7 +141,7 @@ def index_tensor(call: Call, x: Value, indices: Sequence[Value | None]) -> Value
     return call.define(body)
 
 
-def checked(call: Call, place: Expr, extent: Index) -> Expr:
+def checked(call: AtenCall, place: Expr, extent: Index) -> Expr:
     """Return an index that eager refuses out of range: on CPUs, unless it is known to be in it."""
     known = index_of(place)
     if not call.is_cpu or (known is not None and is_in_range(known, extent)):
@@ -151,7 +153,7 @@ def checked(call: Call, place: Expr, extent: Index) -> Expr:
 
 
 @lowers(aten.cat.default)
-def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+def cat(call: AtenCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = [t for t in tensors if not _is_empty(t)]
     if not parts:
         raise Unsupported("an empty tensor")
@@ -185,7 +187,7 @@ def converted(element: Expr, kind: DType) -> Expr:
 
 
 @lowers(aten.constant_pad_nd.default)
-def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 0) -> Value:
+def constant_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize], value: Scalar = 0) -> Value:
     rank = len(x.shape)
     before = [ZERO] * rank
     for k in range(len(pad) // 2):
@@ -209,7 +211,7 @@ def constant_pad(call: Call, x: Value, pad: Sequence[IntoSize], value: Scalar = 
     aten.reflection_pad3d.default,
     alone=True,
 )
-def reflection_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
+def reflection_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize]) -> Value:
     return _padded_by_inside(call, x, pad, lambda i, last: (-i, 2 * last - i))
 
 
@@ -219,12 +221,12 @@ def reflection_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
     aten.replication_pad3d.default,
     alone=True,
 )
-def replication_pad(call: Call, x: Value, pad: Sequence[IntoSize]) -> Value:
+def replication_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize]) -> Value:
     return _padded_by_inside(call, x, pad, lambda i, last: (ZERO, last))
 
 
 def _padded_by_inside(
-    call: Call,
+    call: AtenCall,
     x: Value,
     pad: Sequence[IntoSize],
     around: Callable[[Index, Index], tuple[Index, Index]],
@@ -263,13 +265,13 @@ def _padded_by_inside(
     return call.define(body)
 
 
-def fill(value: Scalar, call: Call) -> Expr:
+def fill(value: Scalar, call: AtenCall) -> Expr:
     """Return a number as the result's type."""
     return cast(read(value, (), compute_type(call.out.dtype)), call.out.dtype)
 
 
 @lowers(aten.repeat.default)
-def repeat(call: Call, x: Value, repeats: Sequence[IntoSize]) -> Value:
+def repeat(call: AtenCall, x: Value, repeats: Sequence[IntoSize]) -> Value:
     def body(at: Indices) -> Expr:
         aligned = at[len(at) - len(x.shape) :]
         return x.at(
@@ -283,7 +285,7 @@ def repeat(call: Call, x: Value, repeats: Sequence[IntoSize]) -> Value:
 
 
 @lowers(aten.roll.default)
-def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] = ()) -> Value:
+def roll(call: AtenCall, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] = ()) -> Value:
     if not dims:
         return roll_flat(call, x, index(shifts[0]))
     shift_of: dict[int, Index] = {}
@@ -301,7 +303,7 @@ def roll(call: Call, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] =
     return call.define(body)
 
 
-def roll_flat(call: Call, x: Value, shift: Index) -> Value:
+def roll_flat(call: AtenCall, x: Value, shift: Index) -> Value:
     """The roll of the tensor as a line of all its elements."""
     count = product(x.shape)
 
@@ -317,7 +319,7 @@ def roll_flat(call: Call, x: Value, shift: Index) -> Value:
 
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
-    call: Call,
+    call: AtenCall,
     x: Value,
     source: Value,
     dim: int = 0,
@@ -343,7 +345,7 @@ def slice_scatter(
 
 
 @lowers(aten.select_scatter.default)
-def select_scatter(call: Call, x: Value, source: Value, dim: int, position: IntoSize) -> Value:
+def select_scatter(call: AtenCall, x: Value, source: Value, dim: int, position: IntoSize) -> Value:
     axis = wrap(dim, len(x.shape))
     chosen = from_end(position, x.shape[axis])
 
@@ -357,7 +359,7 @@ def select_scatter(call: Call, x: Value, source: Value, dim: int, position: Into
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(
-    call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    call: AtenCall, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     rank = len(x.shape)
     row, column = wrap(dim1, rank), wrap(dim2, rank)

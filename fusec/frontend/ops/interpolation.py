@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call
+from fusec.frontend.call import AtenCall
 from fusec.frontend.fx_passes.dynamo_graph import call_instead
 from fusec.frontend.ops.pooling import Affine, over_places
 from fusec.frontend.ops.registry import lowers
@@ -97,7 +97,7 @@ def _nearest_gradient(*, center: float) -> Callable[..., Value]:
     """Return the rule of the nearest neighbour, found at ``floor((place + center) * scale)``."""
 
     def rule(
-        call: Call,
+        call: AtenCall,
         grad: Value,
         outputs: Sequence[IntoSize],
         extents: Sequence[IntoSize],

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices, Scalar, common_type, read, read_exact
+from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read, read_exact
 from fusec.frontend.ops.arithmetic import (
     add,
     div,
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def elementwise(compute: Callable[..., Expr], call: Call, *args: Scalar) -> Value:
+def elementwise(compute: Callable[..., Expr], call: AtenCall, *args: Scalar) -> Value:
     """Emit a function of the arguments' elements."""
     return call.pointwise(compute, *call.narrowed(*args))
 
@@ -60,12 +60,12 @@ for _name in _FUNCTIONS:
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
-def add_tensors(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
+def add_tensors(call: AtenCall, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
     return call.pointwise(lambda a, b, k: add(a, mul(b, k)), *call.narrowed(x, y, alpha))
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
-def subtract(call: Call, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
+def subtract(call: AtenCall, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
     return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), *call.narrowed(x, y, alpha))
 
 
@@ -73,26 +73,26 @@ def is_one(x: Scalar) -> bool:
     return isinstance(x, int | float) and x == 1
 
 
-def is_same_type(call: Call, x: Scalar) -> bool:
+def is_same_type(call: AtenCall, x: Scalar) -> bool:
     return isinstance(x, Value) and x.dtype is call.out.dtype and x.shape == call.out.shape
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
-def multiply(call: Call, x: Value, y: Scalar) -> Value:
+def multiply(call: AtenCall, x: Value, y: Scalar) -> Value:
     if is_one(y) and is_same_type(call, x):
         return x
     return call.pointwise(mul, x, y)
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
-def divide(call: Call, x: Value, y: Scalar) -> Value:
+def divide(call: AtenCall, x: Value, y: Scalar) -> Value:
     if is_one(y) and is_same_type(call, x):
         return x
     return call.pointwise(div, x, y)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def divide_rounded(call: Call, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
+def divide_rounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
         return divide(call, x, y)
     if rounding_mode == "floor":
@@ -102,13 +102,13 @@ def divide_rounded(call: Call, x: Value, y: Scalar, *, rounding_mode: str | None
     return call.pointwise(lambda a, b: op("truncdiv", a, divisor(call, b)), x, y)
 
 
-def floor_divide(call: Call, x: Scalar, y: Scalar) -> Value:
+def floor_divide(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     if call.out.dtype.is_float:
         return call.pointwise_exact(floor_quotient, x, y)
     return call.pointwise(lambda a, b: op("floordiv", a, divisor(call, b)), x, y)
 
 
-def divisor(call: Call, b: Expr) -> Expr:
+def divisor(call: AtenCall, b: Expr) -> Expr:
     """Return what eager divides by: on CPUs an integer zero is an error."""
     known = isinstance(b, Const) and b.value != 0
     return b if known or b.dtype.is_float or not call.is_cpu else op("nonzero", b)
@@ -130,13 +130,13 @@ def floor_quotient(a: Expr, b: Expr) -> Expr:
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(call: Call, x: Scalar, y: Scalar) -> Value:
+def remainder(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     operands = call.narrowed(x, y)
     return call.pointwise_exact(lambda a, b: op("remainder", a, divisor(call, b)), *operands)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(call: Call, x: Scalar, y: Scalar) -> Value:
+def fmod(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     operands = call.narrowed(x, y)
     return call.pointwise_exact(lambda a, b: op("fmod", a, divisor(call, b)), *operands)
 
@@ -145,7 +145,7 @@ def fmod(call: Call, x: Scalar, y: Scalar) -> Value:
 
 
 @lowers(aten.pow.Tensor_Scalar)
-def power_of_tensor(call: Call, x: Value, exponent: Scalar) -> Value:
+def power_of_tensor(call: AtenCall, x: Value, exponent: Scalar) -> Value:
     if isinstance(exponent, bool) or not isinstance(exponent, int | float):
         return power(call, x, exponent)
     if is_one(exponent) and is_same_type(call, x):
@@ -175,7 +175,7 @@ _POWERS: dict[float, Callable[[Expr], Expr]] = {
 
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
+def power(call: AtenCall, x: Scalar, exponent: Scalar) -> Value:
     if not call.out.dtype.is_float:
         raise Unsupported("an integer to the power of a tensor")
     if isinstance(x, int | float) and x == 2:
@@ -192,7 +192,7 @@ lowers(aten.copysign.Tensor, aten.copysign.Scalar)(partial(elementwise, partial(
 
 
 @lowers(aten.nextafter.default)
-def nextafter(call: Call, x: Value, y: Value) -> Value:
+def nextafter(call: AtenCall, x: Value, y: Value) -> Value:
     if call.out.dtype in ROUND:
         raise Unsupported("the neighbour of a 16-bit float, which is none of its neighbours in f32")
     return call.pointwise(lambda a, b: op("nextafter", a, b), x, y)
@@ -210,7 +210,7 @@ lowers(aten.fmin.default)(partial(elementwise, partial(ignoring_nan, "minimum"))
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
-def clamp(call: Call, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
+def clamp(call: AtenCall, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
     kind = common_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
@@ -223,12 +223,12 @@ def clamp(call: Call, x: Value, low: Scalar | None = None, high: Scalar | None =
 
 
 @lowers(aten.addcmul.default)
-def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
+def addcmul(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
     return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
 
 
 @lowers("prims.fma.default")
-def multiply_add(call: Call, a: Scalar, b: Scalar, c: Scalar) -> Value:
+def multiply_add(call: AtenCall, a: Scalar, b: Scalar, c: Scalar) -> Value:
     """What Dynamo makes of ``addcmul_``: a * b + c, which compilers contract to one rounding."""
     return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)
 
@@ -239,7 +239,7 @@ def multiply_add(call: Call, a: Scalar, b: Scalar, c: Scalar) -> Value:
 def register_step(name: str) -> None:
     """Lower rounding to an integer, which is discontinuous; integers stay as they are."""
 
-    def rule(call: Call, x: Value) -> Value:
+    def rule(call: AtenCall, x: Value) -> Value:
         if not x.dtype.is_float:
             return clone(call, x)
         return call.pointwise_exact(lambda a: op(name, a), x)
@@ -252,7 +252,7 @@ for _name in ("floor", "ceil", "trunc", "round"):
 
 
 @lowers(aten.round.decimals)
-def round_decimals(call: Call, x: Value, *, decimals: int) -> Value:
+def round_decimals(call: AtenCall, x: Value, *, decimals: int) -> Value:
     scale = 10.0 ** abs(decimals)
     if not x.dtype.is_float:
         raise Unsupported("rounding of integers to decimals")
@@ -266,12 +266,12 @@ def round_decimals(call: Call, x: Value, *, decimals: int) -> Value:
 
 
 @lowers(aten.sign.default)
-def sign(call: Call, x: Value) -> Value:
+def sign(call: AtenCall, x: Value) -> Value:
     return call.pointwise_exact(lambda a: op("sign", a), x)
 
 
 @lowers(aten.angle.default)
-def angle(call: Call, x: Value) -> Value:
+def angle(call: AtenCall, x: Value) -> Value:
     """pi for a negative number, 0 for others, NaN for NaN."""
 
     def turned(a: Expr) -> Expr:
@@ -285,7 +285,7 @@ def angle(call: Call, x: Value) -> Value:
 
 
 @lowers(aten.where.self, prims.where.default)
-def where(call: Call, condition: Value, x: Scalar, y: Scalar) -> Value:
+def where(call: AtenCall, condition: Value, x: Scalar, y: Scalar) -> Value:
     kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
@@ -298,23 +298,23 @@ def where(call: Call, condition: Value, x: Scalar, y: Scalar) -> Value:
 
 
 @lowers(aten.clone.default)
-def clone(call: Call, x: Value, *, memory_format: Any = None) -> Value:
+def clone(call: AtenCall, x: Value, *, memory_format: Any = None) -> Value:
     return call.define(x.at)
 
 
 @lowers(aten._to_copy.default, aten.to.dtype)
-def to_copy(call: Call, x: Scalar, *_: Any, **__: Any) -> Value:
+def to_copy(call: AtenCall, x: Scalar, *_: Any, **__: Any) -> Value:
     if not isinstance(x, Value):  # torch.vmap's of a number beside a batch
         return call.pointwise(lambda number: number, x, kind=call.out.dtype)
     return convert(call, x)
 
 
 @lowers(prims.convert_element_type.default)
-def convert_element_type(call: Call, x: Value, dtype: torch.dtype) -> Value:
+def convert_element_type(call: AtenCall, x: Value, dtype: torch.dtype) -> Value:
     return convert(call, x)
 
 
-def convert(call: Call, x: Value) -> Value:
+def convert(call: AtenCall, x: Value) -> Value:
     """Emit a conversion that the user asked for: its rounding is never dropped."""
     target = call.out.dtype
 
@@ -340,7 +340,7 @@ def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
 
 
 @lowers(aten.copy.default)
-def copy(call: Call, x: Value, source: Value, *_: Any) -> Value:
+def copy(call: AtenCall, x: Value, source: Value, *_: Any) -> Value:
     """``source``, broadcast and converted to the type of ``x``."""
     target = call.out.dtype
     spread = source

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusec.frontend.call import Call, Indices
+from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.arithmetic import div, equal
 from fusec.frontend.ops.domain import Domain, Extreme, Pick
 from fusec.frontend.ops.registry import lowers, never
@@ -31,7 +31,7 @@ from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import MAX, SUM
 
 aten = torch.ops.aten
-LoopKind: TypeAlias = "tuple[Index, Expr | None]"
+GuardedIndex: TypeAlias = "tuple[Index, Expr | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Affine:
     def around(self) -> Index:
         return index(self.kernel if self.dilation > 1 else -(-self.kernel // self.stride))
 
-    def place(self, window: Index, k: Index) -> LoopKind:
+    def place(self, window: Index, k: Index) -> GuardedIndex:
         """Return the position of the k-th element of a window, and whether it is one."""
         at = window * self.stride - self.padding + k * self.dilation
         return at, in_range(at, 0, self.extent)
 
-    def window(self, position: Index, k: Index) -> LoopKind:
+    def window(self, position: Index, k: Index) -> GuardedIndex:
         """Return the k-th window that an element may lie in, and whether it does."""
         reach = position + self.padding
         if self.dilation > 1:
@@ -115,11 +115,11 @@ class Adaptive:
     def _end(self, window: Index) -> Index:
         return ((window + 1) * self.extent + self.outputs - 1) // self.outputs
 
-    def place(self, window: Index, k: Index) -> LoopKind:
+    def place(self, window: Index, k: Index) -> GuardedIndex:
         at = self._start(window) + k
         return at, both(in_range(at, None, self._end(window)), in_range(at, 0, self.extent))
 
-    def window(self, position: Index, k: Index) -> LoopKind:
+    def window(self, position: Index, k: Index) -> GuardedIndex:
         window = position * self.outputs // self.extent + k
         inside = in_range(position, self._start(window), self._end(window))
         return window, both(in_range(window, 0, self.outputs), inside)
@@ -129,7 +129,7 @@ class Adaptive:
 
 
 Windows: TypeAlias = "Affine | Adaptive"
-_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], LoopKind]]"
+_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], GuardedIndex]]"
 
 
 def over_places(windows: Sequence[Windows], at: Indices) -> Domain:
@@ -156,7 +156,7 @@ def _domain(ways: Sequence[_Way], extents: Sequence[Index], at: Indices) -> Doma
 # -- means ----------------------------------------------------------------------------------------
 
 
-def mean(call: Call, x: Value, windows: Sequence[Windows]) -> Value:
+def mean(call: AtenCall, x: Value, windows: Sequence[Windows]) -> Value:
     """Emit the mean over each window."""
     kind = compute_type(call.out.dtype)
 
@@ -168,7 +168,7 @@ def mean(call: Call, x: Value, windows: Sequence[Windows]) -> Value:
     return call.define(body)
 
 
-def mean_gradient(call: Call, grad: Value, windows: Sequence[Windows]) -> Value:
+def mean_gradient(call: AtenCall, grad: Value, windows: Sequence[Windows]) -> Value:
     """Emit what each element gets of the gradients of the means that it is part of."""
     kind = compute_type(call.out.dtype)
 
@@ -246,7 +246,7 @@ def _adaptive(extent: Index, outputs: Index) -> Windows:
 # -- maxima ---------------------------------------------------------------------------------------
 
 
-def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
+def maximum(call: AtenCall, x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
     """Emit the greatest element of each window, and its place among all that the axes have.
 
     The place is the first one's; of NaNs, as eager's loop leaves it, the last one's.
@@ -256,7 +256,9 @@ def maximum(call: Call, x: Value, windows: Sequence[Windows]) -> tuple[Value, Va
     return Extreme(x, over, MAX, count, Pick.FIRST_BUT_LAST_NAN).define(call)
 
 
-def maximum_gradient(call: Call, grad: Value, places: Value, windows: Sequence[Windows]) -> Value:
+def maximum_gradient(
+    call: AtenCall, grad: Value, places: Value, windows: Sequence[Windows]
+) -> Value:
     """Emit what flows to each element from the windows whose place it is."""
     kind = compute_type(grad.dtype)
     extents = tuple(w.extent for w in windows)
@@ -284,7 +286,7 @@ def max_windows(
     return affine(rank, extents, outputs, (kernel, stride or kernel, padding, dilation))
 
 
-def one_store_each(call: Call) -> str | None:
+def one_store_each(call: AtenCall) -> str | None:
     """Prefer eager's kernel for a two-dimensional maximum's gradient, unless channels are last.
 
     It stores one element for each window, where a sum over windows looks at all of an element's: 8
@@ -294,12 +296,12 @@ def one_store_each(call: Call) -> str | None:
     return "a maximum's gradient: one store for each window" if rows else None
 
 
-def pool(pool: Pool, rank: int, call: Call, x: Value, *settings: Any) -> Any:
+def pool(pool: Pool, rank: int, call: AtenCall, x: Value, *settings: Any) -> Any:
     """Emit a pool of the last ``rank`` axes."""
     return pool.value(call, x, pool.windows(rank, x.shape, call.out.shape, *settings))
 
 
-def gradient(pool: Pool, rank: int, call: Call, grad: Value, x: Value, *settings: Any) -> Value:
+def gradient(pool: Pool, rank: int, call: AtenCall, grad: Value, x: Value, *settings: Any) -> Value:
     """Emit a pool's gradient; of maxima the last of the settings are their places."""
     places = [s for s in settings if isinstance(s, Value)]
     numbers = settings[: len(settings) - len(places)]

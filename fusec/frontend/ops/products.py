@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices, read_exact
+from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value
@@ -52,16 +52,16 @@ def _matrices(*operands: Any) -> None:
         raise Unsupported("a product of a type without tensor cores")
 
 
-def _is_sum(call: Call) -> bool:
+def _is_sum(call: AtenCall) -> bool:
     """Return True for a product that no library may compute, of a type without ``Dot``."""
     return call.lines.alone and call.out.dtype is F64
 
 
-def _library(call: Call) -> str | None:
+def _library(call: AtenCall) -> str | None:
     return None if _is_sum(call) else CONTRACTION
 
 
-def _type_of_sum(call: Call, *operands: Value) -> DType:
+def _type_of_sum(call: AtenCall, *operands: Value) -> DType:
     """Return the type in which operands are multiplied and added.
 
     Raises:
@@ -74,7 +74,7 @@ def _type_of_sum(call: Call, *operands: Value) -> DType:
 
 
 @lowers(aten.mm.default, library=_library)
-def mm(call: Call, a: Value, b: Value) -> Value:
+def mm(call: AtenCall, a: Value, b: Value) -> Value:
     kind = _type_of_sum(call, a, b)
 
     def body(at: Indices) -> Expr:
@@ -87,7 +87,7 @@ def mm(call: Call, a: Value, b: Value) -> Value:
     return call.define(body)
 
 
-def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
+def by_panels(call: AtenCall, a: Value, b: Value, panels: Value) -> Value:
     """Emit what ``mm`` does, by the second factor in panels (``frontend/fx_passes/packing.py``).
 
     Rows are widened once: each panel of columns reads all of them.
@@ -107,7 +107,7 @@ def by_panels(call: Call, a: Value, b: Value, panels: Value) -> Value:
 
 
 @lowers(aten.bmm.default, library=_library)
-def bmm(call: Call, a: Value, b: Value) -> Value:
+def bmm(call: AtenCall, a: Value, b: Value) -> Value:
     kind = _type_of_sum(call, a, b)
 
     def body(at: Indices) -> Expr:

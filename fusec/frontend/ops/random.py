@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fusec.errors import InternalError
-from fusec.frontend.call import Call, Indices
+from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.arithmetic import add, mul, sub
 from fusec.frontend.ops.random_ops import BITS
 from fusec.frontend.ops.registry import lowers
@@ -34,7 +34,7 @@ _BITS = {from_torch_dtype(dtype): bits for dtype, bits in BITS.items()}
 
 @lowers(torch.ops.fusec.random.default)
 def random(
-    call: Call,
+    call: AtenCall,
     size: Any,
     order: Any,
     seeds: Value,

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Body, Call, Indices, Scalar
+from fusec.frontend.call import AtenCall, Body, Indices, Scalar
 from fusec.frontend.ops.arithmetic import div, equal, like, select, sub
 from fusec.frontend.ops.comparisons import truth
 from fusec.frontend.ops.domain import Domain, Extreme, Region, reduction, region
-from fusec.frontend.ops.registry import Rule, lowers
+from fusec.frontend.ops.registry import LoweringFunction, lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, F64, I64, DType, accumulate_type, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
@@ -30,15 +30,15 @@ from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
 aten = torch.ops.aten
 
 
-def reduces(*targets: Any) -> Callable[[Rule], Rule]:
+def reduces(*targets: Any) -> Callable[[LoweringFunction], LoweringFunction]:
     """Register ``rule(call, x, over, **settings)``, a reduction over the dimensions that are named.
 
     Over all if none are; ``dtype`` is that of the result.
     """
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: LoweringFunction) -> LoweringFunction:
         def lowered(
-            call: Call, x: Value, dim: Any = None, keepdim: bool = False, **settings: Any
+            call: AtenCall, x: Value, dim: Any = None, keepdim: bool = False, **settings: Any
         ) -> Any:
             settings.pop("dtype", None)
             return rule(call, x, region(x, dim, keepdim), **settings)
@@ -49,7 +49,7 @@ def reduces(*targets: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def reduced(call: Call, over: Region, monoid: Monoid, value: Callable[[Domain], Expr]) -> Value:
+def reduced(call: AtenCall, over: Region, monoid: Monoid, value: Callable[[Domain], Expr]) -> Value:
     """Emit the reduction of a value over each region."""
     return call.define(reduction(over.at, monoid, value))
 
@@ -57,7 +57,7 @@ def reduced(call: Call, over: Region, monoid: Monoid, value: Callable[[Domain], 
 # -- sums and products ----------------------------------------------------------------------------
 
 
-def total(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+def total(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
     """Emit a sum or product in the accumulation type of the result."""
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
     return reduced(call, over, monoid, lambda p: p.term(x, kind))
@@ -68,7 +68,7 @@ reduces(aten.prod.default, aten.prod.dim_int)(partial(total, PROD))
 
 
 @reduces(aten.mean.default, aten.mean.dim)
-def mean_dims(call: Call, x: Value, over: Region) -> Value:
+def mean_dims(call: AtenCall, x: Value, over: Region) -> Value:
     return call.define(mean(over, lambda p: p.read(x, compute_type(call.out.dtype))))
 
 
@@ -87,7 +87,7 @@ def mean(over: Region, value: Callable[[Domain], Expr]) -> Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Variance:
     """Mean and variance of each region, in two passes: the mean, then the squares about it.
 
     Attributes:
@@ -103,8 +103,8 @@ class Spread:
 
     @classmethod
     def of(
-        cls, call: Call, x: Value, over: Region, correction: Scalar | None, kind: DType
-    ) -> Spread:
+        cls, call: AtenCall, x: Value, over: Region, correction: Scalar | None, kind: DType
+    ) -> Variance:
         """Emit the mean as ``kind``; ``correction`` is 1 if None."""
         correction = 1 if correction is None else correction
         if not isinstance(correction, int | float):
@@ -131,7 +131,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class ExactSpread:
+class ExactVariance:
     """Mean and variance relative to each region's first value: of equal values exactly 0.
 
     That is what the slope of a deviation, infinite at 0, asks for. Nor do values far from 0 lose
@@ -145,10 +145,10 @@ class ExactSpread:
 
     plain: Body
     first: Body
-    rest: Spread
+    rest: Variance
 
     @classmethod
-    def of(cls, call: Call, x: Value, over: Region, correction: Scalar | None) -> ExactSpread:
+    def of(cls, call: AtenCall, x: Value, over: Region, correction: Scalar | None) -> ExactVariance:
         kind = compute_type(call.out.dtype)
         axes = make_axes(x.shape)
         at = positions(axes)
@@ -156,7 +156,7 @@ class ExactSpread:
         first = cast(x.at(tuple(ZERO if k in over.dims else i for k, i in enumerate(at))), kind)
         # Compared, for a compiler may round ``a * b - first`` only once, which is not 0.
         rest = select(equal(here, first), like(0.0, here), sub(here, first))
-        spread = Spread.of(call, Value(x.shape, kind, axes, rest), over, correction, kind)
+        spread = Variance.of(call, Value(x.shape, kind, axes, rest), over, correction, kind)
         own = mean(over, lambda p: p.read(x, kind))
         return cls(own, lambda at: cast(x.at(over.first(at)), kind), spread)
 
@@ -172,25 +172,25 @@ class ExactSpread:
 
 
 def spread_of(
-    call: Call, x: Value, over: Region, correction: Scalar | None
-) -> Spread | ExactSpread:
+    call: AtenCall, x: Value, over: Region, correction: Scalar | None
+) -> Variance | ExactVariance:
     """Emit the mean of a variance that is 0 where all values are equal.
 
     On CPUs it is one in f64, as eager's: no square overflows, and sums of up to 2^29 equal values
     of f32 are exact.
     """
     if call.is_cpu and x.dtype is not F64:
-        return Spread.of(call, x, over, correction, F64)
-    return ExactSpread.of(call, x, over, correction)
+        return Variance.of(call, x, over, correction, F64)
+    return ExactVariance.of(call, x, over, correction)
 
 
 @reduces(aten.var.correction)
-def var(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
+def var(call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
     return call.define(spread_of(call, x, over, correction).variance)
 
 
 @reduces(aten.std.correction)
-def std(call: Call, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
+def std(call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
     """The root of a variance, which may itself be out of the result's range."""
     spread = spread_of(call, x, over, correction)
     return call.define(lambda at: op("sqrt", spread.variance(at)))
@@ -198,7 +198,7 @@ def std(call: Call, x: Value, over: Region, *, correction: Scalar | None = None)
 
 @reduces(aten.std_mean.correction)
 def std_mean(
-    call: Call, x: Value, over: Region, *, correction: Scalar | None = None
+    call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None
 ) -> tuple[Value, Value]:
     spread = spread_of(call, x, over, correction)
     deviation = call.define(lambda at: op("sqrt", spread.variance(at)), 0)
@@ -207,16 +207,16 @@ def std_mean(
 
 @reduces(aten.var_mean.correction)
 def var_mean(
-    call: Call, x: Value, over: Region, *, correction: Scalar | None = None
+    call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None
 ) -> tuple[Value, Value]:
     if correction == 0:  # as norms ask for it, whose slope is finite: it costs them 4 to 13 %
-        plain = Spread.of(call, x, over, correction, compute_type(call.out.dtype))
+        plain = Variance.of(call, x, over, correction, compute_type(call.out.dtype))
         return call.define(plain.variance, 0), spread_mean(call, plain.center)
     spread = spread_of(call, x, over, correction)
     return call.define(spread.variance, 0), call.define(spread.mean, 1)
 
 
-def spread_mean(call: Call, mean: Value) -> Value:
+def spread_mean(call: AtenCall, mean: Value) -> Value:
     """Return the mean as the second result: itself if its type and layout are right already."""
     kind = call.results[1]
     buffer = mean.buffer
@@ -228,7 +228,7 @@ def spread_mean(call: Call, mean: Value) -> Value:
 # -- extremes -------------------------------------------------------------------------------------
 
 
-def value_of_extreme(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+def value_of_extreme(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
     if x.dtype is BOOL:
         return quantify(ANY if monoid is MAX else ALL, call, x, over)
     return reduced(call, over, monoid, lambda p: p.read(x, compute_type(x.dtype)))
@@ -239,11 +239,13 @@ def extreme(monoid: Monoid, x: Value, over: Region) -> Extreme:
     return Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
 
 
-def extreme_with_place(monoid: Monoid, call: Call, x: Value, over: Region) -> tuple[Value, Value]:
+def extreme_with_place(
+    monoid: Monoid, call: AtenCall, x: Value, over: Region
+) -> tuple[Value, Value]:
     return extreme(monoid, x, over).define(call)
 
 
-def place_of_extreme(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+def place_of_extreme(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
     return call.define(extreme(monoid, x, over).place)
 
 
@@ -254,7 +256,7 @@ for _name, _monoid in (("max", MAX), ("min", MIN)):
     reduces(getattr(aten, f"arg{_name}").default)(partial(place_of_extreme, _monoid))
 
 
-def quantify(monoid: Monoid, call: Call, x: Value, over: Region) -> Value:
+def quantify(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
     """Emit whether any, or all, elements of each region are true."""
     return reduced(call, over, monoid, lambda p: truth(x, p.where))
 
@@ -267,7 +269,7 @@ reduces(aten.any.default, aten.any.dim, aten.any.dims)(partial(quantify, ANY))
 
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(
-    call: Call,
+    call: AtenCall,
     x: Value,
     ord: Scalar = 2,
     dims: Sequence[int] | None = None,

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError
-from fusec.frontend.call import Call
+from fusec.frontend.call import AtenCall
 
-Rule: TypeAlias = Callable[..., Any]
-Preference: TypeAlias = Callable[[Call], str | None]
+LoweringFunction: TypeAlias = Callable[..., Any]
+Preference: TypeAlias = Callable[[AtenCall], str | None]
 """Why the library's call is preferred, or None where it is not."""
-_Rule = TypeVar("_Rule", bound=Rule)
+_Rule = TypeVar("_Rule", bound=LoweringFunction)
 
 
-def never(call: Call) -> str | None:
+def never(call: AtenCall) -> str | None:
     """Prefer no library's call."""
     return None
 
@@ -44,7 +44,7 @@ class Lowering:
         alone: it is for what runs without a library; anything else calls that.
     """
 
-    rule: Rule
+    rule: LoweringFunction
     library: Preference = never
     alone: bool = False
 

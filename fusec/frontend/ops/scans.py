@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices, Scalar, common_type, read_exact
+from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read_exact
 from fusec.frontend.ops.arithmetic import add, equal, like, negate, select, sub
 from fusec.frontend.ops.domain import Domain, Extreme, Pick, check_steps, prefixes, reduction
 from fusec.frontend.ops.promotion import result_type
@@ -34,7 +34,7 @@ _SCAN, _SEARCH = "a scan along an axis", "a search"
 
 
 def scan(
-    monoid: Monoid, call: Call, x: Value, dim: int, *, dtype: torch.dtype | None = None
+    monoid: Monoid, call: AtenCall, x: Value, dim: int, *, dtype: torch.dtype | None = None
 ) -> Value:
     """Emit a sum or product of all elements up to each, in the result's accumulation type."""
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
@@ -42,7 +42,7 @@ def scan(
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 
 
-def extreme_scan(monoid: Monoid, call: Call, x: Value, dim: int) -> tuple[Value, Value]:
+def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Value, Value]:
     """Emit the extreme up to each element, and the last place of an equal one, or of a NaN."""
     before = prefixes(x, dim, _SCAN)
     if x.dtype is BOOL:
@@ -58,7 +58,7 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 
 
 @lowers(aten.logcumsumexp.default)
-def logcumsumexp(call: Call, x: Value, dim: int) -> Value:
+def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
     """log(sum(exp(x))) of all up to each, relative to their maximum unless that is infinite."""
     kind, before = compute_type(call.out.dtype), prefixes(x, dim, _SCAN)
     greatest = reduction(before, MAX, lambda points: points.read(x, kind))
@@ -82,7 +82,7 @@ def logcumsumexp(call: Call, x: Value, dim: int) -> Value:
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    call: Call,
+    call: AtenCall,
     boundaries: Value,
     x: Scalar,
     *,
@@ -115,14 +115,14 @@ def searchsorted(
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(
-    call: Call, x: Scalar, boundaries: Value, *, out_int32: bool = False, right: bool = False
+    call: AtenCall, x: Scalar, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value:
     return searchsorted(call, boundaries, x, right=right)
 
 
 @lowers(aten.isin.Tensor_Tensor)
 def isin(
-    call: Call, x: Value, wanted: Value, *, assume_unique: bool = False, invert: bool = False
+    call: AtenCall, x: Value, wanted: Value, *, assume_unique: bool = False, invert: bool = False
 ) -> Value:
     kind = search_type(wanted, x)
     check_steps(call.out.shape, wanted.shape, _SEARCH)

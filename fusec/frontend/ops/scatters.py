@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices, Scalar, arithmetic_type, read
+from fusec.frontend.call import AtenCall, Indices, Scalar, arithmetic_type, read
 from fusec.frontend.ops.arithmetic import add, div, mul, select
 from fusec.frontend.ops.domain import Domain, check_steps
 from fusec.frontend.ops.indexing import checked, counted_from_front
@@ -88,7 +88,7 @@ def element(x: Value, at: Indices) -> Indices:
 # -- what becomes of an element -------------------------------------------------------------------
 
 
-def replace_last(call: Call, x: Value, updates: Updates) -> Value:
+def replace_last(call: AtenCall, x: Value, updates: Updates) -> Value:
     """Emit each element as the last source that names it, or as it was."""
     check_steps(call.out.shape, updates.extents, _COLLIDE)
     kind = compute_type(call.out.dtype)
@@ -107,7 +107,7 @@ def replace_last(call: Call, x: Value, updates: Updates) -> Value:
 
 
 def combine(
-    call: Call, x: Value, updates: Updates, monoid: Monoid, *, include_self: bool = True
+    call: AtenCall, x: Value, updates: Updates, monoid: Monoid, *, include_self: bool = True
 ) -> Value:
     """Emit each element combined with all sources that name it.
 
@@ -130,7 +130,7 @@ def combine(
     return call.define(body)
 
 
-def average(call: Call, x: Value, updates: Updates, *, include_self: bool) -> Value:
+def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -> Value:
     check_steps(call.out.shape, updates.extents, _COLLIDE)
     kind = arithmetic_type(call.out.dtype)
 
@@ -156,7 +156,7 @@ def named(updates: Updates, at: Indices) -> Expr:
 
 
 def updates_along(
-    call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
+    call: AtenCall, x: Value, dim: int, indices: Value, source: Value | Scalar
 ) -> Updates:
     """Return the updates of a scatter: as many along ``dim`` as there are indices."""
     axis = wrap(dim, len(x.shape))
@@ -184,7 +184,12 @@ def as_line(x: Value) -> Value:
 
 
 def scatter(
-    monoid: Monoid | None, call: Call, x: Value, dim: int, indices: Value, source: Value | Scalar
+    monoid: Monoid | None,
+    call: AtenCall,
+    x: Value,
+    dim: int,
+    indices: Value,
+    source: Value | Scalar,
 ) -> Value:
     """Emit a scatter that replaces (no monoid) or combines."""
     line, places = as_line(x), as_line(indices)
@@ -205,7 +210,9 @@ def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
     return indices.shape == tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
 
 
-def one_a_line(call: Call, x: Value, axis: int, updates: Updates, monoid: Monoid | None) -> Value:
+def one_a_line(
+    call: AtenCall, x: Value, axis: int, updates: Updates, monoid: Monoid | None
+) -> Value:
     kind = compute_type(call.out.dtype)
     if monoid is not None and kind is BOOL:
         raise Unsupported("a scatter that adds truth values")
@@ -225,7 +232,9 @@ lowers(aten.scatter_add.default)(partial(scatter, SUM))
 _MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
 
 
-def reduced(call: Call, x: Value, updates: Updates, reduction: str, *, include_self: bool) -> Value:
+def reduced(
+    call: AtenCall, x: Value, updates: Updates, reduction: str, *, include_self: bool
+) -> Value:
     """Emit each element reduced with what names it; ``reduction`` as torch calls it."""
     if reduction == "mean":
         return average(call, x, updates, include_self=include_self)
@@ -234,7 +243,7 @@ def reduced(call: Call, x: Value, updates: Updates, reduction: str, *, include_s
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(
-    call: Call,
+    call: AtenCall,
     x: Value,
     dim: int,
     indices: Value,
@@ -253,7 +262,7 @@ def scatter_reduce(
 
 @lowers(aten.index_reduce.default)
 def index_reduce(
-    call: Call,
+    call: AtenCall,
     x: Value,
     dim: int,
     indices: Value,
@@ -266,7 +275,7 @@ def index_reduce(
     return reduced(call, as_line(x), updates, reduce, include_self=include_self)
 
 
-def updates_of_slices(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Updates:
+def updates_of_slices(call: AtenCall, x: Value, dim: int, indices: Value, source: Value) -> Updates:
     line = as_line(x)
     names: list[Value | None] = [None] * wrap(dim, len(line.shape))
     return senders_of_places(call, line, [*names, as_line(indices)], as_line(source))
@@ -274,7 +283,7 @@ def updates_of_slices(call: Call, x: Value, dim: int, indices: Value, source: Va
 
 @lowers(aten.index_add.default)
 def index_add(
-    call: Call, x: Value, dim: int, indices: Value, source: Value, *, alpha: Scalar = 1
+    call: AtenCall, x: Value, dim: int, indices: Value, source: Value, *, alpha: Scalar = 1
 ) -> Value:
     kind = accumulate_type(call.out.dtype)
     factor = read(alpha, (), kind)
@@ -287,13 +296,13 @@ def index_add(
 
 
 @lowers(aten.index_copy.default)
-def index_copy(call: Call, x: Value, dim: int, indices: Value, source: Value) -> Value:
+def index_copy(call: AtenCall, x: Value, dim: int, indices: Value, source: Value) -> Value:
     return replace_last(call, as_line(x), updates_of_slices(call, x, dim, indices, source))
 
 
 @lowers(aten.index_put.default)
 def index_put(
-    call: Call,
+    call: AtenCall,
     x: Value,
     indices: Sequence[Value | None],
     source: Value,
@@ -306,7 +315,7 @@ def index_put(
     return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
 
 
-def put_masked(call: Call, x: Value, mask: Value, source: Value, accumulate: bool) -> Value:
+def put_masked(call: AtenCall, x: Value, mask: Value, source: Value, accumulate: bool) -> Value:
     """Replace, or add to, what a mask over the first axes names by the same for each place.
 
     Raises:
@@ -327,7 +336,7 @@ def put_masked(call: Call, x: Value, mask: Value, source: Value, accumulate: boo
 
 
 @lowers(aten.put.default)
-def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = False) -> Value:
+def put(call: AtenCall, x: Value, indices: Value, source: Value, accumulate: bool = False) -> Value:
     """Elements of the flattened tensor, replaced or added to."""
     count = product(x.shape)
 
@@ -345,7 +354,7 @@ def put(call: Call, x: Value, indices: Value, source: Value, accumulate: bool = 
 
 
 def senders_of_places(
-    call: Call, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
+    call: AtenCall, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
 ) -> Updates:
     """Return the updates to ``x[indices]``: as many as the index tensors, broadcast, have elements.
 

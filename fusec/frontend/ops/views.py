@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Call, Indices
+from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, is_whole
 from fusec.ir.index import Index, index
@@ -47,7 +47,7 @@ def from_end(position: IntoSize, extent: Index) -> Index:
     aten.squeeze.dims,
     aten.unsqueeze.default,
 )
-def reshape(call: Call, x: Value, *_: Any) -> Value:
+def reshape(call: AtenCall, x: Value, *_: Any) -> Value:
     shape = call.out.shape
     whole = x.reshape_of or x
     if whole.shape == shape:
@@ -111,7 +111,7 @@ def groups(old: Indices, new: Indices) -> Iterator[tuple[list[int], list[int]]]:
 
 
 @lowers(aten.permute.default)
-def permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
+def permute(call: AtenCall, x: Value, dims: Sequence[int]) -> Value:
     order = [wrap(d, len(x.shape)) for d in dims]
 
     def where(at: Indices) -> Indices:
@@ -121,7 +121,7 @@ def permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
 
 
 @lowers(aten.expand.default)
-def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def expand(call: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
     return call.view(x, lambda at: broadcast(at, x.shape))
 
 
@@ -132,7 +132,7 @@ def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     aten.lift_fresh.default,
     aten.lift.default,
 )
-def alias(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def alias(call: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
     return x
 
 
@@ -141,7 +141,7 @@ def alias(call: Call, x: Value, *_: Any, **__: Any) -> Value:
 
 @lowers(aten.slice.Tensor)
 def slice_tensor(
-    call: Call,
+    call: AtenCall,
     x: Value,
     dim: int = 0,
     start: IntoSize | None = None,
@@ -153,7 +153,7 @@ def slice_tensor(
     return call.view(x, lambda at: replaced(at, axis, first + at[axis] * index(step)))
 
 
-def slice_start(call: Call, start: IntoSize | None, extent: Index) -> Index:
+def slice_start(call: AtenCall, start: IntoSize | None, extent: Index) -> Index:
     """Return where a slice begins, counted from the front, in what it is a slice of."""
     first = from_end(0 if start is None else start, extent)
     if first.is_constant and extent.is_constant:
@@ -170,14 +170,14 @@ def replaced(at: Indices, axis: int, position: Index) -> Indices:
 
 
 @lowers(aten.select.int)
-def select(call: Call, x: Value, dim: int, position: IntoSize) -> Value:
+def select(call: AtenCall, x: Value, dim: int, position: IntoSize) -> Value:
     axis = wrap(dim, len(x.shape))
     chosen = from_end(position, x.shape[axis])
     return call.view(x, lambda at: (*at[:axis], chosen, *at[axis:]))
 
 
 @lowers(aten.split_with_sizes.default, aten.split.Tensor)
-def split(call: Call, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
+def split(call: AtenCall, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = wrap(dim, len(x.shape))
     parts: list[Value] = []
     start = ZERO
@@ -187,12 +187,12 @@ def split(call: Call, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
     return tuple(parts)
 
 
-def _window(call: Call, x: Value, axis: int, start: Index, result: int) -> Value:
+def _window(call: AtenCall, x: Value, axis: int, start: Index, result: int) -> Value:
     return call.view(x, lambda at: replaced(at, axis, start + at[axis]), result)
 
 
 @lowers(aten.unfold.default)
-def unfold(call: Call, x: Value, dim: int, size: IntoSize, step: IntoSize) -> Value:
+def unfold(call: AtenCall, x: Value, dim: int, size: IntoSize, step: IntoSize) -> Value:
     """Windows of ``size`` elements that start ``step`` apart; the place in one comes last."""
     axis = wrap(dim, len(x.shape))
     if not x.shape:
@@ -201,7 +201,7 @@ def unfold(call: Call, x: Value, dim: int, size: IntoSize, step: IntoSize) -> Va
 
 
 @lowers(aten.flip.default)
-def flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
+def flip(call: AtenCall, x: Value, dims: Sequence[int]) -> Value:
     flipped = {wrap(d, len(x.shape)) for d in dims}
 
     def where(at: Indices) -> Indices:
@@ -211,7 +211,7 @@ def flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
 
 
 @lowers(aten.diagonal.default)
-def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal(call: AtenCall, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     return call.view(x, lambda at: diagonal_indices(at, len(x.shape), offset, dim1, dim2))
 
 
@@ -225,7 +225,7 @@ def diagonal_indices(at: Indices, rank: int, offset: int, dim1: int, dim2: int) 
 
 @lowers(aten.as_strided.default)
 def as_strided(
-    call: Call,
+    call: AtenCall,
     x: Value,
     size: Sequence[IntoSize],
     stride: Sequence[IntoSize],

@@ -26,7 +26,7 @@ from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
     Bundle,
-    Call,
+    CallStep,
     Comparison,
     Constant,
     Def,
@@ -305,7 +305,7 @@ def _collect_outputs(graph: Graph, env: Env) -> list[Any]:
     return [value.copy() if isinstance(value, np.ndarray) else value for value in values]
 
 
-def _run_call(node: Call, env: Env, extern: ExternCall | None) -> None:
+def _run_call(node: CallStep, env: Env, extern: ExternCall | None) -> None:
     match node:
         case SizeMinimum():
             env.sizes = {**env.sizes, node.size: min(eval_scalar(a, env) for a in node.size.args)}

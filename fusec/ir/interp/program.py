@@ -53,7 +53,7 @@ _NOBODY = -1
 
 
 @dataclass(slots=True)
-class _Run:
+class _ProgramRun:
     """One program run: what names stand for, and who wrote each element.
 
     Attributes:
@@ -75,7 +75,7 @@ def run_program(program: Program, buffers: dict[Buffer, Array], sizes: Mapping[S
         InternalError: for a lane out of range, a name without a value, a value with lanes that its
             variable does not have, and an element that one instance writes and another one touches.
     """
-    run = _Run(Env(sizes=sizes, storage=buffers, masks_ragged=False))
+    run = _ProgramRun(Env(sizes=sizes, storage=buffers, masks_ragged=False))
     for buffer in program.writes:
         if buffer.base not in buffers:
             allocate(buffer, run.env)
@@ -87,7 +87,7 @@ def run_program(program: Program, buffers: dict[Buffer, Array], sizes: Mapping[S
         _run_block(program.body, run)
 
 
-def _run_block(body: tuple[Statement, ...], run: _Run) -> None:
+def _run_block(body: tuple[Statement, ...], run: _ProgramRun) -> None:
     env, outside = run.env, set(run.env.variables)
     for statement in body:
         match statement:
@@ -113,7 +113,7 @@ def _run_block(body: tuple[Statement, ...], run: _Run) -> None:
         del env.variables[var]
 
 
-def _run_loop(loop: For, run: _Run) -> None:
+def _run_loop(loop: For, run: _ProgramRun) -> None:
     start = eval_scalar(loop.start, run.env)
     stop = min(eval_scalar(bound, run.env) for bound in loop.stops)
     for position in range(start, stop):
@@ -122,7 +122,7 @@ def _run_loop(loop: For, run: _Run) -> None:
     run.env.points.pop(loop.axis, None)
 
 
-def _multiply(product: Multiply, run: _Run) -> None:
+def _multiply(product: Multiply, run: _ProgramRun) -> None:
     env = run.env
     rows, terms = (
         np.arange(min(eval_scalar(bound, env) for bound in bounds))
@@ -138,7 +138,7 @@ def _multiply(product: Multiply, run: _Run) -> None:
     storage[into] = (storage[into] if product.adds else 0) + left @ right
 
 
-def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _Run) -> Array:
+def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _ProgramRun) -> Array:
     """Return the offsets of a matrix's elements; a width of 0 is one panel.
 
     Raises:
@@ -166,7 +166,7 @@ def _allocate_scratch(statement: Scratch, env: Env) -> None:
     )
 
 
-def _evaluate(value: Expr, var: Var, run: _Run) -> Tile:
+def _evaluate(value: Expr, var: Var, run: _ProgramRun) -> Tile:
     if value.dtype is not var.dtype:
         raise InternalError(f"{var}: {var.dtype} = {value}: {value.dtype}", stage=STAGE)
     tile = eval_tile(value, run.env)
@@ -177,7 +177,7 @@ def _evaluate(value: Expr, var: Var, run: _Run) -> Tile:
     return tile
 
 
-def _check_reader(load: Load, run: _Run) -> None:
+def _check_reader(load: Load, run: _ProgramRun) -> None:
     """Raise if an element read was written by another instance."""
     writer = run.writer.get(load.buffer.base)
     if writer is None:
@@ -194,7 +194,7 @@ def _offsets(buffer: Buffer, indices: tuple[Index, ...], guard: Tile | None, env
     return flat if guard is None else flat[expand(guard, axes, env).reshape(-1)]
 
 
-def _check_owner(writer: Array, offsets: Array, what: object, run: _Run) -> None:
+def _check_owner(writer: Array, offsets: Array, what: object, run: _ProgramRun) -> None:
     owners = writer[offsets]
     if ((owners != _NOBODY) & (owners != run.instance)).any():
         raise InternalError(
@@ -202,7 +202,7 @@ def _check_owner(writer: Array, offsets: Array, what: object, run: _Run) -> None
         )
 
 
-def _put(statement: Put, run: _Run) -> None:
+def _put(statement: Put, run: _ProgramRun) -> None:
     env, buffer = run.env, statement.buffer
     if buffer.base not in env.storage:
         raise InternalError(f"{buffer} is written, but is not in memory", stage=STAGE)

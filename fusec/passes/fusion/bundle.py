@@ -34,7 +34,7 @@ from fusec.passes.machine import Machine
 LEAST = 3
 """Members of a bundle at least: its table costs the host about as much as another launch."""
 
-Kind: TypeAlias = tuple[object, ...]
+KernelForm: TypeAlias = tuple[object, ...]
 
 
 def bundle(schedule: Schedule, machine: Machine) -> Schedule:
@@ -42,7 +42,7 @@ def bundle(schedule: Schedule, machine: Machine) -> Schedule:
     steps = schedule.steps
     dag = dependencies(steps)
     lasting = schedule.graph.returned.union(schedule.graph.inputs)
-    groups: dict[Kind, list[int]] = {}
+    groups: dict[KernelForm, list[int]] = {}
     for position, length in chain_lengths(dag).items():
         step = steps[position]
         if not isinstance(step, Kernel) or _waits(step, lasting, machine):
@@ -82,7 +82,7 @@ def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool
     return made > machine.launch_us * machine.bytes_per_us
 
 
-def _rough_kind(kernel: Kernel) -> Kind | None:
+def _rough_kind(kernel: Kernel) -> KernelForm | None:
     """Return what alike kernels have in common at first sight; None if a kernel is in no bundle."""
     extents = [a.extent for a in kernel.axes]
     extents += [e for s in kernel.stores for e in (*s.buffer.shape, *s.buffer.strides)]

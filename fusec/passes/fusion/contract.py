@@ -42,7 +42,7 @@ from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.kernel.stream_rows import worthwhile
 from fusec.passes.machine import Machine
 
-Cut: TypeAlias = Callable[[Graph], Schedule]
+FuseGraph: TypeAlias = Callable[[Graph], Schedule]
 """The passes from a graph to kernels."""
 
 
@@ -105,7 +105,7 @@ Judge: TypeAlias = Callable[[Group], Choice]
 
 
 def cut_with_products(
-    graph: Graph, cut: Cut, judge: Judge | None, machine: Machine, *, alone: bool = False
+    graph: Graph, cut: FuseGraph, judge: Judge | None, machine: Machine, *, alone: bool = False
 ) -> Schedule:
     """Return the graph cut into kernels, with every product fused where that is the better way.
 
@@ -151,7 +151,7 @@ def cut_with_products(
 _LOST = Choice(False, 0, "other calls stand between its kernels", 0.0)
 
 
-def judge_by_model(cut: Cut, machine: Machine) -> Judge:
+def judge_by_model(cut: FuseGraph, machine: Machine) -> Judge:
     """Return the judge that compares modelled times."""
 
     def judge(group: Group) -> Choice:

@@ -20,7 +20,7 @@ from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.kernel.stream_rows import streams_rows
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
-from fusec.passes.schedule.contraction import Spread, spread
+from fusec.passes.schedule.contraction import ProcessorShare, spread
 
 LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
 """Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
@@ -41,7 +41,7 @@ class Price:
     bytes: int
     operations: int
     us: float
-    spread: Spread | None = None
+    spread: ProcessorShare | None = None
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -153,7 +153,7 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     return Price(moved, operations, us, found)
 
 
-def _parts_us(kernel: Kernel, found: Spread, machine: Machine) -> float:
+def _parts_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
     """Return the time to store what the parts of a split loop find, and to read it."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and found.axis in n.over]
     size = sum(count(n.axes) * n.dtype.itemsize for n in sums) * found.parts

@@ -28,7 +28,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
-from fusec.passes.dag import Order, dependencies, find_uses
+from fusec.passes.dag import TopologicalOrder, dependencies, find_uses
 from fusec.passes.fusion.cost import numel, price
 from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
@@ -104,7 +104,7 @@ class _Fuser:
         self.machine = machine
         self.accepts = accepts
         self.uses = find_uses(graph)
-        self.order = Order(dependencies(graph.nodes))
+        self.order = TopologicalOrder(dependencies(graph.nodes))
         self.serial = itertools.count(len(graph.nodes))
         self.groups: dict[int, _Group] = {}
         self.owner: dict[int, int] = {}

@@ -28,15 +28,15 @@ from fusec.ir.index import Axis, index
 from fusec.ir.online import find_row_maxima, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
 from fusec.passes.fusion.cost import price
-from fusec.passes.graph.rfactor import Cut, cut_axis
+from fusec.passes.graph.rfactor import AxisSplit, cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.machine import Machine
 
-Split: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
+SplitKernel: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
 """A target's way to divide a kernel, if it has one: what ``split_loop`` is to GPUs."""
 
 
-def split_loops(schedule: Schedule, split: Split) -> Schedule:
+def split_loops(schedule: Schedule, split: SplitKernel) -> Schedule:
     """Return the schedule with the kernels that ``split`` divides in two steps each."""
     return schedule.map_kernels(lambda kernel: split(kernel) or (kernel,))
 
@@ -81,7 +81,7 @@ def _beside(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
 # -- the partial kernel ----------------------------------------------------------------------------
 
 
-def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: Cut) -> Kernel:
+def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: AxisSplit) -> Kernel:
     """Return the kernel that stores what parts find, each value once, the part axis first."""
     stores: list[Store] = []
     for found, name in _names(kernel, states).items():
@@ -114,7 +114,7 @@ def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
 
 
 def _within_part(
-    node: Reduce, row_max: Reduce | None, cut: Cut, states: dict[Reduce, Parts]
+    node: Reduce, row_max: Reduce | None, cut: AxisSplit, states: dict[Reduce, Parts]
 ) -> Parts:
     """Return what one part of a reduction finds, which refers to that part's maximum alone."""
     over = cut.inside(node.over)
@@ -134,7 +134,7 @@ def _final(
     beside: dict[Reduce, Reduce | None],
     states: dict[Reduce, Parts],
     partial: Kernel,
-    cut: Cut,
+    cut: AxisSplit,
 ) -> Kernel:
     """Return the kernel that combines parts and computes what the whole kernel stores."""
     part = Axis(cut.part.name, cut.part.extent)

@@ -30,7 +30,7 @@ from fusec.ir.expr import Buffer, reductions
 from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
 from fusec.ir.index import Index, Size, index
 from fusec.passes.dag import below, between, dependencies, find_uses
-from fusec.passes.fusion.contract import Cut
+from fusec.passes.fusion.contract import FuseGraph
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rows import NotByRows, RowBody
 from fusec.passes.machine import Tuning
@@ -41,7 +41,7 @@ LARGE = 4
 """What has a fourth of the expansion's elements is as large as it."""
 
 
-def cut_loops(schedule: Schedule, cut: Cut) -> Schedule:
+def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
     """Return the schedule with the bodies of its loops over rows cut into kernels, too."""
     cut_into: dict[Step, RowLoop] = {}
     decisions = schedule.decisions

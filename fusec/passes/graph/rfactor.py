@@ -1,8 +1,8 @@
 """Compute a reduction in parts and combine what these find: the rewrite of all that splits one.
 
 (Halide's word: Suriana, Adams and Kamil, "Parallel associative reductions in Halide", 2017.) A
-``Cut`` says which points a part has. A pass decides which reductions are cut, and how; what a part
-finds, and what the parts come to, is the same for all of them::
+``AxisSplit`` says which points a part has. A pass decides which reductions are cut, and how; what a
+part finds, and what the parts come to, is the same for all of them::
 
     plain     w = sum(n: f)                 w[p] = sum(i: f);  w = sum(p: w[p])
     squares   q = sum(n: (f - g)^2)         about the parts' means (``squares.py``)
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AxisSplit:
     """The points of a reduction in parts.
 
     Attributes:
@@ -49,13 +49,13 @@ class Cut:
         return tuple(b for a in axes for b in (self.inner if a in self.value else (a,)))
 
 
-def cut_axis(axis: Axis, terms: int) -> Cut:
+def cut_axis(axis: Axis, terms: int) -> AxisSplit:
     """Return an axis in parts of so many terms; the last is short where they do not fit."""
     part = Axis("p", floordiv(axis.extent + (terms - 1), index(terms)))
     start = index(part) * terms
     even = mod(axis.extent, index(terms)) is index(0)
     within = Axis(axis.name, index(terms), None if even else axis.extent - start)
-    return Cut(part, (within,), {axis: start + index(within)})
+    return AxisSplit(part, (within,), {axis: start + index(within)})
 
 
 class Splitter:
@@ -68,7 +68,7 @@ class Splitter:
             part after part.
     """
 
-    def __init__(self, cuts: Mapping[Def, Cut], moments: Moments, *, fastest: bool) -> None:
+    def __init__(self, cuts: Mapping[Def, AxisSplit], moments: Moments, *, fastest: bool) -> None:
         self.cuts, self.moments, self.fastest = cuts, moments, fastest
         self.reductions = {line: one_reduction(line) for line in cuts}
         self.squares = {
@@ -137,5 +137,5 @@ def one_reduction(line: Def) -> Reduce:
     return reduction
 
 
-def _extents(cut: Cut) -> list[Index]:
+def _extents(cut: AxisSplit) -> list[Index]:
     return [axis.extent for axis in (cut.part, *cut.inner)]

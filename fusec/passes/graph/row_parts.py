@@ -19,7 +19,7 @@ from fusec.ir.expr import Buffer, Load, Reduce, loads, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis
 from fusec.ir.monoid import MAX, MIN, SUM
-from fusec.passes.graph.rfactor import Cut, Splitter, cut_axis, one_reduction
+from fusec.passes.graph.rfactor import AxisSplit, Splitter, cut_axis, one_reduction
 from fusec.passes.graph.squares import HELD, find_squares
 from fusec.passes.schedule.tiling import COLUMNS
 
@@ -66,7 +66,7 @@ def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
     return False
 
 
-def _cuts(graph: Graph, rows: set[Buffer]) -> dict[Def, Cut]:
+def _cuts(graph: Graph, rows: set[Buffer]) -> dict[Def, AxisSplit]:
     """Return the lines that read whole rows alone, and those that sum squares beside one."""
     along = {line: one_reduction(line) for line in graph.defs if _reduces_rows(line, rows)}
     squares = find_squares(along)

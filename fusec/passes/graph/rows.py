@@ -26,7 +26,7 @@ from fusec.ir.expr import (
     loads,
     postorder,
 )
-from fusec.ir.extern import Product, Write
+from fusec.ir.extern import Product, WriteInto
 from fusec.ir.graph import Argument, Def, Extern, Graph, Line, RowLoop, View, whole_view
 from fusec.ir.index import Axis, Index, Size, index, is_in_range, most, product
 from fusec.ir.rewrite import rewrite
@@ -359,7 +359,7 @@ def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...])
         args=(whole_view(total), *args),
         outputs=(),
         reason=_ADDED,
-        effect=Write(product(total.shape)),
+        effect=WriteInto(product(total.shape)),
         impure=True,
         meaning=(),
     )

@@ -20,7 +20,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
 from fusec.passes.fusion.cost import count, numel
-from fusec.passes.graph.rfactor import Cut, Splitter
+from fusec.passes.graph.rfactor import AxisSplit, Splitter
 from fusec.passes.graph.squares import SWEPT
 from fusec.passes.graph.weighted_sums import softmax_weighted
 from fusec.passes.machine import Machine
@@ -143,7 +143,7 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     return fastest is not None and fastest not in reduction.over
 
 
-def _cut(reduction: Reduce, wanted: int, long: bool) -> Cut | None:
+def _cut(reduction: Reduce, wanted: int, long: bool) -> AxisSplit | None:
     """Spread the outermost reduced axes over about ``wanted`` parts on one axis.
 
     Args:
@@ -177,7 +177,7 @@ def _cut(reduction: Reduce, wanted: int, long: bool) -> Cut | None:
         within = Axis(axis.name, height, limit)
         inner.insert(0, within)
         value[axis] = outer * height + index(within)
-    return Cut(part, tuple(inner), value) if inner else None
+    return AxisSplit(part, tuple(inner), value) if inner else None
 
 
 def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:

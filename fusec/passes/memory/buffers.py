@@ -28,7 +28,7 @@ from fusec.ir.graph import Bundle, Kernel, Schedule
 from fusec.ir.memory import (
     Allocation,
     Memory,
-    Run,
+    NativeRun,
     StepMemory,
     bytes_of,
     footprint,
@@ -65,9 +65,9 @@ def plan_memory(
     return Memory(unread, tuple(steps), bodies, _runs(schedule, steps, run_bytes))
 
 
-def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[Run, ...]:
+def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[NativeRun, ...]:
     """Return the runs of kernels that allocate few bytes in all."""
-    found: list[Run] = []
+    found: list[NativeRun] = []
     size, buffers = most + 1, set[Buffer]()
     for position, (step, plan) in enumerate(zip(schedule.steps, plans, strict=True)):
         match step:
@@ -75,7 +75,7 @@ def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[Run, 
                 new = sum(bytes_of(a.buffer) for a in plan.allocated if a.over is None)
                 touched = {*step.reads, *step.writes}
                 if size + new > most or len(buffers | touched) > _MOST_BUFFERS:
-                    found.append(Run(position, ()))
+                    found.append(NativeRun(position, ()))
                     size, buffers = 0, set()
                 found[-1] = replace(found[-1], kernels=(*found[-1].kernels, step.name))
                 size, buffers = size + new, buffers | touched

@@ -27,7 +27,7 @@ from fusec.errors import InternalError
 from fusec.ir.argument import whole_view
 from fusec.ir.disjoint import has_distinct_elements
 from fusec.ir.expr import Buffer
-from fusec.ir.extern import Copy, Update, WindowUpdate, Write
+from fusec.ir.extern import CopyInto, Scatter, WindowUpdate, WriteInto
 from fusec.ir.graph import Extern, Kernel, RowLoop, Schedule, Step, View
 from fusec.ir.index import index
 from fusec.ir.rewrite import Rewriter, reading
@@ -48,7 +48,7 @@ def _copies(schedule: Schedule) -> Iterator[tuple[int, Buffer, Buffer]]:
     inputs = set(schedule.graph.inputs)
     for position, step in enumerate(schedule.steps):
         match step:
-            case Extern(effect=Copy(), args=(View() as target, View() as source, *_)):
+            case Extern(effect=CopyInto(), args=(View() as target, View() as source, *_)):
                 x, new = target.buffer, source.buffer
                 same = x.shape == new.shape and x.dtype is new.dtype
                 if same and target.is_whole and source.is_whole and x in inputs:
@@ -119,7 +119,7 @@ class _InPlace:
             position = self.maker.get(version, -1)
             same = version.strides == x.strides and version.dtype is x.dtype
             match self.calls.get(position):
-                case Extern(effect=WindowUpdate() | Update(), args=(View() as base, *_)) if (
+                case Extern(effect=WindowUpdate() | Scatter(), args=(View() as base, *_)) if (
                     same and base.is_whole and version not in self.returned
                 ):
                     version = base.buffer
@@ -180,12 +180,12 @@ def _writing(call: Extern, x: Buffer) -> Extern:
     """Return a call that changes an input in the place of one that changes a copy of it."""
     made = replace(call, outputs=(), reason=_REASON, impure=True)
     match call.effect, call.args:
-        case Update(target, moved), (_, *others):
+        case Scatter(target, moved), (_, *others):
             args = (whole_view(x), *others)
-            return replace(made, target=target, args=args, effect=Write(moved))
+            return replace(made, target=target, args=args, effect=WriteInto(moved))
         case WindowUpdate(window, copied), (_, View() as part, *_):
             args = (window.view(x, part.shape), part)
-            return replace(made, target=copied, args=args, kwargs=(), effect=Copy())
+            return replace(made, target=copied, args=args, kwargs=(), effect=CopyInto())
     raise InternalError(call, stage="in_place")
 
 

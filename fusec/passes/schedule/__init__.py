@@ -25,7 +25,7 @@ from fusec.passes.schedule.vector_loops import accepts_loops, loop_plans
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class KernelSchedule:
     """How kernels of one kind run.
 
     Attributes:
@@ -40,9 +40,9 @@ class Schedule:
 
 def by_rule(
     accepts: Callable[[FlatKernel], bool], plan: Callable[[FlatKernel, Machine], Plan]
-) -> Schedule:
+) -> KernelSchedule:
     """Return a schedule that accepts the same kernels on all machines, with one plan for each."""
-    return Schedule(
+    return KernelSchedule(
         lambda kernel, machine: accepts(kernel), lambda kernel, machine: (plan(kernel, machine),)
     )
 
@@ -54,10 +54,10 @@ def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]
     return contraction.with_two_programs(kernel, offered, machine)
 
 
-SCHEDULES: tuple[Schedule, ...] = (
-    Schedule(contraction.accepts, _contraction_plans),
+SCHEDULES: tuple[KernelSchedule, ...] = (
+    KernelSchedule(contraction.accepts, _contraction_plans),
     by_rule(pointwise.accepts, pointwise.plan),
-    Schedule(lambda kernel, machine: rowwise.accepts(kernel), rowwise.plans),
+    KernelSchedule(lambda kernel, machine: rowwise.accepts(kernel), rowwise.plans),
     by_rule(columnwise.accepts, columnwise.plan),
 )
 """Those of GPUs. Who takes less than another one stands before it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fusec.ir.index import Axis
 from fusec.passes.machine import Machine
-from fusec.passes.schedule.tiling import AxisUse, Tiling, Work
+from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling
 
 ROWS = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
 """Rows and terms of an iteration of a kernel whose products read one another."""
@@ -29,21 +29,21 @@ tiles of 96 took 1.3 times as long as tiles of 64)."""
 F32_BYTES = 4
 
 
-def cached_tilings(use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
     """Return the tilings that fit the cache, the largest first; the smallest if none does."""
     found = [_tiling(use, sides, step, machine.vector) for sides, step in _shapes(use, work)]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
-def _shapes(use: AxisUse, work: Work) -> list[tuple[tuple[int, int], int]]:
+def _shapes(use: AxisUse, work: TileResources) -> list[tuple[tuple[int, int], int]]:
     if work.inner or len(use.tiled) < 2:
         shapes = ROWS if use.crossed is None else CROSSED
         return [((rows, rows), step) for rows, step in shapes]
     return [(sides, TERMS) for sides in SIDES]
 
 
-def tile_bytes(work: Work, tiling: Tiling) -> int:
+def tile_bytes(work: TileResources, tiling: Tiling) -> int:
     """Return the bytes of a kernel's tiles in f32: results, values between products, operands."""
     tiles = [*work.sums, *work.inner, *work.inner[:1], *(axes for axes, _ in work.loads)]
     return F32_BYTES * sum(_area(axes, tiling) for axes in tiles)

@@ -30,8 +30,8 @@ from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
     BUSY,
     AxisUse,
+    TileResources,
     Tiling,
-    Work,
     find_work,
     has_few_rows,
     programs,
@@ -216,14 +216,16 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
     return bool(use.tiled) or work.registers(tiling) <= machine.sm.tile_registers
 
 
-def _tilings(kernel: Kernel, use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+def _tilings(
+    kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
+) -> tuple[Tiling, ...]:
     if machine.cache_bytes:
         return cached_tilings(use, work, machine)
     return tilings(kernel, use, work, machine)
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ProcessorShare:
     """How the work of a kernel with products is spread over multiprocessors.
 
     Attributes:
@@ -247,7 +249,7 @@ class Spread:
         return min(1.0, max(self.programs * parts, 1) / (self.full * units))
 
 
-def spread(kernel: Kernel, machine: Machine) -> Spread | None:
+def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     """Return how a kernel with products is spread, and how its loop is split where that is long.
 
     None if this schedule cannot run it.
@@ -260,11 +262,11 @@ def spread(kernel: Kernel, machine: Machine) -> Spread | None:
     (tiling, *_) = _tilings(kernel, use, work, machine)
     count, axis = programs(kernel, tiling), use.looped
     if machine.cache_bytes:
-        return Spread(count, machine.threads / machine.units if use.crossed else FULL_CORES)
+        return ProcessorShare(count, machine.threads / machine.units if use.crossed else FULL_CORES)
     few = has_few_rows(use)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * machine.units
-    whole = Spread(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
+    whole = ProcessorShare(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
@@ -381,7 +383,7 @@ def _has_plain_operands(kernel: Kernel, use: AxisUse) -> bool:
     return True
 
 
-def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> Work:
+def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> TileResources:
     nodes = postorder(s.expr for s in kernel.stores)
     nested = _nested([n for n in nodes if isinstance(n, Reduce)])
     return find_work(kernel, products, nested.intersection(products), tf32=machine.sm.tf32)

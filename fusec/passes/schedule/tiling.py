@@ -82,7 +82,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TileResources:
     """What takes registers and shared memory, by the axes of each tile.
 
     Attributes:
@@ -142,14 +142,14 @@ def lanes_of(axis: Axis) -> int:
 
 def find_work(
     kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce], *, tf32: bool
-) -> Work:
+) -> TileResources:
     """Return the tiles of a kernel's products."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
     loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
     multiplied = [p for n, p in products.items() if n not in by_lanes]
     outer = [node for node in products if node not in nested]
-    return Work(
+    return TileResources(
         tuple(_carried(n, by_lanes) for n in _sums(kernel, outer)),
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
@@ -192,7 +192,9 @@ def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
 # -- the choice ----------------------------------------------------------------------------------
 
 
-def tilings(kernel: Kernel, use: AxisUse, work: Work, machine: Machine) -> tuple[Tiling, ...]:
+def tilings(
+    kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
+) -> tuple[Tiling, ...]:
     """Return the tilings that fit, the one chosen by rule first; the smallest if none does."""
     preferred = [_staged(t, use, work, machine) for t in _preferred(kernel, use, work, machine)]
     fitting = [t for t in preferred if t is not None]
@@ -213,7 +215,7 @@ def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
             yield tiling
 
 
-def _staged(tiling: Tiling, use: AxisUse, work: Work, machine: Machine) -> Tiling | None:
+def _staged(tiling: Tiling, use: AxisUse, work: TileResources, machine: Machine) -> Tiling | None:
     """Return a tiling with as many of its stages as fit, or None if it does not fit at all."""
     if work.registers(tiling) > machine.sm.tile_registers:
         return None
@@ -247,7 +249,9 @@ what is worth more, and tries it before what leaves multiprocessors idle.
 """
 
 
-def _preferred(kernel: Kernel, use: AxisUse, work: Work, machine: Machine) -> Iterator[Tiling]:
+def _preferred(
+    kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
+) -> Iterator[Tiling]:
     """Yield tilings, the best first; the later ones take less and make more programs."""
     if work.inner or len(use.tiled) < 2:
         one_tile = not use.tiled or lanes_of(use.tiled[0]) <= MIN_LANES
@@ -280,7 +284,7 @@ def _is_square(tiling: Tiling, use: AxisUse) -> bool:
     return tiling.lanes[rows] >= min(64, lanes_of(rows))
 
 
-def _fewest_warps(tiling: Tiling, work: Work) -> Tiling:
+def _fewest_warps(tiling: Tiling, work: TileResources) -> Tiling:
     half = Tiling(tiling.lanes, 4, tiling.stages)
     return half if work.registers(half) <= FEW_REGISTERS else tiling
 
@@ -295,7 +299,7 @@ def tiles_along(axis: Axis, tiling: Tiling) -> int:
     return -(-axis.extent.hint() // tiling.lanes.get(axis, 1))
 
 
-def _others(use: AxisUse, work: Work) -> Iterator[Tiling]:
+def _others(use: AxisUse, work: TileResources) -> Iterator[Tiling]:
     """Yield further tilings that a race may try, likeliest first."""
     if use.looped is None:
         return
@@ -318,7 +322,7 @@ def _others(use: AxisUse, work: Work) -> Iterator[Tiling]:
 
 
 def tiling_of(
-    use: AxisUse, work: Work, side: tuple[int, int], step: int, warps: int, stages: int
+    use: AxisUse, work: TileResources, side: tuple[int, int], step: int, warps: int, stages: int
 ) -> Tiling:
     """Return a tiling; a step of 0 is a swizzled row of the operands."""
     rows, columns = side

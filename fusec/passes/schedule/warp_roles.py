@@ -30,7 +30,15 @@ from fusec.ir.program import GROUPS
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.schedule.tiling import BUSY, AxisUse, Tiling, Work, area, programs, tiling_of
+from fusec.passes.schedule.tiling import (
+    BUSY,
+    AxisUse,
+    TileResources,
+    Tiling,
+    area,
+    programs,
+    tiling_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ def with_roles(
     kernel: Kernel,
     offered: tuple[Plan, ...],
     products: Mapping[Reduce, Factors],
-    work: Work,
+    work: TileResources,
     use: AxisUse,
     machine: Machine,
 ) -> tuple[Plan, ...]:
@@ -98,7 +106,7 @@ def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], use: AxisUse) 
     return copied and alone and flat and use.tiled == kernel.grid[-2:]
 
 
-def _is_nested(products: Mapping[Reduce, Factors], work: Work, use: AxisUse) -> bool:
+def _is_nested(products: Mapping[Reduce, Factors], work: TileResources, use: AxisUse) -> bool:
     """Return True for products of matrices, and others that multiply what those are made into."""
     copied, inner = sum(map(_is_copied, _sides(products))), len(work.inner)
     return 0 < inner < len(products) == copied - inner and len(use.tiled) == 1
@@ -123,7 +131,7 @@ def _plans(
     team: Team,
     fewest: int,
     chosen: Plan,
-    work: Work,
+    work: TileResources,
     use: AxisUse,
     machine: Machine,
 ) -> Iterator[Plan]:
@@ -145,7 +153,7 @@ def _plans(
 
 
 def _tilings(
-    kernel: Kernel, team: Team, work: Work, use: AxisUse, machine: Machine
+    kernel: Kernel, team: Team, work: TileResources, use: AxisUse, machine: Machine
 ) -> Iterator[Tiling | None]:
     """Yield tilings with as many slots as fit, or None for each whose sums do not."""
     for side in team.sides:
@@ -161,7 +169,7 @@ def _tilings(
         yield replace(tiling, stages=slots) if fits else None
 
 
-def _registers(kernel: Kernel, work: Work, tiling: Tiling, looped: Axis | None) -> float:
+def _registers(kernel: Kernel, work: TileResources, tiling: Tiling, looped: Axis | None) -> float:
     """Return the registers of a thread for sums, scores, and weights of half their size.
 
     Each sum has weights of its own. A tile that is loaded for what follows takes a half of its own:
@@ -186,7 +194,7 @@ def _slots(
     kernel: Kernel,
     team: Team,
     tiling: Tiling,
-    work: Work,
+    work: TileResources,
     looped: Axis | None,
     machine: Machine,
 ) -> int:

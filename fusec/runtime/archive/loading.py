@@ -27,8 +27,8 @@ import torch
 import fusec
 from fusec.errors import UsageError
 from fusec.runtime.archive.sizes import (
-    Condition,
-    Formula,
+    SizeCondition,
+    SizeFormula,
     bind_sizes,
     extent,
     holds,
@@ -56,7 +56,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of element types, by torch's."""
 
 Spec: TypeAlias = (
-    "tuple[str, tuple[Formula, ...], tuple[Formula, ...]] | tuple[str, Formula] | None"
+    "tuple[str, tuple[SizeFormula, ...], tuple[SizeFormula, ...]] | tuple[str, SizeFormula] | None"
 )
 """A tensor's element type, shape and strides; ("size", formula); None for what is not checked."""
 
@@ -105,7 +105,7 @@ class Unpacked:
     call: Callable[..., Any]
     convention: Convention
     arguments: tuple[Spec, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[SizeCondition, ...]
     beside: Mapping[str, bytes]
 
 
@@ -229,7 +229,7 @@ class Contract:
 
     beside: str
     arguments: tuple[Spec, ...]
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[SizeCondition, ...] = ()
 
     def __str__(self) -> str:
         """Return the lines that end a wrapper in an archive."""
@@ -253,7 +253,7 @@ def read_contract(source: str) -> Contract:
     return Contract(beside, rows, tuple(map(read_condition, json.loads(conditions))))
 
 
-def conditions_of(content: bytes) -> tuple[Condition, ...]:
+def conditions_of(content: bytes) -> tuple[SizeCondition, ...]:
     """Return what the graphs of one target ask of sizes, without running any."""
     blobs = decode(KEY, content) or {}
     wrappers = [blob.decode() for name, blob in blobs.items() if name.endswith("/wrapper.py")]
@@ -336,7 +336,7 @@ def has_names(specs: Iterable[Spec]) -> bool:
     return any(any(names_in(size)) for spec in specs for size in formulas_in(spec))
 
 
-def formulas_in(spec: Spec) -> tuple[Formula, ...]:
+def formulas_in(spec: Spec) -> tuple[SizeFormula, ...]:
     """Return the sizes of an argument."""
     match spec:
         case (_, tuple() as shape, tuple() as strides):

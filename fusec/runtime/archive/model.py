@@ -38,7 +38,7 @@ from fusec.runtime.archive.loading import (
     unpack,
     wanted_of,
 )
-from fusec.runtime.archive.sizes import Condition, Formula, bind_sizes, holds, names_in
+from fusec.runtime.archive.sizes import SizeCondition, SizeFormula, bind_sizes, holds, names_in
 from fusec.runtime.archive.sizes import shown as formula
 from fusec.runtime.archive.trees import Tree
 from fusec.runtime.cache.entry import decode
@@ -51,7 +51,7 @@ HELD = "held/"
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ArgumentSpec:
     """One argument of the model's call.
 
     Attributes:
@@ -123,11 +123,11 @@ class Calling:
         result: of tensors that the graph returns, or that it was given, by the same positions.
     """
 
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ArgumentSpec, ...]
     tensors: tuple[Tensor, ...]
     weights: tuple[Weight, ...]
     graph: tuple[int | Spec, ...]
-    conditions: tuple[Condition, ...]
+    conditions: tuple[SizeCondition, ...]
     result: Tree
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -437,7 +437,7 @@ def shown(spec: Spec) -> str:
     return f"{spec[0]}[{', '.join(map(formula, _shape(spec)))}]" if spec else "another"
 
 
-def _shape(spec: Spec) -> tuple[Formula, ...]:
+def _shape(spec: Spec) -> tuple[SizeFormula, ...]:
     assert spec is not None and len(spec) == 3
     return spec[1]
 
@@ -485,7 +485,9 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
         raise ValueError("weights with sizes of a call")
     count = len(tensors)
     arguments = tuple(
-        Argument(str(a["name"]), str(a["by"]), trees.checked(a["tree"], count), bool(a["default"]))
+        ArgumentSpec(
+            str(a["name"]), str(a["by"]), trees.checked(a["tree"], count), bool(a["default"])
+        )
         for a in found["arguments"]
     )
     if any(a.default and "value" not in a.tree for a in arguments):

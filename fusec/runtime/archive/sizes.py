@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from fusec.errors import UsageError
 
-Formula: TypeAlias = "int | str | tuple[Any, ...]"
-Condition: TypeAlias = "tuple[Any, ...]"
+SizeFormula: TypeAlias = "int | str | tuple[Any, ...]"
+SizeCondition: TypeAlias = "tuple[Any, ...]"
 
 _MOST = (1 << 63) - 1
 _SIGNS: Mapping[str, Callable[[int, int], bool]] = {
@@ -29,7 +29,7 @@ _SIGNS: Mapping[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-def value(size: Formula, sizes: Mapping[str, int]) -> int:
+def value(size: SizeFormula, sizes: Mapping[str, int]) -> int:
     """Return what a formula is.
 
     Raises:
@@ -55,7 +55,7 @@ def value(size: Formula, sizes: Mapping[str, int]) -> int:
     raise ValueError(f"no size: {size!r}")
 
 
-def extent(size: Formula, sizes: Mapping[str, int]) -> int:
+def extent(size: SizeFormula, sizes: Mapping[str, int]) -> int:
     """Return what an extent or a stride is.
 
     Raises:
@@ -67,7 +67,7 @@ def extent(size: Formula, sizes: Mapping[str, int]) -> int:
     return found
 
 
-def holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
+def holds(condition: SizeCondition, sizes: Mapping[str, int]) -> bool:
     """Return True if a condition holds."""
     match condition:
         case ("and", *parts):
@@ -79,7 +79,7 @@ def holds(condition: Condition, sizes: Mapping[str, int]) -> bool:
     raise ValueError(f"no condition: {condition!r}")
 
 
-def bind_sizes(shapes: Iterable[tuple[Sequence[Formula], Sequence[int]]]) -> dict[str, int]:
+def bind_sizes(shapes: Iterable[tuple[Sequence[SizeFormula], Sequence[int]]]) -> dict[str, int]:
     """Return sizes by name, from shapes as formulas and as they are: the first with a name says."""
     sizes: dict[str, int] = {}
     for wanted, given in shapes:
@@ -89,7 +89,7 @@ def bind_sizes(shapes: Iterable[tuple[Sequence[Formula], Sequence[int]]]) -> dic
     return sizes
 
 
-def names_in(formula: Formula | Condition) -> Iterator[str]:
+def names_in(formula: SizeFormula | SizeCondition) -> Iterator[str]:
     """Yield the names of a formula or a condition."""
     match formula:
         case str():
@@ -99,7 +99,7 @@ def names_in(formula: Formula | Condition) -> Iterator[str]:
                 yield from names_in(part)
 
 
-def shown(formula: Formula | Condition) -> str:
+def shown(formula: SizeFormula | SizeCondition) -> str:
     """Return a formula or a condition as people write it: "2*B + 1", "T <= 64"."""
     match formula:
         case ("*" | "//" | "%" as sign, *parts):
@@ -113,12 +113,12 @@ def shown(formula: Formula | Condition) -> str:
     return str(formula)
 
 
-def _inner(formula: Formula) -> str:
+def _inner(formula: SizeFormula) -> str:
     text = shown(formula)
     return f"({text})" if isinstance(formula, tuple) and formula[0] != "min" else text
 
 
-def _inner_condition(condition: Condition) -> str:
+def _inner_condition(condition: SizeCondition) -> str:
     text = shown(condition)
     return f"({text})" if condition[0] in ("and", "or") else text
 
@@ -126,7 +126,7 @@ def _inner_condition(condition: Condition) -> str:
 # -- from JSON -------------------------------------------------------------------------------------
 
 
-def read_size(found: Any) -> Formula:
+def read_size(found: Any) -> SizeFormula:
     """Return a formula.
 
     Raises:
@@ -146,11 +146,11 @@ def read_size(found: Any) -> Formula:
     raise ValueError(f"no size: {found!r}")
 
 
-def _read_term(found: Any) -> Formula:
+def _read_term(found: Any) -> SizeFormula:
     return found if type(found) is int else read_size(found)  # which may be negative
 
 
-def read_condition(found: Any) -> Condition:
+def read_condition(found: Any) -> SizeCondition:
     """Return a condition.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from fusec.runtime.interior import is_profiling, profiler_range
 
-Call: TypeAlias = Callable[[list[Any]], Any]
+BoxedFunction: TypeAlias = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,15 @@ class Ranges:
     source: str
     titles: Callable[[], Mapping[str, str]]
 
-    def around(self, call: Call, bind: Callable[[str, Callable[..., Any]], Call]) -> Call:
+    def around(
+        self, call: BoxedFunction, bind: Callable[[str, Callable[..., Any]], BoxedFunction]
+    ) -> BoxedFunction:
         """Return a callable that runs ``call``, or under a profiler the form with names.
 
         Args:
             bind: returns the callable of a source, in which ``named`` is a function.
         """
-        bound: list[Call] = []
+        bound: list[BoxedFunction] = []
 
         def run(args: list[Any]) -> Any:
             if not is_profiling():

@@ -238,13 +238,13 @@ class CppTableKernel:
     def __init__(self, kernel: CppKernel, call: Callable[..., Any], blocks: str) -> None:
         self._kernel = kernel
         self._call = call
-        self._places: dict[table.Sizes, table.Places] = {}
+        self._places: dict[table.RowSizes, table.Places] = {}
         self.blocks = blocks
         pointer, size = ctypes.c_void_p, ctypes.c_longlong
         call.argtypes = [pointer, pointer, pointer, size, size, pointer]  # type: ignore[attr-defined]
         call.restype = None  # type: ignore[attr-defined]
 
-    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+    def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
         found = self._places.get(sizes)
         if found is None:
             found = self._places[sizes] = table.find_places(sizes, self.blocks)

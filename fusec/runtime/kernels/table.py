@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[tuple[Any, ...]]
 """Tensors of each row."""
-Sizes = tuple[tuple[int, ...], ...]
+RowSizes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Places:
     work: int
 
 
-def find_places(sizes: Sizes, blocks: str) -> Places:
+def find_places(sizes: RowSizes, blocks: str) -> Places:
     """Return the places of a launch.
 
     Args:

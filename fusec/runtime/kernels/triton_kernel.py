@@ -485,10 +485,10 @@ class TritonTable:
         self.filler = filler
         # By stream: what one has stored, another may read too early.
         self._kept: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-        self._places: dict[table.Sizes, tuple[Any, Any, int]] = {}
+        self._places: dict[table.RowSizes, tuple[Any, Any, int]] = {}
         self._other: TritonKernel | None = None
 
-    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+    def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
         device = self.kernel.device
         if self.kernel.current_device() != device:
             with torch.cuda.device(device):

@@ -45,10 +45,10 @@ from fusec.errors import InternalError
 from fusec.runtime.progress import race_line
 from fusec.runtime.race.agreement import disagreement
 from fusec.runtime.race.stopwatch import Stopwatch, sets_of_inputs, stopwatch
-from fusec.runtime.race.verdicts import NO_TIME, Lap, Verdict, duration
+from fusec.runtime.race.verdicts import NO_TIME, CandidateTime, Verdict, duration
 from fusec.torch_interior import disable_modes
 
-__all__ = ["Lap", "Verdict", "Way", "race"]
+__all__ = ["CandidateTime", "Verdict", "Way", "race"]
 
 logger = logging.getLogger("fusec.race")
 
@@ -82,7 +82,7 @@ BUILD_SHARE = 0.7
 
 BEHIND = "behind after {} rounds"
 
-Run = Callable[[list[Any]], Sequence[Tensor]]
+Runnable = Callable[[list[Any]], Sequence[Tensor]]
 Progress = Callable[[str], None]
 
 
@@ -97,7 +97,7 @@ class Way:
     """
 
     name: str
-    prepare: Callable[[], Run]
+    prepare: Callable[[], Runnable]
 
 
 def race(
@@ -151,11 +151,11 @@ class _Entrant:
 
     Attributes:
         times: microseconds by round.
-        dropped: as in `Lap`.
+        dropped: as in `CandidateTime`.
     """
 
     way: Way
-    call: Run | None = None
+    call: Runnable | None = None
     times: dict[int, float] = field(default_factory=dict)
     dropped: str | None = None
 
@@ -208,13 +208,13 @@ class _Entrant:
         wanted = STEADY if ahead < CLEARLY else 0.5
         return ahead >= margin and faster >= wanted * len(shared)
 
-    def lap(self) -> Lap:
+    def lap(self) -> CandidateTime:
         if not self.times:
-            return Lap(self.way.name, dropped=self.dropped)
+            return CandidateTime(self.way.name, dropped=self.dropped)
         ordered = sorted(self.times.values())
         last = len(ordered) - 1
         p20, p80 = ordered[round(0.2 * last)], ordered[round(0.8 * last)]
-        return Lap(self.way.name, self.median, p20, p80, self.dropped)
+        return CandidateTime(self.way.name, self.median, p20, p80, self.dropped)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ _BLOB = "verdict.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class CandidateTime:
     """How one way did.
 
     Attributes:
@@ -70,7 +70,7 @@ class Verdict:
     """
 
     winner: str
-    laps: tuple[Lap, ...]
+    laps: tuple[CandidateTime, ...]
     exhausted: bool = False
     sizes: tuple[int, ...] = ()
 
@@ -142,7 +142,7 @@ def duration(us: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def _median(lap: Lap) -> float:
+def _median(lap: CandidateTime) -> float:
     return math.inf if lap.us is None else lap.us
 
 
@@ -152,11 +152,11 @@ def _fields(found: object, what: str, *names: str) -> list[object]:
     return [found[name] for name in names]
 
 
-def _lap(found: object) -> Lap:
+def _lap(found: object) -> CandidateTime:
     name, us, p20, p80, dropped = _fields(found, "a lap", "name", "us", "p20", "p80", "dropped")
     if not isinstance(name, str) or not isinstance(dropped, str | None):
         raise ValueError("the name of a lap is text, and so is why it was dropped, or null")
-    return Lap(name, _time(us), _time(p20), _time(p80), dropped)
+    return CandidateTime(name, _time(us), _time(p20), _time(p80), dropped)
 
 
 def _time(value: object) -> float | None:

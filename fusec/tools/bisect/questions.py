@@ -18,7 +18,7 @@ from torch import fx
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import context_for, target_for
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import FusecError
 from fusec.frontend.capture import main_device
@@ -161,7 +161,7 @@ def first_wrong_stage(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
     made = functions(excerpt)
     args = made["inputs"]()
     chosen = Options.from_compile(None, options)
-    context = Context(context_of(args, chosen).target, chosen, Trace("joint"))
+    context = CompileContext(context_of(args, chosen).target, chosen, Trace("joint"))
     kinds = excerpt.types.values()
     rounded = any(isinstance(kind, TensorType) and kind.dtype.itemsize < 4 for kind in kinds)
     for step in record_steps(made["f"], args, context):

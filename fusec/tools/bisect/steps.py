@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from fusec.driver.backend import compile_with
 from fusec.driver.partition import Joint
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CAPTURE, Context
+from fusec.driver.stages import CAPTURE, CompileContext
 from fusec.driver.structures import printed
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.dynamo_graph import copied
@@ -46,7 +46,7 @@ class Step:
 class Recorder:
     """Runs stages as a context does, and keeps those that changed something."""
 
-    context: Context
+    context: CompileContext
     steps: list[Step]
     captured: fx.GraphModule | None = None
     inputs: list[Any] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.context, name)
 
-    apply_each = Context.apply_each
+    apply_each = CompileContext.apply_each
 
-    def quiet(self) -> Context:
+    def quiet(self) -> CompileContext:
         return self.context.quiet()
 
     def apply(self, stage: Stage, structure: Any) -> Any:
@@ -81,7 +81,7 @@ class Recorder:
 def record_steps(
     fn: Callable[..., Any],
     inputs: Sequence[Any],
-    context: Context,
+    context: CompileContext,
     *,
     train: bool = False,
     dynamic: bool | None = False,

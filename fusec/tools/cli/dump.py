@@ -27,7 +27,7 @@ from fusec.tools.cli.output import progress, show, user_code
 
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
-    from fusec.driver.stages import Context
+    from fusec.driver.stages import CompileContext
     from fusec.tools.report.stages import Staged
 
 HELP = "print any stage of a model's compile, from the FX graph down to machine code"
@@ -163,7 +163,7 @@ def stage_model(
     *,
     texts: bool = False,
     choose: Callable[[str | None], Target] | None = None,
-    adapt: Callable[[Context], Context] = lambda context: context,
+    adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
 ) -> list[Staged]:
     """Return every graph of the model that the command line names, compiled to source text.
 
@@ -180,7 +180,7 @@ def _stage_model(
     arguments: argparse.Namespace,
     texts: bool,
     choose: Callable[[str | None], Target] | None,
-    adapt: Callable[[Context], Context],
+    adapt: Callable[[CompileContext], CompileContext],
 ) -> list[Staged]:
     # Local: these import torch, which `fusec --help` shall not wait for.
     import torch

@@ -429,7 +429,7 @@ class EmulatedTable:
             lambda aligned: Compiled.of(kernel if aligned else unaligned, target)
         )
 
-    def __call__(self, rows: table.Rows, sizes: table.Sizes) -> None:
+    def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
         places = table.find_places(sizes, self.kernel.blocks or "1")
         addresses = table.addresses(rows)
         variant = self._variant(table.are_multiples(addresses, _MULTIPLE))

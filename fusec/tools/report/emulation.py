@@ -32,7 +32,7 @@ from fusec.driver.backend import compile_with
 from fusec.driver.build import triton_source
 from fusec.driver.compiler import allows_tf32
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.verification import Verification
 from fusec.errors import Unsupported, WrongKernel
@@ -182,8 +182,8 @@ class Emulator:
     def backend(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         return compile_with(gm, inputs, self.compile_one, self.context("joint"))
 
-    def context(self, name: str) -> Context:
-        return Context(self.target, self.options, Trace(name))
+    def context(self, name: str) -> CompileContext:
+        return CompileContext(self.target, self.options, Trace(name))
 
     def compile_one(
         self, graph: fx.GraphModule, _: Sequence[Any], *, name: str

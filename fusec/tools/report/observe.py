@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.backend import splitting, tell_kept
 from fusec.driver.compiler import explain_fallback, format_judge, run_eagerly
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import (
     FusecError,
@@ -96,7 +96,7 @@ class Observed:
 class _Observer:
     """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, context: Context) -> None:
+    def __init__(self, mode: FakeTensorMode, context: CompileContext) -> None:
         self.mode = mode
         self.context = context
         self.observed: list[Observed] = []
@@ -211,7 +211,7 @@ def observe(
     options: Options | None = None,
     target: Target | None = None,
     texts: bool = False,
-    adapt: Callable[[Context], Context] = lambda context: context,
+    adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
 ) -> tuple[Observed, ...]:
     """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
 
@@ -235,7 +235,7 @@ def observe(
     chosen = options or Options.from_compile(None, None)
     target = target or find_target("cpu")
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
-    context = adapt(Context(target, chosen, Trace("joint", texts=texts), judge_format=known))
+    context = adapt(CompileContext(target, chosen, Trace("joint", texts=texts), judge_format=known))
     observer = _Observer(mode, context)
     with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
@@ -268,7 +268,7 @@ def observe_run(
     options: Options,
     target: Target,
     texts: bool = False,
-    adapt: Callable[[Context], Context] = lambda context: context,
+    adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
 ) -> tuple[Observed, ...]:
     """Return what ``observe`` does, from a call on real tensors, whose values a model may ask for.
 
@@ -276,7 +276,9 @@ def observe_run(
         ModelError: what the model itself raised.
     """
     known = format_judge(target, replace(options, race_budget_s=0.0))
-    context = adapt(Context(target, options, Trace("joint", texts=texts), judge_format=known))
+    context = adapt(
+        CompileContext(target, options, Trace("joint", texts=texts), judge_format=known)
+    )
     observer = _RunObserver(new_fake_mode(), context)
     args = Arguments.of(inputs).mapped(partial(_real_input, train=train))
     with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():

@@ -16,7 +16,7 @@ from fusec.driver.build import triton_source
 from fusec.driver.compiler import allows_tf32, context_for, device_target
 from fusec.driver.dumps import BEFORE_CAPTURE
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import Context, all_stages
+from fusec.driver.stages import CompileContext, all_stages
 from fusec.driver.trace import Record, Trace
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
@@ -111,7 +111,7 @@ def take_through(
     observed: Observed,
     target: Target,
     options: Options,
-    adapt: Callable[[Context], Context] = lambda context: context,
+    adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
 ) -> Staged:
     """Compile one graph to source text, keeping the text of each stage that it reaches.
 

@@ -23,12 +23,12 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.frontend.fx_passes.memory_formats import DECISION, Gain, gain_by_rule
 from fusec.frontend.origin import op_name
 from fusec.ir.graph import Extern
 from fusec.ir.names import operation_words
-from fusec.passes.fusion.contract import Choice, Cut, Group, Judge, judge_by_model
+from fusec.passes.fusion.contract import Choice, FuseGraph, Group, Judge, judge_by_model
 from fusec.passes.fusion.libraries import Answer, describe_call
 
 NAMED = "ATen"
@@ -39,7 +39,7 @@ _BY_LOCK = "the lock says so"
 _CERTAIN_US = 1e9
 """What a convolution gains whose format is given: more than any conversion costs."""
 
-Adapt: TypeAlias = Callable[[Context], Context]
+Adapt: TypeAlias = Callable[[CompileContext], CompileContext]
 
 
 class Record:
@@ -64,7 +64,7 @@ class Record:
         }
         return dict(sorted({**self._found, **decided}.items()))
 
-    def around(self, context: Context) -> Context:
+    def around(self, context: CompileContext) -> CompileContext:
         """Return a context whose judges are heard by this record, and say what is pinned."""
         machine = context.target.machine
         make = context.make_judge or partial(judge_by_model, machine=machine)
@@ -76,7 +76,7 @@ class Record:
             judge_format=partial(self._format, context.judge_format or by_rule),
         )
 
-    def _judge(self, make: Callable[[Cut], Judge], cut: Cut) -> Judge:
+    def _judge(self, make: Callable[[FuseGraph], Judge], cut: FuseGraph) -> Judge:
         judge = make(cut)
 
         def choose(group: Group) -> Choice:
@@ -111,7 +111,7 @@ class Record:
 class Pinned(Record):
     """A record that is followed: nothing that was measured on this machine is asked for."""
 
-    def around(self, context: Context) -> Context:
+    def around(self, context: CompileContext) -> CompileContext:
         """Return a context whose judges say what is pinned, or what the model and rules say."""
         alone = replace(context, make_judge=None, choose_library=None, judge_format=None)
         return super().around(alone)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.interp.graph import run_kernel
 from fusec.ir.interp.program import run_program
@@ -52,7 +52,7 @@ def compiled(
     *_, observed = observe(fn, inputs, train=train)
     options = Options.from_compile(None, OPTIONS[FUSED])
     target = find_target("cpu", width, threads=threads)
-    context = Context(target, options, Trace("t"))
+    context = CompileContext(target, options, Trace("t"))
     return observed.graph, compile_to_source(observed.graph, context)
 
 

@@ -13,7 +13,7 @@ from fusec.codegen.targets import find_target
 from fusec.codegen.triton.form import form_of
 from fusec.codegen.triton.printer import print_descriptors
 from fusec.driver.pipeline import Compiled, compile_to_source, flat_kernels
-from fusec.driver.stages import Context, offered_plans
+from fusec.driver.stages import CompileContext, offered_plans
 from fusec.driver.trace import Trace
 from fusec.ir.program import For
 from fusec.options import Options
@@ -223,7 +223,7 @@ def plans(
     (seen,) = observe(linear_and_sine, tensors((512, 64), (64, 512), dtype=dtype))
     options = Options.from_compile(None, {"race": "fused", **chosen})
     row = find_target(target, tf32=tf32)
-    context = Context(row, options, Trace("g"))
+    context = CompileContext(row, options, Trace("g"))
     made = compile_to_source(seen.graph, context)
     (flat,) = flat_kernels(made.schedule.steps, context).values()
     return offered_plans(flat, context)

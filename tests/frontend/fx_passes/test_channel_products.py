@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
@@ -41,7 +41,7 @@ def rewritten(
     **options: Any,
 ) -> list[fx.GraphModule]:
     """Return the graphs that go to capture."""
-    context = Context(find_target(target), Options(**options), Trace("joint"))
+    context = CompileContext(find_target(target), Options(**options), Trace("joint"))
     return captured_graphs(fn, *inputs, context=context, train=train)
 
 

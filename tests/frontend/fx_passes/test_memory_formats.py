@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 import fusec
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes import memory_formats
 from fusec.frontend.fx_passes.channels_last import images_of, is_last
@@ -65,10 +65,10 @@ def rewritten(
     *inputs: Tensor,
     train: bool = False,
     target: str = "cpu",
-    judge: memory_formats.Judge | None = None,
+    judge: memory_formats.GainJudge | None = None,
 ) -> list[fx.GraphModule]:
     """Return the graphs that go to capture."""
-    context = Context(find_target(target), Options(), Trace("joint"), judge_format=judge)
+    context = CompileContext(find_target(target), Options(), Trace("joint"), judge_format=judge)
     return captured_graphs(fn, *inputs, context=context, train=train)
 
 

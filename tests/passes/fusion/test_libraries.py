@@ -10,7 +10,7 @@ import torch
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
 from fusec.driver.race import LibraryJudge
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.decision import Decision
 from fusec.ir.extern import BiasedProduct, Linear, Product
@@ -152,7 +152,9 @@ needs_onednn = pytest.mark.skipif(
 @pytest.mark.parametrize("train", (False, True))
 def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
     answer = Answer("oneDNN", "said", 1.0)
-    context = Context(find_target("cpu"), Options(), Trace("g"), choose_library=lambda _: answer)
+    context = CompileContext(
+        find_target("cpu"), Options(), Trace("g"), choose_library=lambda _: answer
+    )
     layer, found = torch.nn.Linear(128, 256), []
     for seen in observe(layer, (torch.randn(64, 128),), train=train, dynamic=False):
         found += compile_to_source(seen.graph, context).schedule.externs

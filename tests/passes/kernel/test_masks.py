@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.expr import Const, postorder
 from fusec.ir.graph import Kernel, Schedule
@@ -70,7 +70,7 @@ def schedules(function: Attention, *given: Tensor) -> tuple[Schedule, Schedule]:
     """Return the kernels of a function as they were fused, and with their masks rewritten."""
     (stage,) = observe(function, given)
     options = Options.from_compile(None, {"race": "fused"})
-    context = Context(find_target("cpu"), options, Trace("masks"))
+    context = CompileContext(find_target("cpu"), options, Trace("masks"))
     before = compile_to_source(stage.graph, context).schedule
     steps = tuple(mask_by_infinity(s) if isinstance(s, Kernel) else s for s in before.steps)
     return before, replace(before, steps=steps)

@@ -24,7 +24,7 @@ from fusec.ir.interp.graph import run_schedule
 from fusec.ir.memory import (
     Allocation,
     Memory,
-    Run,
+    NativeRun,
     all_apart,
     bytes_of,
     footprint,
@@ -114,7 +114,7 @@ def test_what_a_run_allocates_is_there_from_its_beginning_to_its_end() -> None:
     )
     verify_memory(schedule, freeing)
     assert peak_bytes(schedule, freeing) == 2 * size
-    whole = replace(freeing, runs=(Run(1, ("k1", "k2", "k3")),))
+    whole = replace(freeing, runs=(NativeRun(1, ("k1", "k2", "k3")),))
     verify_memory(schedule, whole)
     assert peak_bytes(schedule, whole) == 4 * size
     assert print_memory(schedule, whole).splitlines()[-1] == "run k1, k2, k3"
@@ -123,14 +123,14 @@ def test_what_a_run_allocates_is_there_from_its_beginning_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("runs", "problem"),
     [
-        ((Run(0, ("k0",)),), "no kernels that follow"),
-        ((Run(0, ("k0", "k2")),), "other steps than its kernels"),
-        ((Run(1, ("k0", "k1")),), "other steps than its kernels"),
-        ((Run(3, ("k3", "k4", "k5")),), "other steps than its kernels"),
-        ((Run(0, ("k0", "k1")), Run(1, ("k1", "k2"))), "no kernels that follow"),
+        ((NativeRun(0, ("k0",)),), "no kernels that follow"),
+        ((NativeRun(0, ("k0", "k2")),), "other steps than its kernels"),
+        ((NativeRun(1, ("k0", "k1")),), "other steps than its kernels"),
+        ((NativeRun(3, ("k3", "k4", "k5")),), "other steps than its kernels"),
+        ((NativeRun(0, ("k0", "k1")), NativeRun(1, ("k1", "k2"))), "no kernels that follow"),
     ],
 )
-def test_a_wrong_run_is_refused(runs: tuple[Run, ...], problem: str) -> None:
+def test_a_wrong_run_is_refused(runs: tuple[NativeRun, ...], problem: str) -> None:
     schedule = chain_of(5)
     memory = replace(plan_memory(schedule), runs=runs)
     with pytest.raises(InvalidIR, match=problem):

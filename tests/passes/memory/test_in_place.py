@@ -7,7 +7,7 @@ import torch
 
 from fusec.codegen.targets import find_target
 from fusec.driver.stages import FUSE
-from fusec.ir.extern import Copy
+from fusec.ir.extern import CopyInto
 from fusec.ir.graph import Extern, Kernel
 from fusec.ir.interp.graph import run_schedule
 from fusec.ir.verify import verify_schedule
@@ -19,7 +19,7 @@ from tests.fuzz.pipeline import context
 
 def copied(node, args, kwargs):
     """Run the only extern of these graphs."""
-    assert node.effect == Copy()
+    assert node.effect == CopyInto()
     args[0][...] = args[1]
     return []
 

@@ -10,17 +10,17 @@ from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.index import Axis, index
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.cached_tiling import cached_tilings, even_lanes, tile_bytes
-from fusec.passes.schedule.tiling import AxisUse, Work
+from fusec.passes.schedule.tiling import AxisUse, TileResources
 
 
 def machine(cache: int = 1 << 19) -> Machine:
     return replace(CPU_MACHINE, vector=16, cache_bytes=cache)
 
 
-def attention(queries: int, keys: int, depth: int) -> tuple[AxisUse, Work]:
+def attention(queries: int, keys: int, depth: int) -> tuple[AxisUse, TileResources]:
     m, n, d = (Axis(name, index(e)) for name, e in zip("mnd", (queries, keys, depth), strict=True))
     loads = tuple((frozenset(axes), 4) for axes in ((m, d), (n, d)))
-    work = Work((frozenset((m, d)),), (frozenset((m, n)),), loads, (), (), 4, False)
+    work = TileResources((frozenset((m, d)),), (frozenset((m, n)),), loads, (), (), 4, False)
     return AxisUse((m,), n, (), (d,)), work
 
 

@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from fusec.errors import InternalError
 from fusec.runtime.race import autotune
-from fusec.runtime.race.autotune import Lap, Run, Verdict, Way, race
+from fusec.runtime.race.autotune import Lap, Runnable, Verdict, Way, race
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ class Track:
     def clock(self) -> float:
         return self.now / 1e6
 
-    def timer(self, call: Run, sets: Sequence[list[Any]]) -> float:
+    def timer(self, call: Runnable, sets: Sequence[list[Any]]) -> float:
         before = self.now
         call(list(sets[0]))
         return self.now - before
@@ -68,7 +68,7 @@ class Track:
         self,
         name: str,
         *times: float,
-        run: Run = right,
+        run: Runnable = right,
         build: float = 0.0,
         fails: Exception | None = None,
     ) -> Way:
@@ -80,7 +80,7 @@ class Track:
             self.now += next(turns)
             return run(inputs)
 
-        def prepare() -> Run:
+        def prepare() -> Runnable:
             self.now += build
             if fails is not None:
                 raise fails
@@ -269,7 +269,7 @@ def test_a_way_that_fails_while_it_is_timed_is_dropped(track: Track) -> None:
 
 
 def test_a_race_that_everybody_fails_ends(track: Track) -> None:
-    def once() -> Run:
+    def once() -> Runnable:
         left = iter([right])
         return lambda inputs: next(left, raises)(inputs)
 
@@ -333,7 +333,7 @@ def test_an_fp64_result_decides_between_roundings(track: Track) -> None:
         x, y = (v.double() for v in inputs)
         return [((x @ y) * 1000.0).sin()]
 
-    def winner(reference: Run, other: Run, expected: Any) -> str:
+    def winner(reference: Runnable, other: Runnable, expected: Any) -> str:
         ways = track.way("library", 100, run=reference), track.way("fused", 10, run=other)
         return track.race(*ways, expected=expected).winner
 

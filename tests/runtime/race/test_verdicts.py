@@ -12,8 +12,8 @@ import pytest
 from fusec.errors import EnvironmentProblem, UsageError
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.verdicts import (
+    CandidateTime,
     Imported,
-    Lap,
     Verdict,
     all_verdicts,
     duration,
@@ -25,9 +25,9 @@ from fusec.runtime.race.verdicts import (
 from fusec.tools.cli import main
 
 MB = 1 << 20
-FUSED = Lap("fused", 412.0, 409.5, 420.0)
-LIBRARY = Lap("library", 455.2, 450.0, 461.0, "behind after 7 rounds")
-WRONG = Lap("fused 16x16", dropped="wrong: output 0, 3 of 8 elements")
+FUSED = CandidateTime("fused", 412.0, 409.5, 420.0)
+LIBRARY = CandidateTime("library", 455.2, 450.0, 461.0, "behind after 7 rounds")
+WRONG = CandidateTime("fused 16x16", dropped="wrong: output 0, 3 of 8 elements")
 VERDICT = Verdict("fused", (FUSED, LIBRARY, WRONG), sizes=(100, 768))
 
 
@@ -50,8 +50,11 @@ def test_a_verdict_reads_as_a_line_of_explain() -> None:
 
 
 def test_a_verdict_names_few_ways_and_always_the_winner() -> None:
-    laps = [Lap(f"way {i}", float(i), i, i) for i in range(1, 7)]
-    laps += [Lap("bad", dropped="failed to build: x"), Lap("late", dropped="no time left")]
+    laps = [CandidateTime(f"way {i}", float(i), i, i) for i in range(1, 7)]
+    laps += [
+        CandidateTime("bad", dropped="failed to build: x"),
+        CandidateTime("late", dropped="no time left"),
+    ]
     assert str(Verdict("way 5", tuple(laps), exhausted=True)) == (
         "way 1 1.00 us, way 2 2.00 us, way 3 3.00 us, way 5 5.00 us, 2 slower, 1 failed, "
         "1 no time left: way 5 (out of time)"
@@ -59,7 +62,7 @@ def test_a_verdict_names_few_ways_and_always_the_winner() -> None:
 
 
 def test_a_race_in_which_nothing_was_timed_says_so() -> None:
-    assert str(Verdict("library", (Lap("library"),))) == "nothing was timed: library"
+    assert str(Verdict("library", (CandidateTime("library"),))) == "nothing was timed: library"
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import Context
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, Graph
 from fusec.options import Options
-from fusec.passes.fusion.contract import Choice, Cut, Group, Judge
+from fusec.passes.fusion.contract import Choice, FuseGraph, Group, Judge
 from fusec.passes.fusion.libraries import Answer
 from fusec.tools.report.observe import observe
 from fusec.tools.report.ways import Pinned, Record, is_way
@@ -25,7 +25,7 @@ from tests.passes.fusion.test_libraries import product
 GROUP = Group(Graph("group", (), (product("c", 4, 6, 8),), ()), frozenset(), ())
 
 
-def asked_for(context: Context) -> list[Any]:
+def asked_for(context: CompileContext) -> list[Any]:
     """Ask the judges of a context about a product and a group; return what they say."""
     assert context.choose_library is not None and context.make_judge is not None
     return [context.choose_library(product("c", 4, 6, 8)), context.make_judge(no_cut)(GROUP)]
@@ -35,21 +35,21 @@ def no_cut(graph: Graph) -> Any:
     raise AssertionError("the model was asked")
 
 
-def judged(answer: Callable[[], None]) -> Context:
+def judged(answer: Callable[[], None]) -> CompileContext:
     """Return a context whose judges call a function before they answer."""
 
     def library(call: Extern) -> Answer:
         answer()
         return Answer("oneDNN", "measured", 3.0)
 
-    def make(cut: Cut) -> Judge:
+    def make(cut: FuseGraph) -> Judge:
         def judge(group: Group) -> Choice:
             answer()
             return Choice(True, 2, "measured", 5.0)
 
         return judge
 
-    plain = Context(find_target("cpu"), Options(), Trace("test"))
+    plain = CompileContext(find_target("cpu"), Options(), Trace("test"))
     return replace(plain, make_judge=make, choose_library=library)
 
 
