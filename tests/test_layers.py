@@ -358,7 +358,7 @@ def holds_target_name(node: ast.AST) -> bool:
     )
 
 
-STEP_KINDS = {"Def", "Kernel", "Bundle", "RowLoop", "Extern", "Constant", "SizeMinimum"}
+STEP_KINDS = {"Def", "Kernel", "ForeachKernel", "RowLoop", "Extern", "Constant", "SizeMinimum"}
 STEP_KINDS |= {"Line", "Step", "Call"}
 STEP_QUESTIONS = 15
 

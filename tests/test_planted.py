@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from torch import fx
 
-from fusec.codegen.generalise import Functions
+from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
 from fusec.driver.structures import Placed, Planned
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
-from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Store, View
+from fusec.ir.graph import Def, Extern, ForeachKernel, Graph, Kernel, RowLoop, Schedule, Store, View
 from fusec.ir.index import index
 from fusec.ir.memory import Allocation, StepMemory
 from fusec.ir.monoid import MAX, SUM
@@ -255,8 +255,8 @@ def store_elsewhere(store: Store) -> Store:
     return replace(store, indices=tuple(i - index(i.const) for i in store.indices))
 
 
-def one_member_twice(bundle: Bundle) -> Bundle:
-    return replace(bundle, kernels=(bundle.kernels[0], *bundle.kernels[:-1]))
+def one_member_twice(foreach: ForeachKernel) -> ForeachKernel:
+    return replace(foreach, kernels=(foreach.kernels[0], *foreach.kernels[:-1]))
 
 
 # -- faults of plans, programs and forms -----------------------------------------------------------
@@ -428,7 +428,7 @@ FAULTS = (
     ),
     Fault("flex_attention", "flex", "keys for queries", in_fx(exchanged("spelled_out", 0, 1))),
     Fault("masked_writes", "masked", "another number", in_fx(argument("assign", 2, 2.0))),
-    Fault("longer_cats", "dense", "parts in another order", in_fx(turned)),
+    Fault("share_cat_prefixes", "dense", "parts in another order", in_fx(turned)),
     Fault("freeze", "scaled", "the bias left out", in_fx(argument("convolution", 2, None))),
     Fault(
         "memory_formats", "images", "another stride", in_fx(argument("convolution", 3, [2, 2]))
@@ -489,13 +489,16 @@ FAULTS = (
     Fault("in_place", "cache", "the next position", first_store(store_shifted)),
     Fault("in_place", "cache", "a part that is never written", lost(Kernel)),
     Fault("in_place", "step", "an update the other way round", swapped("sub")),
-    Fault("bundle", "step", "a member twice, another one never", in_each(Bundle, one_member_twice)),
+    Fault(
+        "fuse_horizontally", "step", "a member twice, another one never",
+        in_each(ForeachKernel, one_member_twice),
+    ),
     # memory
     Fault("memory", "columns", "freed before its last reader", in_memory(freed_early)),
     Fault("memory", "columns", "a result over what is read still", in_memory(over_the_first)),
     Fault("memory", "norm", "memory forgotten", in_memory(unallocated)),
     # kernels and plans
-    Fault("masks", "least", "a mask the other way round", renamed("lt", "ge")),
+    Fault("infinite_masks", "least", "a mask the other way round", renamed("lt", "ge")),
     Fault(
         "online_softmax", "attention", "a divisor left where it was, too", in_expressions(doubled)
     ),
@@ -518,9 +521,11 @@ FAULTS = (
     Fault("vector_tiles", "scores", "a product that is not added", in_each(Multiply, not_added)),
     Fault("vector_tiles", "tiles", "rows that overlap", in_each(Multiply, narrow_rows)),
     Fault("vector_tiles", "scores", "an array without its last row", in_each(For, ends_early)),
-    Fault("generalise", "widths", "numbers of another kernel", other_numbers),
-    Fault("generalise", "widths", "a loop that ends early", in_functions(in_each(For, ends_early))),
-    Fault("generalise", "widths", "a store forgotten", in_functions(lost(Put))),
+    Fault("parametrize", "widths", "numbers of another kernel", other_numbers),
+    Fault(
+        "parametrize", "widths", "a loop that ends early", in_functions(in_each(For, ends_early))
+    ),
+    Fault("parametrize", "widths", "a store forgotten", in_functions(lost(Put))),
     Fault("base_two", "attention", "the base is e still", everywhere(renamed("exp2", "exp"))),
     Fault("sink", "attention", "a value used before it is named", in_lists(used_before)),
     # the form that is printed

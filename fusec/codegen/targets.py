@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusec.codegen.cpp.form import CPP_FORM
-from fusec.codegen.generalise import Functions, print_entries
+from fusec.codegen.parametrize import Functions, print_entries
 from fusec.codegen.triton import gluon
 from fusec.codegen.triton.form import FORM, Form
 from fusec.errors import UsageError
@@ -45,7 +45,7 @@ class Codegen:
         run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
             are what takes the time; 0 where there are no runs.
         multiple: of so many elements are places where an access can be a wide one.
-        beside: whether another program compiles them all, while this process goes on.
+        async_build: whether another program compiles them all, while this process goes on.
     """
 
     language: str
@@ -58,7 +58,7 @@ class Codegen:
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
     run_bytes: int = 0
     multiple: int = 1
-    beside: bool = False
+    async_build: bool = False
 
 
 CPP = Codegen(
@@ -71,7 +71,7 @@ CPP = Codegen(
     CPP_FORM,
     overwritable=overwritable,
     run_bytes=1 << 18,
-    beside=True,
+    async_build=True,
 )
 
 
@@ -145,7 +145,7 @@ CPU_MACHINE = Machine(
     # Linear layers of an MLP with their GELU: 0.83 to 0.97 of the library's speed (2026-11).
     rates=ProductRates(tiled=0.7, nested=0.9, library_nested=0.7, alone=False),
     cache_bytes=1 << 19,
-    few_rows=16,
+    skinny_rows=16,
 )
 H200_MACHINE = Machine(
     bytes_per_us=4.3e6,

@@ -35,13 +35,13 @@ from fusec.driver.pipeline import (
     print_code,
 )
 from fusec.driver.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
-from fusec.driver.size_formulas import asked_of
+from fusec.driver.size_formulas import shape_guards
 from fusec.driver.stages import CompileContext
 from fusec.driver.summary import (
     announce,
     announce_code,
     graph_id,
-    is_heard,
+    has_listeners,
     launch_titles,
     prints_code,
 )
@@ -203,12 +203,12 @@ def compile_entry(gm: fx.GraphModule, name: str, options: Options, trace: Trace)
 
     Nothing of it is loaded, so that its device need not be here.
     """
-    entry = _begin_entry(gm, name, options, trace, beside=False)
+    entry = _begin_entry(gm, name, options, trace, build_async=False)
     return entry.result() if isinstance(entry, Background) else entry
 
 
 def _begin_entry(
-    gm: fx.GraphModule, name: str, options: Options, trace: Trace, *, beside: bool
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace, *, build_async: bool
 ) -> Entry | Background[Entry]:
     """Return a graph's entry of the cache; with ``beside``, before the C++ compiler is done."""
     device = main_device(gm)
@@ -216,7 +216,7 @@ def _begin_entry(
     trace.target = target.name
     with trace.timed("key"):
         # The function for C says what is asked of sizes, and guards are no part of a graph.
-        asked = repr(asked_of(gm)) if options.native else ""
+        asked = repr(shape_guards(gm)) if options.native else ""
         trace.key = key = graph_key(gm, *salt_of(device, target, options), name, asked)
         cache = open_cache(options)
     with trace.timed("cache"):
@@ -231,31 +231,31 @@ def _begin_entry(
     if blobs is not None and traces_code():
         _announce_cached(gm, name, target, options)
     if blobs is not None:
-        trace.said = blobs
+        trace.blobs = blobs
         return blobs
-    said, build = _generate(gm, name, target, options, trace)
+    printed_parts, build = _generate(gm, name, target, options, trace)
 
     def complete(timed: Callable[[str], AbstractContextManager[None]]) -> Entry:
         with timed("build"):
-            entry = {**said, **build()}
+            entry = {**printed_parts, **build()}
         if options.cache:
             with timed("cache"):
                 cache.store(key, entry)
                 _remember_compiler(options)
         return entry
 
-    trace.said = said
-    if beside and target.codegen.beside:
+    trace.blobs = printed_parts
+    if build_async and target.codegen.async_build:
         _built_beside[key] = built = Background(partial(complete, Trace(name).timed))
         trace.built = built.result
         return built
-    trace.said = complete(trace.timed)
-    return trace.said
+    trace.blobs = complete(trace.timed)
+    return trace.blobs
 
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
-    beside = is_unseen(options) and not LISTENERS
-    entry = _begin_entry(gm, name, options, trace, beside=beside)
+    build_async = is_unobserved(options) and not LISTENERS
+    entry = _begin_entry(gm, name, options, trace, build_async=build_async)
     device = main_device(gm)
     _check_runs_here(trace.target, device)
     with trace.timed("bind"):
@@ -270,10 +270,10 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
     return when_ready(partial(_or_eagerly, bind_built, gm, options, trace))
 
 
-def is_unseen(options: Options) -> bool:
+def is_unobserved(options: Options) -> bool:
     """Return True if nobody looks at this compile, or at its calls."""
     looked = options.verify or options.dump_dir is not None or debug_directory() is not None
-    return not (looked or prints_code() or is_heard() or current_clock() is not None)
+    return not (looked or prints_code() or has_listeners() or current_clock() is not None)
 
 
 def _binding(
@@ -283,7 +283,7 @@ def _binding(
     device, title = main_device(gm), graph_id(name)
     outside = of_graph(gm, _compile_parts(gm, name, options))
     titles = partial(launch_titles, gm, name, trace.manifest)
-    ranges = Ranges(f"fusec {title}", trace.said["named.py"].decode(), titles)
+    ranges = Ranges(f"fusec {title}", trace.blobs["named.py"].decode(), titles)
     bind = partial(executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges)
     if options.verify:
         verification = Verification(gm, name, strict=options.strict)
@@ -299,7 +299,7 @@ def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
     if blobs is None:
         return None
     name, device = stored.name, stored.device
-    trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, said=blobs)
+    trace = Trace(name, phase=compile_phase, cached=True, key=stored.key, blobs=blobs)
     RECENT.append(trace)
     target = target_for(device, options)
     trace.target = target.name

@@ -17,13 +17,13 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen.cpp import printer as cpp
-from fusec.codegen.generalise import FUNCTIONS, Functions, one_each
 from fusec.codegen.host import wrapper
 from fusec.codegen.host.native import Native, print_native
 from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.host.table import print_blocks
+from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
 from fusec.codegen.triton.form import by_pointers
-from fusec.driver.size_formulas import asked_of
+from fusec.driver.size_formulas import shape_guards
 from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
 from fusec.driver.structures import verify
 from fusec.driver.summary import facts, launched_externs
@@ -33,7 +33,7 @@ from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.formula import Formula
-from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, all_launches
+from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, all_launches
 from fusec.ir.memory import overlaid
 from fusec.ir.names import function_name
 from fusec.ir.program import Program, print_program
@@ -151,23 +151,23 @@ def _with_overlaid(
 
 
 def flat_kernels(
-    launches: Iterable[Kernel | Bundle], context: CompileContext
+    launches: Iterable[Kernel | ForeachKernel], context: CompileContext
 ) -> Mapping[str, FlatKernel]:
     """Return the kernels that are planned for some launches, by name."""
     kernels = {k.name: k for k in launches if isinstance(k, Kernel)}
     flat = fold_each(KERNEL, kernels, context)
     return {
         launch.name: replace(launch.template, name=launch.name)
-        if isinstance(launch, Bundle)
+        if isinstance(launch, ForeachKernel)
         else flat[launch.name]
         for launch in launches
     }
 
 
-def _titled(program: Program, launch: Kernel | Bundle) -> Program:
+def _titled(program: Program, launch: Kernel | ForeachKernel) -> Program:
     """Return a program whose name says what it computes, and on top of which notation does."""
     named = replace(program, name=function_name(launch.name, launch.origin.ops))
-    if isinstance(launch, Bundle):
+    if isinstance(launch, ForeachKernel):
         notation = tuple(text.print_template(launch).splitlines())
         return replace(named, notation=notation, table=True)
     return replace(named, notation=tuple(text.print_kernel(launch).splitlines()))
@@ -192,7 +192,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
         schedule = fold(PASSES, graph, context)
     trace.keep("kernels", schedule, partial(text.print_schedule, schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, context, held, partial(asked_of, gm))
+        compiled = generate(schedule, context, held, partial(shape_guards, gm))
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))

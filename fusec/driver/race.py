@@ -59,7 +59,7 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
-from fusec.passes.fusion.contract import Choice, FuseGraph, Group, judge_by_model, open_calls
+from fusec.passes.fusion.contract import Choice, FuseGraph, Group, decompose_calls, judge_by_model
 from fusec.passes.fusion.libraries import (
     ATEN,
     Answer,
@@ -69,7 +69,7 @@ from fusec.passes.fusion.libraries import (
     extents,
 )
 from fusec.runtime.cache.store import Cache, fingerprint
-from fusec.runtime.race.autotune import Way, race
+from fusec.runtime.race.autotune import Candidate, race
 from fusec.runtime.race.ranks import Ranks
 from fusec.runtime.race.rehearsal import TensorSpec
 from fusec.runtime.race.stopwatch import warm_stopwatch
@@ -242,7 +242,7 @@ class DeviceJudge:
         """Return what a race of the group's ways measured."""
         device = self.races.device
         verdict = race(
-            self.ways(group),
+            self.candidates(group),
             functools.partial(random_inputs, group, device),
             reference=LIBRARY,
             budget_s=budget_s,
@@ -252,17 +252,17 @@ class DeviceJudge:
         )
         return replace(verdict, sizes=tuple(size.hint for size in group.sizes))
 
-    def ways(self, group: Group) -> list[Way]:
+    def candidates(self, group: Group) -> list[Candidate]:
         """Return the library's way, one for each configuration of the fused kernel, and others.
 
         Products that the library loses to a kernel another library may win.
         """
         separate = self.cut(group.graph)
-        ways = [Way(LIBRARY, functools.partial(self._prepare, separate))]
-        fused = self.cut(open_calls(group.graph, group.opened))
+        candidates = [Candidate(LIBRARY, functools.partial(self._prepare, separate))]
+        fused = self.cut(decompose_calls(group.graph, group.decomposed))
         kernels = [step for step in fused.steps if isinstance(step, Kernel)]
         if len(kernels) < len(fused.steps):
-            return ways
+            return candidates
         flat = flat_kernels(kernels, self.context)
         count = max(len(offered_plans(kernel, self.context)) for kernel in flat.values())
         if not self.wide:
@@ -270,12 +270,12 @@ class DeviceJudge:
         for number in range(count):
             steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
             run = functools.partial(self._prepare, replace(fused, steps=steps))
-            ways.append(Way(f"{FUSED}{number}", run))
+            candidates.append(Candidate(f"{FUSED}{number}", run))
         for library in _unpacked(group, self.context.target.libraries):
             said = Answer(library, "to be timed")
             taken = choose_libraries(separate, frozenset((library,)), 0, _always(said))
-            ways.append(Way(library, functools.partial(self._prepare, taken)))
-        return ways
+            candidates.append(Candidate(library, functools.partial(self._prepare, taken)))
+        return candidates
 
     def _prepare(self, schedule: Schedule) -> Callable[[list[Any]], Sequence[Tensor]]:
         return self.prepare(generate(schedule, self.context))
@@ -304,17 +304,20 @@ class LibraryJudge:
         """Return what a race of the libraries measured."""
         timed = _fewer(call)
         given = tuple(timed.views)
-        ways = {ATEN: timed, **timed.others}
+        candidates = {ATEN: timed, **timed.others}
 
         def inputs() -> list[Any]:
             made = [_random_view(view, self.races.device) for view in given]
             *_, a, b = made
             packs = linear_packs(b).items()
-            packed = {name: pack(b.t(), len(a)) for name, pack in packs if name in ways}
+            packed = {name: pack(b.t(), len(a)) for name, pack in packs if name in candidates}
             return [*made, packed]
 
         verdict = race(
-            [Way(name, functools.partial(_caller, name, way, given)) for name, way in ways.items()],
+            [
+                Candidate(name, functools.partial(_caller, name, candidate, given))
+                for name, candidate in candidates.items()
+            ],
             inputs,
             reference=ATEN,
             budget_s=budget_s,
@@ -367,7 +370,7 @@ class FormatJudge:
             packed = [packed_weight(others[0], list(x.shape), *settings) for x in last if packs]
             return [*planes, *last, *others, tuple(packed)]  # opaque: no race compares them
 
-        def way(first: int) -> Callable[[list[Any]], Sequence[Tensor]]:
+        def candidate(first: int) -> Callable[[list[Any]], Sequence[Tensor]]:
             def call(tensors: list[Any]) -> Sequence[Tensor]:
                 own = tensors[first : first + len(images)], tensors[2 * len(images) :]
                 given = dict(zip((*images, *weights), (*own[0], *own[1]), strict=False))
@@ -382,7 +385,10 @@ class FormatJudge:
             return call
 
         return race(
-            [Way(CONTIGUOUS, lambda: way(0)), Way(CHANNELS_LAST, lambda: way(len(images)))],
+            [
+                Candidate(CONTIGUOUS, lambda: candidate(0)),
+                Candidate(CHANNELS_LAST, lambda: candidate(len(images))),
+            ],
             inputs,
             reference=CONTIGUOUS,
             budget_s=budget_s,
@@ -504,7 +510,7 @@ def _always(answer: Answer) -> Chooser:
 
 def _unpacked(group: Group, libraries: frozenset[str]) -> list[str]:
     """Return the libraries that all products of a group may go to as their weights lie."""
-    calls = [call for call in group.graph.externs if call.node in group.opened]
+    calls = [call for call in group.graph.externs if call.node in group.decomposed]
     offered = [
         {name for name in call.others if name in libraries and call.packed_for(name) is None}
         for call in calls

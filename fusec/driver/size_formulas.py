@@ -56,7 +56,7 @@ def not_empty(values: Sequence[Any]) -> tuple[sizes.SizeCondition, ...]:
     )
 
 
-def asked_of(gm: fx.GraphModule) -> tuple[sizes.SizeCondition, ...]:
+def shape_guards(gm: fx.GraphModule) -> tuple[sizes.SizeCondition, ...]:
     """Return what has to hold of sizes so that a graph of ATen runs as it was traced.
 
     Raises:

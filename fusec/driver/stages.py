@@ -19,8 +19,8 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen.cpp.form import CPP_FORM
-from fusec.codegen.generalise import FUNCTIONS
 from fusec.codegen.lowering.lower import lower
+from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.driver.partition import partition, recompute_scores
@@ -28,13 +28,13 @@ from fusec.driver.structures import Placed, Planned, printed, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
 from fusec.frontend.capture import capture_with_values
+from fusec.frontend.fx_passes.cat_prefixes import lengthen_cats
 from fusec.frontend.fx_passes.channel_folding import fold_channels
-from fusec.frontend.fx_passes.channel_products import multiply_gradients, multiply_single_places
+from fusec.frontend.fx_passes.channel_products import multiply_gradients, multiply_single_pixels
 from fusec.frontend.fx_passes.draws import replace_draws
 from fusec.frontend.fx_passes.equal_sizes import unite_sizes
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.freezing import freeze
-from fusec.frontend.fx_passes.longer_cats import lengthen_cats
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import GainJudge as FormatJudge
 from fusec.frontend.fx_passes.memory_formats import choose_formats
@@ -44,9 +44,9 @@ from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
-from fusec.passes.fusion.bundle import bundle
 from fusec.passes.fusion.contract import FuseGraph, Judge, cut_with_products, judge_by_model
 from fusec.passes.fusion.fuse import Judged, fuse, separate
+from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.fusion.libraries import Chooser, choose_libraries
 from fusec.passes.fusion.library_bias import library_bias
 from fusec.passes.fusion.library_epilogue import library_epilogue
@@ -64,7 +64,7 @@ from fusec.passes.graph.split_reduction import split_reduction
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.masks import mask_by_infinity
 from fusec.passes.kernel.online_softmax import online_softmax
-from fusec.passes.kernel.stream_rows import stream_rows
+from fusec.passes.kernel.unroll_rows import unroll_rows
 from fusec.passes.memory.buffers import plan_memory
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.schedule.plan import Plan
@@ -143,7 +143,7 @@ def _fuses(context: CompileContext) -> bool:
     return context.options.fusion
 
 
-def _bundles(context: CompileContext) -> bool:
+def _fuses_horizontally(context: CompileContext) -> bool:
     # A recording, and a function in C, launch at no cost.
     options = context.options
     return options.fusion and not options.cudagraphs and not options.native
@@ -192,27 +192,27 @@ _on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
 DYNAMO = (
     _on_dynamo(
         "equal_sizes",
-        "lengths of the keys and the values of an attention become one symbol",
+        "unify the symbolic lengths of an attention's keys and values",
         _changing(unite_sizes),
     ),
     _on_dynamo(
         "whole_gradients",
-        "interpolations get a gradient that stays one operation",
+        "keep the gradient of an interpolation as one operation",
         _changing(keep_gradients_whole),
     ),
     _on_dynamo(
         "flex_attention",
-        "the scores of `flex_attention`, and what modifies and masks them, are operations",
+        "trace `flex_attention`, its `score_mod` and `mask_mod` into plain operations",
         _changing(spell_out_attention),
     ),
     _on_dynamo(
         "masked_writes",
-        "writes that masks select become choices of elements",
+        "turn writes under a boolean mask into `where`",
         _changing(write_by_masks),
     ),
     _on_dynamo(
-        "longer_cats",
-        "a cat that begins with what another one joins reads that one",
+        "share_cat_prefixes",
+        "let a `cat` whose first parts are another `cat`'s read that one",
         _changing(lengthen_cats),
     ),
 )
@@ -233,29 +233,29 @@ def _freezes(context: CompileContext) -> bool:
 
 def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     target = context.target
-    few_rows = target.machine.few_rows if _fuses_products(context) else 0
-    freeze(gm, packs=bool(target.libraries), few_rows=few_rows)
+    skinny_rows = target.machine.skinny_rows if _fuses_products(context) else 0
+    freeze(gm, packs=bool(target.libraries), skinny_rows=skinny_rows)
     return gm
 
 
 _PLACES = _on_fx(
-    "single_places",
-    "convolutions of images of one place become products of matrices (CPU)",
-    _changing(multiply_single_places),
+    "single_pixel_convs",
+    "turn convolutions of 1 x 1 images into matrix products (CPU)",
+    _changing(multiply_single_pixels),
     only=_multiplies_channels,
 )
 _FORMATS = _on_fx(
     "memory_formats",
-    "images flow channels-last through convolutions that gain by it (CPU)",
+    "run sets of convolutions channels-last where they gain by it (CPU)",
     _formats,
     only=lambda context: (
         context.options.channels_last and context.target.formats and not context.options.native
     ),
-    needs=("single_places",),
+    needs=("single_pixel_convs",),
 )
 _DRAWS = _on_fx(
     "draws",
-    "random draws become functions of a seed and a position",
+    "replace random draws by functions of a seed and a position",
     _changing(replace_draws),
     only=_stateless,
     needs=("memory_formats",),
@@ -263,7 +263,7 @@ _DRAWS = _on_fx(
 INFERENCE = (
     _on_fx(
         "fold_channels",
-        "scales and shifts of channels go into the weights of convolutions",
+        "fold scales and shifts of channels into the weights of convolutions",
         _changing(fold_channels),
         only=_freezes,
     ),
@@ -272,10 +272,10 @@ INFERENCE = (
     _DRAWS,
     _on_fx(
         "freeze",
-        "what follows from weights alone is computed once, and packed for the library (CPU)",
+        "compute what follows from weights alone once, and pack weights for the library (CPU)",
         _freeze,
         only=_freezes,
-        needs=("fold_channels", "single_places", "memory_formats", "draws"),
+        needs=("fold_channels", "single_pixel_convs", "memory_formats", "draws"),
     ),
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
@@ -285,7 +285,7 @@ JOINT = (
     _FORMATS,
     _on_fx(
         "channel_gradients",
-        "gradients of 1 x 1 convolutions of channels-last images become products (CPU)",
+        "turn gradients of 1 x 1 channels-last convolutions into matrix products (CPU)",
         _changing(multiply_gradients),
         only=_multiplies_channels,
         needs=("memory_formats",),
@@ -293,13 +293,13 @@ JOINT = (
     _DRAWS,
     _on_fx(
         "softmax_gradients",
-        "the row sums of a softmax's gradient are those of what an attention returns",
+        "take the row sums of a softmax's gradient from the attention's output",
         _changing(sum_gradients_of_outputs),
         needs=("draws",),
     ),
     _on_fx(
         "wide_products",
-        "products too wide to save (scores) are tagged: the backward computes them again",
+        "tag products too wide to save (scores) for recomputation in the backward",
         lambda joint, context: recompute_scores(joint, context.target.machine.widened),
         only=_fuses_products,
     ),
@@ -308,7 +308,7 @@ JOINT = (
 
 PARTITION = Stage(
     "partition",
-    "cuts it in forward and backward; what a fused backward computes again is not saved",
+    "cut into forward and backward; do not save what a fused backward recomputes",
     lambda joint, context: partition(
         joint, context.options.chunk_bytes, context.options.memory_budget
     ),
@@ -319,7 +319,7 @@ PARTITION = Stage(
 
 CAPTURE = Stage(
     "capture",
-    "one small function an ATen operation; what has none becomes an `Extern`",
+    "lower each ATen operation by its own function; without one it becomes an `Extern`",
     lambda gm, context: capture_with_values(
         gm, context.trace.name, alone=context.options.native, device=context.target.device
     ),
@@ -343,46 +343,50 @@ def _cut(graph: Graph, context: CompileContext) -> Schedule:
 FUSE = (
     _on_graph(
         "simplify",
-        "rules that keep values: casts, comparisons of indices, guards, one-hot sums",
+        "apply value-preserving rules: casts, comparisons of indices, guards, one-hot sums",
         _alone(simplify),
     ),
-    _on_graph("dead_code", "drops what nobody reads, so that readers count", _alone(dead_code)),
-    _on_graph("share", "definitions that are equal become one", _alone(share), needs=("simplify",)),
+    _on_graph(
+        "dead_code",
+        "drop definitions without readers, so that counts of readers are right",
+        _alone(dead_code),
+    ),
+    _on_graph("share", "merge equal definitions", _alone(share), needs=("simplify",)),
     _on_graph(
         "row_parts",
-        "sums over a product's rows become sums over its tiles, and a small final one",
+        "sum rows of a product per tile, then the partial sums",
         _alone(sum_rows_by_parts),
         only=_fuses_products,
         needs=("share",),
     ),
     _on_graph(
         "split_reduction",
-        "large column sums become a partial and a final sum",
+        "split large column sums in a partial and a final sum",
         lambda graph, context: split_reduction(graph, context.target.machine),
         needs=("share", "row_parts"),
     ),
     _on_graph(
         "inline",
-        "definitions not worth a place in memory go into their readers",
-        lambda graph, context: inline(graph, context.target.machine.few_rows),
+        "substitute definitions that are not worth storing into their readers",
+        lambda graph, context: inline(graph, context.target.machine.skinny_rows),
         needs=("dead_code", "split_reduction"),
     ),
     _on_graph(
         "recompute",
-        "products too wide to store (scores) are computed in each of their readers",
+        "recompute products too wide to store (scores) in each of their readers",
         _alone(recompute_wide),
         only=_fuses_products,
         needs=("inline",),
     ),
     _on_graph(
         "unread",
-        "drops what nobody reads any more",
+        "drop definitions that have lost their readers",
         _alone(dead_code),
         needs=("inline", "recompute"),
     ),
     Stage(
         "fuse",
-        "the rule above, priced; what is taken and what is rejected are decisions",
+        "merge definitions into kernels, most profitable pairs first; record each decision",
         _cut,
         "Graph",
         "Schedule",
@@ -390,28 +394,28 @@ FUSE = (
     ),
     _on_schedule(
         "library_bias",
-        "a bias that found no partner goes back to the library: `addmm`",
+        "give a bias that fused with nothing back to the library: `addmm`",
         _alone(library_bias),
         only=_fuses,
         needs=("fuse",),
     ),
     _on_schedule(
         "library_epilogue",
-        "activations and residuals behind a convolution run in its call, where that can (CPU)",
+        "run activations and residuals behind a convolution in its call, where that can (CPU)",
         _alone(library_epilogue),
         only=_follows_convolutions,
         needs=("fuse",),
     ),
     _on_schedule(
         "store_parts",
-        "parts of a cat that one kernel makes are stored in the whole by it",
+        "store the parts of a `cat` that one kernel computes directly in the result",
         _alone(store_parts),
         only=_fuses,
         needs=("fuse",),
     ),
     _on_schedule(
         "split_loop",
-        "the loop of a product with few tiles is spread over programs, where that pays (GPU)",
+        "split the loop of a product with few tiles over programs, where that pays (GPU)",
         lambda schedule, context: split_loops(schedule, context.target.split),
         only=_fuses,
         needs=("library_bias", "store_parts"),
@@ -451,20 +455,20 @@ def _contract(graph: Graph, context: CompileContext) -> Schedule:
 PASSES = (
     _on_graph(
         "eager_rounding",
-        "marks 16-bit values as rounded",
+        "mark 16-bit values as rounded",
         _alone(round_as_eager),
         only=lambda context: context.options.precision == "eager",
     ),
     _on_graph(
         "chunk",
-        "lines around a far wider product become one loop, whose body runs for some rows",
+        "compute lines around a far wider product in a loop over chunks of rows",
         _chunk,
         only=lambda context: _fuses(context) and not context.options.native,
         inner=CLEAN,
     ),
     Stage(
         "contract",
-        "calls whose meaning index notation can say are *opened*, and closed where that loses (§4)",
+        "decide for each library call with a decomposition: fused kernel or library",
         _contract,
         "Graph",
         "Schedule",
@@ -473,29 +477,29 @@ PASSES = (
     ),
     _on_schedule(
         "loops",
-        "the bodies of loops over rows become kernels, too",
+        "cut the bodies of loops over rows into kernels",
         lambda schedule, context: cut_loops(schedule, partial(fold, FUSE, context=context.quiet())),
         needs=("chunk", "contract"),
         inner=FUSE,
     ),
     _on_schedule(
         "libraries",
-        "each product is called in the library that is fastest: a race, or what it names (CPU)",
+        "choose the fastest library for each product, by race or by rule (CPU)",
         _libraries,
         only=lambda context: bool(context.target.libraries),
         needs=("contract", "loops"),
     ),
     _on_schedule(
         "in_place",
-        "an input that changes, or a part of it (a cache's next position), is written in place",
+        "write mutated inputs, or parts of them (a cache's next position), in place",
         _alone(in_place),
         needs=("libraries",),
     ),
     _on_schedule(
-        "bundle",
-        "alike, independent pointwise kernels become one launch",
-        lambda schedule, context: bundle(schedule, context.target.machine),
-        only=_bundles,
+        "fuse_horizontally",
+        "launch independent pointwise kernels of one form together",
+        lambda schedule, context: fuse_horizontally(schedule, context.target.machine),
+        only=_fuses_horizontally,
         needs=("in_place",),
     ),
 )
@@ -503,7 +507,7 @@ PASSES = (
 
 MEMORY = Stage(
     "memory",
-    "which buffer lies where, and for how long; verified always",
+    "assign each buffer its memory and lifetime; always verified",
     lambda schedule, context: Placed(
         schedule,
         plan_memory(
@@ -512,7 +516,7 @@ MEMORY = Stage(
     ),
     "Schedule",
     "Memory",
-    needs=("bundle",),
+    needs=("fuse_horizontally",),
 )
 
 
@@ -538,28 +542,28 @@ def _plan(flat: FlatKernel, context: CompileContext) -> Planned:
 
 KERNEL = (
     _on_kernel(
-        "masks",
-        "a mask by the least number is one by minus infinity, if each row has a key that counts",
+        "infinite_masks",
+        "replace masks by `finfo.min` with minus infinity where every row has an unmasked key",
         _alone(mask_by_infinity),
     ),
     _on_kernel(
         "online_softmax",
-        "a divisor leaves a sum that becomes linear in an exponential by it",
+        "move a divisor out of a sum that is then linear in an exponential",
         _alone(online_softmax),
     ),
     _on_kernel(
-        "stream_rows",
-        "a product of few rows reads its weights once, for all rows and some columns (CPU)",
-        lambda kernel, context: stream_rows(kernel, context.target.machine),
+        "unroll_rows",
+        "unroll a skinny product over rows and some columns: weights are read once (CPU)",
+        lambda kernel, context: unroll_rows(kernel, context.target.machine),
         needs=("online_softmax",),
     ),
     Stage(
         "coalesce",
-        "flat offsets; neighbouring axes that walk memory as one become one",
+        "flatten offsets; merge neighbouring axes that walk memory as one",
         _alone(coalesce),
         "Kernel",
         "FlatKernel",
-        needs=("stream_rows",),
+        needs=("unroll_rows",),
         check=verify_flat,  # to Python it is a kernel like any other
     ),
 )
@@ -568,7 +572,7 @@ KERNEL = (
 LOWER = (
     Stage(
         "plan",
-        "how each axis runs, by the target's `plans`: the one that won a race, or the first",
+        "bind axes to the grid, loops and lanes: the race's winner, or the target's first plan",
         _plan,
         "FlatKernel",
         "Plan",
@@ -576,7 +580,7 @@ LOWER = (
     ),
     Stage(
         "lower",
-        "one generic lowering; it decides nothing",
+        "print the plan as a program; decides nothing",
         lambda planned, context: lower(planned.kernel, planned.plan),
         "Plan",
         "Program",

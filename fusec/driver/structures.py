@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.generalise import Functions, print_functions, verify_functions
+from fusec.codegen.parametrize import Functions, print_functions, verify_functions
 from fusec.codegen.triton.form import Form, print_form, verify_form
 from fusec.driver.partition import Joint
 from fusec.errors import InternalError, InvalidIR

@@ -26,7 +26,7 @@ from fusec.frontend.multiplied import multiplied
 from fusec.frontend.origin import module_path, origin_of
 from fusec.ir.decision import Decision
 from fusec.ir.extern import Extern
-from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_launches
+from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule, all_launches
 from fusec.ir.names import SHOWN_OPERATIONS, identifier, operation_words
 from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, traces
 
@@ -157,7 +157,7 @@ def graph_id(name: str) -> str:
 def facts(
     schedule: Schedule,
     code: Mapping[str, str],
-    work: Mapping[Kernel | Bundle | Extern, Mapping[str, Any]],
+    work: Mapping[Kernel | ForeachKernel | Extern, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return what holds for every graph of the same code, as JSON: part of a cache entry.
 
@@ -200,14 +200,14 @@ def launched_externs(schedule: Schedule) -> list[Extern]:
     return found
 
 
-def is_heard() -> bool:
+def has_listeners() -> bool:
     """Return True if the log or torch's trace is told of compiles."""
     return logger.isEnabledFor(logging.INFO) or traces()
 
 
 def announce(gm: fx.GraphModule, trace: Trace) -> None:
     """Tell the log and torch's trace of a compile that is done, if anybody listens."""
-    if not is_heard():
+    if not has_listeners():
         return
     summary = summarize(gm, trace)
     logger.info("%s", summary)

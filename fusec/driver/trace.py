@@ -54,7 +54,7 @@ class Trace:
         wall_seconds: stage -> seconds, those that other processes take included.
         phase: is entered around each stage, with its name.
         target: the name of what kernels are made for.
-        said: what the cache has of it, by name; while ``built`` is there, all but its kernels.
+        blobs: what the cache has of it, by name; while ``built`` is there, all but its kernels.
         built: waits for kernels that another program compiles, and returns the whole of it.
         cached: the kernels came from the cache.
         key: of its entry in the cache.
@@ -68,7 +68,7 @@ class Trace:
     wall_seconds: dict[str, float] = field(default_factory=dict)
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
     target: str = ""
-    said: Mapping[str, bytes] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
     built: Callable[[], Mapping[str, bytes]] | None = None
     cached: bool = False
     key: str = ""
@@ -108,17 +108,17 @@ class Trace:
         Raises:
             BuildError: if these could not be built.
         """
-        return self.said if self.built is None else self.built()
+        return self.blobs if self.built is None else self.built()
 
     @property
     def manifest(self) -> bytes:
         """What the cache's entry says of its kernels, JSON."""
-        return self.said.get("manifest.json", b"")
+        return self.blobs.get("manifest.json", b"")
 
     @property
     def wrapper(self) -> str:
         """The source of its wrapper."""
-        return self.said.get("wrapper.py", b"").decode()
+        return self.blobs.get("wrapper.py", b"").decode()
 
     @property
     def total_seconds(self) -> float:

@@ -3,11 +3,11 @@
 Of each such graph the cache has an entry that names the entries of its forward and backward and
 holds the calling convention (``runtime/calls/convention.py``). If all of them are there, a graph of
 Dynamo is bound at once: nothing is traced, no pass runs. What has no key
-(``frontend/aot/dynamo_key.py``), no convention (``calling.py``), or a wrapper that takes of its
-graph what cannot be written down (``runtime/calls/outside.py``) goes the long way. So does a
-compile that somebody looks at (``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``, a
-directory for stages), for there is nothing to say of graphs that were not traced; but it leaves an
-entry.
+(``frontend/aot/dynamo_key.py``), no convention (``driver/aot_metadata.py``), or a wrapper that
+takes of its graph what cannot be written down (``runtime/calls/outside.py``) goes the long way. So
+does a compile that somebody looks at (``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``,
+a directory for stages), for there is nothing to say of graphs that were not traced; but it leaves
+an entry.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.driver.aot_metadata import NoConvention, convention_of
 from fusec.driver.archive import Packed, Shipped, pack
-from fusec.driver.calling import NoConvention, convention_of
-from fusec.driver.compiler import bind_stored, is_unseen, salt_of
+from fusec.driver.compiler import bind_stored, is_unobserved, salt_of
 from fusec.driver.size_formulas import specs_of
 from fusec.driver.stages import CompileContext
 from fusec.driver.summary import launch_titles
@@ -63,7 +63,7 @@ class _CachedGraph:
         """Return what an entry says of it."""
         trace, device = self.trace, str(main_device(self.gm))
         titles = launch_titles(self.gm, trace.name, trace.manifest)
-        outside = describe(self._taken, self.gm) if trace.said else None
+        outside = describe(self._taken, self.gm) if trace.blobs else None
         return {"key": trace.key, "device": device, "titles": titles, "outside": outside}
 
     @property
@@ -73,7 +73,7 @@ class _CachedGraph:
 
     def obstacle(self) -> str:
         """Return why an entry cannot say what the graph is."""
-        if self.trace.problem or not self.trace.said:
+        if self.trace.problem or not self.trace.blobs:
             return self.trace.problem or "its kernels are not kept"
         lines = []
         for node in unnamed(self._taken, self.gm):
@@ -123,7 +123,7 @@ class Start:
 
     def load(self) -> Callable[..., Any] | None:
         """Return what Dynamo calls, if the cache has all of it."""
-        if not (self.key and self.options.cache and is_unseen(self.options)):
+        if not (self.key and self.options.cache and is_unobserved(self.options)):
             return None
         found = open_cache(self.options).load(self.key)
         if found is None:
@@ -169,7 +169,7 @@ class Start:
             return compiled
         self.said = partial(_convention, context.fw_metadata)
         if "inference" not in self.parts:
-            if "forward" not in self.parts or not is_unseen(self.options):
+            if "forward" not in self.parts or not is_unobserved(self.options):
                 return compiled
             called = self.called = _Called(compiled)
             return _disabled(lambda *args: called.now(*args))
@@ -177,7 +177,7 @@ class Start:
         if convention is None:
             return compiled
         self._store(convention)
-        if not is_unseen(self.options):
+        if not is_unobserved(self.options):
             return compiled
         return self._callable(convention.around(*self._calls()))
 
@@ -223,7 +223,7 @@ class Start:
         whole = all(row["outside"] is not None for row in rows.values())
         if convention is None or not whole or not (self.key and self.options.cache):
             return
-        about = json.loads(next(iter(self.parts.values())).trace.said[ABOUT])
+        about = json.loads(next(iter(self.parts.values())).trace.blobs[ABOUT])
         blobs = {
             ABOUT: json.dumps({**about, "graph": "start"}).encode(),
             "convention.json": convention.to_json(),

@@ -403,14 +403,14 @@ class _Capture:
             lowering = replace(lowering, rule=partial(by_panels, panels=self.env[panels]))
         try:
             self._lower(node, call, lowering)
-            meaning = tuple(line for line in self.lines.nodes[mark:] if isinstance(line, Def))
-            for line in meaning:
+            decomposition = tuple(line for line in self.lines.nodes[mark:] if isinstance(line, Def))
+            for line in decomposition:
                 verify_expr(line.expr, frozenset(line.axes), line.buffer.name)
         except (Unsupported, InvalidIR):
             return ()
         finally:
             del self.lines.nodes[mark:]
-        return meaning
+        return decomposition
 
     def _bound_sizes(self, values: list[Any]) -> tuple[BoundSize, ...]:
         """Return the sizes that no input gives and that a call's results are the first to have."""

@@ -29,7 +29,8 @@ Leaf: TypeAlias = Buffer | Axis | Size | InputObject | NodeConstant
 _Leaf = TypeVar("_Leaf", Buffer, Axis, Size)
 
 NAMES = frozenset({
-    "name", "node", "origin", "source", "notation", "reason", "labels", "covers", "defs", "meaning",
+    "name", "node", "origin", "source", "notation", "reason", "labels", "covers", "defs",
+    "decomposition",
 })  # fmt: skip
 """Fields that say what something is called, where it comes from, or once more what it is."""
 

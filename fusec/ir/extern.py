@@ -248,7 +248,7 @@ class Extern:
     effect: Effect = Unknown()
     impure: bool = False
     many: bool = False
-    meaning: tuple[Def, ...] = ()
+    decomposition: tuple[Def, ...] = ()
     gives: tuple[BoundSize, ...] = ()
     library: str | None = None
 

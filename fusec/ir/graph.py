@@ -64,7 +64,6 @@ from fusec.ir.index import Axis, Index, Size
 __all__ = [
     "Argument",
     "BoundSize",
-    "Bundle",
     "CallStep",
     "Comparison",
     "Condition",
@@ -72,6 +71,7 @@ __all__ = [
     "Def",
     "Extern",
     "FlatKernel",
+    "ForeachKernel",
     "Graph",
     "InputObject",
     "Junction",
@@ -241,7 +241,7 @@ class Kernel:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """What one launch of it runs: itself. Those of a bundle are several."""
+        """What one launch of it runs: itself. Those of a foreach kernel are several."""
         return (self,)
 
     impure: ClassVar[bool] = False
@@ -409,7 +409,7 @@ class RowLoop:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bundle:
+class ForeachKernel:
     """Kernels that are alike and independent of each other, run by one launch.
 
     Attributes:
@@ -457,21 +457,21 @@ class Bundle:
         return sum((kernel.origin for kernel in self.kernels), NOWHERE)
 
 
-Step: TypeAlias = "Kernel | Bundle | RowLoop | CallStep"
+Step: TypeAlias = "Kernel | ForeachKernel | RowLoop | CallStep"
 """What a schedule runs: one after the other."""
 
 
 def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
-    """Return the kernels of a schedule, those in bundles and in loops over rows included."""
+    """Return all kernels of a schedule, also those of foreach kernels and of loops over rows."""
     return tuple(kernel for launch in all_launches(schedule) for kernel in launch.kernels)
 
 
-def all_launches(schedule: Schedule) -> tuple[Kernel | Bundle, ...]:
+def all_launches(schedule: Schedule) -> tuple[Kernel | ForeachKernel, ...]:
     """Return what a schedule launches of its own, what is inside loops over rows included."""
-    found: list[Kernel | Bundle] = []
+    found: list[Kernel | ForeachKernel] = []
     for step in schedule.steps:
         if isinstance(step, RowLoop):
             found.extend(all_launches(step.schedule))
-        elif isinstance(step, Kernel | Bundle):
+        elif isinstance(step, Kernel | ForeachKernel):
             found.append(step)
     return tuple(found)

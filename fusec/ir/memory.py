@@ -35,7 +35,7 @@ from fusec.errors import InvalidIR
 from fusec.ir.definition import sizes_in
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder, reach
 from fusec.ir.extern import Alias, Convolution, Fresh, Product
-from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step, Store
+from fusec.ir.graph import Extern, ForeachKernel, Kernel, RowLoop, Schedule, Step, Store
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import check
 
@@ -106,7 +106,7 @@ class Memory:
 def made_by(step: Step) -> tuple[Buffer, ...]:
     """Return the buffers for which memory must be there before a step: inputs may be among them."""
     match step:
-        case Kernel() | Bundle() | RowLoop():
+        case Kernel() | ForeachKernel() | RowLoop():
             return step.writes
         case _:
             return ()

@@ -27,10 +27,10 @@ lanes of one value. ``For`` runs ``axis`` from ``start`` while it is less than e
 Carry declared outside keeps its value from one iteration to the next. ``Multiply`` is what a
 ``Dot`` of tiles becomes where tiles are arrays; i, j and k in it count rows, columns and terms.
 
-Where warps have roles, one program is printed as several (``codegen/triton/roles.py``). One role
-fills the slots of a *ring* in turn, each as soon as it is free; others take what is in them, in
-that order. A ``Dot`` of what was taken is under way until an ``Await``, and only then may its slot
-be freed.
+Where warps have roles, one program is printed as several
+(``codegen/triton/warp_specialization.py``). One role fills the slots of a *ring* in turn, each as
+soon as it is free; others take what is in them, in that order. A ``Dot`` of what was taken is under
+way until an ``Await``, and only then may its slot be freed.
 
 Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
 

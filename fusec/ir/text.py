@@ -23,12 +23,12 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import (
     Argument,
-    Bundle,
     CallStep,
     Comparison,
     Constant,
     Def,
     Extern,
+    ForeachKernel,
     Graph,
     InputObject,
     Junction,
@@ -237,24 +237,25 @@ def print_step(step: Step) -> str:
             return print_kernel(step)
         case RowLoop():
             return print_row_loop(step)
-        case Bundle():
-            return print_bundle(step)
+        case ForeachKernel():
+            return print_foreach(step)
         case _:
             return print_call(step)
 
 
-def print_template(bundle: Bundle) -> str:
-    """Return what the members of a bundle have in common."""
-    head, *lines = print_kernel(bundle.template).splitlines()
-    head = f"bundle {bundle.name} of {len(bundle.kernels)} kernels    {head.partition('    ')[2]}"
+def print_template(foreach: ForeachKernel) -> str:
+    """Return what the members of a foreach kernel have in common."""
+    head, *lines = print_kernel(foreach.template).splitlines()
+    axes = head.partition("    ")[2]
+    head = f"foreach {foreach.name} of {len(foreach.kernels)} kernels    {axes}"
     return "\n".join([head, *lines])
 
 
-def print_bundle(bundle: Bundle) -> str:
+def print_foreach(foreach: ForeachKernel) -> str:
     """Return what the members have in common, then a line for each of them."""
-    lines = [print_template(bundle)]
-    for kernel, (buffers, sizes) in zip(bundle.kernels, bundle.rows, strict=True):
-        pairs = [f"{s.name}={n}" for s, n in zip(bundle.extents, sizes, strict=True)]
+    lines = [print_template(foreach)]
+    for kernel, (buffers, sizes) in zip(foreach.kernels, foreach.rows, strict=True):
+        pairs = [f"{s.name}={n}" for s, n in zip(foreach.extents, sizes, strict=True)]
         names = ", ".join((*(b.name for b in buffers), *pairs))
         lines.append(f"  {kernel.name}({names})")
     return "\n".join(lines)

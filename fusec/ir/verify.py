@@ -38,11 +38,11 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.graph import (
-    Bundle,
     CallStep,
     Def,
     Extern,
     FlatKernel,
+    ForeachKernel,
     Graph,
     Kernel,
     Line,
@@ -184,7 +184,7 @@ def _verify_lines(graph: Graph, lines: Iterable[Line | Step]) -> None:
         match line:
             case Def():
                 _verify_def(line, defined)
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 _verify_launch(line, defined, written)
             case RowLoop():
                 _verify_row_loop(line, defined)
@@ -305,7 +305,9 @@ def verify_schedule(schedule: Schedule) -> None:
     _verify_lines(schedule.graph, schedule.steps)
 
 
-def _verify_launch(launch: Kernel | Bundle, defined: set[Buffer], written: set[Buffer]) -> None:
+def _verify_launch(
+    launch: Kernel | ForeachKernel, defined: set[Buffer], written: set[Buffer]
+) -> None:
     """Check what one launch runs; ``written`` are the inputs that nothing wrote in place so far."""
     line = f"kernel {launch.name}"
     for buffer in launch.reads:

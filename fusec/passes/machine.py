@@ -51,7 +51,7 @@ class Tuning:
             one: longer chains lose digits that eager's sum keeps. On a GPU there may be more: short
             rows share an iteration, and long ones have few rows a part until their bytes are many
             (one percent: 266 rows of a LayerNorm in 16 bits, 133 in f32).
-        shared_bytes: two readers of a smaller buffer gain nothing by sharing it.
+        min_reused_input_bytes: two readers of a smaller buffer gain nothing by sharing it.
         detour_launches: launches that a merge may have to save, to be worth a try with all that is
             between the two.
         kernel_definitions: definitions in one kernel: compilers, and readers, have their limits.
@@ -79,7 +79,7 @@ class Tuning:
     split_elements: int = 1 << 14
     least_part_rows: int = 4
     most_part_rows: int = 64
-    shared_bytes: int = 1 << 12
+    min_reused_input_bytes: int = 1 << 12
     detour_launches: float = 1.2
     kernel_definitions: int = 64
     kernel_nodes: int = 4000
@@ -135,7 +135,7 @@ class Machine:
         rates: of products, beside the library's.
         cache_bytes: of a CPU core's second-level cache, what the tiles of a product may take; 0
             where tiles are in registers.
-        few_rows: rows of a product that streams its weights, and may do so in a kernel of loops.
+        skinny_rows: rows of a product that streams its weights, and may do so in a kernel of loops.
         sm: what a program may take of a multiprocessor.
         tuning: sizes that were found by measuring, or chosen.
     """
@@ -153,7 +153,7 @@ class Machine:
     slow_widened: int = 1
     rates: ProductRates = ProductRates()
     cache_bytes: int = 0
-    few_rows: int = 0
+    skinny_rows: int = 0
     threads: int = 1
     sm: Resources = Resources()
     part_share: float = 1.0

@@ -12,7 +12,7 @@ from fusec.errors import InternalError
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Reduce
 from fusec.ir.extern import WriteInto
-from fusec.ir.graph import Bundle, Extern, Kernel, View, kernel_nodes
+from fusec.ir.graph import Extern, ForeachKernel, Kernel, View, kernel_nodes
 from fusec.ir.index import index
 from fusec.passes.fusion.cost import count, kernel_traffic, numel, price, price_call
 from fusec.passes.machine import Machine
@@ -38,13 +38,13 @@ class LaunchCost:
     us: float | None
 
 
-def work_of(launch: Kernel | Bundle | Extern, machine: Machine) -> LaunchCost:
+def work_of(launch: Kernel | ForeachKernel | Extern, machine: Machine) -> LaunchCost:
     """Return what a launch does."""
     match launch:
         case Extern():
-            us = price_call(launch, machine).us if launch.meaning else None
+            us = price_call(launch, machine).us if launch.decomposition else None
             return LaunchCost(extern_bytes(launch), {}, us)
-        case Kernel() | Bundle():
+        case Kernel() | ForeachKernel():
             kernels = launch.kernels
             multiplied: Counter[str] = Counter()
             for kernel in kernels:

@@ -38,7 +38,7 @@ FURTHER = {
         "linear", "--input", "bf16[8192,4096]", "bf16[16384,4096]", "bf16[16384]",
     ],
     "kernel k0 -> bmm_1 ": ["attention", *HEADS],
-    "bundle b0 of 3 kernels": [
+    "foreach b0 of 3 kernels": [
         "step", "--input", "f32[4,4]", "f32[4,4]", "f32[32]", "f32[32]", "f32[8,8]", "f32[8,8]",
     ],
 }  # fmt: skip

@@ -49,7 +49,7 @@ from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
-from fusec.runtime.race.autotune import Way
+from fusec.runtime.race.autotune import Candidate
 from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
 from fusec.tools.report import explain
 from fusec.tools.report.observe import Observed, observe
@@ -244,7 +244,7 @@ def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypa
     kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
     context = CompileContext(find_target("sm_90"), Options(), Trace("race"))
     judge = kind(lambda graph: None, context, lambda made: None, races())
-    ways = [Way(LIBRARY, list), Way("fused #0", list)]
+    ways = [Candidate(LIBRARY, list), Candidate("fused #0", list)]
     for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
         monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
         monkeypatch.setattr(judge, "ways", lambda group: ways)

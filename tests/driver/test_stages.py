@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fusec.codegen.generalise import FunctionCall, Functions
+from fusec.codegen.parametrize import FunctionCall, Functions
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton.form import Form
 from fusec.driver.partition import Joint
@@ -52,7 +52,7 @@ ELSEWHERE = {
     ("fusec/tools/emulator/launch.py", "decoded"): "a program of PTX instructions, no stage's",
     ("fusec/codegen/targets.py", "split_loop"): "the row that says whether the stage does it",
     (
-        "fusec/passes/fusion/bundle.py",
+        "fusec/passes/fusion/horizontal.py",
         "coalesce",
     ): "what a kernel would be: members are compared flat",
     ("fusec/passes/memory/in_place.py", "in_reading_order"): "what two stages have in common",

@@ -59,7 +59,7 @@ def launches_that_agree(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {text.split()[3] for text in said}
 
 
-def test_sound_kernels_and_bundles_agree_and_results_stay_the_same(caplog):
+def test_sound_kernels_and_foreach_kernels_agree_and_results_stay_the_same(caplog):
     with caplog.at_level(logging.DEBUG, LOGGER):
         watched = train(verify=True)
     assert {"k0", "k1", "b0"} <= launches_that_agree(caplog)

@@ -15,7 +15,7 @@ from torch import nn
 
 import fusec
 from fusec.driver import backend, compiler
-from fusec.driver.compiler import is_unseen
+from fusec.driver.compiler import is_unobserved
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.calls.convention import Convention
@@ -363,11 +363,11 @@ def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_who_listens_gets_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options.from_compile(None, OPTIONS)
-    assert is_unseen(options)
+    assert is_unobserved(options)
     with fusec.watch():
-        assert not is_unseen(options)
+        assert not is_unobserved(options)
     monkeypatch.setattr(compiler, "is_heard", lambda: True)
-    assert not is_unseen(options)
+    assert not is_unobserved(options)
 
 
 @pytest.mark.parametrize("option", [("fallback_random", True), ("memory_budget", 0.5)], ids=str)

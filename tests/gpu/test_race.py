@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusec.driver.race
 from bench.workload import backend_of
-from fusec.runtime.race.autotune import Way, race
+from fusec.runtime.race.autotune import Candidate, race
 from fusec.runtime.race.stopwatch import stopwatch
 from fusec.runtime.race.verdicts import Verdict
 
@@ -46,10 +46,10 @@ def test_the_device_decides() -> None:
     state = torch.cuda.get_rng_state(device)
     verdict = race(
         [
-            Way("library", lambda: square_after_more_work),
-            Way("fused", lambda: square),
-            Way("wrong", lambda: wrong),
-            Way("large", lambda: out_of_memory),
+            Candidate("library", lambda: square_after_more_work),
+            Candidate("fused", lambda: square),
+            Candidate("wrong", lambda: wrong),
+            Candidate("large", lambda: out_of_memory),
         ],
         make_inputs,
         reference="library",

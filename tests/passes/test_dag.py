@@ -8,7 +8,18 @@ import torch
 
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.extern import WriteInto
-from fusec.ir.graph import Bundle, Def, Extern, Graph, Kernel, RowLoop, Schedule, Step, Store, View
+from fusec.ir.graph import (
+    Def,
+    Extern,
+    ForeachKernel,
+    Graph,
+    Kernel,
+    RowLoop,
+    Schedule,
+    Step,
+    Store,
+    View,
+)
 from fusec.ir.index import Size, index
 from fusec.passes.dag import dependencies
 from fusec.passes.fusion.unify import unify
@@ -124,7 +135,7 @@ def test_a_product_of_the_library_may_be_asked_for_its_operands() -> None:
 
 def test_several_kernels_in_one_launch_read_and_write_what_each_does() -> None:
     first, second = kernel(A, B), kernel(C, D)
-    both = Bundle("b", (first, second), first, (A, B), (), (((A, B), ()), ((C, D), ())))
+    both = ForeachKernel("b", (first, second), first, (A, B), (), (((A, B), ()), ((C, D), ())))
     assert both.reads == (A, C) and both.writes == (B, D) and both.sizes == ()
 
 

@@ -11,11 +11,11 @@ from fusec.passes.stage import Stage
 CPP_FORM = (
     Stage(
         "vector_tiles",
-        "tiles become arrays, their lanes loops over vectors, a `Dot` a product in memory (CPU)",
+        "turn tiles into arrays, lanes into vector loops, a `Dot` into a product in memory (CPU)",
         lambda program, context: vector_tiles(program, context.target.machine.vector),
         "Program",
         "Program",
-        needs=("generalise",),
+        needs=("parametrize",),
     ),
 )
 """From a program to the one that ``codegen/cpp/printer.py`` prints."""

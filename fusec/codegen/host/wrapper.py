@@ -35,10 +35,10 @@ from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
-    Bundle,
     Comparison,
     Constant,
     Extern,
+    ForeachKernel,
     Graph,
     InputObject,
     Junction,
@@ -99,7 +99,7 @@ class _Wrapper:
         last: dict[Buffer, int] = {}
         for position, step in enumerate(self.schedule.steps):
             match step:
-                case Kernel() | Bundle():
+                case Kernel() | ForeachKernel():
                     last.update((buffer, position) for buffer in step.writes)
                 case Extern() if step.written is not None:
                     last[step.written.buffer] = position
@@ -136,9 +136,9 @@ class _Wrapper:
             case Kernel():
                 self._allocate(memory)
                 self._kernel(step)
-            case Bundle():
+            case ForeachKernel():
                 self._allocate(memory)
-                self._bundle(step)
+                self._foreach(step)
             case RowLoop():
                 self._row_loop(step)
             case Extern():
@@ -183,15 +183,15 @@ class _Wrapper:
         """Return what stands before a launch's arguments."""
         return f"named({name!r}, {called}, " if self.named else f"{called}("
 
-    def _bundle(self, bundle: Bundle) -> None:
+    def _foreach(self, foreach: ForeachKernel) -> None:
         """Print one launch for all rows: their tensors, then their sizes."""
-        program = self.programs[bundle.name]
-        buffers = [bundle.buffers.index(b) for b in program.buffers]
-        sizes = [bundle.extents.index(s) for s in program.sizes]
-        self.lines.append(f"{self._launch(bundle.name, self.code[bundle.name])}(")
-        for row, _ in bundle.rows:
+        program = self.programs[foreach.name]
+        buffers = [foreach.buffers.index(b) for b in program.buffers]
+        sizes = [foreach.extents.index(s) for s in program.sizes]
+        self.lines.append(f"{self._launch(foreach.name, self.code[foreach.name])}(")
+        for row, _ in foreach.rows:
             self.lines.append(f"    ({', '.join(self.names(row[k]) for k in buffers)},),")
-        values = tuple(tuple(row[k] for k in sizes) for _, row in bundle.rows)
+        values = tuple(tuple(row[k] for k in sizes) for _, row in foreach.rows)
         self.lines.append(f"), {values!r})")
 
     def _allocate(self, memory: StepMemory) -> None:
@@ -320,7 +320,7 @@ class _Wrapper:
         match step:
             case Extern():
                 name, made = step.library, () if step.is_pending else step.writes
-            case Kernel() | Bundle() | RowLoop():
+            case Kernel() | ForeachKernel() | RowLoop():
                 name, made = step.name, step.writes
             case _:
                 return

@@ -18,9 +18,9 @@ from fusec.codegen.lowering.orient import has_dots, orient
 from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.codegen.triton.base_two import base_two
 from fusec.codegen.triton.descriptors import Copies, Descriptor, find_copies
-from fusec.codegen.triton.nested_roles import split_nested
-from fusec.codegen.triton.roles import RoleStatements, print_split, split
+from fusec.codegen.triton.nested_specialization import split_nested
 from fusec.codegen.triton.sink import sink
+from fusec.codegen.triton.warp_specialization import RoleStatements, print_split, split
 from fusec.ir.expr import Load, Var
 from fusec.ir.index import Axis
 from fusec.ir.program import Let, Program, Put, Update, print_program, statements
@@ -73,7 +73,7 @@ def _approximate(form: Form, context: Any) -> Form:
     return replace(form, approximate=rounded_to_16_bits(form.program))
 
 
-def _split_roles(form: Form, context: Any) -> Form:
+def _specialize_warps(form: Form, context: Any) -> Form:
     if not form.program.roles:
         return form
     roles = split(form.program, form.copies) or split_nested(form.program, form.copies)
@@ -83,30 +83,30 @@ def _split_roles(form: Form, context: Any) -> Form:
 FORM = (
     Stage(
         "base_two",
-        "exponentials by powers of two: one factor for the scale and log2(e)",
+        "turn exponentials into powers of two, with log2(e) in the scale",
         _base_two,
         "Program",
         "Program",
-        needs=("generalise",),
+        needs=("parametrize",),
     ),
     Stage(
         "guard_gathers",
-        "loads at places that memory gave are masked out of range",
+        "mask loads whose index was read from memory where it is out of range",
         lambda program, context: guard_gathers(program),
         "Program",
         "Program",
-        needs=("generalise",),
+        needs=("parametrize",),
     ),
     Stage(
         "sink",
-        "values are computed at their first use",
+        "move values to their first use",
         lambda program, context: sink(program),
         "Program",
         "Program",
     ),
     Stage(
         "orient",
-        "which axis of a tile is rows, which is columns",
+        "choose each tile's rows and columns",
         _orient,
         "Program",
         "Form",
@@ -114,7 +114,7 @@ FORM = (
     ),
     Stage(
         "copy_tiles",
-        "loads and stores of whole tiles become copies by descriptor, where the plan wants them",
+        "load and store whole tiles by TMA descriptors, where the plan says so",
         _copy_tiles,
         "Form",
         "Form",
@@ -122,16 +122,16 @@ FORM = (
     ),
     Stage(
         "approximate",
-        "marks values that only ever reach memory rounded to 16 bits",
+        "mark values that reach memory only after rounding to 16 bits",
         _approximate,
         "Form",
         "Form",
         needs=("copy_tiles",),
     ),
     Stage(
-        "split_roles",
-        "a warp that loads runs ahead of those that multiply, where the plan wants that",
-        _split_roles,
+        "specialize_warps",
+        "split into producer and consumer warps, where the plan says so",
+        _specialize_warps,
         "Form",
         "Form",
         needs=("copy_tiles",),

@@ -1,10 +1,11 @@
 """Print a program that warps with roles run, as a Triton kernel in Gluon: where each value lies in
 registers, what lies in shared memory and who waits for whom is written out. For sm_90.
 
-The module has a function for each role (``roles.py``) and the kernel, which makes the rings and
-starts the roles. Whatever is neither copied by descriptor nor multiplied prints as in
-``triton.py``: Triton's operations are Gluon's, where the layout of their operands says that of the
-result. Only values made of nothing, such as lane axes, need one: that of the accumulators.
+The module has a function for each role (``codegen/triton/warp_specialization.py``) and the kernel,
+which makes the rings and starts the roles. Whatever is neither copied by descriptor nor multiplied
+prints as in ``triton.py``: Triton's operations are Gluon's, where the layout of their operands says
+that of the result. Only values made of nothing, such as lane axes, need one: that of the
+accumulators.
 
 Each program walks over the grid, so that its loads run ahead of the tile that is being multiplied.
 A ring has a *ready* and a *free* barrier for each slot. Who fills or takes counts its ``step``: the
@@ -39,7 +40,7 @@ from fusec.codegen.triton.elementwise import Chain
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText
 from fusec.codegen.triton.printer import TYPES, TritonPrinter, lane_extent
-from fusec.codegen.triton.roles import RoleStatements, touched
+from fusec.codegen.triton.warp_specialization import RoleStatements, touched
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
 from fusec.ir.index import Axis

@@ -3,7 +3,7 @@
 Optimizers and gradient clipping are written with them. AOTAutograd applies these rules, so that
 types, devices and shapes of each tensor are traced as if the program had been a loop; what comes
 out is lowered by the rules that exist, and alike kernels become one launch
-(``passes/fusion/bundle.py``).
+(``passes/fusion/horizontal.py``).
 
 Worked example: ``_foreach_addcmul.ScalarList([x, y], [a, b], [c, d], [2, 3])`` becomes
 ``addcmul(x, a, c, value=2)`` and ``addcmul(y, b, d, value=3)``.

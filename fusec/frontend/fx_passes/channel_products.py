@@ -31,7 +31,7 @@ from fusec.frontend.fx_passes.fx_nodes import call_like, extent_of, tensor_of
 aten = torch.ops.aten
 
 
-def multiply_single_places(gm: fx.GraphModule) -> None:
+def multiply_single_pixels(gm: fx.GraphModule) -> None:
     """Call convolutions of images of one place, and their gradients, as products, in place."""
     convolutions = [
         node

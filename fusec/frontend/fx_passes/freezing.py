@@ -68,12 +68,12 @@ class Recipe:
         return Recipe(self.reader, tuple(compress(self.constants, kept)), compute, positions)
 
 
-def freeze(gm: fx.GraphModule, *, packs: bool = False, few_rows: int = 0) -> None:
+def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> None:
     """Compute once what follows from the weights of a graph alone, in place.
 
     Args:
         packs: weights are packed for the libraries that read them so.
-        few_rows: of a product whose weights are packed for a kernel that reads each once.
+        skinny_rows: of a product whose weights are packed for a kernel that reads each once.
     """
     fixed = fixed_inputs(gm)
     if not fixed:
@@ -81,7 +81,7 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False, few_rows: int = 0) -> Non
     known = follow_from(gm, fixed)
     if packs:
         pack_convolutions(gm, known)
-        pack_products(gm, known, few_rows)
+        pack_products(gm, known, skinny_rows)
     offering = [node for node in gm.graph.nodes if PACKED in node.meta]
     wanted = dict.fromkeys(node for node in known if _is_worth(node, known))
     wanted.update(dict.fromkeys(p for node in offering for p in node.meta[PACKED].values()))

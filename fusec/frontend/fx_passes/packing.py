@@ -132,11 +132,11 @@ def _order(
     return padding, stride, dilation, groups
 
 
-def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int = 0) -> None:
+def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: int = 0) -> None:
     """Offer products of a matrix with a known one that packed: ``meta[PACKED]``.
 
     Args:
-        few_rows: of a product whose weights may lie in panels.
+        skinny_rows: of a product whose weights may lie in panels.
     """
     made: dict[tuple[fx.Node, bool, bool, int], dict[str, fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
@@ -158,7 +158,7 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], few_rows: int =
                     library: call_of_value(node, value, pack, weight, rows)
                     for library, pack in packs.items()
                 }
-                if isinstance(extent, int) and extent <= few_rows and has_panels(value):
+                if isinstance(extent, int) and extent <= skinny_rows and has_panels(value):
                     made[key][PANELS] = _panels(node, weight)
             known.update(dict.fromkeys(made[key].values(), known[b]))
         node.meta[PACKED] = made[key]

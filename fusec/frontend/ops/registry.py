@@ -10,10 +10,10 @@ To add an operation, write one such function in the file it belongs to and name 
     @lowers(aten.addcmul.default)
     def addcmul(call, x, a, b, *, value=1): ...
 
-A row may prefer the library's call, and say why. The node then is an ``Extern`` whose ``meaning``
-is what the rule emits; where a kernel of fusec's own wins, that takes the call's place
-(``passes/fusion/contract.py``). A row that stands ``alone`` counts only where no library may be
-called.
+A row may prefer the library's call, and say why. The node then is an ``Extern`` whose
+``decomposition`` is what the rule emits; where a kernel of fusec's own wins, that takes the call's
+place (``passes/fusion/contract.py``). A row that stands ``alone`` counts only where no library may
+be called.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
-    Bundle,
     CallStep,
     Comparison,
     Constant,
     Def,
     Extern,
+    ForeachKernel,
     Graph,
     Junction,
     Kernel,
@@ -223,7 +223,7 @@ def _run_steps(
                     _run_steps, body, extern=extern, kernel=kernel, memory=next(bodies)
                 )
                 _run_row_loop(step, env, run)
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 for member in step.kernels:
                     kernel(member, env)
             case RowLoop():

@@ -1,6 +1,6 @@
 """Choose which products of matrices fusec computes itself.
 
-A library call whose meaning index notation can say (``Extern.meaning``) may be *opened*: its
+A library call whose meaning index notation can say (``Extern.decomposition``) may be *opened*: its
 definitions take its place, and fuse with what stands around them. All are opened first. A product
 that shares its kernel with nothing gains nothing, and is closed again. Kernels with opened calls,
 those that share a call together, are a *group* that could run in two ways: these kernels, or the
@@ -39,7 +39,7 @@ from fusec.ir.index import Size, index
 from fusec.ir.streamed import streamed
 from fusec.passes.fusion.cost import price, price_call
 from fusec.passes.graph.recompute import is_wide_product
-from fusec.passes.kernel.stream_rows import worthwhile
+from fusec.passes.kernel.unroll_rows import worthwhile
 from fusec.passes.machine import Machine
 
 FuseGraph: TypeAlias = Callable[[Graph], Schedule]
@@ -57,7 +57,7 @@ class Group:
     """
 
     graph: Graph
-    opened: frozenset[str]
+    decomposed: frozenset[str]
     kernels: tuple[Kernel, ...]
 
     @property
@@ -117,18 +117,18 @@ def cut_with_products(
         machine: says what is opened at all; products of few rows are, with nothing beside them.
         alone: whether those of many rows are, too.
     """
-    few = _of_few_rows(graph, machine)
+    few = _skinny_products(graph, machine)
     # A window's gradient by one core is the library's: it stores once for each window.
-    opened = _openable(graph, others=not machine.cache_bytes)
+    decomposed = _decomposable(graph, others=not machine.cache_bytes)
     if judge is not None and not machine.rates.alone:
-        opened &= _attending(graph) | few
+        decomposed &= _attending(graph) | few
     verdicts: dict[str, Choice] = {}
     log: dict[str, Decision] = {}
-    while opened:
-        schedule = cut(open_calls(graph, opened))
-        closed = set() if alone else (_lonely(graph, schedule) - few) & opened
+    while decomposed:
+        schedule = cut(decompose_calls(graph, decomposed))
+        kept = set() if alone else (_lonely(graph, schedule) - few) & decomposed
         configured: dict[Step, Step] = {}
-        for kernels, calls in _groups(graph, schedule, opened - closed) if judge else ():
+        for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
             group = slice_group(graph, kernels, calls)
             choice = _LOST
             if group is not None and judge is not None:
@@ -139,11 +139,11 @@ def cut_with_products(
             log[name] = _decision(graph, calls, name, choice)
             configured.update((k, replace(k, configuration=choice.configuration)) for k in kernels)
             if not choice.fused:
-                closed |= calls
-        if not closed:
+                kept |= calls
+        if not kept:
             steps = tuple(configured.get(step, step) for step in schedule.steps)
             return replace(schedule, steps=steps, decisions=(*schedule.decisions, *log.values()))
-        opened -= closed
+        decomposed -= kept
     schedule = cut(graph)
     return replace(schedule, decisions=(*schedule.decisions, *log.values()))
 
@@ -181,9 +181,9 @@ def _name(kernels: tuple[Kernel, ...]) -> str:
     return "+".join(s.buffer.name for k in kernels for s in k.stores)
 
 
-def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -> Decision:
+def _decision(graph: Graph, decomposed: frozenset[str], name: str, choice: Choice) -> Decision:
     calls = "+".join(
-        call.title.removesuffix(".default") for call in graph.externs if call.node in opened
+        call.title.removesuffix(".default") for call in graph.externs if call.node in decomposed
     )
     return Decision(calls, name, choice.fused, choice.reason, choice.saved_us, "the library")
 
@@ -191,7 +191,7 @@ def _decision(graph: Graph, opened: frozenset[str], name: str, choice: Choice) -
 # -- opening ---------------------------------------------------------------------------------------
 
 
-def open_calls(graph: Graph, opened: set[str] | frozenset[str]) -> Graph:
+def decompose_calls(graph: Graph, decomposed: set[str] | frozenset[str]) -> Graph:
     """Return the graph with the meaning of some calls, by FX node, in their places.
 
     What holds a weight as a meaning reads it stands before the first of these.
@@ -200,18 +200,18 @@ def open_calls(graph: Graph, opened: set[str] | frozenset[str]) -> Graph:
     known = {b for line in graph.nodes for b in line.writes}.union(graph.inputs)
     for node in graph.nodes:
         match node:
-            case Extern() if node.node in opened:
+            case Extern() if node.node in decomposed:
                 panels = node.product.panels if node.product else None
                 if panels is not None and panels.buffer not in known:
                     known.add(panels.buffer)
                     nodes.append(panels)
-                nodes.extend(node.meaning)
+                nodes.extend(node.decomposition)
             case _:
                 nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
-def _openable(graph: Graph, *, others: bool) -> set[str]:
+def _decomposable(graph: Graph, *, others: bool) -> set[str]:
     """Return the calls whose meaning covers every result that anybody reads.
 
     Args:
@@ -221,9 +221,9 @@ def _openable(graph: Graph, *, others: bool) -> set[str]:
     return {
         call.node
         for call in graph.externs
-        if call.meaning
+        if call.decomposition
         and (others or _multiplies(call))
-        and read.intersection(call.writes) <= {d.buffer for d in call.meaning}
+        and read.intersection(call.writes) <= {d.buffer for d in call.decomposition}
     }
 
 
@@ -239,39 +239,39 @@ def _attending(graph: Graph) -> set[str]:
     for node in graph.nodes:
         follows = not scores.isdisjoint(node.reads)
         match node:
-            case Extern(meaning=(line,)):
+            case Extern(decomposition=(line,)):
                 wide = len(line.axes) > 2 and is_wide_product(line)
                 found.update((node.node,) if wide or follows else ())
                 scores.update(node.writes if wide else ())
-            case Extern(meaning=(_, *_)):
+            case Extern(decomposition=(_, *_)):
                 found.add(node.node)
             case Def() if follows:
                 scores.add(node.buffer)
     return found
 
 
-def _of_few_rows(graph: Graph, machine: Machine) -> set[str]:
+def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
     """Return the calls that stream weights for few rows."""
 
     def streams(line: Def) -> bool:
-        products = (streamed(n, machine.few_rows) for n in postorder((line.expr,)))
+        products = (streamed(n, machine.skinny_rows) for n in postorder((line.expr,)))
         return any(p is not None and worthwhile(p, machine) for p in products)
 
     return {
         call.node
         for call in graph.externs
-        if (len(call.meaning) == 1 or call.product) and any(map(streams, call.meaning))
+        if (len(call.decomposition) == 1 or call.product) and any(map(streams, call.decomposition))
     }
 
 
 def _multiplies(call: Extern) -> bool:
-    lines = [line.expr for line in call.meaning]
+    lines = [line.expr for line in call.decomposition]
     return any(factors(n) or vector_factors(n) for n in postorder(lines))
 
 
 def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
     """Return the calls of one definition that share their kernel with nothing else."""
-    call = {c.meaning[0].buffer: c.node for c in graph.externs if len(c.meaning) == 1}
+    call = {c.decomposition[0].buffer: c.node for c in graph.externs if len(c.decomposition) == 1}
     alone = [kernel.defs[0] for kernel in schedule.kernels if len(kernel.defs) == 1]
     return {call[buffer] for buffer in alone if buffer in call}
 
@@ -280,7 +280,7 @@ def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
 
 
 def _groups(
-    graph: Graph, schedule: Schedule, opened: set[str]
+    graph: Graph, schedule: Schedule, decomposed: set[str]
 ) -> list[tuple[tuple[Kernel, ...], frozenset[str]]]:
     """Return the kernels that hold definitions of opened calls, those that share one together.
 
@@ -289,8 +289,8 @@ def _groups(
     call_of = {
         line.buffer: call.node
         for call in graph.externs
-        if call.node in opened
-        for line in call.meaning
+        if call.node in decomposed
+        for line in call.decomposition
     }
     known = {buffer for n in graph.nodes for buffer in n.writes}
     groups: list[tuple[tuple[Kernel, ...], frozenset[str]]] = []
@@ -317,12 +317,12 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
     the captured graph does not know, are internal. There is none where other calls stand between.
     A weight in panels is an input, and so is what the call reads in its place.
     """
-    opened = [call for call in graph.externs if call.node in calls]
+    decomposed = [call for call in graph.externs if call.node in calls]
     producer = {buffer: node for node in graph.nodes for buffer in node.writes}
     stores = [store for kernel in kernels for store in kernel.stores]
     given = {load.buffer for load in loads(s.expr for s in stores)} - {s.buffer for s in stores}
     results = [s.buffer for s in stores if s.buffer in producer]
-    panels = {c.product.panels.buffer: c for c in opened if c.product and c.product.panels}
+    panels = {c.product.panels.buffer: c for c in decomposed if c.product and c.product.panels}
     given.update(c.views[1].buffer.base for c in panels.values())
     made_inside = producer.keys() - given
 
@@ -333,7 +333,7 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
     needed = {producer[buffer] for buffer in reached if buffer in made_inside}
     inputs = dict.fromkeys([*(b for b in reached if b not in made_inside), *panels])
     nodes = tuple(n for n in graph.nodes if n in needed)
-    if any(not isinstance(n, Def) and n not in opened for n in nodes):
+    if any(not isinstance(n, Def) and n not in decomposed for n in nodes):
         return None
     sizes = graph.sizes
     outputs: tuple[Argument, ...] = tuple(View(b, b.shape, b.strides, index(0)) for b in results)

@@ -17,7 +17,7 @@ from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, ax
 from fusec.ir.graph import Extern, Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.passes.kernel.stream_rows import streams_rows
+from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
@@ -127,7 +127,7 @@ def price(kernel: Kernel, machine: Machine) -> Price:
     """
     traffic = kernel_traffic(kernel)
     moved = sum(r + w for r, w in traffic.values())
-    streams = streams_rows(kernel, machine)
+    streams = unrolls_rows(kernel, machine)
     found = spread(kernel, machine) if machine.multiplies and not streams else None
     operations = kernel_operations(kernel, found.along if found else ONE_TILE)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
@@ -175,7 +175,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
     moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
     moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
     slow = {F32: machine.slow_f32}
-    products = [p for line in call.meaning if (p := _products(postorder((line.expr,)), slow))]
+    products = [p for line in call.decomposition if (p := _products(postorder((line.expr,)), slow))]
     nested = machine.rates.library_nested if len(products) > 1 else 1.0
     rate = machine.products_per_us * nested
     multiplied = sum(products) / rate if machine.multiplies else 0.0
@@ -188,7 +188,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
 
 def _is_split(call: Extern, machine: Machine) -> bool:
     """Return True if the library, too, splits the loop of a product: few tiles, many terms."""
-    lines = [n for line in call.meaning for n in postorder((line.expr,))]
+    lines = [n for line in call.decomposition for n in postorder((line.expr,))]
     terms = max((count(n.over) for n in lines if isinstance(n, Reduce)), default=0)
     (result, *_) = call.outputs
     if terms < LIBRARY_TERMS or result is None or len(result.shape) < 2:

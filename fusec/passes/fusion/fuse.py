@@ -223,7 +223,7 @@ class _Fuser:
             for buffer in self.reads[member]:
                 first.setdefault(buffer, member)
         for buffer, member in first.items():
-            if group.touched[buffer] >= self.machine.tuning.shared_bytes:
+            if group.touched[buffer] >= self.machine.tuning.min_reused_input_bytes:
                 found.update(self.near_readers(buffer, member))
         found.update(self.groups_alike(group))
         found.discard(group.serial)

@@ -30,13 +30,13 @@ MAX_NODES = 400
 """Larger expressions stay apart: readers of a kernel, and compilers, have their limits."""
 
 
-def inline(graph: Graph, few_rows: int = 0) -> Graph:
+def inline(graph: Graph, skinny_rows: int = 0) -> Graph:
     """Return the graph with trivial definitions substituted into their readers.
 
     Args:
-        few_rows: of products that stream their weights: an operand of so many rows is stored.
+        skinny_rows: of products that stream their weights: an operand of so many rows is stored.
     """
-    inliner = _Inliner(graph, few_rows)
+    inliner = _Inliner(graph, skinny_rows)
     return graph.map_defs(inliner.take)
 
 
@@ -48,8 +48,8 @@ class _Inliner:
     chain of n operations costs n steps, not n*n.
     """
 
-    def __init__(self, graph: Graph, few_rows: int) -> None:
-        self.graph, self.few_rows = graph, few_rows
+    def __init__(self, graph: Graph, skinny_rows: int) -> None:
+        self.graph, self.skinny_rows = graph, skinny_rows
         self.uses = find_uses(graph)
         self.overwrites = Overwrites(graph.nodes)
         self.shared: dict[tuple[int, Index], Axis] = {}
@@ -114,8 +114,8 @@ class _Inliner:
         One that is not computed is where it is; but panels multiply elements that were widened.
         """
         match self.graph.nodes[reader]:
-            case Def(expr=expr) if self.few_rows:
-                products = (streamed(n, self.few_rows) for n in reductions(expr))
+            case Def(expr=expr) if self.skinny_rows:
+                products = (streamed(n, self.skinny_rows) for n in reductions(expr))
                 found = [p.few for p in products if p and (computed or p.panel)]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:

@@ -20,7 +20,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.passes.graph.rfactor import AxisSplit, Splitter, cut_axis, one_reduction
-from fusec.passes.graph.squares import HELD, find_squares
+from fusec.passes.graph.squares import TWO_PASS, find_squares
 from fusec.passes.schedule.tiling import COLUMNS
 
 WIDTH = COLUMNS
@@ -32,7 +32,7 @@ def sum_rows_by_parts(graph: Graph) -> Graph:
     rows = _rows_of_products(graph)
     if not rows or _reads_rows_again(graph, rows):
         return graph
-    return graph.map_defs(Splitter(_cuts(graph, rows), HELD, fastest=True).split)
+    return graph.map_defs(Splitter(_cuts(graph, rows), TWO_PASS, fastest=True).split)
 
 
 def _rows_of_products(graph: Graph) -> set[Buffer]:

@@ -348,7 +348,7 @@ class RowBody:
 
 
 def _product(node: Extern, args: tuple[Argument, ...], outputs: tuple[Buffer, ...]) -> Extern:
-    return replace(node, args=args, outputs=outputs, meaning=())
+    return replace(node, args=args, outputs=outputs, decomposition=())
 
 
 def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...]) -> Extern:
@@ -361,7 +361,7 @@ def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...])
         reason=_ADDED,
         effect=WriteInto(product(total.shape)),
         impure=True,
-        meaning=(),
+        decomposition=(),
     )
 
 

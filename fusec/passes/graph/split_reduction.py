@@ -21,7 +21,7 @@ from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rfactor import AxisSplit, Splitter
-from fusec.passes.graph.squares import SWEPT
+from fusec.passes.graph.squares import SHIFTED_ONE_PASS
 from fusec.passes.graph.weighted_sums import softmax_weighted
 from fusec.passes.machine import Machine
 
@@ -54,7 +54,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         for line, reduction in found.items()
         if (cut := _cut(reduction, parts[line], count(line.axes) >= LONG_ROW)) is not None
     }
-    return graph.map_defs(Splitter(cuts, SWEPT, fastest=False).split)
+    return graph.map_defs(Splitter(cuts, SHIFTED_ONE_PASS, fastest=False).split)
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:

@@ -135,9 +135,9 @@ def _squares_by_shift(value: Expr, inner: Axes, total: Expr) -> Expr:
     return Op("maximum", (rest, Const(0.0, rest.dtype)))
 
 
-HELD = Moments(_sum, _squares)
+TWO_PASS = Moments(_sum, _squares)
 """Of values that are at hand for both sums, as a tile's are in registers."""
-SWEPT = Moments(_sum_by_shift, _squares_by_shift)
+SHIFTED_ONE_PASS = Moments(_sum_by_shift, _squares_by_shift)
 """Of values that are read once, in a sweep that finds both sums about one of them."""
 
 

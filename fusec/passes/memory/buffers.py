@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Bundle, Kernel, Schedule
+from fusec.ir.graph import ForeachKernel, Kernel, Schedule
 from fusec.ir.memory import (
     Allocation,
     Memory,
@@ -154,7 +154,7 @@ class _Plan:
         waiting: dict[object, list[Buffer]] = {}
         for position, step in enumerate(schedule.steps):
             match step:
-                case Kernel() | Bundle():
+                case Kernel() | ForeachKernel():
                     self._place(step.writes, position, waiting)
             for buffer in self.dying[position]:
                 if buffer in own and buffer not in self.overwritten:

@@ -14,7 +14,7 @@ from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.index import Axis
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.kernel.stream_rows import computes_rows, streams_rows
+from fusec.passes.kernel.unroll_rows import computes_rows, unrolls_rows
 from fusec.passes.machine import Machine
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
@@ -95,7 +95,7 @@ def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if a CPU can run the kernel, products of matrices by tiles."""
-    if streams_rows(kernel, machine):
+    if unrolls_rows(kernel, machine):
         return not computes_rows(kernel, machine) and accepts_loops(kernel, machine)
     if machine.multiplies and contraction.contractions(kernel):
         accepted = contraction.accepts(kernel, machine)

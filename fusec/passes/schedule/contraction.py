@@ -33,12 +33,12 @@ from fusec.passes.schedule.tiling import (
     TileResources,
     Tiling,
     find_work,
-    has_few_rows,
+    is_skinny,
     programs,
     tiles_along,
     tilings,
 )
-from fusec.passes.schedule.warp_roles import with_roles
+from fusec.passes.schedule.warp_specialization import with_roles
 
 MAX_LANES = 256
 """The widest axis that is lanes as a whole: a row of operands, so that scores are recomputed."""
@@ -263,7 +263,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     count, axis = programs(kernel, tiling), use.looped
     if machine.cache_bytes:
         return ProcessorShare(count, machine.threads / machine.units if use.crossed else FULL_CORES)
-    few = has_few_rows(use)
+    few = is_skinny(use)
     full = FULL_FEW_ROWS if few else 1.0
     enough = (full if few else BUSY) * machine.units
     whole = ProcessorShare(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
@@ -346,7 +346,7 @@ def with_warp_roles(
 ) -> tuple[Plan, ...]:
     """Return plans and, where a race finds them early, those in which warps have roles."""
     use, products = find_axis_use(kernel), contractions(kernel)
-    if use is None or has_few_rows(use):
+    if use is None or is_skinny(use):
         return offered
     work = _work(kernel, products, machine)
     return with_roles(kernel, offered, products, work, use, machine)

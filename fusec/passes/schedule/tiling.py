@@ -258,7 +258,7 @@ def _preferred(
         for rows, step, warps, stages in _FEW_ROWS if one_tile else _ROWS:
             yield tiling_of(use, work, (rows, rows), step, warps, stages)
         return
-    if has_few_rows(use):
+    if is_skinny(use):
         for columns in (COLUMNS, 64, 32, 16):
             tiling = tiling_of(use, work, (FEW_ROWS, columns), 0, 4, 6)
             if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
@@ -273,7 +273,7 @@ def _preferred(
     yield from reversed(shapes)
 
 
-def has_few_rows(use: AxisUse) -> bool:
+def is_skinny(use: AxisUse) -> bool:
     """Return True if there are so few rows that memory is what the kernel waits for."""
     return not use.tiled or use.tiled[0].extent.hint() <= FEW_ROWS
 
@@ -310,7 +310,7 @@ def _others(use: AxisUse, work: TileResources) -> Iterator[Tiling]:
         ):
             yield tiling_of(use, work, (rows, rows), step, warps, stages)
         return
-    if has_few_rows(use):
+    if is_skinny(use):
         for columns, warps, stages in _FEW_ROWS_OTHERS:
             yield tiling_of(use, work, (FEW_ROWS, columns), 0, warps, stages)
         return

@@ -48,7 +48,7 @@ from fusec.runtime.race.stopwatch import Stopwatch, sets_of_inputs, stopwatch
 from fusec.runtime.race.verdicts import NO_TIME, CandidateTime, Verdict, duration
 from fusec.torch_interior import disable_modes
 
-__all__ = ["CandidateTime", "Verdict", "Way", "race"]
+__all__ = ["Candidate", "CandidateTime", "Verdict", "race"]
 
 logger = logging.getLogger("fusec.race")
 
@@ -87,7 +87,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Candidate:
     """One way to compute a group.
 
     Attributes:
@@ -101,7 +101,7 @@ class Way:
 
 
 def race(
-    ways: Sequence[Way],
+    candidates: Sequence[Candidate],
     inputs: Callable[[], list[Any]],
     *,
     reference: str,
@@ -126,10 +126,10 @@ def race(
         quiet: a race that runs out of time says so in the log alone.
         rounds: each way runs so many, and none leaves sooner: all times count, not who wins.
     """
-    names = [way.name for way in ways]
+    names = [candidate.name for candidate in candidates]
     if reference not in names or len(set(names)) < len(names):
         raise InternalError(f"a race of {names} with the reference {reference!r}")
-    entrants = [_Entrant(way) for way in ways]
+    entrants = [_Entrant(candidate) for candidate in candidates]
     first = entrants[names.index(reference)]
     started = clock()
     with _one_at_a_time, _line(progress) as say, _apart_from_the_model(device):
@@ -154,7 +154,7 @@ class _Entrant:
         dropped: as in `CandidateTime`.
     """
 
-    way: Way
+    candidate: Candidate
     call: Runnable | None = None
     times: dict[int, float] = field(default_factory=dict)
     dropped: str | None = None
@@ -171,7 +171,7 @@ class _Entrant:
         """Leave because of an error."""
         lines = str(error).strip().splitlines() or [""]
         self.dropped = f"failed to {stage}: {type(error).__name__}: {lines[0]}"
-        logger.debug("way %r %s", self.way.name, self.dropped, exc_info=error)
+        logger.debug("way %r %s", self.candidate.name, self.dropped, exc_info=error)
 
     def drop_wrong(self, what: str) -> None:
         """Leave because of what it computes."""
@@ -210,11 +210,11 @@ class _Entrant:
 
     def lap(self) -> CandidateTime:
         if not self.times:
-            return CandidateTime(self.way.name, dropped=self.dropped)
+            return CandidateTime(self.candidate.name, dropped=self.dropped)
         ordered = sorted(self.times.values())
         last = len(ordered) - 1
         p20, p80 = ordered[round(0.2 * last)], ordered[round(0.8 * last)]
-        return CandidateTime(self.way.name, self.median, p20, p80, self.dropped)
+        return CandidateTime(self.candidate.name, self.median, p20, p80, self.dropped)
 
 
 @dataclass(slots=True)
@@ -271,9 +271,9 @@ class _Course:
     def _trial(self, entrant: _Entrant, intact: _Intact) -> Sequence[Tensor] | None:
         """Return a way's outputs of the first set; None if it was dropped for how it got there."""
         number = self.entrants.index(entrant) + 1
-        self.say(f"building way {number} of {len(self.entrants)}: {entrant.way.name}")
+        self.say(f"building way {number} of {len(self.entrants)}: {entrant.candidate.name}")
         try:
-            call = entrant.way.prepare()
+            call = entrant.candidate.prepare()
         except Exception as error:
             entrant.drop("build", error)
             return None
@@ -380,7 +380,7 @@ class _Course:
         if not timed:
             return "none timed yet"
         best = min(timed, key=lambda entrant: entrant.median)
-        return f"best {best.way.name} {duration(best.median)}"
+        return f"best {best.candidate.name} {duration(best.median)}"
 
     def _no_time(self, missed: Sequence[_Entrant]) -> None:
         """Note that the budget is spent, before these had their turn."""
@@ -393,7 +393,7 @@ class _Course:
         better = [e for e in self.racing if e is not self.reference and e.beats(self.reference)]
         winner = min(better, key=lambda entrant: entrant.median, default=self.reference)
         laps = tuple(entrant.lap() for entrant in self.entrants)
-        return Verdict(winner.way.name, laps, self.exhausted)
+        return Verdict(winner.candidate.name, laps, self.exhausted)
 
 
 class _Intact:

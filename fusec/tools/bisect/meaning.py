@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from fusec.codegen.generalise import Functions
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.lowering.orient import has_dots
+from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
 from fusec.driver.structures import Placed, Planned
 from fusec.errors import InternalError

@@ -30,14 +30,15 @@ EMULATED = ("sm_80", "sm_90")
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
 """The structures on the way, each as it leaves the last stage that changes it."""
 _REWRITES = """
-    equal_sizes whole_gradients flex_attention masked_writes longer_cats fold_channels
-    single_places memory_formats draws freeze channel_gradients softmax_gradients
+    equal_sizes whole_gradients flex_attention masked_writes share_cat_prefixes fold_channels
+    single_pixel_convs memory_formats draws freeze channel_gradients softmax_gradients
     wide_products partition
     capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
     unread fuse library_bias library_epilogue
-    store_parts split_loop contract loops libraries in_place bundle memory masks online_softmax
-    stream_rows coalesce plan lower generalise vector_tiles base_two guard_gathers sink orient
-    copy_tiles approximate split_roles
+    store_parts split_loop contract loops libraries in_place fuse_horizontally memory
+    infinite_masks online_softmax unroll_rows coalesce plan lower
+    parametrize vector_tiles base_two guard_gathers sink orient
+    copy_tiles approximate specialize_warps
 """
 """The names of ``fusec/driver/stages.py``, which imports torch."""
 ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")

@@ -30,8 +30,8 @@ from fusec.tools.cli.output import show, show_report
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
     from fusec.tools.report.breaks import Break
+    from fusec.tools.report.candidates import Record
     from fusec.tools.report.lock import Asked, Lock
-    from fusec.tools.report.ways import Record
 
 HELP = "write down what a model compiles to, or check that it is as it was: --check"
 CHANGED = 1
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--json is for --check: the file itself is text.")
     check_model_line(arguments)
     # Local: these import torch, which `fusec --help` shall not wait for.
+    from fusec.tools.report.candidates import Record
     from fusec.tools.report.lock_text import print_lock
-    from fusec.tools.report.ways import Record
 
     text = print_lock(_locked(arguments, _asked(arguments), Record())[0])
     if arguments.file is None:
@@ -78,10 +78,10 @@ def _check(arguments: argparse.Namespace) -> int:
         raise UsageError("--check takes the file alone: it says which model, and with what inputs.")
     text = _read(arguments.check)
     # Local: as above.
+    from fusec.tools.report.candidates import Pinned
     from fusec.tools.report.lock import read_target
     from fusec.tools.report.lock_changes import Changes, compare_locks
     from fusec.tools.report.lock_text import parse_lock
-    from fusec.tools.report.ways import Pinned
 
     old = parse_lock(text, str(arguments.check))
     given = _arguments(old.asked, arguments)

@@ -34,14 +34,14 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.generalise import describe_call
+from fusec.codegen.parametrize import describe_call
 from fusec.codegen.targets import Target
 from fusec.driver.pipeline import Compiled
 from fusec.driver.summary import launched_externs
 from fusec.frontend.modules import kernel_modules, module_kinds
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
-from fusec.ir.graph import Bundle, Kernel, RowLoop, Schedule, all_kernels, all_launches
+from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule, all_kernels, all_launches
 from fusec.passes.machine import Machine
 from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager import node_costs
@@ -312,7 +312,7 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(launch: Kernel | Bundle, module: str, staged: Staged) -> KernelReport:
+def _report_kernel(launch: Kernel | ForeachKernel, module: str, staged: Staged) -> KernelReport:
     written = dict.fromkeys(buffer.name for buffer in launch.writes)
     source, names = _in_order(launch.origin.source), staged.observed.names
     outputs = tuple(on_target(staged.target, names.get(name, name)) for name in written)

@@ -35,7 +35,7 @@ from typing import Any
 from fusec.driver.pipeline import Compiled
 from fusec.errors import BuildError, UsageError
 from fusec.ir.expr import Dot, Reduce
-from fusec.ir.graph import Bundle, Kernel, all_launches
+from fusec.ir.graph import ForeachKernel, Kernel, all_launches
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.passes.fusion.cost import kernel_products, kernel_traffic
@@ -50,11 +50,11 @@ from fusec.tools.report.expectation import (
     section_runs,
 )
 from fusec.tools.report.explanation import Explanation, report_graph
-from fusec.tools.report.role_times import expect_roles, multiplied_by_tiles
 from fusec.tools.report.stages import Staged, assemble
 from fusec.tools.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
 from fusec.tools.report.terminal import format_bytes, format_table
 from fusec.tools.report.traffic import step_bytes
+from fusec.tools.report.warp_times import expect_roles, multiplied_by_tiles
 from fusec.tools.report.widths import Access, match_accesses
 from fusec.tools.static_checks import PROCESSORS, StaticReport, inspect_kernel
 
@@ -204,7 +204,7 @@ def _checked_kernels(
 
 
 def _expected(
-    staged: Staged, step: Kernel | Bundle, static: StaticReport | None
+    staged: Staged, step: Kernel | ForeachKernel, static: StaticReport | None
 ) -> Expectation | None:
     """Return what the model says of a kernel; None for tables, and GPUs unknown to it."""
     device, compiled = DEVICES.get(staged.target.name), staged.compiled

@@ -19,15 +19,15 @@ from fusec.errors import UsageError
 from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder
-from fusec.ir.graph import Bundle, Extern, Kernel, Schedule, all_launches
+from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches
 from fusec.ir.memory import peak_bytes
 from fusec.passes.memory.buffers import plan_memory
 from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
+from fusec.tools.report.candidates import NAMED
 from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.parts import Part, Program, title, without_layer
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import step_bytes
-from fusec.tools.report.ways import NAMED
 
 _Entry = TypeVar("_Entry", "LockedKernel", "LockedCall")
 
@@ -130,7 +130,8 @@ class Lock:
     Attributes:
         made_by: versions of fusec and torch, which explain a difference, and are none.
         target: as of ``describe_target``.
-        ways: which way was taken where there are several (``ways.py``), in order.
+        ways: which way was taken where there are several (``tools/report/candidates.py``), in
+        order.
     """
 
     made_by: str
@@ -227,7 +228,7 @@ def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:
     )
 
 
-def _kernel(launch: Kernel | Bundle, program: Program, staged: Staged) -> LockedKernel:
+def _kernel(launch: Kernel | ForeachKernel, program: Program, staged: Staged) -> LockedKernel:
     assert staged.compiled is not None
     made = frozenset(b.name for k in launch.kernels for b in (*k.defs, *k.writes))
     plan, has_warps = staged.compiled.plans[launch.name], staged.target.codegen is not CPP
@@ -236,7 +237,7 @@ def _kernel(launch: Kernel | Bundle, program: Program, staged: Staged) -> Locked
     return LockedKernel(parts, step_bytes(launch), sums, len(launch.kernels), buffers=made)
 
 
-def _order_of_sums(launch: Kernel | Bundle, plan: Plan, *, has_warps: bool) -> str:
+def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan, *, has_warps: bool) -> str:
     """Return how the axes run that are no grid's, and by how many warps; "" where none is reduced.
 
     A symbolic extent is "any": what it is called depends on names in the program.

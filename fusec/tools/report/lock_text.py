@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import UsageError
+from fusec.tools.report.candidates import is_way
 from fusec.tools.report.lock import Asked, Lock, LockedCall, LockedGraph, LockedKernel
 from fusec.tools.report.parts import Part
-from fusec.tools.report.ways import is_way
 
 SCHEMA = 1
 FIRST = f"fusec lock {SCHEMA}"

@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from fusec.frontend.origin import called, module_path, op_name, origin_of
-from fusec.ir.graph import Bundle, Kernel
+from fusec.ir.graph import ForeachKernel, Kernel
 from fusec.ir.names import identifier, operation_words
 
 
@@ -67,7 +67,7 @@ class Program:
         node = self._nodes.get(identifier(name))
         return Part(op) if node is None else _part_of(node, _word(node))
 
-    def parts(self, launch: Kernel | Bundle) -> tuple[Part, ...]:
+    def parts(self, launch: Kernel | ForeachKernel) -> tuple[Part, ...]:
         """Return what a kernel computes, in the order of the program."""
         words = operation_words(map(_plain, launch.origin.ops))
         reached = sorted(self._between(launch), key=self._number.__getitem__)
@@ -75,7 +75,7 @@ class Program:
         found = tuple(dict.fromkeys(parts))
         return found or tuple(map(Part, words))
 
-    def _between(self, launch: Kernel | Bundle) -> set[fx.Node]:
+    def _between(self, launch: Kernel | ForeachKernel) -> set[fx.Node]:
         """Return the nodes between what a launch stores and what it loads."""
         read = {b.name for b in launch.reads} - {b.name for b in launch.writes}
         ends = {self._of_part(name) for name in read}

@@ -16,7 +16,7 @@ once a chunk. Its floor is what goes in and what comes out, once.
 from __future__ import annotations
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Bundle, Extern, Kernel, RowLoop, Schedule, Step
+from fusec.ir.graph import Extern, ForeachKernel, Kernel, RowLoop, Schedule, Step
 from fusec.passes.fusion.cost import kernel_traffic
 from fusec.passes.traffic import buffer_bytes, extern_bytes, kernel_bytes, view_bytes
 
@@ -35,7 +35,7 @@ def step_bytes(step: Step) -> int:
             return extern_bytes(step)
         case RowLoop():
             return row_loop_bytes(step)
-        case Kernel() | Bundle():
+        case Kernel() | ForeachKernel():
             return sum(map(kernel_bytes, step.kernels))
         case _:
             return 0
@@ -66,7 +66,7 @@ def bytes_floor(schedule: Schedule) -> int:
     kernels: list[Kernel] = []
     for step in schedule.steps:
         match step:
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 kernels.extend(step.kernels)
             case RowLoop():
                 total += _chunked_floor(step)

@@ -22,7 +22,7 @@ from fusec.runtime.kernels.triton_kernel import TritonSource
 from fusec.tools.emulator.launch import Event, trace
 from fusec.tools.report import emulation
 from fusec.tools.report.emulation import emulate
-from tests.codegen.triton.test_nested_roles import windowed
+from tests.codegen.triton.test_nested_specialization import windowed
 from tests.tools.emulator.recorded import Launched, changed, normal, record, with_instead, without
 
 ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))

@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from fusec.errors import InternalError
 from fusec.runtime.race import autotune
-from fusec.runtime.race.autotune import Lap, Runnable, Verdict, Way, race
+from fusec.runtime.race.autotune import Candidate, Lap, Runnable, Verdict, race
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ class Track:
         run: Runnable = right,
         build: float = 0.0,
         fails: Exception | None = None,
-    ) -> Way:
+    ) -> Candidate:
         """A way whose calls take these times in turn, the first of them being the check's."""
         turns = itertools.cycle(times)
 
@@ -86,9 +86,9 @@ class Track:
                 raise fails
             return call
 
-        return Way(name, prepare)
+        return Candidate(name, prepare)
 
-    def race(self, *ways: Way, budget_s: float = 1.0, **more: Any) -> Verdict:
+    def race(self, *ways: Candidate, budget_s: float = 1.0, **more: Any) -> Verdict:
         more = {"reference": "library", **more}
         return race(
             ways, make_inputs, budget_s=budget_s, device=CPU, clock=self.clock, timer=self.timer,
@@ -444,7 +444,7 @@ def test_ways_run_without_the_autocast_of_the_caller(track: Track) -> None:
 
 
 def test_the_real_stopwatch_takes_part(track: Track) -> None:
-    ways = [Way("library", lambda: right), Way("fused", lambda: right)]
+    ways = [Candidate("library", lambda: right), Candidate("fused", lambda: right)]
     verdict = race(ways, make_inputs, reference="library", budget_s=5.0, device=CPU)
     assert all(lap.us is not None and lap.us > 0 for lap in verdict.laps)
 

@@ -124,7 +124,7 @@ MEMORY = {
     "a sum of columns": Program(lambda x: x.float().sum(0), [row(0, 70, 40)], "columnwise"),
     "a split sum of columns": Program(lambda x: x.float().sum(0), [row(0, 3000, 40)],
         r"columnwise.*\n.*columnwise"),
-    "a bundle": Program(steps, [row(n, *shape, dtype=dtype) for n, shape in
+    "a foreach kernel": Program(steps, [row(n, *shape, dtype=dtype) for n, shape in
         enumerate([(100, 30), (77,), (8, 8, 8)]) for dtype in (F32, BF16)], "pointwise"),
 }  # fmt: skip
 """Kernels without products, whose schedules offer one plan each."""

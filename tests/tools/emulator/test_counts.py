@@ -22,8 +22,8 @@ VERSION = "3.7.1"
 NAMES = (
     "gelu and bias", "a transpose", "dropout", "embedding", "layer norm", "a long layer norm",
     "softmax", "softmax of long rows", "cross-entropy of long rows", "group norm",
-    "a split sum of columns", "a bundle", "linear and GELU", "linear of few rows", "GEMV", "swiglu",
-    "causal attention", "causal attention of wide heads", "decoding",
+    "a split sum of columns", "a foreach kernel", "linear and GELU", "linear of few rows", "GEMV",
+    "swiglu", "causal attention", "causal attention of wide heads", "decoding",
 )  # fmt: skip
 COLUMNS = [field.name for field in fields(Counts)]
 TRAFFIC = slice(1, COLUMNS.index("floats"))

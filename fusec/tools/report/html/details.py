@@ -23,7 +23,7 @@ from fusec.tools.report.terminal import format_bytes, format_seconds, in_units
 SHOWN_NAMES = 12
 KINDS = {
     "kernel": "kernel of fusec",
-    "bundle": "one launch of many alike kernels",
+    "foreach": "one launch of many alike kernels",
     "library": "eager kernel",
 }
 

@@ -20,7 +20,7 @@ from fusec.frontend.modules import module_kinds
 from fusec.ir import text
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Bundle, Extern, Kernel
+from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.names import operation_words
 from fusec.passes.schedule.plan import print_plan
 from fusec.tools.report.breaks import Break, Recompile
@@ -73,7 +73,7 @@ class Box:
     """Alike launches of fusec's, drawn as one.
 
     Attributes:
-        kind: "kernel", "bundle", or "library" for an eager kernel.
+        kind: "kernel", "foreach", or "library" for an eager kernel.
         names: of all of them.
         module: layers folded.
         bytes, operations: of one launch; ``floor_us`` is the time that memory needs for the bytes.
@@ -380,8 +380,8 @@ def _kind(step: DrawnStep) -> str:
     match step.step:
         case Kernel():
             return "kernel"
-        case Bundle():
-            return "bundle"
+        case ForeachKernel():
+            return "foreach"
         case Extern():
             return "library"
 

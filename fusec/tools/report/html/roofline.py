@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Expr, Reduce, postorder
-from fusec.ir.graph import Bundle, Extern, Kernel
+from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.passes.fusion.cost import count, kernel_operations, price, price_call
 from fusec.passes.machine import Machine
 from fusec.tools.report.html.steps import Launched
@@ -63,12 +63,12 @@ def cost_of(step: Launched, machine: Machine) -> Cost:
         case Kernel():
             products = multiply_adds(store.expr for store in step.stores)
             return Cost(kernel_operations(step) + 2 * products, price(step, machine).us)
-        case Bundle():
+        case ForeachKernel():
             costs = [cost_of(kernel, machine) for kernel in step.kernels]
             spared = (len(costs) - 1) * machine.launch_us
             return Cost(sum(c.operations for c in costs), sum(c.us for c in costs) - spared)
         case Extern():
-            products = multiply_adds(line.expr for line in step.meaning)
+            products = multiply_adds(line.expr for line in step.decomposition)
             return Cost(2 * products, price_call(step, machine).us)
 
 

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from fusec.frontend.origin import module_path
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
-    Bundle,
     Extern,
+    ForeachKernel,
     Kernel,
     RowLoop,
     Schedule,
@@ -25,7 +25,7 @@ from fusec.tools.report.explanation import modules_of
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import step_bytes
 
-Launched: TypeAlias = "Kernel | Bundle | Extern"
+Launched: TypeAlias = "Kernel | ForeachKernel | Extern"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class DrawnStep:
         match self.step:
             case Extern():
                 return self.step.node
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 return self.step.name
 
     @property
@@ -69,7 +69,7 @@ class DrawnStep:
         match self.step:
             case Extern():
                 return self.step.reason
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 return ""
 
     @property
@@ -78,7 +78,7 @@ class DrawnStep:
         match self.step:
             case Extern():
                 return (self.step.title,)
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 return operation_words(self.step.origin.ops)
 
     @property
@@ -87,7 +87,7 @@ class DrawnStep:
         match self.step:
             case Extern():
                 return frozenset(b.name for b in self.step.writes)
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 made = [b for kernel in self.step.kernels for b in kernel.defs]
                 return frozenset(b.name for b in (*made, *self.step.writes))
 
@@ -117,7 +117,7 @@ class _Walk:
                 case RowLoop():
                     self.enter(step)
                     yield from self.take(step.schedule, step)
-                case Kernel() | Bundle():
+                case Kernel() | ForeachKernel():
                     yield self.drawn(step, loop)
                 case Extern() if step.is_launch:
                     yield self.drawn(step, loop)
@@ -154,7 +154,7 @@ class _Walk:
             case Extern():
                 own = self.modules.get(step.node, "")
                 return "", own, (own,) if own else ()
-            case Kernel() | Bundle():
+            case Kernel() | ForeachKernel():
                 names = [b.name for b in step.writes]
                 names += [b.name for kernel in step.kernels for b in kernel.defs]
                 every = dict.fromkeys(self.modules.get(name, "") for name in names)

@@ -25,7 +25,7 @@ GRAPHS = (
 )
 DESCRIBED = ("product by descriptors", "dynamic product", "attention")
 ROLES = ("product with roles", "attention with roles")
-BUNDLES = ("autocast", "optimizer")
+FOREACH = ("autocast", "optimizer")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return cases
 
 
-def is_bundle(function: str) -> bool:
+def is_foreach(function: str) -> bool:
     return re.fullmatch(r"\w+_b\d+", function) is not None
 
 
@@ -93,19 +93,19 @@ def test_kernels_of_a_family_pass_their_numbers(report: dict[str, Any]) -> None:
     assert [one["parameters"][-3] for one in launches] == ["01000000", "02000000", "03000000"]
 
 
-@pytest.mark.parametrize("name", BUNDLES)
-def test_a_bundle_waits_for_its_first_call_alone(report: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", FOREACH)
+def test_a_foreach_kernel_waits_for_its_first_call_alone(report: dict[str, Any], name: str) -> None:
     """Sizes and places of each table are copied once; addresses are not."""
     case = report[name]
-    bundles = {one["name"] for one in case["calls"] if is_bundle(one["name"])}
-    assert len(of(case, "waits")) == 2 * len(bundles) > 0
+    launches = {one["name"] for one in case["calls"] if is_foreach(one["name"])}
+    assert len(of(case, "waits")) == 2 * len(launches) > 0
     assert not of(case, "refused")
 
 
-@pytest.mark.parametrize("name", BUNDLES)
+@pytest.mark.parametrize("name", FOREACH)
 def test_a_recording_fills_the_tables_that_it_reads(report: dict[str, Any], name: str) -> None:
     found = [one for one in of(report[name], "launch") if one["captured"]]
-    tables = [n for n, one in enumerate(found) if is_bundle(one["launch"])]
+    tables = [n for n, one in enumerate(found) if is_foreach(one["launch"])]
     assert tables
     for n in tables:
         assert found[n - 1]["launch"] == "store_addresses"

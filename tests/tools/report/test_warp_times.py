@@ -16,7 +16,7 @@ from fusec.ir.program import Program
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.plan import Plan
 from fusec.tools.report.expectation import H100, H200, Expectation, Work
-from fusec.tools.report.role_times import expect_roles, multiplied_by_tiles
+from fusec.tools.report.warp_times import expect_roles, multiplied_by_tiles
 from fusec.tools.static_checks import Section
 from tests.codegen.test_contraction_static import offered, staged, tensors
 from tests.tools.report import test_expectation

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from fusec.driver.calling import NoConvention, convention_of
+from fusec.driver.aot_metadata import NoConvention, convention_of
 from fusec.runtime.calls.convention import Convention, Tangent
 from fusec.torch_interior import TracingContext, aot_autograd
 from tests.support import TORCH, values

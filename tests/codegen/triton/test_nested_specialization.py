@@ -11,15 +11,15 @@ import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton.form import Form, by_pointers, form_of, verify_form
-from fusec.codegen.triton.nested_roles import split_nested
-from fusec.codegen.triton.roles import print_split
+from fusec.codegen.triton.nested_specialization import split_nested
+from fusec.codegen.triton.warp_specialization import print_split
 from fusec.ir.expr import Dot, Load, Op, Var
 from fusec.ir.program import Await, Fill, For, Let, Statement, Take, Update, statements
 from fusec.options import Options
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
 from tests.codegen.triton.test_descriptors import tensors
-from tests.codegen.triton.test_roles import form, program_of
+from tests.codegen.triton.test_warp_specialization import form, program_of
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

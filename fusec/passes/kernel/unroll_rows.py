@@ -55,7 +55,7 @@ def worthwhile(product: Streamed, machine: Machine) -> bool:
     return fits and product.itemsize == 4
 
 
-def streams_rows(kernel: Kernel, machine: Machine) -> bool:
+def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel of products of few rows, of which one point's sums fit registers."""
     return bool(_columns(kernel, machine))
 
@@ -69,7 +69,7 @@ def computes_rows(kernel: Kernel, machine: Machine) -> bool:
     return any(p.few is not _loaded(p) for p in _products(kernel, machine))
 
 
-def stream_rows(kernel: Kernel, machine: Machine) -> Kernel:
+def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
     """Return the kernel with rows, and some columns, of its products as values of one point."""
     columns = _columns(kernel, machine)
     if not columns:
@@ -148,7 +148,7 @@ def _divides(columns: int, extent: Index) -> bool:
 def _products(kernel: Kernel, machine: Machine) -> list[Streamed]:
     """Return the products of few rows, if a kernel has no other reductions."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
-    found = [streamed(n, machine.few_rows) for n in sums]
+    found = [streamed(n, machine.skinny_rows) for n in sums]
     ragged = any(a.limit is not None for a in kernel.axes)
     if (
         ragged

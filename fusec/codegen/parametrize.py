@@ -101,7 +101,7 @@ def one_each(programs: Mapping[str, Program]) -> Functions:
     return Functions(programs, programs, {name: FunctionCall(name) for name in programs})
 
 
-def generalise(functions: Functions, multiple: int = 1) -> Functions:
+def parametrize(functions: Functions, multiple: int = 1) -> Functions:
     """Return functions that run all programs whose numbers follow from one.
 
     Args:
@@ -111,7 +111,7 @@ def generalise(functions: Functions, multiple: int = 1) -> Functions:
     for family in _families(functions.functions, multiple):
         first, *others = family
         members = [made[name] for name in family]
-        function, passed = _generalisation(members, list(family.values()))
+        function, passed = _common_form(members, list(family.values()))
         if max(passed) > MAX_SIZE or not _is_verified(function):
             continue
         calls.update((name, FunctionCall(first, n)) for name, n in zip(family, passed, strict=True))
@@ -136,9 +136,9 @@ def _is_verified(function: Program) -> bool:
 
 FUNCTIONS = (
     Stage(
-        "generalise",
-        "programs whose numbers lie on a line run one function",
-        lambda functions, context: generalise(functions, context.target.codegen.multiple),
+        "parametrize",
+        "merge programs that differ in numbers on one line into one function with a parameter",
+        lambda functions, context: parametrize(functions, context.target.codegen.multiple),
         "Functions",
         "Functions",
         needs=("lower",),
@@ -277,7 +277,7 @@ def _direction(one: _Numbers, other: _Numbers) -> _Numbers:
     return tuple(step // by for step in steps) if ahead else ()
 
 
-def _generalisation(
+def _common_form(
     members: list[Program], numbers: list[_Numbers]
 ) -> tuple[Program, tuple[int, ...]]:
     """Return what a family has in common, and what each member passes for n."""
@@ -464,4 +464,4 @@ class _Rebuild:
             case Size():
                 return self.sizes.get(atom) or index(atom)
             case _:
-                raise InternalError(atom, stage="codegen.generalise")
+                raise InternalError(atom, stage="codegen.parametrize")

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.workloads.vision import DenseBlock
-from fusec.frontend.fx_passes.longer_cats import lengthen_cats
+from fusec.frontend.fx_passes.cat_prefixes import lengthen_cats
 from tests.support import check, values
 
 

@@ -61,7 +61,8 @@ class RoleStatements:
         load: those of the warp that copies.
         multiply: those of the warps that multiply.
         copies: those that the program itself does not have.
-        weights: what products read from registers, where there are some (``nested_roles.py``).
+        weights: what products read from registers, where there are some
+        (``codegen/triton/nested_specialization.py``).
     """
 
     load: tuple[Statement, ...]

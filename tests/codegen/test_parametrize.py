@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import fusec
-from fusec.codegen import generalise as generalisation
-from fusec.codegen.generalise import (
+from fusec.codegen.parametrize import (
     FunctionCall,
     Functions,
     describe_call,
-    generalise,
     one_each,
+    parametrize,
     print_entries,
     print_functions,
     verify_functions,
@@ -47,7 +46,7 @@ FAMILY = (scaled("k0", 32, 192), scaled("k1", 32, 320), scaled("k2", 32, 256))
 
 def shared(*programs: Program, multiple: int = 1) -> Functions:
     """Return functions of programs by their names, verified."""
-    functions = generalise(one_each({p.name: p for p in programs}), multiple)
+    functions = parametrize(one_each({p.name: p for p in programs}), multiple)
     verify_functions(functions)
     return functions
 
@@ -81,7 +80,7 @@ def test_what_differs_by_another_factor_is_of_another_family() -> None:
 
 def test_programs_without_two_others_keep_their_numbers() -> None:
     programs = one_each({p.name: p for p in FAMILY[:2]})
-    assert generalise(programs) is programs
+    assert parametrize(programs) is programs
 
 
 def test_programs_with_other_loops_masks_or_statements_stay_apart() -> None:
@@ -189,7 +188,7 @@ def test_what_is_in_range_by_no_proof_keeps_its_number(monkeypatch) -> None:
     def refuses(program: Program) -> None:
         raise InvalidIR("not provably in range")
 
-    monkeypatch.setattr(generalisation, "verify_program", refuses)
+    monkeypatch.setattr("fusec.codegen.parametrize.verify_program", refuses)
     assert len(shared(*FAMILY).functions) == 3
 
 

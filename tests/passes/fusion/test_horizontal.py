@@ -9,12 +9,12 @@ import torch
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import generate
 from fusec.driver.stages import FUSE
-from fusec.ir.graph import Bundle, Kernel
+from fusec.ir.graph import ForeachKernel, Kernel
 from fusec.ir.interp.graph import run_schedule
 from fusec.ir.interp.program import run_program
 from fusec.ir.text import print_step
 from fusec.ir.verify import verify_schedule
-from fusec.passes.fusion.bundle import LEAST, bundle
+from fusec.passes.fusion.horizontal import LEAST, fuse_horizontally
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.stage import fold
 from tests.frontend.tracing import Captured
@@ -31,7 +31,7 @@ def run_pass(fn, *inputs, target="cpu", extern=copied):
     (graph,) = captured.graphs
     row = find_target(target)
     before = in_place(fold(FUSE, graph, context(row)))
-    after = bundle(before, row.machine)
+    after = fuse_horizontally(before, row.machine)
     decisions = after.decisions[len(before.decisions) :]
     verify_schedule(after)
     values = arguments(graph, 0)
@@ -42,8 +42,8 @@ def run_pass(fn, *inputs, target="cpu", extern=copied):
     return after, decisions
 
 
-def bundles(schedule):
-    return [s for s in schedule.steps if isinstance(s, Bundle)]
+def foreach_kernels(schedule):
+    return [s for s in schedule.steps if isinstance(s, ForeachKernel)]
 
 
 def steps(*pairs):
@@ -61,7 +61,7 @@ def tensors(*shapes):
 def test_any_shapes_are_rows_of_one_template():
     shapes = [(16, 3), (32,), (2, 4, 8), (64, 64)]
     after, decisions = run_pass(steps, *tensors(*shapes), *tensors(*shapes))
-    (found,) = bundles(after)
+    (found,) = foreach_kernels(after)
     assert after.steps == (found,)
     assert [sizes for _, sizes in found.rows] == [(48,), (32,), (64,), (4096,)]
     assert [d.reason for d in decisions] == ["4 kernels alike in one launch"]
@@ -70,8 +70,8 @@ def test_any_shapes_are_rows_of_one_template():
 def test_the_printed_form():
     shapes = [(16,), (2, 16), (4, 16)]
     after, _ = run_pass(steps, *tensors(*shapes), *tensors(*shapes))
-    assert print_step(bundles(after)[0]).splitlines() == [
-        "bundle b0 of 3 kernels    grid i:n    inside -",
+    assert print_step(foreach_kernels(after)[0]).splitlines() == [
+        "foreach b0 of 3 kernels    grid i:n    inside -",
         "  arg0_1[i] = arg0_1[i] - (arg1_1[i] * 0.5)",
         "  k0(arg1_1, arg0_1, n=16)",
         "  k1(arg3_1, arg2_1, n=32)",
@@ -82,7 +82,7 @@ def test_the_printed_form():
 def test_sizes_that_are_multiples_of_16_are_apart_from_others():
     shapes = [(16,), (32,), (48,), (17,), (3,), (5,)]
     after, _ = run_pass(steps, *tensors(*shapes), *tensors(*shapes))
-    assert [len(b.kernels) for b in bundles(after)] == [3, 3]
+    assert [len(b.kernels) for b in foreach_kernels(after)] == [3, 3]
 
 
 def test_other_arithmetic_types_or_steps_through_memory_are_not_alike():
@@ -91,14 +91,14 @@ def test_other_arithmetic_types_or_steps_through_memory_are_not_alike():
 
     given = [*tensors((16,), (32,), (48,), (64,)), torch.randn(16).double(), torch.randn(16, 32)]
     after, _ = run_pass(several, *given)
-    (found,) = bundles(after)
+    (found,) = foreach_kernels(after)
     assert [kernel.name for kernel in found.kernels] == ["k0", "k1", "k2"]
 
 
 def test_few_kernels_stay_apart():
     shapes = [(16 * k,) for k in range(1, LEAST)]
     after, decisions = run_pass(steps, *tensors(*shapes), *tensors(*shapes))
-    assert not bundles(after) and not decisions
+    assert not foreach_kernels(after) and not decisions
 
 
 def test_kernels_that_depend_on_each_other_stay_apart():
@@ -106,7 +106,7 @@ def test_kernels_that_depend_on_each_other_stay_apart():
         return [x := (x.sum() + y) for y in others]
 
     after, _ = run_pass(chain, *tensors((8,), (16,), (32,), (48,), (64,)))
-    for found in bundles(after):
+    for found in foreach_kernels(after):
         made = {s.buffer for s in found.stores}
         read = {b for buffers, _ in found.rows for b in buffers} - made
         assert not made & read
@@ -118,7 +118,7 @@ def test_the_program_of_a_template_computes_each_member(target):
     shapes = [(16, 3), (32,), (80, 64)]
     given = [*tensors(*shapes), *tensors(*shapes)]
     after, _ = run_pass(steps, *given, target=target)
-    (found,) = bundles(after)
+    (found,) = foreach_kernels(after)
     program = generate(after, context(find_target(target))).programs[found.name]
     assert program.table
     random = np.random.default_rng(0)
@@ -148,4 +148,4 @@ def test_large_results_that_wait_for_their_readers_are_made_just_before(
         return [torch.sort(2 * t)[0] for t in (x, y, z)]
 
     after, _ = run_pass(sorted_doubles, *tensors(*[(16, columns)] * 3), extern=sort)
-    assert bool(bundles(after)) is together
+    assert bool(foreach_kernels(after)) is together

@@ -1,8 +1,8 @@
 """One launch for kernels that are alike and independent: the parameters of an optimizer's step.
 
-Spec: ``schedule -> schedule``; the same kernels, some of them together in a ``Bundle``. After
-``coalesce`` a pointwise kernel over contiguous tensors has one axis of n elements, whatever their
-shapes, so that the updates of all parameters differ in n and in their buffers alone.
+Spec: ``schedule -> schedule``; the same kernels, some of them together in a ``ForeachKernel``.
+After ``coalesce`` a pointwise kernel over contiguous tensors has one axis of n elements, whatever
+their shapes, so that the updates of all parameters differ in n and in their buffers alone.
 
 Two kernels are alike if they have one canonical form once their axes are replaced by axes whose
 extents are sizes: the *template*, over placeholders for buffers. Kernels are independent if the
@@ -22,7 +22,7 @@ from typing import TypeAlias
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, substitute
-from fusec.ir.graph import Bundle, FlatKernel, Kernel, Schedule, Step, kernel_nodes
+from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, Step, kernel_nodes
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
@@ -32,13 +32,14 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.machine import Machine
 
 LEAST = 3
-"""Members of a bundle at least: its table costs the host about as much as another launch."""
+"""Members of a foreach kernel at least: its table costs the host about as much as another
+launch."""
 
 KernelForm: TypeAlias = tuple[object, ...]
 
 
-def bundle(schedule: Schedule, machine: Machine) -> Schedule:
-    """Return the schedule with alike, independent kernels in bundles."""
+def fuse_horizontally(schedule: Schedule, machine: Machine) -> Schedule:
+    """Return the schedule with alike, independent kernels in foreach kernels."""
     steps = schedule.steps
     dag = dependencies(steps)
     lasting = schedule.graph.returned.union(schedule.graph.inputs)
@@ -49,11 +50,11 @@ def bundle(schedule: Schedule, machine: Machine) -> Schedule:
             continue
         if (kind := _rough_kind(step)) is not None:
             groups.setdefault((length, *kind), []).append(position)
-    made: dict[int, Bundle] = {}
+    made: dict[int, ForeachKernel] = {}
     count = itertools.count()
     for group in groups.values():
         if len(group) >= LEAST:
-            for positions, found in _bundles(steps, group):
+            for positions, found in _foreach_kernels(steps, group):
                 made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
     if not made:
         return schedule
@@ -65,7 +66,7 @@ def bundle(schedule: Schedule, machine: Machine) -> Schedule:
     )
 
 
-def _decision(made: Bundle, machine: Machine) -> Decision:
+def _decision(made: ForeachKernel, machine: Machine) -> Decision:
     first, *others = (k.stores[0].buffer.name for k in made.kernels)
     saved = machine.launch_us * len(others)
     reason = f"{len(made.kernels)} kernels alike in one launch"
@@ -73,7 +74,7 @@ def _decision(made: Bundle, machine: Machine) -> Decision:
 
 
 def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool:
-    """Return True if a kernel makes what its readers would wait for, in memory, in a bundle.
+    """Return True if a kernel makes what its readers would wait for, in memory, in a foreach.
 
     That costs more than a launch where it is written to new pages: what a backward computes again
     just before it is read is as large as what eager saves.
@@ -83,7 +84,7 @@ def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool
 
 
 def _rough_kind(kernel: Kernel) -> KernelForm | None:
-    """Return what alike kernels have in common at first sight; None if a kernel is in no bundle."""
+    """Return a key that kernels of one form share, cheap to compute; None to leave a kernel out."""
     extents = [a.extent for a in kernel.axes]
     extents += [e for s in kernel.stores for e in (*s.buffer.shape, *s.buffer.strides)]
     if kernel.inside or not all(extent.is_constant for extent in extents):
@@ -91,8 +92,10 @@ def _rough_kind(kernel: Kernel) -> KernelForm | None:
     return tuple(store.buffer.dtype for store in kernel.stores)
 
 
-def _bundles(steps: tuple[Step, ...], group: list[int]) -> list[tuple[list[int], Bundle]]:
-    """Return the bundles among some kernels, each with the positions of its members."""
+def _foreach_kernels(
+    steps: tuple[Step, ...], group: list[int]
+) -> list[tuple[list[int], ForeachKernel]]:
+    """Return the foreach kernels among some kernels, each with the positions of its members."""
     flat: dict[int, FlatKernel] = {}
     for position in group:
         step = steps[position]
@@ -154,7 +157,7 @@ class _Member:
 
 def _of_one_class(
     steps: tuple[Step, ...], flat: dict[int, FlatKernel]
-) -> list[tuple[list[int], Bundle]]:
+) -> list[tuple[list[int], ForeachKernel]]:
     rank = len(next(iter(flat.values())).grid)
     most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
     sizes = tuple(Size(f"n{n}" if n else "n", hint) for n, hint in enumerate(most))
@@ -168,16 +171,16 @@ def _of_one_class(
     for rows in alike.values():
         if len(rows) >= LEAST:
             positions = [position for position, _ in rows]
-            found.append((positions, _bundle(steps, flat, rows, sizes)))
+            found.append((positions, _foreach_kernel(steps, flat, rows, sizes)))
     return found
 
 
-def _bundle(
+def _foreach_kernel(
     steps: tuple[Step, ...],
     flat: dict[int, FlatKernel],
     rows: list[tuple[int, _Member]],
     sizes: tuple[Size, ...],
-) -> Bundle:
+) -> ForeachKernel:
     kernels = tuple(k for p, _ in rows if isinstance(k := steps[p], Kernel))
     template, stands = _template(rows[0][1])
     used = template.sizes
@@ -185,7 +188,7 @@ def _bundle(
         p: dict(zip(sizes, (a.extent.const for a in flat[p].grid), strict=True)) for p in flat
     }
     table = tuple((tuple(m.places), tuple(extents[p][s] for s in used)) for p, m in rows)
-    return Bundle("", kernels, template, stands, used, table)
+    return ForeachKernel("", kernels, template, stands, used, table)
 
 
 def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
@@ -220,9 +223,9 @@ def _template(member: _Member) -> tuple[FlatKernel, tuple[Buffer, ...]]:
     return FlatKernel(replace(kernel, stores=stores)), tuple(stands.values())
 
 
-def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, Bundle]) -> tuple[Step, ...]:
-    """Return the steps with each bundle in the place of its members, sorted again."""
-    first: dict[Bundle, int] = {}
+def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, ForeachKernel]) -> tuple[Step, ...]:
+    """Return the steps with each foreach kernel in the place of its members, sorted again."""
+    first: dict[ForeachKernel, int] = {}
     for position, one in sorted(made.items(), key=lambda item: item[0]):
         first.setdefault(one, position)
     place = {p: first[made[p]] if p in made else p for p in range(len(steps))}

@@ -18,8 +18,8 @@ from fusec.ir.graph import Extern, Graph
 from fusec.options import Options
 from fusec.passes.fusion.contract import Choice, FuseGraph, Group, Judge
 from fusec.passes.fusion.libraries import Answer
+from fusec.tools.report.candidates import Pinned, Record, is_way
 from fusec.tools.report.observe import observe
-from fusec.tools.report.ways import Pinned, Record, is_way
 from tests.passes.fusion.test_libraries import product
 
 GROUP = Group(Graph("group", (), (product("c", 4, 6, 8),), ()), frozenset(), ())

@@ -26,7 +26,7 @@ from fusec.ir.monoid import SUM
 from fusec.ir.streamed import Streamed
 from fusec.ir.verify import verify_schedule
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.kernel.stream_rows import stream_rows, streams_rows, worthwhile
+from fusec.passes.kernel.unroll_rows import unroll_rows, unrolls_rows, worthwhile
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import AHEAD, loop_plans
 from tests.ir.graphs import axes, buffer, graph, load, total
@@ -38,7 +38,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @register_backend
-def fusec_few_rows(gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+def fusec_skinny(gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     """The backend with every product in a kernel of its own that can be in one."""
     return backend.fusec(gm, inputs, options={"strict": True, "verify": True, "race": "fused"})
 
@@ -80,7 +80,7 @@ def test_a_point_has_all_rows_and_the_columns_whose_sums_fit_registers(
     rows: int, columns: int, count: int, vector: int, together: int
 ) -> None:
     kernel = unified(linear(rows, columns, count=count))
-    found = stream_rows(kernel, replace(CPU_MACHINE, vector=vector))
+    found = unroll_rows(kernel, replace(CPU_MACHINE, vector=vector))
     assert [a.extent.const for a in found.grid] == [columns // together]
     assert len(found.stores) == rows * together * count
 
@@ -88,7 +88,7 @@ def test_a_point_has_all_rows_and_the_columns_whose_sums_fit_registers(
 @pytest.mark.parametrize(("rows", "columns"), [(1, 6), (3, 8), (8, 61)])
 def test_values_are_what_they_were(rows: int, columns: int) -> None:
     whole = linear(rows, columns, count=2)
-    after = Schedule(whole, (stream_rows(unified(whole), WIDE),))
+    after = Schedule(whole, (unroll_rows(unified(whole), WIDE),))
     verify_schedule(after)
     assert len(after.kernels[0].stores) > 2
     inputs = [numbers(*(n.const for n in b.shape), seed=s) for s, b in enumerate(whole.inputs)]
@@ -103,8 +103,8 @@ def test_values_are_what_they_were(rows: int, columns: int) -> None:
 def test_a_kernel_with_more_rows_than_registers_stays_as_it_is(whole: Graph, vector: int) -> None:
     kernel = unified(whole)
     machine = replace(CPU_MACHINE, vector=vector)
-    assert stream_rows(kernel, machine) is kernel
-    assert not streams_rows(kernel, machine)
+    assert unroll_rows(kernel, machine) is kernel
+    assert not unrolls_rows(kernel, machine)
 
 
 def test_what_reads_a_sum_along_columns_is_another_kernel() -> None:
@@ -154,7 +154,7 @@ def biased(x: Tensor, w: Tensor) -> Tensor:
 
 
 def fused(fn: Callable[..., Any], *inputs: Tensor, **how: Any) -> None:
-    check(fn, *inputs, backend="fusec_few_rows", **how)
+    check(fn, *inputs, backend="fusec_skinny", **how)
 
 
 @pytest.mark.sampled(13)  # a diagonal
@@ -300,7 +300,7 @@ def test_a_point_has_all_rows_and_the_vectors_of_a_panel_whose_sums_fit_register
     whole = panelled(rows, 128, count=count)
     kernel = unified(whole)
     assert accepts_cpu(kernel, machine)
-    found = stream_rows(kernel, machine)
+    found = unroll_rows(kernel, machine)
     assert [a.extent.const for a in found.grid] == grid
     assert len(found.stores) == rows * together * count
     after = Schedule(whole, (found,))
@@ -312,7 +312,7 @@ def test_a_point_has_all_rows_and_the_vectors_of_a_panel_whose_sums_fit_register
 
 @pytest.mark.parametrize(("rows", "count"), [(4, 1), (8, 2)])
 def test_sums_of_panels_stay_in_registers(rows: int, count: int) -> None:
-    kernel = coalesce(stream_rows(unified(panelled(rows, 128, count=count, terms=1024)), WIDE))
+    kernel = coalesce(unroll_rows(unified(panelled(rows, 128, count=count, terms=1024)), WIDE))
     (plan,) = loop_plans(kernel, WIDE)
     source = print_kernel(lower(kernel, plan))
     assert "alignas" not in source  # no private array

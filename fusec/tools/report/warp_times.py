@@ -7,7 +7,8 @@ multiplies waits for no load but the first, and the time of a tile is
 1. of two groups in turn (ping-pong), that of the products, or half of the products and what follows
    them: one group multiplies while the other is at that;
 2. of one group, the products and then what follows them;
-3. where products multiply what others make (``nested_roles.py``), in each iteration its first
+3. where products multiply what others make (``codegen/triton/nested_specialization.py``), in each
+iteration its first
    product, then side by side the other products and what is computed of the first.
 
 Constants are those of ``expectation.py``. Of kernels by others that are built alike it is off by

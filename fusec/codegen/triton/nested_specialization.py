@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.codegen.triton.descriptors import DescriptorCopy
-from fusec.codegen.triton.roles import TENSOR_BYTES, RoleStatements
+from fusec.codegen.triton.warp_specialization import TENSOR_BYTES, RoleStatements
 from fusec.ir.expr import Const, Dot, Expr, Load, Op, Var
 from fusec.ir.index import index
 from fusec.ir.program import (
